@@ -63,23 +63,30 @@ def stop_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) ->
             train_run(config)
 
 
+def make_short(folder: Path, **train: Any) -> RunConfig:
+    """Return a run of 7 steps with checkpoints after 4 and 7."""
+    return make_run(folder, train={"max_steps": 7, "checkpoint_every_steps": 4, **train}, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Losses of a run that has memory enough and is not stopped."""
+    config = make_short(tmp_path_factory.mktemp("whole"))
+    train_run(config)
+    losses = read_losses(config)
+    assert len(losses) == 7
+    return losses
+
+
 def test_a_run_resumes_with_another_micro_batch_and_checkpointing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_run(tmp_path, name="whole", **QUIET)
-    train_run(whole)
-
-    def make(**train: Any) -> RunConfig:
-        return make_run(
-            tmp_path, name="changed", train={"checkpoint_every_steps": 4, **train}, **QUIET
-        )
-
-    stop_after(5, make(micro_batch_size=8), monkeypatch)
-    train_run(make(micro_batch_size=2, activation_checkpointing="full"))
-    assert len(read_losses(whole)) > 6
+    stop_after(5, make_short(tmp_path, micro_batch_size=8), monkeypatch)
+    config = make_short(tmp_path, micro_batch_size=2, activation_checkpointing="full")
+    train_run(config)
     # fp32 sums in another order, and AdamW's division by small second moments.
-    np.testing.assert_allclose(read_losses(make()), read_losses(whole), rtol=2e-4)
-    stored = read_train(tmp_path / "runs" / "changed")
+    np.testing.assert_allclose(read_losses(config), whole, rtol=2e-4)
+    stored = read_train(tmp_path / "runs" / "run")
     assert (stored["micro_batch_size"], stored["activation_checkpointing"]) == (2, "full")
 
 
@@ -108,20 +115,19 @@ def limit_rows(monkeypatch: pytest.MonkeyPatch, most: int, *, from_step: int = 1
 @pytest.mark.parametrize("from_step", [1, 2])
 def test_one_process_starts_again_with_half(
     tmp_path: Path,
+    whole: list[float],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     from_step: int,
 ) -> None:
     """In the second step too, whose forward pass is the first beside AdamW's moments."""
-    whole = make_run(tmp_path, name="whole", **QUIET)
-    train_run(whole)
     seen = limit_rows(monkeypatch, 4, from_step=from_step)
-    config = make_run(tmp_path, name="halved", **QUIET)
+    config = make_short(tmp_path)
     train_run(config)
     assert seen[: from_step + 1] == [*[8] * from_step, 4]
     assert max(seen[from_step:]) == 4
-    np.testing.assert_allclose(read_losses(config), read_losses(whole), rtol=2e-4)
-    assert read_train(tmp_path / "runs" / "halved")["micro_batch_size"] == 4
+    np.testing.assert_allclose(read_losses(config), whole, rtol=2e-4)
+    assert read_train(tmp_path / "runs" / "run")["micro_batch_size"] == 4
     message = " ".join(capsys.readouterr().err.split())
     assert "'train.micro_batch_size' must be 4 or less. Training starts again with that" in message
 

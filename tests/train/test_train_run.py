@@ -212,7 +212,7 @@ def test_heldout_loss_equals_transformers_own(finished: RunConfig) -> None:
 
 # -- interruption ---------------------------------------------------------------------------------
 
-_STOP_STEP = 17
+_STOP_STEP = 10
 """Between two checkpoints, before the last."""
 
 
@@ -272,12 +272,12 @@ def kill_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def long_run(folder: Path, name: str) -> RunConfig:
-    """27 steps, checkpoints after 7, 14, 21 and the last."""
+    """14 steps, checkpoints after 4, 8, 12 and the last."""
     return make_run(
         folder,
         name=name,
         mitigations=[{"name": "goldfish", "k": 3, "mode": "random"}],
-        train={"epochs": 4, "checkpoint_every_steps": 7, "keep_checkpoints": 2},
+        train={"epochs": 4, "max_steps": 14, "checkpoint_every_steps": 4, "keep_checkpoints": 2},
         audit={"enabled": False},
     )
 
@@ -329,7 +329,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     kill_after(_STOP_STEP, config, monkeypatch)
     run = Path(config.output_dir) / config.name
     newest = max((run / "checkpoints").glob("step-*"))
-    assert newest.name == "step-00000014"
+    assert newest.name == "step-00000008"
     shard = next(newest.glob("*.distcp"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -359,7 +359,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         train_run(config)
     checkpoints = Path(config.output_dir) / config.name / "checkpoints"
     assert [path.name for path in sorted(checkpoints.iterdir())] == [
-        "step-00000007", "step-00000014",
+        "step-00000004", "step-00000008",
     ]  # fmt: skip
     monkeypatch.undo()
     train_run(config)
