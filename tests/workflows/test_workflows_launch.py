@@ -4,7 +4,9 @@ import fcntl
 import json
 import os
 import pty
+import runpy
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 from cli_examples import run_cli, write_run
+from ranks import RankPool
 
 from memguard.workflows import launch as launch_module
 
@@ -200,20 +203,25 @@ def test_ranks_save_when_the_launcher_is_killed(start: Start, tmp_path: Path) ->
 # -- torchrun and the command line ----------------------------------------------------------------
 
 
-def test_under_torchrun_each_rank_speaks_for_itself(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(PROGRAM), "raise_beside_a_barrier", str(tmp_path)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ended.returncode != 0
-    assert "[rank 1] memguard: no layer 7\n" in ended.stderr
-    assert "this is a mistake" not in ended.stderr
+def be_rank_of_torchrun(rank: int, port: int, folder: Path) -> None:
+    """In a process of its own, with the variables that torchrun gives it."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ.update(meeting, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    os.dup2(os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+    sys.argv = [str(PROGRAM), "raise_beside_a_barrier", str(folder)]
+    runpy.run_path(str(PROGRAM), run_name="__main__")
+
+
+def test_under_torchrun_each_rank_speaks_for_itself(ranks: RankPool, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    children = [ranks.start(be_rank_of_torchrun, rank, port, tmp_path) for rank in (0, 1)]
+    for child in children:
+        child.join(timeout=60)
+    assert children[0].exitcode not in (0, None)
+    assert children[1].exitcode == 3
+    assert (tmp_path / "said-1").read_text().endswith("[rank 1] memguard: no layer 7\n")
+    assert "this is a bug" not in (tmp_path / "said-0").read_text()
 
 
 def test_processes_are_started_by_one_of_them(
