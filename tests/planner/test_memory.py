@@ -316,7 +316,7 @@ def total(sizes: ModelSizes, mesh: MeshShape, step: StepSettings, seq_len: int =
     return estimate_memory(sizes, mesh, step, seq_len=seq_len).peak.total
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(draw_sizes(), draw_meshes(), draw_steps(), st.integers(1, 5000))
 def test_larger_inputs_need_no_less_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings, more: int
@@ -331,7 +331,7 @@ def test_larger_inputs_need_no_less_memory(
     assert least <= total(sizes, mesh, replace(step, reshard_after_forward=False))
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(draw_sizes(), draw_meshes(), draw_steps())
 def test_sharding_over_more_ranks_needs_no_more_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings
@@ -341,7 +341,7 @@ def test_sharding_over_more_ranks_needs_no_more_memory(
     assert total(sizes, replace(mesh, z=2 * mesh.z), step) <= total(sizes, mesh, step)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(draw_sizes(), draw_meshes(), draw_steps())
 def test_recomputing_more_needs_no_more_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings
@@ -360,7 +360,7 @@ def test_recomputing_more_needs_no_more_memory(
     # Over y what matmuls give is kept before and after its all-reduce: no less than everything.
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(draw_sizes(), draw_meshes(), draw_steps())
 def test_the_peak_is_the_sum_of_its_kinds_and_contains_stored_memory(
     sizes: ModelSizes, mesh: MeshShape, step: StepSettings

@@ -87,9 +87,9 @@ def make(folder: Path, model: Path, *, name: str, mesh: dict[str, int]) -> RunCo
 
 
 def train(config: RunConfig) -> None:
-    """On a rank. BitNet's arithmetic is compiled by transformers, which takes a minute here."""
-    torch.compiler.set_stance("force_eager")
-    train_run(config)
+    # BitNet's arithmetic is compiled by transformers, which takes a minute here.
+    with torch.compiler.set_stance("force_eager"):
+        train_run(config)
 
 
 def check_run(ranks: RankPool, folder: Path, model: Path, mesh: dict[str, int]) -> RunConfig:
@@ -98,7 +98,7 @@ def check_run(ranks: RankPool, folder: Path, model: Path, mesh: dict[str, int]) 
         make(folder, model, name="-".join((model.name, *degrees)), mesh=degrees)
         for degrees in ({}, mesh)
     )
-    ranks(train, 1, alone)
+    train(alone)
     ranks(train, torch.Size(mesh.values()).numel(), sharded, timeout_s=250)
     # fp32: sums in another order, magnified by AdamW.
     np.testing.assert_allclose(curve(sharded), curve(alone), rtol=2e-4)
