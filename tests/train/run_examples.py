@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
+from memguard.train.metrics import StepMetrics
+from memguard.train.trainer import Trainer
+from memguard.workflows.train import train_run
 
 
 def write_documents(path: Path, count: int = 60, *, words: int = 40, seed: int = 0) -> Path:
@@ -48,3 +52,23 @@ def copy_run(config: RunConfig, folder: Path) -> RunConfig:
     copied = config.model_copy(update={"output_dir": str(folder / "runs")})
     shutil.copytree(Path(config.output_dir) / config.name, Path(copied.output_dir) / config.name)
     return copied
+
+
+class Killed(Exception):
+    """Ends a run as SIGKILL does."""
+
+
+def kill_after(step: int, config: RunConfig) -> None:
+    """Train in this process, and end as SIGKILL does: after that step nothing is saved."""
+    original = Trainer._timed_step
+
+    def timed_step(self: Trainer) -> StepMetrics:
+        line = original(self)
+        if line.step == step:
+            raise Killed
+        return line
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_timed_step", timed_step)
+        with pytest.raises(Killed):
+            train_run(config)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_examples import copy_run, make_run
+from run_examples import Killed, copy_run, kill_after, make_run
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
@@ -29,10 +29,6 @@ from memguard.workflows.train import prepare_run, train_run
 GOLDFISH = [{"name": "goldfish", "k": 3, "mode": "random"}]
 
 
-class Killed(Exception):
-    pass
-
-
 def make(folder: Path, **changes: Any) -> RunConfig:
     """Return a run of 9 steps with checkpoints after 4, 8 and 9."""
     values = {
@@ -47,22 +43,6 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.output_dir) / config.name
 
 
-def kill_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End a run as SIGKILL does: nothing is saved."""
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            raise Killed
-        return line
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(Killed):
-            train_run(config)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """A run that nothing has interrupted."""
@@ -75,8 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """The same run, killed after its second checkpoint and a step beyond."""
     config = make(tmp_path_factory.mktemp("killed"))
-    with pytest.MonkeyPatch.context() as patch:
-        kill_after(9, config, patch)
+    kill_after(9, config)
     return config
 
 
@@ -172,11 +151,9 @@ def test_a_damaged_file_is_told_and_changes_nothing(
     assert_ends_like(config, whole)
 
 
-def test_documents_that_changed_are_not_prepared_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_changed_are_not_prepared_again(tmp_path: Path) -> None:
     config = make(tmp_path)
-    kill_after(5, config, monkeypatch)
+    kill_after(5, config)
     flip(run_folder(config) / "prepared" / "input_ids.npy")
     source = tmp_path / "documents.jsonl"
     source.write_text(source.read_text().replace("doc-5", "doc-500"))
@@ -184,11 +161,9 @@ def test_documents_that_changed_are_not_prepared_again(
         train_run(config)
 
 
-def test_documents_are_known_again_where_their_summary_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_are_known_again_where_their_summary_is_lost(tmp_path: Path) -> None:
     config = make(tmp_path)
-    kill_after(5, config, monkeypatch)
+    kill_after(5, config)
     prepared = run_folder(config) / "prepared"
     shutil.rmtree(prepared)
     source = tmp_path / "documents.jsonl"

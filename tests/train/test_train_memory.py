@@ -13,7 +13,7 @@ import pytest
 import torch
 from cli_examples import run_cli, write_run
 from ranks import RankPool
-from run_examples import make_run
+from run_examples import kill_after, make_run
 
 from memguard.config import RunConfig, dump_yaml, load_yaml
 from memguard.records.run_files import find_config_damage
@@ -21,7 +21,6 @@ from memguard.runtime import detect_runtime
 from memguard.train import trainer as trainer_module
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.step import TrainStep
-from memguard.train.trainer import Trainer
 from memguard.workflows import launch as launch_module
 from memguard.workflows import train as train_module
 from memguard.workflows.launch import HALVE_MICRO_BATCH
@@ -44,25 +43,6 @@ def read_train(folder: Path) -> dict[str, Any]:
     return train
 
 
-class Killed(Exception):
-    pass
-
-
-def stop_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train up to a step whose checkpoint is saved, then end without saving."""
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        if self.totals.step == step:
-            raise Killed
-        return original(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(Killed):
-            train_run(config)
-
-
 def make_short(folder: Path, **train: Any) -> RunConfig:
     """Return a run of 7 steps with checkpoints after 4 and 7."""
     return make_run(folder, train={"max_steps": 7, "checkpoint_every_steps": 4, **train}, **QUIET)
@@ -79,9 +59,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def test_a_run_resumes_with_another_micro_batch_and_checkpointing(
-    tmp_path: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: list[float]
 ) -> None:
-    stop_after(5, make_short(tmp_path, micro_batch_size=8), monkeypatch)
+    kill_after(5, make_short(tmp_path, micro_batch_size=8))
     config = make_short(tmp_path, micro_batch_size=2, activation_checkpointing="full")
     train_run(config)
     # fp32 sums in another order, and AdamW's division by small second moments.

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from ranks import RankPool
-from run_examples import make_run
+from run_examples import kill_after, make_run
 from safetensors.torch import load_file
 
 from memguard.cli import main
@@ -251,26 +251,6 @@ def stop_in_mid_run(ranks: RankPool, config: RunConfig, number: signal.Signals) 
     return child.exitcode, message.read_text()
 
 
-class Killed(Exception):
-    pass
-
-
-def kill_after(step: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train in this process, and end as SIGKILL does: after that step nothing is saved."""
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            raise Killed
-        return line
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(Killed):
-            train_run(config)
-
-
 def long_run(folder: Path, name: str) -> RunConfig:
     """14 steps, checkpoints after 4, 8, 12 and the last."""
     return make_run(
@@ -322,11 +302,10 @@ def assert_same_steps_and_weights(config: RunConfig, uninterrupted: RunConfig) -
 def test_a_damaged_checkpoint_is_passed_over(
     folder: Path,
     uninterrupted: RunConfig,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = long_run(folder, "damaged")
-    kill_after(_STOP_STEP, config, monkeypatch)
+    kill_after(_STOP_STEP, config)
     run = Path(config.output_dir) / config.name
     newest = max((run / "checkpoints").glob("step-*"))
     assert newest.name == "step-00000008"
