@@ -228,17 +228,16 @@ def test_selective_recomputation_on_more_meshes(more: dict[str, Calls]) -> None:
 
 
 def simulate_all(cases: Sequence[Case], num_micro_batches: int) -> list[Calls]:
-    return [simulate(case, num_micro_batches) for case in cases]
-
-
-def simulate(case: Case, num_micro_batches: int) -> Calls:
-    train = TrainConfig(
-        batch_size=case.num_rows * num_micro_batches * case.shape.num_batch_ways,
-        micro_batch_size=case.num_rows,
-        activation_checkpointing="none",
-        nll_chunk_tokens=case.chunk_tokens,
-    )
-    return simulate_step(case.config, case.shape, train=train, seq_len=case.seq_len).calls
+    steps = []
+    for case in cases:
+        train = TrainConfig(
+            batch_size=case.num_rows * num_micro_batches * case.shape.num_batch_ways,
+            micro_batch_size=case.num_rows,
+            activation_checkpointing="none",
+            nll_chunk_tokens=case.chunk_tokens,
+        )
+        steps.append(simulate_step(case.config, case.shape, train=train, seq_len=case.seq_len))
+    return [step.calls for step in steps]
 
 
 def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
