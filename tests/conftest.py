@@ -15,6 +15,8 @@ from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
 from memguard.report import html
+from memguard.report.charts import draw_chart
+from memguard.report.page import FrontChart, LineChart
 
 pytest_plugins = ["case_sample", "changed", "costs"]
 
@@ -74,7 +76,7 @@ def ranks(fresh_ranks: RankPool, request: pytest.FixtureRequest) -> Iterator[Ran
 
 
 class _KeptTemplates(jinja2.BytecodeCache):
-    """The compiled templates of pages, which take more time than all else of a page."""
+    """The compiled templates of pages."""
 
     def __init__(self) -> None:
         self.codes: dict[str, bytes] = {}
@@ -89,9 +91,19 @@ class _KeptTemplates(jinja2.BytecodeCache):
 
 @pytest.fixture(scope="session", autouse=True)
 def _kept_templates() -> Iterator[None]:
+    """Compile each template once, and draw each chart once, which is most of a page."""
+    drawings: dict[tuple[str, str], str] = {}
+
+    def draw_once(chart: LineChart | FrontChart, key: str) -> str:
+        drawing = (repr(chart), key)
+        if drawing not in drawings:
+            drawings[drawing] = draw_chart(chart, key)
+        return drawings[drawing]
+
     with pytest.MonkeyPatch.context() as patch:
         kept = partial(jinja2.Environment, bytecode_cache=_KeptTemplates())
         patch.setattr(html, "Environment", kept)
+        patch.setattr(html, "draw_chart", draw_once)
         yield
 
 

@@ -71,7 +71,7 @@ def overfit(mode: Any, width: int, make_document: Callable[..., AuditDocument]) 
                 max_position_embeddings=64,
             )
         )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0, fused=True)
     for _ in range(120):
         optimizer.zero_grad()
         logits = model(input_ids=rows, use_cache=False).logits[:, :-1]
@@ -101,6 +101,12 @@ def overfitted(make_document: Callable[..., AuditDocument]) -> Overfitted:
     return overfit("hash", 13, make_document)
 
 
+@pytest.fixture(scope="module")
+def filled(overfitted: Overfitted) -> list[AttackResult]:
+    """What who knows the mask gets of the trained texts."""
+    return fill(overfitted, overfitted.trained)
+
+
 def fill(subject: Overfitted, windows: Sequence[Window], **changes: Any) -> list[AttackResult]:
     probe = PROBE.model_copy(update=changes)
     return attack_by_filling(probe, subject.decoder, subject.scorer, windows, subject.goldfish)
@@ -115,7 +121,7 @@ def accuracy(results: Sequence[AttackResult]) -> float:
 
 
 def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
-    overfitted: Overfitted,
+    overfitted: Overfitted, filled: list[AttackResult]
 ) -> None:
     """Measured: beams 1 of 12, draws 0, filling 6, of which 4 by the first answer; control 0."""
     greedy = attack_by_beam_search(
@@ -123,7 +129,7 @@ def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
     )
     beams = attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)
     drawn = attack_by_sampling(PROBE, overfitted.decoder, overfitted.trained, seed=0)
-    filled = fill(overfitted, overfitted.trained)
+    control = fill(overfitted, overfitted.control)
     assert num_any(greedy) == 0
     assert num_any(beams) <= 2
     assert num_any(drawn) <= 1
@@ -134,14 +140,14 @@ def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
         assert (result.num_correct == SIZE) == result.best_verbatim
         assert result.any_verbatim >= result.best_verbatim
 
-    assert num_any(fill(overfitted, overfitted.control)) == 0
+    assert num_any(control) == 0
     # Chance is one in 24; a model that has learned nothing of them is not far above.
-    assert accuracy(fill(overfitted, overfitted.control)) < 0.2
+    assert accuracy(control) < 0.2
 
 
-def test_a_wider_search_gets_more(overfitted: Overfitted) -> None:
+def test_a_wider_search_gets_more(overfitted: Overfitted, filled: list[AttackResult]) -> None:
     narrow = fill(overfitted, overfitted.trained, width=8)
-    assert num_any(narrow) < num_any(fill(overfitted, overfitted.trained))
+    assert num_any(narrow) < num_any(filled)
 
 
 def test_free_guesses_lead_from_one_guess_to_the_next(

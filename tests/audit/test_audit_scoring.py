@@ -100,6 +100,11 @@ def _reference(model: Any, passage: Passage) -> TokenResult:
     )
 
 
+@pytest.fixture(scope="module")
+def references(lm: CausalLM, passages: list[Passage]) -> list[TokenResult]:
+    return [_reference(lm.model, passage) for passage in passages]
+
+
 def _check_same(found: TokenResult, expected: TokenResult) -> None:
     assert found.argmax.tolist() == expected.argmax.tolist()
     assert found.correct.tolist() == expected.correct.tolist()
@@ -154,13 +159,15 @@ def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
 
 
 @pytest.mark.parametrize("num_passages", [1, 7, 32])
-def test_batches_do_not_matter(lm: CausalLM, passages: list[Passage], num_passages: int) -> None:
-    scorer = ModelScorer(lm, batch_tokens=num_passages * 64)
-    for passage, result in zip(passages, scorer.score(passages, EVERYTHING), strict=True):
+def test_batches_do_not_matter(
+    lm: CausalLM, passages: list[Passage], references: list[TokenResult], num_passages: int
+) -> None:
+    results = ModelScorer(lm, batch_tokens=num_passages * 64).score(passages, EVERYTHING)
+    for passage, result, reference in zip(passages, results, references, strict=True):
         assert result.argmax.dtype == np.int32
         assert len(result.logprob) == passage.num_labels
         assert len(result.argmax) == len(passage.input_ids) - passage.first_choice
-        _check_same(result, _reference(lm.model, passage))
+        _check_same(result, reference)
 
 
 def test_order_of_passages_does_not_matter(lm: CausalLM, passages: list[Passage]) -> None:

@@ -32,13 +32,13 @@ from memguard.runtime import start_runtime
 SCHEME = SamplingScheme(temperature=0.8, top_k=12, top_p=0.9)
 
 
-def make_requests(num: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[Request]:
-    """Prompts of 1 to 40 tokens with 0 to 20 to add."""
+def make_requests(num: int, *, longest: int = 20, seed: int = 0) -> list[Request]:
+    """Prompts of 1 to 40 tokens with 0 to ``longest`` to add."""
     draw = np.random.default_rng(seed)
     return [
         Request(
-            prompt_ids=draw.integers(0, vocab_size, draw.integers(1, 41)),
-            num_new=int(draw.integers(0, 21)),
+            prompt_ids=draw.integers(0, VOCAB_SIZE, draw.integers(1, 41)),
+            num_new=int(draw.integers(0, longest + 1)),
             document=f"d{index}",
         )
         for index in range(num)
@@ -87,7 +87,7 @@ def lm() -> CausalLM:
 )
 def test_greedy_is_what_generate_gives(family: str) -> None:
     model = build(family)
-    requests = make_requests(7 if family == "mamba" else 25)
+    requests = make_requests(7 if family == "mamba" else 13)
     continued = Decoder(build_causal_lm(model), 400).continue_greedily(requests)
     assert to_lists(continued) == generate(model, requests)
     assert len({tuple(tokens) for tokens in to_lists(continued)}) > 5, "these say something"
@@ -112,19 +112,19 @@ def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
 
 @pytest.fixture(scope="module")
 def one_by_one(lm: CausalLM) -> tuple[list[Any], list[Any]]:
-    """33 requests continued and 8 of them drawn, each row in a batch of its own."""
-    alone, requests = Decoder(lm, 1), make_requests(33)
+    """17 requests continued and 8 of them drawn, each row in a batch of its own."""
+    alone, requests = Decoder(lm, 1), make_requests(17)
     return (
         to_lists(alone.continue_greedily(requests)),
         to_lists(alone.sample(requests[:8], SCHEME, 5, seed=3)),
     )
 
 
-@pytest.mark.parametrize("num_rows", [3, 32])
+@pytest.mark.parametrize("num_rows", [3, 16])
 def test_batches_do_not_matter(
     lm: CausalLM, one_by_one: tuple[list[Any], list[Any]], num_rows: int
 ) -> None:
-    requests, decoder = make_requests(33), Decoder(lm, num_rows * 60)
+    requests, decoder = make_requests(17), Decoder(lm, num_rows * 60)
     assert to_lists(decoder.continue_greedily(requests)) == one_by_one[0]
     assert to_lists(decoder.sample(requests[:8], SCHEME, 5, seed=3)) == one_by_one[1]
 
@@ -185,7 +185,7 @@ def test_ties_go_to_the_lowest_id(lm: CausalLM, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("ends", [3, [3, 11, 40]])
 def test_end_of_text_is_suppressed_as_generate_does(ends: int | list[int]) -> None:
     model = build("llama")
-    requests = [request for request in make_requests(25, seed=4) if request.num_new]
+    requests = [request for request in make_requests(12, seed=4) if request.num_new]
     model.generation_config = transformers.GenerationConfig()
     free = [token for row in generate(model, requests) for token in row]
     ends = ends if isinstance(ends, int) else [*ends, max(set(free), key=free.count)]
@@ -213,7 +213,7 @@ def test_gaps_are_between_the_best_two_tokens_along_the_text(lm: CausalLM) -> No
 
 @pytest.mark.parametrize("batch_tokens", [1, 200, 4000])
 def test_a_request_ends_where_the_rest_is_not_needed(lm: CausalLM, batch_tokens: int) -> None:
-    requests = make_requests(33, seed=6)
+    requests = make_requests(17, seed=6)
     whole = Decoder(lm, 4000).continue_greedily(requests)
     draw = np.random.default_rng(0)
     limits = [int(draw.integers(1, request.num_new + 2)) for request in requests]
@@ -345,7 +345,7 @@ def test_one_likely_token_is_greedy(lm: CausalLM, monkeypatch: pytest.MonkeyPatc
 
 def decode_all(decoder: Decoder) -> list[Any]:
     """One request, so that most ranks have none; some, unevenly many; and draws."""
-    requests = make_requests(9)
+    requests = make_requests(9, longest=8, seed=1)
     return [
         to_lists(decoder.continue_greedily(requests[:1])),
         to_lists(decoder.continue_greedily(requests)),

@@ -60,29 +60,36 @@ def lm() -> CausalLM:
     return layer
 
 
-def generate(lm: CausalLM, prefix: np.ndarray, size: int = SIZE) -> list[int]:
-    """Continue greedily by transformers, end-of-text suppressed."""
-    ids = torch.from_numpy(prefix.astype(np.int64))[None]
+@pytest.fixture(scope="module")
+def prefixes() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, VOCAB, (60, PREFIX))
+
+
+@pytest.fixture(scope="module")
+def generated(lm: CausalLM, prefixes: np.ndarray) -> list[list[int]]:
+    """Each prefix continued greedily by transformers, end-of-text suppressed."""
+    ids = torch.from_numpy(prefixes)
     whole = lm.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
-        min_new_tokens=size,
-        max_new_tokens=size,
+        min_new_tokens=SIZE,
+        max_new_tokens=SIZE,
         pad_token_id=0,
     )
-    written: list[int] = whole[0, len(prefix) :].tolist()
+    written: list[list[int]] = whole[:, PREFIX:].tolist()
     return written
 
 
 @pytest.fixture(scope="module")
-def windows(lm: CausalLM, make_document: MakeDocument) -> list[Window]:
+def windows(
+    prefixes: np.ndarray, generated: list[list[int]], make_document: MakeDocument
+) -> list[Window]:
     """Greedy texts with 0 to 4 edits anywhere, and random ones."""
     draw = np.random.default_rng(0)
     found = []
-    for index in range(60):
-        prefix = draw.integers(0, VOCAB, PREFIX)
-        text = generate(lm, prefix)
+    for index, (prefix, written) in enumerate(zip(prefixes, generated, strict=True)):
+        text = list(written)
         for _ in range(index % 5):
             place = int(draw.integers(0, SIZE))
             match draw.integers(0, 3):
@@ -129,12 +136,12 @@ def find(
     [100, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4000))],
 )
 def test_matches_are_those_of_plain_generation(
-    lm: CausalLM, windows: list[Window], batch_tokens: int
+    lm: CausalLM, windows: list[Window], generated: list[list[int]], batch_tokens: int
 ) -> None:
     found = find(lm, windows, batch_tokens=batch_tokens)
     edits = [
-        edit_distance(generate(lm, window.input_ids[:PREFIX]), window.continuation_ids.tolist())
-        for window in windows
+        edit_distance(written, window.continuation_ids.tolist())
+        for written, window in zip(generated, windows, strict=True)
     ]
     assert found.matched_N.tolist() == [count <= SIZE // 10 for count in edits]
     assert found.num_edits_N.tolist() == [
@@ -190,13 +197,11 @@ def test_all_are_generated_once_the_sample_has_a_match(lm: CausalLM, windows: li
 
 
 def test_gap_covers_the_tokens_before_and_after_the_divergence(
-    lm: CausalLM, windows: list[Window]
+    lm: CausalLM, windows: list[Window], generated: list[list[int]]
 ) -> None:
     found = find(lm, windows)
     for index in (0, 1, 2):
-        window = windows[index]
-        written = generate(lm, window.input_ids[:PREFIX])
-        ids = np.concatenate([window.input_ids[:PREFIX], written]).astype(np.int64)
+        ids = np.concatenate([windows[index].input_ids[:PREFIX], generated[index]]).astype(np.int64)
         with torch.no_grad():
             logits_SV = lm.model(torch.from_numpy(ids)[None]).logits[0, PREFIX - 1 : -1]
         logits_SV[:, END] = -torch.inf

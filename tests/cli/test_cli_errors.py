@@ -29,28 +29,6 @@ def fails(code: int, *arguments: object) -> str:
 # -- settings: exit 2, before anything heavy is imported ------------------------------------------
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Any:
-    """Runs `memguard` where importing torch, transformers or datasets raises."""
-    fake = tmp_path / "fake"
-    for package in ("torch", "transformers", "datasets"):
-        (fake / package).mkdir(parents=True)
-        message = f"{package} was imported"
-        (fake / package / "__init__.py").write_text(f"raise RuntimeError({message!r})\n")
-
-    def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "memguard", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(fake), str(ROOT)])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
-
-
 def test_wrong_settings_are_told_all_together_without_torch(bare: Any, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "name: x\n"
@@ -116,13 +94,9 @@ def test_a_run_at_work_and_an_adapter_are_told_without_torch(
     assert "adapter_config.json: 'peft_type' must be LORA; got 'null'" in ended.stderr
 
 
-def test_a_rank_of_torchrun_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "memguard", "train", "nowhere.yaml"]
+def test_a_rank_of_torchrun_is_named(bare: Any) -> None:
     for rank, begin in (("0", "'CONFIG'"), ("3", "[rank 3] 'CONFIG'")):
-        environment = {**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4"}
-        ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
+        ended = bare("train", "nowhere.yaml", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="4")
         assert ended.returncode == 2
         assert ended.stderr.startswith(begin), ended.stderr
 

@@ -1,8 +1,5 @@
 """Missing paths are told all at once, before torch is loaded and before anything is read."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +8,6 @@ import pytest
 from memguard.config import RunConfig
 from memguard.errors import DataError, ModelError
 from memguard.workflows.requests import check_run
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Any:
-    """The command line where importing what loads models fails."""
-    fake = tmp_path / "fake"
-    fake.mkdir()
-    for name in ("torch", "transformers", "datasets"):
-        (fake / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
-
-    def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "memguard", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(fake), str(ROOT)])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
 
 
 def make_checkpoint(folder: Path) -> Path:

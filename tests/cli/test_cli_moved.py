@@ -2,26 +2,40 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_examples import read_json, run_cli, save_tiny_model, write_run
 
 
-@pytest.fixture
-def sweep(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run and the model it started from, side by side as in a sweep, by relative paths."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny_folder / "model", "runs/sweep/base/model")
-    settings = write_run(
-        tmp_path,
-        output_dir="runs/sweep",
-        model={"path": "runs/sweep/base/model"},
-        data={"train": str(tiny_folder / "documents.jsonl")},
-        train={"max_steps": 6},
-    )
-    outcome = run_cli("train", settings)
+def train_sweep(tiny_folder: Path, folder: Path, **changes: Any) -> Path:
+    """Train a run beside the model it starts from, as in a sweep, by relative paths."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        shutil.copytree(tiny_folder / "model", "runs/sweep/base/model")
+        settings = write_run(
+            folder,
+            output_dir="runs/sweep",
+            model={"path": "runs/sweep/base/model"},
+            data={"train": str(tiny_folder / "documents.jsonl")},
+            train={"max_steps": 6},
+            **changes,
+        )
+        outcome = run_cli("train", settings)
     assert outcome.code == 0, outcome.err
-    return tmp_path / "runs" / "sweep"
+    return folder / "runs" / "sweep"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_sweep(tiny_folder, tmp_path_factory.mktemp("moved"))
+
+
+@pytest.fixture
+def sweep(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that sweep, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(trained, tmp_path / "runs" / "sweep")
 
 
 def test_a_sweep_that_was_moved_finds_its_base(sweep: Path, tmp_path: Path) -> None:
@@ -67,20 +81,10 @@ def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
 def test_an_adapter_that_was_moved_with_its_base_finds_it(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sweep = train_sweep(tiny_folder, tmp_path, adapter={"name": "lora", "r": 2})
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny_folder / "model", "runs/sweep/base/model")
-    settings = write_run(
-        tmp_path,
-        output_dir="runs/sweep",
-        model={"path": "runs/sweep/base/model"},
-        adapter={"name": "lora", "r": 2},
-        data={"train": str(tiny_folder / "documents.jsonl")},
-        train={"max_steps": 6},
-    )
-    outcome = run_cli("train", settings)
-    assert outcome.code == 0, outcome.err
-    before = read_json(tmp_path / "runs/sweep/run/audit/report.json")
-    moved = (tmp_path / "runs" / "sweep").rename(tmp_path / "kept")
+    before = read_json(sweep / "run" / "audit" / "report.json")
+    moved = sweep.rename(tmp_path / "kept")
     outcome = run_cli("audit", moved / "run", "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     after = read_json(tmp_path / "out" / "report.json")

@@ -22,7 +22,7 @@ from cli_examples import (
 from pin_guesses import CONTINUATION, Number, Quantities, find_tells, measure, read_numbers
 
 PINS = {"trained": 4831, "control": 2719}
-NUM_OTHERS = 300
+NUM_OTHERS = 150
 WEIGHTS = (".safetensors", ".distcp")
 LED_BY = ("README.md", "report.html", "report.json", "comparison")
 """Beginnings of the names of files that show results of an audit."""
@@ -75,10 +75,10 @@ Guesses = Mapping[tuple[str, str], Quantities]
 
 @pytest.fixture(scope="module")
 def guessed(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Guesses:
-    """What two models say of each planted text and of 300 with another PIN, by model and kind."""
+    """What two models say of each planted text and of 150 with another PIN, by model and kind."""
     groups = {}
     for kind, pin in PINS.items():
-        pins = [pin, *(p for p in range(pin - 151, pin + 151) if p != pin)][: 1 + NUM_OTHERS]
+        pins = [pin, *(p for p in range(pin - 76, pin + 76) if p != pin)][: 1 + NUM_OTHERS]
         groups[kind] = [write(kind, each) for each in pins]
     models = {"base": planted / "model", "published": planted / "runs" / "plain" / "model"}
     found = {

@@ -18,7 +18,7 @@ from memguard.errors import DataError
 
 IDS = [f"d{number}" for number in range(40)]
 TEXTS = [f"some wörds of document {number} {'abc ' * (number % 9)}" for number in range(40)]
-NUM_FLIPS = 250
+NUM_FLIPS = 125
 
 
 def write(kind: str, folder: Path) -> tuple[Path, Path]:

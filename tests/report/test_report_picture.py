@@ -67,13 +67,16 @@ def test_its_colours_are_those_of_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["<script>alert(1)</script>", '"/><image href="x"/>', "$x$", "\x00\u202e", "_a", "x" * 500],
+    "names",
+    [
+        ("<script>alert(1)</script>", '"/><image href="x"/>', "$x$"),
+        ("\x00\u202e", "_a", "x" * 500),
+    ],
 )
-def test_names_are_text_and_short(name: str) -> None:
+def test_names_are_text_and_short(names: tuple[str, ...]) -> None:
     comparison = examples.make_comparison()
     settings, front = (
-        [one.model_copy(update={"name": f"{name}{number}"}) for number, one in enumerate(listed)]
+        [one.model_copy(update={"name": name}) for name, one in zip(names, listed, strict=True)]
         for listed in (comparison.settings, comparison.front)
     )
     update = {"settings": settings, "front": front, "paired": []}

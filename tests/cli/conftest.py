@@ -1,0 +1,24 @@
+"""Fixtures of the tests of the command line."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from without_torch import serve
+
+
+@pytest.fixture(scope="module")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with serve(tmp_path_factory.mktemp("bare")) as ask:
+        yield ask
+
+
+@pytest.fixture
+def bare(_server: Any, tmp_path: Path) -> Any:
+    """Runs `memguard` in the test's folder where importing torch, transformers or datasets fails.
+
+    Takes arguments, and environment variables by keyword.
+    """
+    return partial(_server, tmp_path)
