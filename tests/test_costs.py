@@ -41,9 +41,10 @@ def test_child():
     subprocess.run([sys.executable, "-c", code], check=True)
 """
 CONFTEST = """
-import os, pytest
+import os, pytest, ranks
 from ranks import RankPool
 pytest_plugins = ["costs"]
+ranks._PRELOADED[:] = ["torch.distributed"]
 
 @pytest.fixture(scope="session")
 def pool():
@@ -67,6 +68,7 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_a_session_is_measured_and_held_to_its_budget(tmp_path: Path) -> None:
     for name in ("budget.py", "costs.py", "step_count.py", "ranks.py"):
         (tmp_path / name).symlink_to(Path(__file__).with_name(name))
+    (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(SUITE)
     done = run(tmp_path, "-n1", "--costs", "--accept-costs")
