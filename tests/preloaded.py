@@ -7,10 +7,9 @@ the ranks' server: the same command, the same signals, the same exit codes.
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,16 @@ from step_count import count_steps
 
 
 class PreloadedChild:
-    """What memguard's workflows use of `subprocess.Popen`, for `python -m memguard ...`."""
+    """What a sweep uses of `subprocess.Popen`, for `python -m memguard ...`."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        stdout: int | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        said: Path = Path(os.devnull),
-        listener: socket.socket | None = None,
-    ) -> None:
-        """Start it; what it prints goes to ``said``, and ``listener`` is what rank 0 is given."""
+    def __init__(self, command: Sequence[str], stdout: int | None = None, env: None = None) -> None:
         start = [sys.executable, "-m", "memguard"]
         assert command[:3] == start, "only memguard's own command line can be forked"
-        assert stdout in (None, subprocess.DEVNULL)
+        assert stdout == subprocess.DEVNULL
         # The server's environment is that of when it started.
-        work = (list(command[3:]), dict(env or os.environ), Path.cwd(), said, listener)
+        work = (list(command[3:]), dict(os.environ), Path.cwd())
         self._process = multiprocessing.get_context("forkserver").Process(target=_run, args=work)
         self._process.start()
-        if listener is not None:
-            listener.close()  # The child has its own.
         self.pid = self._process.pid
 
     @property
@@ -67,22 +55,12 @@ class PreloadedChild:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(
-    arguments: list[str],
-    environment: dict[str, str],
-    folder: Path,
-    said: Path,
-    listener: socket.socket | None,
-) -> Any:
+def _run(arguments: list[str], environment: dict[str, str], folder: Path) -> Any:
     os.environ.clear()
     os.environ.update(environment)
-    if listener is not None:
-        os.environ["MEMGUARD_STORE_FD"] = str(listener.fileno())
     count_steps()
     os.chdir(folder)
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 1)
-    if said != Path(os.devnull):
-        os.dup2(1, 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.argv = ["memguard", *arguments]
     from memguard.cli import main
 

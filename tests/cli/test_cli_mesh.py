@@ -1,20 +1,15 @@
 """The command line on several processes: --nproc, torchrun, meshes that do not fit."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_examples import run_cli, write_run
-from preloaded import PreloadedChild
 from safetensors.torch import load_file
 
 from memguard.records import AuditReport, load_record
-from memguard.runtime import children
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -22,25 +17,15 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
-@pytest.mark.usefixtures("ranks")
-def test_nproc_trains_and_audits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nproc_trains_and_audits(folder: Path) -> None:
     path = write_run(folder, parallel={"x": 2}, train={"max_steps": 2})
-
-    def start(command: list[str], *, env: dict[str, str], **how: Any) -> PreloadedChild:
-        # Rank 0 is given the socket on which the others meet it.
-        listener = next((socket.socket(fileno=os.dup(each)) for each in how["pass_fds"]), None)
-        said = folder / f"said-{env['RANK']}"
-        return PreloadedChild(command, env=env, said=said, listener=listener)
-
-    monkeypatch.setattr(children.subprocess, "Popen", start)
-    assert run_cli("train", path, "--nproc", 2, "--json").code == 0
-    said = (folder / "said-0").read_text()
-    assert json.dumps(str(folder / "runs" / "run")) in said
-    report = load_record(AuditReport, folder / "runs" / "run" / "audit" / "report.json")
+    done = run("-m", "memguard", "train", path, "--nproc", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    report = load_record(AuditReport, Path(result["run"]) / "audit" / "report.json")
     assert report.environment["world_size"] == "2"
-    assert "on (data=1, z=1, y=1, x=2)" in said
-    said += (folder / "said-1").read_text()
-    assert said.count("audit: report in") == 1, "rank 0 alone speaks"
+    assert "on (data=1, z=1, y=1, x=2)" in done.stderr
+    assert done.stderr.count("audit: report in") == 1, "rank 0 alone speaks"
 
 
 @pytest.mark.slow
