@@ -83,7 +83,8 @@ class _Rank:
     number: int
     process: "subprocess.Popen[bytes]"
     report_file: Path
-    output_file: Path
+    log: Path | None
+    """File of its standard error; None if it uses the terminal."""
     ended_s: float = math.inf
     is_killed_by_us: bool = False
     report: ExitReport | None = None
@@ -190,7 +191,8 @@ def _start(
     # Bound here and passed to rank 0, so that no other program can take the port before it listens.
     with socket.create_server(("127.0.0.1", 0), backlog=count) as meeting:
         for number in range(count):
-            report_file, output_file = folder / f"{number}.json", folder / f"{number}.log"
+            report_file = folder / f"{number}.json"
+            log = None if number == 0 else folder / f"{number}.log"
             environment = {
                 **_defaults(count),
                 **os.environ,
@@ -206,13 +208,13 @@ def _start(
             }
             process = start_child(
                 command,
-                None if number == 0 else output_file,
+                log,
                 environment=environment,
                 stdout=stdout if number == 0 else subprocess.DEVNULL,
                 pass_fds=[meeting.fileno()] if number == 0 else [],
                 preexec_fn=prepare_child,
             )
-            ranks.append(_Rank(number, process, report_file, output_file))
+            ranks.append(_Rank(number, process, report_file, log))
 
 
 def _defaults(count: int) -> dict[str, str]:
@@ -304,7 +306,8 @@ def _describe_death(rank: _Rank) -> str:
     """Return how a rank ended that wrote no message."""
     if rank.code == -signal.SIGKILL:
         return f"{describe_kill(rank.code)}; see the system log for the reason"
-    lines = rank.output_file.read_text(encoding="utf-8", errors="replace").split("\n")
+    text = "" if rank.log is None else rank.log.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     how = describe_kill(rank.code) if rank.code < 0 else f"ended with code {rank.code}"
     return f"{how}{f': {last}' if last else ''}"

@@ -98,6 +98,11 @@ def test_a_rank_that_dies_without_a_word_is_quoted(launched: Launch) -> None:
     assert launched("silent") == (77, [line])
 
 
+def test_the_first_rank_has_said_it_on_the_terminal(launched: Launch) -> None:
+    quoted = ["first line", "cannot open libx.so", "", "memguard: rank 0 ended with code 77"]
+    assert launched("first_is_silent") == (77, quoted)
+
+
 def test_who_ends_as_agreed_may_end_late(launched: Launch, tmp_path: Path) -> None:
     assert launched("one_ends_late", grace_s=0.1) == (143, ["memguard: stopped and saved"])
     assert (tmp_path / "report").exists()
