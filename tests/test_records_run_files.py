@@ -225,8 +225,7 @@ def test_the_card_of_a_model_may_be_written_again(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["metrics.jsonl", "manifest.jsonl", "model/config.json", f"model/{TEMPLATE}"],
+    "file", ["metrics.jsonl", "manifest.jsonl", "model/config.json", f"model/{TEMPLATE}"]
 )
 @pytest.mark.parametrize("change", [flip, Path.unlink])
 def test_what_training_left_and_changed_since_is_named(

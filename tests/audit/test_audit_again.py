@@ -60,11 +60,7 @@ def test_a_second_audit_asks_no_model(small: list[AuditDocument], tmp_path: Path
     def run(name: str) -> tuple[AuditOutcome, Held, Held]:
         model = Held(Scripted(say_by_context), identity="model")
         base = Held(know(small, "none"), identity="base")
-        return (
-            _run_kept(tmp_path / name, small, model, base, canaries=canaries),
-            model,
-            base,
-        )
+        return (_run_kept(tmp_path / name, small, model, base, canaries=canaries), model, base)
 
     first, model, base = run("a")
     assert model.num_asked > 0

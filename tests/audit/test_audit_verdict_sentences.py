@@ -277,10 +277,7 @@ def _check_numbers(verdict: Verdict, found: VerdictInput) -> list[str]:
         ),
         "bound": (r"up to ([\d.]+) %", check_bound),
         "known": (r"(\d+) also from the base model", check_known),
-        "both": (
-            r"but (\d+) unseen texts were",
-            check_both,
-        ),
+        "both": (r"but (\d+) unseen texts were", check_both),
     }
     left, names = sentence, []
     for name, (pattern, check) in checks.items():

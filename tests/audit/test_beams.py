@@ -218,8 +218,7 @@ def test_a_sharded_vocabulary_does_not_matter(ranks: RankPool) -> None:
 @pytest.mark.mesh
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize(
-    "mesh",
-    [MeshShape(z=2), MeshShape(y=2), MeshShape(x=2), MeshShape(z=2, x=2), MeshShape(x=4)],
+    "mesh", [MeshShape(z=2), MeshShape(y=2), MeshShape(x=2), MeshShape(z=2, x=2), MeshShape(x=4)]
 )
 def test_meshes_do_not_matter(ranks: RankPool, mesh: MeshShape, family: str) -> None:
     check_mesh(ranks, mesh, family)

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from memguard.audit.statistics import (
-    clopper_pearson,
-    compute_difference,
-    num_needed_to_see,
-)
+from memguard.audit.statistics import clopper_pearson, compute_difference, num_needed_to_see
 
 _COUNTS = st.integers(2, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -50,9 +50,7 @@ def _measure(
         base=None if base is None else {metric: np.array(base, dtype=np.float64)},
     )
     (measure,) = build_measures(
-        [table],
-        fields.get("documents", documents),
-        fields.get("outlines", OUTLINES),
+        [table], fields.get("documents", documents), fields.get("outlines", OUTLINES)
     )
     return measure
 

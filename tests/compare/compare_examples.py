@@ -9,13 +9,7 @@ import pyarrow.parquet as pq
 
 from memguard.audit.document_scores import build_schema
 from memguard.compare import FinishedRun
-from memguard.records import (
-    AuditReport,
-    DocumentScore,
-    ManifestEntry,
-    save_manifest,
-    save_record,
-)
+from memguard.records import AuditReport, DocumentScore, ManifestEntry, save_manifest, save_record
 from memguard.records.audit_files import save_audit_files
 
 TOKENS = 50

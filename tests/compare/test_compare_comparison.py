@@ -179,10 +179,7 @@ def give_measure(
     ],
 )
 def test_what_training_added_beyond_the_control_is_known_where_the_texts_are_alike(
-    tmp_path: Path,
-    membership: list[dict[str, Any]],
-    measures: list[dict[str, Any]],
-    known: bool,
+    tmp_path: Path, membership: list[dict[str, Any]], measures: list[dict[str, Any]], known: bool
 ) -> None:
     changes = {"membership": membership, "measures": measures}
     comparison = compare(write_run(tmp_path / "a", changes=changes))
@@ -328,9 +325,7 @@ def test_settings_without_a_seed_in_common_need_the_same_documents(tmp_path: Pat
         compare(plain, third, zero, other)
 
 
-def test_the_first_setting_stays_the_first_where_its_first_seed_is_left_out(
-    tmp_path: Path,
-) -> None:
+def test_the_first_setting_stays_the_first_where_its_first_seed_is_left_out(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"{name}{seed}", name=name, seed=seed)
         for name, seed in (("plain", 1), ("fish", 0), ("plain", 0))

@@ -291,9 +291,7 @@ def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
     assert (point.num_told_apart, point.num_seeds) == (2, 4)
 
 
-def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(
-    tmp_path: Path,
-) -> None:
+def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(tmp_path: Path) -> None:
     fewer = {"buckets.2.num_repetitions": 8}
     correct = {**CORRECT, 16: [TOKENS, 0, 0, 0, 0]}
     points = front_of(
@@ -352,11 +350,7 @@ def test_the_front_is_what_nothing_beats(values: list[tuple[int | None, int]]) -
     ],
 )
 def test_beyond_the_intervals(
-    one: tuple[float, float],
-    other: tuple[float, float],
-    half: float,
-    spread: float,
-    beyond: bool,
+    one: tuple[float, float], other: tuple[float, float], half: float, spread: float, beyond: bool
 ) -> None:
     # What a seed does to both, however much, is no part of their difference.
     better, worse = mark_dominated(

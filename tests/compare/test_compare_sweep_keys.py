@@ -15,12 +15,7 @@ def test_other_documents_are_other_inputs(tmp_path: Path, setting: str) -> None:
     for path in data.values():
         Path(path).write_text('{"text": "as it was"}\n')
     config = RunConfig.model_validate(
-        {
-            "name": "run",
-            "model": {"path": "folder"},
-            "data": data,
-            "mitigations": [{"name": "npo"}],
-        }
+        {"name": "run", "model": {"path": "folder"}, "data": data, "mitigations": [{"name": "npo"}]}
     )
     before = hash_inputs(config)
     assert hash_inputs(config) == before

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.config import DataConfig, StudyConfig
-from memguard.data.buckets import (
-    Placement,
-    place_canaries,
-    place_for_study,
-    place_for_training,
-)
+from memguard.data.buckets import Placement, place_canaries, place_for_study, place_for_training
 from memguard.errors import DataError
 
 
@@ -62,11 +57,7 @@ def test_what_is_held_back_shares_no_cluster_with_what_is_trained(
     corpus: list[tuple[int, bool]], heldout: int, seed: int
 ) -> None:
     cluster, auditable = zip(*corpus, strict=True)
-    arguments: dict[str, Any] = {
-        "auditable": auditable,
-        "heldout_documents": heldout,
-        "seed": seed,
-    }
+    arguments: dict[str, Any] = {"auditable": auditable, "heldout_documents": heldout, "seed": seed}
     try:
         placed = place(cluster, **arguments)
     except DataError:
@@ -249,11 +240,7 @@ def test_background_of_its_own_leaves_out_copies_of_bucket_documents() -> None:
     origin = ["train"] * 8 + ["background"] * 4 + ["heldout"] * 3
     cluster = [0, 1, 2, 3, 4, 5, 6, 7, 0, 50, 50, 51, 1, 50, 60]
     placed = place(
-        cluster,
-        origin=origin,
-        study={"num_repetitions": (0, 1)},
-        background=("b",),
-        heldout=("h",),
+        cluster, origin=origin, study={"num_repetitions": (0, 1)}, background=("b",), heldout=("h",)
     )
     # 8 is a copy of a bucket's document, 12 too, 13 one of a background document.
     assert roles(placed)[8:] == [None, *["background"] * 3, None, None, "heldout"]

@@ -145,9 +145,7 @@ def _run_command(
     from memguard.runtime import children
 
     children.subprocess = SimpleNamespace(  # type: ignore[assignment]
-        Popen=ForkedRank,
-        DEVNULL=subprocess.DEVNULL,
-        TimeoutExpired=subprocess.TimeoutExpired,
+        Popen=ForkedRank, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
     run_main(arguments)
 

@@ -182,9 +182,7 @@ def test_a_run_on_nf4_is_audited_and_merged_with_the_numbers_it_was_trained_on(
     # The loss that training measured last, on the control, is that of the merged weights.
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     trained = [line["nll"] for line in lines if line["event"] == "heldout"][-1]
-    ended = run_cli(
-        *("audit", run, "--out", tmp_path / "out", "--variants", "merged,adapter"),
-    )
+    ended = run_cli(*("audit", run, "--out", tmp_path / "out", "--variants", "merged,adapter"))
     assert ended.code == 0, ended.err
     variants = json.loads((tmp_path / "out" / "report.json").read_text())["variants"]["variants"]
     for variant in variants:

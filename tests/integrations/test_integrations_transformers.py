@@ -22,11 +22,7 @@ from memguard.config import TrainConfig
 from memguard.config.mitigations import FocalConfig, GoldfishConfig
 from memguard.data.loader import Batch
 from memguard.errors import ConfigError
-from memguard.integrations.transformers import (
-    GoldfishCollator,
-    MitigatedLoss,
-    goldfish_loss_func,
-)
+from memguard.integrations.transformers import GoldfishCollator, MitigatedLoss, goldfish_loss_func
 from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
 from memguard.records import IGNORE_LABEL

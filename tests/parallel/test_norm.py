@@ -135,18 +135,12 @@ def run_heads(cases: list[Case]) -> list[float]:
         grad_MHD = draw(3, 3, 4, case.num_features)
         case.restate(x_MHD, weight_D, bias_D).backward(grad_MHD)
         norm = make_norm(
-            case,
-            weight_D.detach(),
-            None if bias_D is None else bias_D.detach(),
-            gradient_axis=axis,
+            case, weight_D.detach(), None if bias_D is None else bias_D.detach(), gradient_axis=axis
         )
         local_MHD = piece(x_MHD.detach(), 1, axis).requires_grad_()
         norm(local_MHD).backward(piece(grad_MHD, 1, axis))
         assert x_MHD.grad is not None
-        pairs = [
-            (local_MHD.grad, piece(x_MHD.grad, 1, axis)),
-            (norm.weight.grad, weight_D.grad),
-        ]
+        pairs = [(local_MHD.grad, piece(x_MHD.grad, 1, axis)), (norm.weight.grad, weight_D.grad)]
         if bias_D is not None:
             pairs.append((norm.bias.grad, bias_D.grad))
         found.append(differences(pairs))

@@ -234,8 +234,5 @@ def test_where_it_cannot_be_it_is_refused(tmp_path: Path) -> None:
         make_run(tmp_path, mitigations=[dp_sgd], train={"micro_batch_size": 4})
     with pytest.raises(ValueError, match="dp_sgd cannot be combined with 'budget'"):
         make_run(
-            tmp_path,
-            mitigations=[dp_sgd],
-            budget={"limit": 0.1},
-            train={"audit_every_steps": 2},
+            tmp_path, mitigations=[dp_sgd], budget={"limit": 0.1}, train={"audit_every_steps": 2}
         )

@@ -112,11 +112,7 @@ def watch_run(config: RunConfig) -> tuple[list[bool], int]:
 
 
 def test_ranks_wait_for_each_other_once_a_step(ranks: RankPool, tmp_path: Path) -> None:
-    config = make_run(
-        tmp_path,
-        audit={"enabled": False},
-        parallel={"z": 1, "x": 2},
-    )
+    config = make_run(tmp_path, audit={"enabled": False}, parallel={"z": 1, "x": 2})
     for known, num_sums in ranks(watch_run, 2, config):
         assert known == [False] + [True] * (len(known) - 1)
         assert len(known) > 5

@@ -31,10 +31,7 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     trained = [entry.role in ("trained", "canary") for entry in corpus.manifest]
     # Cut short after 7 of 16 epochs.
     documents = list_audited(
-        corpus,
-        [7 * each for each in trained],
-        AuditConfig(continuation_tokens=8),
-        seq_len=128,
+        corpus, [7 * each for each in trained], AuditConfig(continuation_tokens=8), seq_len=128
     )
     assert {document.num_repetitions for document in documents} == {0, 7}
     assert {document.dose for document in documents} == {0, 16, 32}
