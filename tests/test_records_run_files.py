@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from record_examples import make_entry
 
-from memguard.records import ManifestEntry, hash_plan, save_manifest
+from memguard.records import hash_plan, save_manifest
 from memguard.records.run_files import (
     CheckpointManifest,
     PreparedSummary,
@@ -18,17 +19,7 @@ from memguard.records.run_files import (
 )
 from memguard.records.sealed import Damage, save_sealed, sum_file
 
-ENTRY = ManifestEntry(
-    id="a",
-    text_hmac="h",
-    source="s",
-    bucket="trained",
-    role="trained",
-    planned_repetitions=1,
-    num_repetitions=None,
-    num_tokens=3,
-    cluster=0,
-)
+ENTRY = make_entry(num_tokens=3)
 COUNTED = ENTRY.model_copy(update={"num_repetitions": 1, "num_tokens_fed": 3})
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from record_examples import make_document
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
@@ -208,16 +209,12 @@ def build_documents(
     """Return random texts: a control bucket and two trained ones."""
     draw = np.random.default_rng(seed)
     return [
-        AuditDocument(
-            id=f"{bucket}-{index}",
+        make_document(
+            draw.integers(0, vocab_size, size),
+            name=f"{bucket}-{index}",
             bucket=bucket,
             role=role,
-            source="a.jsonl",
             num_repetitions=count,
-            input_ids=draw.integers(0, vocab_size, size).astype(np.int32),
-            supervised=np.ones(size, dtype=bool),
-            format="text",
-            num_tokens=size,
             text_hmac=f"hmac-{bucket}-{index}",
         )
         for bucket, role, count in KINDS
@@ -230,17 +227,14 @@ def build_canaries(count: int = 12) -> list[AuditCanary]:
     draw = np.random.default_rng(1)
     return [
         AuditCanary(
-            document=AuditDocument(
-                id=f"canary-{number}",
+            document=make_document(
+                draw.integers(0, 500, 30),
+                name=f"canary-{number}",
                 bucket="canaries",
                 role="canary",
-                source="canaries",
                 num_repetitions=4,
-                input_ids=draw.integers(0, 500, 30).astype(np.int32),
                 supervised=np.arange(30) >= 20,
                 format="prompt_completion",
-                num_tokens=30,
-                text_hmac=None,
             ),
             was_trained=number % 2 == 0,
             num_loss_tokens=10,
@@ -399,17 +393,13 @@ def _tabulate(rows: Sequence[Sequence[Any]]) -> ScoreMatrix:
 
 def _cut(score: DocumentScore) -> Window:
     size = score.prefix_tokens + score.continuation_tokens
-    document = AuditDocument(
-        id=score.id,
+    document = make_document(
+        np.arange(size),
+        name=score.id,
         bucket=score.bucket,
         role=score.role,
         source=score.source,
         num_repetitions=score.num_repetitions,
-        input_ids=np.arange(size, dtype=np.int32),
-        supervised=np.ones(size, dtype=bool),
-        format="text",
-        num_tokens=size,
-        text_hmac=None,
         num_copies=score.num_copies,
     )
     return Window(

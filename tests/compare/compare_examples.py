@@ -6,10 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from record_examples import make_entry
 
 from memguard.audit.document_scores import build_schema
 from memguard.compare import FinishedRun
-from memguard.records import AuditReport, DocumentScore, ManifestEntry, save_manifest, save_record
+from memguard.records import AuditReport, DocumentScore, save_manifest, save_record
 from memguard.records.audit_files import save_audit_files
 
 TOKENS = 50
@@ -100,10 +101,8 @@ def write_manifest(
 ) -> None:
     """Write ``manifest.jsonl``, with a cluster for each document trained 4 times, in order."""
     entries = [
-        ManifestEntry(
-            id=f"doc-4-{number}",
-            text_hmac="",
-            source="a.jsonl",
+        make_entry(
+            f"doc-4-{number}",
             bucket="x4",
             role="removed" if f"doc-4-{number}" in removed else "trained",
             planned_repetitions=4,

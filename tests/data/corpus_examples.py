@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from record_examples import make_entry
 
 from memguard.data.corpus import FORMATS, Corpus
 from memguard.data.tokenization import TokenizedDocument
@@ -43,20 +44,8 @@ def tokenized(
 
 
 def enter(document: TokenizedDocument, **fields: Any) -> ManifestEntry:
-    values: dict[str, Any] = {
-        "bucket": "trained",
-        "role": "trained",
-        "planned_repetitions": 1,
-        "num_repetitions": None,
-        "cluster": 0,
-    }
-    return ManifestEntry(
-        id=document.id,
-        text_hmac="h",
-        source=document.source,
-        num_tokens=len(document.input_ids),
-        **{**values, **fields},
-    )
+    values = {"source": document.source, "num_tokens": len(document.input_ids), **fields}
+    return make_entry(document.id, **values)
 
 
 def make_corpus(documents: Sequence[TokenizedDocument], fields: Any = None) -> Corpus:

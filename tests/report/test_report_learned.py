@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import report_examples as examples
 from numpy.typing import NDArray
+from record_examples import make_document
 
 from memguard import records as r
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import ProbeTable, build_measures
 from memguard.report.audit_summary import describe_learned, find_learned
@@ -35,17 +35,12 @@ def measure(model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None) 
         base_2N: the same of the model before training.
     """
     documents = [
-        AuditDocument(
-            id=f"{bucket}-{number}",
+        make_document(
+            np.zeros(60),
+            name=f"{bucket}-{number}",
             bucket=bucket,
             role="trained" if count else "control",
-            source="a",
             num_repetitions=count,
-            input_ids=np.zeros(60, dtype=np.int32),
-            supervised=np.ones(60, dtype=np.bool_),
-            format="text",
-            num_tokens=60,
-            text_hmac=None,
         )
         for bucket, count in zip(CONTROL_AND_TRAINED, (0, 16), strict=True)
         for number in range(NUM_DOCUMENTS)

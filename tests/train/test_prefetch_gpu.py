@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 import torch
 from run_examples import make_run
+from step_examples import make_step
 from test_train_run import assert_same_steps_and_weights
 from tiny_families import build
 
-from memguard.config import OptimConfig, RunConfig, TrainConfig
+from memguard.config import RunConfig
 from memguard.data.loader import Batch
-from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
-from memguard.runtime import Runtime
 from memguard.train.prefetch import Prefetcher
-from memguard.train.step import TrainStep
 from memguard.workflows.train import train_run
 
 
@@ -48,14 +46,7 @@ def test_training_is_that_of_batches_built_one_by_one(
 
 def test_what_is_copied_may_be_changed_at_once(device: torch.device) -> None:
     """The copy to a GPU runs later than the call, from memory of its own."""
-    step = TrainStep(
-        lm=build_causal_lm(build("llama").to(device)),
-        mitigations=build_mitigations([], special_ids=[]),
-        train=TrainConfig(micro_batch_size=None),
-        optim=OptimConfig(),
-        seed=0,
-        runtime=Runtime(device=device),
-    )
+    step = make_step(build_causal_lm(build("llama").to(device)), device=device)
     draw = np.random.default_rng(0)
     copied = []
     for _ in range(20):
