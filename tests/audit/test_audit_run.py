@@ -71,12 +71,10 @@ def test_whole_audit() -> None:
     assert [trend.fitted for trend in summary.trends] == [[0, 0, 1]] * 2
     known = summary.attack_cost[2]
     assert (known.model.num_never, known.model.median) == (0, 0.0)
-    assert known.base is not None
     assert known.base.num_never == 20
     measured = {(measure.probe, measure.metric) for measure in summary.measures}
     assert ("extraction", "verbatim") in measured
     verbatim = next(m for m in summary.measures if m.metric == "verbatim").buckets[2]
-    assert verbatim.change_from_base is not None
     assert verbatim.change_from_base.value == 1
     assert summary.extracted_copies == [], "nobody looked for copies"
     assert summary.canaries is None
@@ -97,7 +95,6 @@ def test_every_probe_at_once() -> None:
     assert [row.score for row in summary.membership] == [
         "loss", "zlib", "min_k_plus_plus", "loss_minus_base", "lowercase", "recall", "blind",
     ]  # fmt: skip
-    assert summary.canaries is not None
     assert (summary.canaries.num_trained, summary.canaries.num_references) == (6, 6)
     assert all(canary.base_nll == 30 for canary in summary.canaries.canaries)
     assert {measure.probe for measure in summary.measures} == {"extraction", "grid"}

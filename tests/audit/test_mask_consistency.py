@@ -248,8 +248,6 @@ def test_real_texts_with_other_line_breaks_escape_the_mask(shared_data: Path) ->
     found = _measure(texts, tokenizer, _goldfish("hash"))
     wrapped, spaced = found["wrapped_60"], found["leading_space"]
     assert wrapped.num_changed == len(texts)
-    assert wrapped.mean_leaked_share is not None
-    assert spaced.mean_leaked_share is not None
     # A line of 60 columns has about as many tokens as decide on a label: next to no mask is left.
     assert 0.5 < wrapped.mean_leaked_share < 0.8
     assert spaced.mean_leaked_share < 0.05

@@ -41,7 +41,6 @@ def toy() -> TokenScores:
 
 
 def _array(tensor: torch.Tensor | None) -> NDArray[np.float64]:
-    assert tensor is not None
     array: NDArray[np.float64] = tensor.numpy()
     return array
 

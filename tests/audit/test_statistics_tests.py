@@ -57,14 +57,12 @@ def test_paired_difference_is_scipys() -> None:
     first, second = hardness + draw.normal(0.5, 1, 60), hardness + draw.normal(0, 1, 60)
     interval = compute_paired_difference(first, second)
     expected = stats.ttest_rel(first, second).confidence_interval()
-    assert interval is not None
     assert interval.value == pytest.approx((first - second).mean(), abs=1e-12)
     assert interval.ci == pytest.approx((expected.low, expected.high))
     # Copies of everything are no further evidence.
     copied = compute_paired_difference(
         np.repeat(first, 2), np.repeat(second, 2), clusters=np.repeat(np.arange(60), 2)
     )
-    assert copied is not None
     assert copied.ci == pytest.approx(interval.ci)
 
 
@@ -74,10 +72,6 @@ def test_pairing_cancels_what_makes_a_document_hard() -> None:
     first, second = hardness + draw.normal(0, 1, 60), hardness + draw.normal(0, 1, 60)
     paired = compute_paired_difference(first, second)
     unpaired = compute_mean_difference(first, second)
-    assert paired is not None
-    assert unpaired is not None
-    assert paired.ci is not None
-    assert unpaired.ci is not None
     assert paired.value == pytest.approx(unpaired.value)
     # Standard errors are sqrt(2 / 60) and sqrt(20 / 60): about three times.
     assert unpaired.ci[1] - unpaired.ci[0] > 2 * (paired.ci[1] - paired.ci[0])
@@ -85,7 +79,6 @@ def test_pairing_cancels_what_makes_a_document_hard() -> None:
 
 def test_settings_that_nowhere_differ() -> None:
     interval = compute_paired_difference([1, 0, 1], [1, 0, 1])
-    assert interval is not None
     assert (interval.value, interval.ci) == (0.0, None)
     with pytest.raises(AssertionError, match="two values"):
         compute_paired_difference([1, 0], [1])
@@ -244,7 +237,6 @@ def test_trend_is_the_correlation_of_documents(
     if len(set(outcomes)) < 2 or len(set(dose_of)) < 2:
         assert trend is None
         return
-    assert trend is not None
     # z = r sqrt(N), r Pearson's correlation of a document's outcome with its dose. Rounding of r
     # where it is 0: at most 210 terms of 1e-16, times sqrt(N).
     expected = stats.pearsonr(outcomes, dose_of).statistic * math.sqrt(len(outcomes))
@@ -258,11 +250,9 @@ def test_trend_by_the_textbook_formula() -> None:
     score = 40 - 14 / 60 * 140
     variance = 14 / 60 * 46 / 60 * (500 - 140**2 / 60)
     trend = compute_trend(matched, documents, doses)
-    assert trend is not None
     assert trend.z == pytest.approx(score / math.sqrt(variance))
     # Another order of buckets, other units and another zero of the dose change nothing.
     again = compute_trend([9, 1, 4], [30, 10, 20], [1e6 + 8, 1e6, 1e6 + 2])
-    assert again is not None
     assert again.z == pytest.approx(trend.z, rel=1e-9)
 
 
@@ -274,7 +264,6 @@ def test_trend_against_permutations() -> None:
     observed = abs(outcomes @ (dose_of - dose_of.mean()))
     shuffled = np.array([draw.permutation(outcomes) for _ in range(20_000)])
     share = np.mean(np.abs(shuffled @ (dose_of - dose_of.mean())) >= observed - 1e-9)
-    assert trend is not None
     # About 0.06: the share varies by 0.0017, the normal approximation is off by some percent of it.
     assert trend.p_value == pytest.approx(share, abs=0.015)
 
@@ -285,7 +274,6 @@ def test_trend_holds_its_level() -> None:
     p_values = []
     for _ in range(1000):
         trend = compute_trend(draw.binomial(documents, 0.2).tolist(), documents, doses)
-        assert trend is not None
         p_values.append(trend.p_value)
     # 50 expected below 0.05, standard deviation 7.
     assert 29 <= np.sum(np.array(p_values) < 0.05) <= 71

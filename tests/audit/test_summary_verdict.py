@@ -65,7 +65,6 @@ def test_what_the_base_model_produces_does_not_count(make_score: MakeScore) -> N
     known = [*_control(make_score, [0] * 10, base=0), *_list(make_score, "x4", [50] * 40, base=46)]
     verdict = _summarise(known).verdict
     assert (verdict.level, verdict.reason) == ("extracted", "base-too")
-    assert verdict.base is not None
     assert verdict.base.num_matched == 40
     new = [*_control(make_score, [0] * 10, base=0), *_list(make_score, "x4", [50] * 40, base=44)]
     assert _summarise(new).verdict.level == "memorized"
@@ -153,9 +152,7 @@ def test_base_and_differences_in_the_table(make_score: MakeScore) -> None:
     ]
     control, row = _summarise(scores).buckets
     assert (row.model.verbatim.num_matched, row.model.near_verbatim.num_matched) == (15, 20)
-    assert row.base is not None
     assert (row.base.verbatim.num_matched, row.base.median_first_divergence) == (0, 10)
-    assert row.base.mean_token_accuracy is not None
     assert row.base.mean_token_accuracy.value == pytest.approx(0.2)
     assert row.minus_control["verbatim"].value == 0.75
     assert row.minus_control["near_verbatim"].value == 1
@@ -203,9 +200,7 @@ def test_a_rate_that_rises_with_the_dose(make_score: MakeScore) -> None:
     assert verbatim.fitted == [0, 0.25, 0.75]
     assert near.fitted == [0, 0.25, 1]
     expected = compute_trend([0, 5, 15], [20, 20, 20], [0, 4, 16])
-    assert expected is not None
     assert (verbatim.z, verbatim.p_value) == (expected.z, expected.p_value)
-    assert verbatim.z is not None
     assert verbatim.z > 4
 
 

@@ -106,7 +106,6 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
     # No quantiles of six documents: one of them would be a single document.
     assert (known.model.num_documents, known.model.num_never, known.model.median) == (6, 0, None)
-    assert known.base is not None
     assert known.base.num_never == 6
     assert tuple(known.model.within) == QUERY_BOUNDS
     assert known.model.within[1].num_matched == 6
@@ -154,7 +153,6 @@ def test_near_verbatim_is_missing_where_no_text_was_generated(
         for index in range(3)
     ]
     (row,) = build_rows(build_evidence(scores))
-    assert row.base is not None
     assert ("near_verbatim" in row.risks) is (generated != "base")
     assert (row.model.near_verbatim is not None) is (generated != "base")
     assert ("near_verbatim" in row.base_risks) is (generated == "both")

@@ -88,9 +88,7 @@ def test_differences_are_paired_by_document_over_clusters() -> None:
     assert (one.heldout_nll, other.heldout_nll) == (pytest.approx(2), pytest.approx(4))
     assert one.heldout_difference is None
     expected = compute_mean(np.array([12.0 - 8, 36.0 - 16]) * 2 / 12)
-    assert expected is not None
     assert expected.value == pytest.approx(2)
-    assert other.heldout_difference is not None
     assert other.heldout_difference.value == pytest.approx(expected.value)
     assert other.heldout_difference.ci == pytest.approx(expected.ci)
     (bucket,), (changed,) = one.buckets, other.buckets

@@ -130,7 +130,6 @@ def test_the_report_shows_the_doses(run: Path) -> None:
         *((f"x{n}", n, PER_BUCKET) for n in REPETITIONS if n),
     ]
     assert all(b.base is not None for b in report.buckets)
-    assert report.training is not None
     # Of some 6,000 labels; 13 tokens of context and single-letter words make many repeats.
     assert report.training.dropped_fraction == pytest.approx(1 / 3, abs=0.1)
     accuracy = [b.model.mean_token_accuracy for b in report.buckets]

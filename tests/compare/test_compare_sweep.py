@@ -88,7 +88,6 @@ def test_settings_start_from_the_pretrained_model() -> None:
     run = {"data": {"train": "a.jsonl"}, "model": {"attn_implementation": "eager"}}
     sweep = load(SWEEP | {"run": run, "pretrain": PRETRAIN})
     base = sweep.pretrain
-    assert base is not None
     assert sweep.in_order == (base, *sweep.runs)
     assert (base.name, base.folder, base.seed) == ("base", Path("out/sweep/base"), 0)
     assert not base.config.audit.enabled
@@ -98,7 +97,6 @@ def test_settings_start_from_the_pretrained_model() -> None:
     del run["model"]
     audited = PRETRAIN | {"audit": {"enabled": True}, "seed": 3}
     sweep = load(SWEEP | {"run": run, "pretrain": audited})
-    assert sweep.pretrain is not None
     assert sweep.pretrain.config.audit.enabled
     assert sweep.pretrain.seed == 3
 

@@ -204,7 +204,6 @@ def test_overrides_reach_into_lists_and_make_blocks(write) -> None:
     assert (config.mitigations[0].k, config.mitigations[0].mode) == (8, "static")
     assert config.train.batch_size == 4
     assert config.data.train == ("a.jsonl", "c.jsonl")
-    assert config.data.study is not None
     assert config.data.study.num_repetitions == (0, 2)
     assert load_run_config(path, ["mitigations=[]"]).mitigations == ()
 

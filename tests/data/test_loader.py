@@ -411,7 +411,6 @@ def test_each_token_has_its_own_reference(small: Corpus) -> None:
     # Of token n the loss n / 10: as documents lie end to end.
     reference = small.input_ids.astype(np.float32) / 10
     batch = loader.batch([0, 1, 2], num_rows=4, reference_nll=reference)
-    assert batch.reference_nll is not None
     is_token = batch.input_ids != 99
     np.testing.assert_array_equal(
         batch.reference_nll[is_token], batch.input_ids[is_token].astype(np.float32) / 10

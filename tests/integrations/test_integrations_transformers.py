@@ -242,7 +242,6 @@ def test_a_batch_without_labels_teaches_nothing() -> None:
     loss = goldfish_loss_func(SimpleNamespace(logits=logits), labels)
     loss.backward()
     assert loss.item() == 0
-    assert logits.grad is not None
     assert not logits.grad.any()
 
 

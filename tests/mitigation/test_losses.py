@@ -71,7 +71,6 @@ def test_labels_known_by_heart_have_a_finite_gradient() -> None:
     nll_N = torch.zeros(3, requires_grad=True)
     focal = build_mitigations([FocalConfig(name="focal", gamma=0.5)], special_ids=[])
     focal.reduce(TokenTerms(nll_N=nll_N)).backward()
-    assert nll_N.grad is not None
     assert nll_N.grad.isfinite().all()
 
 

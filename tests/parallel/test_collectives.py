@@ -175,7 +175,6 @@ def reduce_in_place() -> dict[str, Any]:
     leaf = torch.ones(3, requires_grad=True)
     counted.names.clear()
     (collectives.sum_over_axis(leaf * 2, axis) ** 2).sum().backward()
-    assert leaf.grad is not None
     found["sum_over_axis"] = counted.names, leaf.grad.tolist()
     return found
 

@@ -78,8 +78,6 @@ def make_norm(case: Case, weight_D: Tensor, bias_D: Tensor | None, **axes: Any) 
 def differences(pairs: list[tuple[Tensor | None, Tensor | None]]) -> float:
     found = []
     for one, other in pairs:
-        assert one is not None
-        assert other is not None
         assert one.shape == other.shape
         found.append(float((one - other).detach().abs().max()))
     return max(found)

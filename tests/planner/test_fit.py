@@ -274,7 +274,6 @@ def test_the_fewest_gpus_are_enough_and_fewer_are_not(
     machine = make_machine(gib, gpus_per_node=gpus_per_node)
     work = Work(seq_len=256, batch_size=batch_size)
     found = find_enough_gpus(SIZES, work, machine)
-    assert found is not None
     enough = found.fit.mesh.num_ranks
     assert found.fit.fits
     assert enough % gpus_per_node == 0
@@ -288,7 +287,6 @@ def test_the_fewest_gpus_are_enough_and_fewer_are_not(
 def test_of_the_meshes_on_the_fewest_gpus_the_fastest_is_taken() -> None:
     machine = make_machine(4, gpus_per_node=8)
     found = find_enough_gpus(SIZES, WORK, machine)
-    assert found is not None
     meshes = list_meshes(found.fit.mesh.num_ranks, SIZES, batch_size=WORK.batch_size)
     ranked, _ = rank_meshes(SIZES, [mesh for mesh in meshes if mesh.data == 1], WORK, machine)
     assert found == ranked[0]
@@ -314,7 +312,6 @@ def test_the_record_of_a_mesh_is_complete() -> None:
     assert memory.needed == fit.needed_bytes
     assert memory.usable == PLENTY.usable_bytes
     assert plan.headroom_bytes == fit.headroom_bytes
-    assert plan.speed is not None
     assert plan.speed.tokens_per_s == step.tokens_per_s
     assert plan.speed.step_s >= plan.speed.compute_s + plan.speed.exposed_communication_s
     assert make_mesh_plan(fit, None).speed is None

@@ -102,7 +102,6 @@ def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
     assert found.gain_minus_control.value == pytest.approx(gains[1] - gains[0])
     told = describe_learned([found]).replace("\u00a0", " ")
     numbers = re.search(r"r16: \+([\d.]+) pp, \+([\d.]+) pp more than", told)
-    assert numbers is not None
     expected = (100 * gains[1], 100 * (gains[1] - gains[0]))
     # Half of the last digit: a mean of 40 shares of 50 tokens may lie just there.
     assert tuple(map(float, numbers.groups())) == pytest.approx(expected, abs=0.0501)
@@ -136,8 +135,6 @@ def test_what_the_control_gains_as_well_is_not_learned() -> None:
 def test_what_only_fell_less_than_the_control_is_not_learned() -> None:
     report = make_report(measure(draw([0.1, 0.4]), draw([0.6, 0.5], 1)), make_blind(CHANCE))
     measured = report.measures[0].buckets[1].change_from_base_minus_control
-    assert measured is not None
-    assert measured.ci is not None
     assert measured.ci[0] > 0, "beyond the control's, which fell by more"
     assert find_learned(report) == []
 

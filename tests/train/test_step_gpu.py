@@ -100,7 +100,6 @@ def take_step(
 
     def keep(*_: Any) -> None:
         for parameter in step.parameters:
-            assert parameter.local.grad is not None
             assert parameter.local.grad.dtype == torch.float32, "weights and gradients are fp32"
             gradients[parameter.name] = parameter.local.grad.clone()
 
