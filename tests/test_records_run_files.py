@@ -33,9 +33,6 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-# -- settings --------------------------------------------------------------------------------------
-
-
 def test_every_flipped_bit_of_the_settings_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     content = add_hash_line("a: ö\n").encode()
@@ -56,9 +53,6 @@ def test_settings_without_their_hash_are_damaged(tmp_path: Path, changed: bytes)
 
 def test_settings_that_are_not_there_are_missing(tmp_path: Path) -> None:
     assert str(find_config_damage(tmp_path)[0]) == "config.yaml is missing"
-
-
-# -- documents -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -129,9 +123,6 @@ def test_documents_may_be_missing_only_until_training_begins(tmp_path: Path) -> 
     assert list_names(find_prepared_damage(tmp_path)) == ["prepared/summary.json"]
 
 
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
 def save_checkpoint_files(folder: Path, **changes: object) -> Path:
     path = folder / "step-00000006"
     path.mkdir()
@@ -184,9 +175,6 @@ def test_a_file_outside_the_checkpoint_is_damage(tmp_path: Path) -> None:
         tmp_path, files={"../outside.json": sum_file(tmp_path / "outside.json")}
     )
     assert list_names(find_checkpoint_damage(path)) == ["__0_0.distcp", "../outside.json"]
-
-
-# -- training's end --------------------------------------------------------------------------------
 
 
 TEMPLATE = "additional_chat_templates/tools.jinja"

@@ -153,9 +153,6 @@ def test_a_vocabulary_smaller_than_the_width_gives_fewer_beams() -> None:
     assert search_beams(Decoder(lm, 100), [], 8) == []
 
 
-# -- tokens that were never learned ------------------------------------------------------------
-
-
 def odd_places(ids_RT: NDArray[np.int64], candidates_RC: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Free where the next token stands at an odd place."""
     return np.full(candidates_RC.shape, ids_RT.shape[1] % 2 == 1)
@@ -189,9 +186,6 @@ def test_free_tokens_are_found_by_what_follows_them(lm: CausalLM) -> None:
         logprob_VV = lm.model(ids).logits[:, -1].log_softmax(1)
     best = int(logprob_VV.argmax())
     assert beams.ids_WS[0].tolist() == [best // VOCAB_SIZE, best % VOCAB_SIZE]
-
-
-# -- meshes ------------------------------------------------------------------------------------
 
 
 def search_on_mesh(degrees: MeshShape, model: Any, requests: list[BeamRequest]) -> list[Beams]:

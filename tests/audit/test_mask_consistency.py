@@ -45,9 +45,6 @@ def _compare(original: Sequence[str], copy: Sequence[str]) -> tuple[int, int]:
     return comparison.num_leaked, comparison.num_dropped
 
 
-# -- by hand -----------------------------------------------------------------------------------
-
-
 def test_example_of_the_module() -> None:
     original = ["The", "* cat", " sat", " on", "* the", " mat", " of the house"]
     copy = ["> ", "The", "* cat", " sat", "* on", " the", " mat", " of the house"]
@@ -113,8 +110,6 @@ def test_short_runs_are_no_copies() -> None:
     assert compare_masks(_masked(*ours), _masked(*other)).leak_share is None
 
 
-# -- against plain loops -----------------------------------------------------------------------
-
 _words = st.lists(st.tuples(st.text("abcß’", min_size=1, max_size=4), st.booleans(), st.booleans()))
 
 
@@ -135,8 +130,6 @@ def test_a_text_never_leaks_to_itself(tokens: list[str]) -> None:
     assert num_leaked == 0
     assert num_dropped == sum(token.startswith("*") and token != "*\n" for token in tokens)
 
-
-# -- with a tokenizer and masks ----------------------------------------------------------------
 
 _NUM_WORDS = 150
 

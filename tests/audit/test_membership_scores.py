@@ -70,9 +70,6 @@ def test_toy_scores(toy: TokenScores, share: float, min_k: float, plus_plus: flo
     assert found == pytest.approx(plus_plus, abs=_PRINTED)
 
 
-# -- Min-K% ------------------------------------------------------------------------------------
-
-
 @given(values=_logprobs, percent=st.integers(1, 100))
 def test_min_k_equals_plain_loop(values: list[float], percent: int) -> None:
     count = max(1, percent * len(values) // 100)
@@ -104,9 +101,6 @@ def test_min_k_plus_plus_of_a_model_that_is_certain() -> None:
     wrong_T = np.array([0.0, -20.0, 0.0])
     found = compute_min_k_plus_plus(wrong_T, nothing_T, nothing_T, 1.0)
     assert found == pytest.approx(-20 / 1e-3 / 3)
-
-
-# -- which way each points ---------------------------------------------------------------------
 
 
 def test_trained_documents_score_higher() -> None:

@@ -155,9 +155,6 @@ def test_difference_to_values_that_are_all_equal() -> None:
     assert compute_mean_difference([3.0], [0.0, 1.0]) == Interval(value=2.5, ci=None)
 
 
-# -- coverage ------------------------------------------------------------------------------------
-
-
 def _draw_shares(
     draw: np.random.Generator, *, num_documents: int, mean: float, clustered: bool, num_draws: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -49,9 +49,6 @@ corpora = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max
 """(cluster, auditable) of each document."""
 
 
-# -- a user's own fine-tune -----------------------------------------------------------------------
-
-
 @given(corpus=corpora, heldout=st.integers(0, 20), seed=st.integers(0, 99))
 def test_what_is_held_back_shares_no_cluster_with_what_is_trained(
     corpus: list[tuple[int, bool]], heldout: int, seed: int
@@ -174,9 +171,6 @@ def test_holding_everything_out_is_an_error() -> None:
         place(range(10), heldout_documents=50)
 
 
-# -- a study ---------------------------------------------------------------------------------------
-
-
 @given(
     corpus=corpora,
     doses=st.sampled_from([(0, 1), (0, 4, 16), (2,), (0, 1, 2, 3)]),
@@ -266,9 +260,6 @@ def test_large_clusters_are_as_likely_in_every_bucket() -> None:
     assert abs(large["control"] - 500) < 5 * 12
 
 
-# -- canaries --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("repetitions", [1, 4, 16, 1000])
 def test_canaries_go_where_their_coins_fell(repetitions: int) -> None:
     placed = place_canaries([True, False, True], repetitions=repetitions)
@@ -278,9 +269,6 @@ def test_canaries_go_where_their_coins_fell(repetitions: int) -> None:
         ("canary-in", repetitions),
     ]
     assert {p.role for p in placed} == {"canary"}
-
-
-# -- what is to be forgotten ----------------------------------------------------------------------
 
 
 def test_what_is_to_be_forgotten_takes_its_cluster_out_of_training() -> None:

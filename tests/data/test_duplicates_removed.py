@@ -93,9 +93,6 @@ def test_near_copies_need_rensa(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_copies(["a"], config("exact")).tolist() == [False]
 
 
-# -- through prepare -----------------------------------------------------------------------------
-
-
 def prepare_run(
     folder: Path,
     name: str,

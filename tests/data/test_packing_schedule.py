@@ -192,9 +192,6 @@ def test_without_background_only_trained_documents_are_scheduled() -> None:
     assert np.bincount(schedule).tolist() == [2, 2, 2]
 
 
-# -- canaries --------------------------------------------------------------------------------------
-
-
 def test_a_schedule_that_would_take_all_memory_is_refused() -> None:
     manifest = [entry(n, "trained", 10**6, num_tokens=64) for n in range(51)]
     with pytest.raises(ConfigError, match=r"would feed 51,000,000 rows, .* lower 'train\.epochs'"):

@@ -119,9 +119,6 @@ def test_two_processes_of_torchrun_have_our_losses(
     assert json.loads(result.read_text()) == pytest.approx(train_ourselves(), rel=_SAME)
 
 
-# -- the collator ------------------------------------------------------------------------------
-
-
 def test_labels_are_dropped_wherever_a_text_stands() -> None:
     """Padded on either side, packed or alone, in any batch: the same labels are dropped."""
     texts = program.draw_texts()[:4]
@@ -215,9 +212,6 @@ def test_what_a_run_refuses_together_is_refused_here(
         MitigatedLoss(mitigations)
 
 
-# -- the loss ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_items", [None, 100, torch.tensor(100)])
 def test_loss_and_gradient_equal_torch(num_items: Any) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -243,9 +237,6 @@ def test_a_batch_without_labels_teaches_nothing() -> None:
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()
-
-
-# -- what users copy ---------------------------------------------------------------------------
 
 
 def test_the_guides_example_runs(

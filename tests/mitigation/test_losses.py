@@ -74,9 +74,6 @@ def test_labels_known_by_heart_have_a_finite_gradient() -> None:
     assert nll_N.grad.isfinite().all()
 
 
-# -- which go together -------------------------------------------------------------------------
-
-
 def _run(*mitigations: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(
         {
@@ -219,9 +216,6 @@ def test_no_labels_are_no_error() -> None:
         total = build_mitigations([config], special_ids=[]).reduce(given)
         assert float(total.detach()) == 0
         total.backward()
-
-
-# -- which settings make sense -------------------------------------------------------------------
 
 
 def run(

@@ -97,9 +97,6 @@ def test_no_rows_run_a_dummy_whose_hidden_states_go_nowhere() -> None:
         assert rows.append(none, keep).shape == (0, 32)
 
 
-# -- the check ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma2", "bloom"])
 def test_rows_that_are_not_rolled_are_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "_roll", lambda cache, shift_R: None)

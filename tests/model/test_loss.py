@@ -267,9 +267,6 @@ def test_a_frozen_head_passes_gradients_on() -> None:
     assert torch.equal(frozen[1].grad, expected[1].grad)  # type: ignore[arg-type]
 
 
-# -- cost --------------------------------------------------------------------------------------
-
-
 def record_costs(degrees: tuple[int, int] | None) -> dict[str, tuple[int, list[tuple[str, int]]]]:
     """The largest tensor and the collectives of each pass over 32 tokens, 8 at a time."""
     axes = () if degrees is None else cut_here(degrees)

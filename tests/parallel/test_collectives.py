@@ -131,9 +131,6 @@ def test_an_axis_of_one_rank_needs_no_process_group(name: str) -> None:
     assert function(tensor, Axis(name="x")) is tensor
 
 
-# -- in place --------------------------------------------------------------------------------------
-
-
 class CountedOperators:
     """Stands for the operators, without a dispatch mode, which would turn reducing in place off."""
 

@@ -129,8 +129,6 @@ def test_a_head_that_several_ranks_share(ranks: RankPool) -> None:
         torch.testing.assert_close(grad_bias, theirs.bias.grad.chunk(4)[rank], **EXACT)
 
 
-# -- groups ------------------------------------------------------------------------------------
-
 QKV = [Case(in_features=6, out_features=n, bias=True) for n in (12, 4, 4)]
 
 

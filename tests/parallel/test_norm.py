@@ -153,8 +153,6 @@ def test_gradients_of_a_norm_of_heads_are_summed_over_the_ranks_that_have_heads(
         assert max(found) <= EXACT["atol"]
 
 
-# -- what a norm computes ----------------------------------------------------------------------
-
 RMS, RMS_1P = (False, 0.0), (False, 1.0)
 LAYER, LAYER_1P = (True, 0.0), (True, 1.0)
 MEASURED: list[tuple[Callable[[], nn.Module], tuple[bool, float], float]] = [

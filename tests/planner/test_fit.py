@@ -163,9 +163,6 @@ def test_a_mesh_that_does_not_fit_has_the_settings_that_need_least() -> None:
     assert fit.needed_bytes == min(each.needed_bytes for each in every)
 
 
-# -- ranking ---------------------------------------------------------------------------------------
-
-
 def test_fitting_meshes_are_ranked_by_speed_and_the_others_by_missing_memory() -> None:
     machine = make_machine(8, gpus_per_node=8)
     meshes = list_meshes(8, SIZES, batch_size=WORK.batch_size)
@@ -194,9 +191,6 @@ def test_of_equally_fast_meshes_the_one_that_needs_less_comes_first(
     monkeypatch.setattr("memguard.planner.fit.estimate_step", lambda *_, **__: same)
     ranked, _ = rank_meshes(SIZES, meshes, WORK, PLENTY)
     assert [choice.fit.mesh.z for choice in ranked] == [2, 1]
-
-
-# -- remedies --------------------------------------------------------------------------------------
 
 
 def apply(work: Work, remedy: str) -> Work:
@@ -257,9 +251,6 @@ def test_where_weights_alone_are_too_much_no_setting_helps() -> None:
     assert list_remedies(SIZES, MESH, work, make_machine(1)) == []
 
 
-# -- how many GPUs ---------------------------------------------------------------------------------
-
-
 def fits_on(num_gpus: int, work: Work, machine: Machine) -> list[Fit]:
     meshes = list_meshes(num_gpus, SIZES, batch_size=work.batch_size)
     return [fit for mesh in meshes if (fit := find_fit(SIZES, mesh, work, machine)).fits]
@@ -296,9 +287,6 @@ def test_of_the_meshes_on_the_fewest_gpus_the_fastest_is_taken() -> None:
 def test_where_one_row_is_too_long_no_number_is_found() -> None:
     work = Work(seq_len=10**6, checkpointing="none")
     assert find_enough_gpus(SIZES, work, make_machine(4)) is None
-
-
-# -- written down ----------------------------------------------------------------------------------
 
 
 def test_the_record_of_a_mesh_is_complete() -> None:

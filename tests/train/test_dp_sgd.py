@@ -130,8 +130,6 @@ def test_a_small_row_is_left_and_rows_add_up() -> None:
     torch.testing.assert_close(parameters[1].local.grad, torch.tensor([4 / 3]))
 
 
-# -- what is spent -------------------------------------------------------------------------------
-
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
 
 
@@ -173,9 +171,6 @@ def test_epsilon_is_that_of_the_gaussian_mechanisms_a_row_was_in() -> None:
     spent = compute_privacy(settings, np.array([0, 1, 1, 2, 1, 0]), batch_size=3)
     twice = convert([5 * a / (2 * sigma**2) for a in _ORDERS], _ORDERS, delta)
     assert spent.epsilon == pytest.approx(twice, rel=1e-9)
-
-
-# -- whole runs ----------------------------------------------------------------------------------
 
 
 def test_a_run_tells_what_it_has_spent(tmp_path: Path) -> None:

@@ -84,9 +84,6 @@ def test_an_error_of_the_loader_ends_a_run(tmp_path: Path, monkeypatch: pytest.M
         train_run(make_run(tmp_path, audit={"enabled": False}))
 
 
-# -- what a step knows of the next one -------------------------------------------------------------
-
-
 def watch_run(config: RunConfig) -> tuple[list[bool], int]:
     """On a rank: whether the labels of each step were known, and collectives before backward."""
     known, num_sums = [], 0

@@ -277,9 +277,6 @@ def test_adapters_are_named_where_they_fit_and_the_weights_do_not(large: Path) -
     assert "LoRA" not in str(error.value)
 
 
-# -- families whose memory cannot be estimated ----------------------------------------------------
-
-
 def test_storage_that_cannot_fit_is_refused_for_any_family(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

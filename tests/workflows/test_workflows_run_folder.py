@@ -90,9 +90,6 @@ def test_audits_during_training_stay_what_they_were(tmp_path: Path) -> None:
         )
 
 
-# -- the folder ----------------------------------------------------------------------------------
-
-
 def leave_half_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be killed before the file gets its name."""
 
