@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_examples import Outcome, read_json, run_cli, save_tiny_model, write_run, write_texts
+from cli_examples import (
+    Outcome,
+    read_json,
+    run_cli,
+    save_tiny_model,
+    succeed,
+    write_run,
+    write_texts,
+)
 from pyarrow import parquet
 
 from memguard.data.corpus import load_corpus
@@ -28,12 +36,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def audit(folder: Path, out: str, *arguments: object, model: str = "model") -> Outcome:
-    outcome = run_cli(
+    outcome = succeed(
         "audit",
         *("--model", folder / model, "--out", folder / out),
         *("--members", folder / "documents.jsonl", "--continuation-tokens", 6, *arguments),
     )
-    assert outcome.code == 0, outcome.err
     return outcome
 
 
@@ -160,14 +167,13 @@ def suite(folder: Path) -> Path:
 def test_a_suite_of_ones_own(folder: Path, suite: Path) -> None:
     reference = save_tiny_model(folder / "reference", num_hidden_layers=1)
     out = folder / "out"
-    outcome = run_cli(
+    succeed(
         "audit",
         *("--model", folder / "model", "--reference", reference, "--out", out, "--suite", suite),
         # Short enough for something to stand before them: the model has 128 positions.
         *("--members", write_texts(folder / "short.jsonl", words=15)),
         *("--nonmembers", write_texts(folder / "others.jsonl", 30, seed=1, words=15)),
     )
-    assert outcome.code == 0, outcome.err
     report = load_record(AuditReport, out / "report.json")
     assert (report.method.suite, report.method.suite_version) == ("mine", 3)
     rows = {row.score: row for row in report.membership}
@@ -215,8 +221,7 @@ def test_text_is_decoded_without_special_tokens(shared_data: Path) -> None:
 def test_canaries_stand_in_an_order_that_no_coin_decides(folder: Path) -> None:
     write_texts(folder / "many.jsonl", 400, words=12)
     settings = write_run(folder, data={"train": str(folder / "many.jsonl"), "seq_len": 64})
-    outcome = run_cli("prepare", settings)
-    assert outcome.code == 0, outcome.err
+    succeed("prepare", settings)
     corpus = load_corpus(folder / "runs" / "run")
     canaries = list_canaries(corpus, seq_len=64)
     assert len(canaries) >= 8

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from cli_examples import run_cli, write_run
+from cli_examples import succeed, write_run
 
 from memguard.config import AuditConfig, GoldfishConfig
 from memguard.data.corpus import load_corpus
@@ -21,8 +21,7 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     copy = json.dumps({**json.loads(lines[0]), "id": "copy"})
     (folder / "copied.jsonl").write_text("\n".join([*lines, copy]) + "\n")
     settings = write_run(folder, data={"train": str(folder / "copied.jsonl")}, train={"epochs": 16})
-    outcome = run_cli("prepare", settings)
-    assert outcome.code == 0, outcome.err
+    succeed("prepare", settings)
     corpus = load_corpus(folder / "runs" / "run")
     config = GoldfishConfig(name="goldfish", k=8, k_by_dose={16: 4, 32: 2})
     k_schedule = build_k_schedule([config], corpus.manifest, can_tighten=False, special_ids=[])
