@@ -1,10 +1,11 @@
-"""Entries of a manifest and documents of an audit with only what a test cares about."""
+"""Entries of a manifest, documents and buckets of an audit with only what a test cares about."""
 
 from typing import Any
 
 import numpy as np
 
 from memguard.audit.extraction import AuditDocument
+from memguard.audit.selection import BucketOutline
 from memguard.records import ManifestEntry
 
 
@@ -38,3 +39,11 @@ def make_document(ids: Any, *, name: str = "d", **fields: Any) -> AuditDocument:
         "text_hmac": None,
     }
     return AuditDocument(id=name, input_ids=array, **{**values, **fields})
+
+
+def make_outline(
+    bucket: str, role: Any = "trained", num_repetitions: int | None = None, **counts: int
+) -> BucketOutline:
+    """Return a bucket of which every document is audited, unless ``counts`` say otherwise."""
+    values = {"num_too_short": 0, "num_not_sampled": 0, **counts}
+    return BucketOutline(bucket=bucket, role=role, num_repetitions=num_repetitions, **values)

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from corpus_examples import summarise
 from record_examples import make_entry
 
 from memguard.records import hash_plan, save_manifest
 from memguard.records.run_files import (
     CheckpointManifest,
-    PreparedSummary,
     add_hash_line,
     find_checkpoint_damage,
     find_config_damage,
@@ -63,20 +63,8 @@ def prepared(tmp_path: Path) -> Path:
     key = tmp_path / "audit" / "private" / "hmac.key"
     key.parent.mkdir(parents=True)
     key.write_text("00ff")
-    summary = PreparedSummary(
-        key="k",
-        audit_key="a",
-        documents_sha256="d",
-        sources=["s"],
-        num_documents=1,
-        num_empty=0,
-        num_shorter=0,
-        num_left_out=0,
-        num_canaries=0,
-        num_clusters=1,
-        num_boilerplate_grams=0,
-        num_control=0,
-        num_control_overlapping=0,
+    summary = summarise(
+        1,
         arrays={"input_ids.npy": sum_file(folder / "input_ids.npy")},
         manifest_sha256=hash_plan([ENTRY]),
         private_key_sha256=sum_file(key).sha256,

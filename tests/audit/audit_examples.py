@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from numpy.typing import NDArray
-from record_examples import make_document
+from record_examples import make_document, make_outline
+from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
@@ -170,17 +169,12 @@ class Held:
 
 def build_tiny_llama(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> Any:
     """Return a random Llama that says something else after each context."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = transformers.LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            **{"max_position_embeddings": 64, "initializer_range": 0.2, **fields},
-        )
-        return transformers.LlamaForCausalLM(config).eval()
+    return build(
+        "llama",
+        seed=seed,
+        vocab_size=vocab_size,
+        **{"num_key_value_heads": 4, "pad_token_id": None, **fields},
+    )
 
 
 def build_tiny_layer(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> CausalLM:
@@ -313,13 +307,7 @@ def build_evidence(
     if outlines is None:
         firsts = {score.bucket: score for score in reversed(scores)}
         outlines = [
-            BucketOutline(
-                bucket=name,
-                role=firsts[name].role,
-                num_repetitions=firsts[name].num_repetitions,
-                num_too_short=0,
-                num_not_sampled=0,
-            )
+            make_outline(name, firsts[name].role, firsts[name].num_repetitions)
             for name in dict.fromkeys(score.bucket for score in scores)
         ]
     rows = [

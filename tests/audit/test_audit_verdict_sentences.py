@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from record_examples import make_outline
 from verdict_examples import (
     Group,
     build_results,
@@ -21,7 +22,6 @@ from verdict_examples import (
     unreached,
 )
 
-from memguard.audit.selection import BucketOutline
 from memguard.audit.verdict import DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict, format_percent
 from memguard.records import Verdict
@@ -149,20 +149,9 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
         ]
     )
     outlines = [
-        BucketOutline(
-            bucket="trained", role="trained", num_repetitions=64, num_too_short=9, num_not_sampled=7
-        ),
-        BucketOutline(
-            bucket="never", role="trained", num_repetitions=0, num_too_short=50, num_not_sampled=50
-        ),
-        BucketOutline(
-            bucket="control",
-            role="control",
-            num_repetitions=0,
-            num_too_short=1,
-            num_not_sampled=0,
-            num_near_duplicates=2,
-        ),
+        make_outline("trained", "trained", 64, num_too_short=9, num_not_sampled=7),
+        make_outline("never", "trained", 0, num_too_short=50, num_not_sampled=50),
+        make_outline("control", "control", 0, num_too_short=1, num_near_duplicates=2),
     ]
     coverage = replace(make_coverage(documents, too_short=9, generated=False), num_trained=136)
     verdict = _build(

@@ -9,9 +9,9 @@ import pytest
 from audit_examples import build_evidence, build_rows, build_suite, tabulate
 from hypothesis import given
 from hypothesis import strategies as st
+from record_examples import make_outline
 
 from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import compute_trend
 from memguard.audit.summary import COPIES, compute_trends, count_copies, summarise
 from memguard.records import AuditResults, BucketScores, CanaryScores, DocumentScore
@@ -86,16 +86,10 @@ def test_documents_too_short_are_those_of_trained_buckets(make_score: MakeScore)
     scores = [*_control(make_score, [0] * 10), *_list(make_score, "x4", [0] * 40)]
 
     def audit(short: int, sampled: int, role: str = "trained", count: int = 4) -> AuditResults:
-        rows = [("x0", "control", 0), ("x4", "trained", 4), ("more", role, count)]
         outlines = [
-            BucketOutline(
-                bucket=bucket,
-                role=kind,
-                num_repetitions=number,
-                num_too_short=short if bucket == "more" else 0,
-                num_not_sampled=sampled if bucket == "more" else 0,
-            )
-            for bucket, kind, number in rows
+            make_outline("x0", "control", 0),
+            make_outline("x4", "trained", 4),
+            make_outline("more", role, count, num_too_short=short, num_not_sampled=sampled),
         ]
         return _summarise(scores, outlines)
 
@@ -166,12 +160,7 @@ def _buckets(
     make_score: MakeScore, kinds: list[tuple[str, Any, int | None, list[int]]]
 ) -> list[BucketScores]:
     """Buckets of (name, role, repetitions, right tokens of each document)."""
-    outlines = [
-        BucketOutline(
-            bucket=name, role=role, num_repetitions=count, num_too_short=0, num_not_sampled=0
-        )
-        for name, role, count, _ in kinds
-    ]
+    outlines = [make_outline(name, role, count) for name, role, count, _ in kinds]
     scores = [
         make_score(f"{name} {number}", right, bucket=name, role=role, num_repetitions=count)
         for name, role, count, rights in kinds

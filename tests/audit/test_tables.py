@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from record_examples import make_outline
 from scipy import stats
 
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import METRICS, ProbeTable, build_measures
 from memguard.records import Interval, Measure, Rate
 
@@ -19,13 +19,7 @@ MakeDocument = Callable[..., AuditDocument]
 NAN = np.nan
 
 
-def _outline(bucket: str, role: Any) -> BucketOutline:
-    return BucketOutline(
-        bucket=bucket, role=role, num_repetitions=None, num_too_short=0, num_not_sampled=0
-    )
-
-
-OUTLINES = (_outline("x0", "control"), _outline("x4", "trained"))
+OUTLINES = (make_outline("x0", "control"), make_outline("x4"))
 
 
 def _measure(

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from audit_examples import Scripted, build_evidence, build_rows, say_by_context, say_known
+from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
-from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import GridProbe
 from memguard.audit.tables import METRICS, build_attack_cost, list_tables
 from memguard.audit.teacher_forcing import TeacherForcedScores
@@ -89,12 +89,7 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
         tiny_margin=1.0,
         schemes=(SamplingScheme(), SamplingScheme(top_k=40)),
     )
-    outlines = [
-        BucketOutline(
-            bucket=name, role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0
-        )
-        for name in ("x0", "x1", "empty")
-    ]
+    outlines = [make_outline(name, num_repetitions=1) for name in ("x0", "x1", "empty")]
     odd = {tuple(w.input_ids.tolist()) for w in windows if w.document.bucket == "x1"}
     knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
     model = _ask(Scripted(knows), teacher_forced, windows)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from published_sizes import LLAMA_8B
 from transformers import (
     FalconConfig,
     Gemma3Config,
@@ -29,16 +30,6 @@ from memguard.parallel.mesh_shape import (
     nearest_world_sizes,
 )
 from memguard.parallel.model_sizes import ModelSizes
-
-LLAMA_8B = ModelSizes(
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    vocab_size=128256,
-    num_layers=32,
-)
 
 
 def test_sizes_of_a_llama() -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import report_examples as examples
 from numpy.typing import NDArray
-from record_examples import make_document
+from record_examples import make_document, make_outline
 
 from memguard import records as r
-from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import ProbeTable, build_measures
 from memguard.report.audit_summary import describe_learned, find_learned
 
@@ -53,13 +52,7 @@ def measure(model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None) 
         base=None if base_2N is None else {"token_accuracy": base_2N},
     )
     outlines = [
-        BucketOutline(
-            bucket=bucket,
-            role="trained" if count else "control",
-            num_repetitions=count,
-            num_too_short=0,
-            num_not_sampled=0,
-        )
+        make_outline(bucket, "trained" if count else "control", count)
         for bucket, count in zip(CONTROL_AND_TRAINED, (0, 16), strict=True)
     ]
     return build_measures([table], documents, outlines)

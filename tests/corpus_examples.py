@@ -12,7 +12,7 @@ from memguard.records import ManifestEntry
 from memguard.records.run_files import PreparedSummary
 
 
-def summarise(num_documents: int) -> PreparedSummary:
+def summarise(num_documents: int, **fields: Any) -> PreparedSummary:
     return PreparedSummary(
         key="k",
         audit_key="a",
@@ -27,6 +27,7 @@ def summarise(num_documents: int) -> PreparedSummary:
         num_boilerplate_grams=0,
         num_control=0,
         num_control_overlapping=0,
+        **fields,
     )
 
 
