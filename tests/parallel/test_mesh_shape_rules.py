@@ -1,5 +1,6 @@
 """Sizes are read from any configuration, and each broken rule is one sentence."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,15 +155,8 @@ def test_broken_rules_are_sentences(degrees: dict[Any, int], expected: list[str]
 
 
 def test_rules_that_only_odd_models_break() -> None:
-    sizes = ModelSizes(
-        hidden_size=64,
-        num_heads=64,
-        num_kv_heads=2,
-        head_dim=6,
-        intermediate_size=64,
-        vocab_size=7,
-        num_layers=1,
-    )
+    widths = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 7}
+    sizes = replace(LLAMA_8B, **widths, num_heads=64, num_kv_heads=2, head_dim=6)
     assert find_broken({"x": 8}, build_rules(sizes, None)) == [
         "'parallel.x' above the number of key/value heads must divide their 12 features; got 8",
         "'parallel.x' must leave every rank some of the model's 7 vocabulary entries; got 8",
