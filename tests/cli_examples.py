@@ -54,6 +54,13 @@ def run_cli(*arguments: object) -> Outcome:
     return Outcome(code=code, out=out.getvalue(), err=err.getvalue())
 
 
+def succeed(*arguments: object) -> Outcome:
+    """Run a command that must end with exit code 0."""
+    outcome = run_cli(*arguments)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
 def make_texts(count: int, *, words: int = 40, seed: int = 0) -> list[str]:
     """Return texts of random words; no two share a run of 13."""
     draw = np.random.default_rng(seed)

@@ -43,15 +43,10 @@ def reduce_plainly(
         level = settings["flooding"].level
         loss_N = (loss_N - level).abs() + level
     if "ngram_penalty" in settings:
-        assert reference_nll_N is not None
-        assert piece_N is not None
         nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
         gain_N = reference_nll_N[is_kept_N] - nll_N
         loss_N = loss_N + _penalise(gain_N, piece_N[is_kept_N].tolist(), settings["ngram_penalty"])
     if "npo" in settings:
-        assert reference_nll_N is not None
-        assert piece_N is not None
-        assert forget_N is not None
         nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
         return _prefer_not(
             loss_N,
@@ -61,7 +56,6 @@ def reduce_plainly(
             settings["npo"].beta,
         ) / len(loss_N)
     if "gradient_ascent" in settings:
-        assert forget_N is not None
         nll_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
         is_climbed_N = forget_N[is_kept_N] & (nll_N < settings["gradient_ascent"].ceiling)
         is_left_N = forget_N[is_kept_N] & ~is_climbed_N

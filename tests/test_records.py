@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from record_examples import make_entry
 
 from memguard.errors import RecordError, VersionError
 from memguard.records import (
     Comparison,
     ComparisonCell,
     Interval,
-    ManifestEntry,
     MembershipScores,
     Rate,
     Record,
@@ -26,21 +26,6 @@ from memguard.records import (
     save_record,
     write_atomically,
 )
-
-
-def make_entry(identifier: str = "a", **changes: object) -> ManifestEntry:
-    values = {
-        "id": identifier,
-        "text_hmac": "00",
-        "source": "a.jsonl",
-        "bucket": "x4",
-        "role": "trained",
-        "planned_repetitions": 4,
-        "num_repetitions": None,
-        "num_tokens": 12,
-        "cluster": 0,
-    }
-    return ManifestEntry.model_validate(values | changes)
 
 
 def test_a_record_reads_back_equal(tmp_path: Path) -> None:

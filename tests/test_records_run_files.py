@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from corpus_examples import summarise
+from record_examples import make_entry
 
-from memguard.records import ManifestEntry, hash_plan, save_manifest
+from memguard.records import hash_plan, save_manifest
 from memguard.records.run_files import (
     CheckpointManifest,
-    PreparedSummary,
     add_hash_line,
     find_checkpoint_damage,
     find_config_damage,
@@ -18,17 +19,7 @@ from memguard.records.run_files import (
 )
 from memguard.records.sealed import Damage, save_sealed, sum_file
 
-ENTRY = ManifestEntry(
-    id="a",
-    text_hmac="h",
-    source="s",
-    bucket="trained",
-    role="trained",
-    planned_repetitions=1,
-    num_repetitions=None,
-    num_tokens=3,
-    cluster=0,
-)
+ENTRY = make_entry(num_tokens=3)
 COUNTED = ENTRY.model_copy(update={"num_repetitions": 1, "num_tokens_fed": 3})
 
 
@@ -40,9 +31,6 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-# -- settings --------------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_of_the_settings_is_damage(tmp_path: Path) -> None:
@@ -67,9 +55,6 @@ def test_settings_that_are_not_there_are_missing(tmp_path: Path) -> None:
     assert str(find_config_damage(tmp_path)[0]) == "config.yaml is missing"
 
 
-# -- documents -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
     folder = tmp_path / "prepared"
@@ -78,20 +63,8 @@ def prepared(tmp_path: Path) -> Path:
     key = tmp_path / "audit" / "private" / "hmac.key"
     key.parent.mkdir(parents=True)
     key.write_text("00ff")
-    summary = PreparedSummary(
-        key="k",
-        audit_key="a",
-        documents_sha256="d",
-        sources=["s"],
-        num_documents=1,
-        num_empty=0,
-        num_shorter=0,
-        num_left_out=0,
-        num_canaries=0,
-        num_clusters=1,
-        num_boilerplate_grams=0,
-        num_control=0,
-        num_control_overlapping=0,
+    summary = summarise(
+        1,
         arrays={"input_ids.npy": sum_file(folder / "input_ids.npy")},
         manifest_sha256=hash_plan([ENTRY]),
         private_key_sha256=sum_file(key).sha256,
@@ -136,9 +109,6 @@ def test_documents_may_be_missing_only_until_training_begins(tmp_path: Path) -> 
     assert find_prepared_damage(tmp_path) == []
     (tmp_path / "metrics.jsonl").touch()
     assert list_names(find_prepared_damage(tmp_path)) == ["prepared/summary.json"]
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def save_checkpoint_files(folder: Path, **changes: object) -> Path:
@@ -195,9 +165,6 @@ def test_a_file_outside_the_checkpoint_is_damage(tmp_path: Path) -> None:
     assert list_names(find_checkpoint_damage(path)) == ["__0_0.distcp", "../outside.json"]
 
 
-# -- training's end --------------------------------------------------------------------------------
-
-
 TEMPLATE = "additional_chat_templates/tools.jinja"
 
 
@@ -225,8 +192,7 @@ def test_the_card_of_a_model_may_be_written_again(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["metrics.jsonl", "manifest.jsonl", "model/config.json", f"model/{TEMPLATE}"],
+    "file", ["metrics.jsonl", "manifest.jsonl", "model/config.json", f"model/{TEMPLATE}"]
 )
 @pytest.mark.parametrize("change", [flip, Path.unlink])
 def test_what_training_left_and_changed_since_is_named(

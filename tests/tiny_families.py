@@ -5,12 +5,7 @@ from typing import Any
 import torch
 import transformers
 
-from memguard.hf.small_config import (
-    RUNNABLE,
-    make_default_config,
-    reduce_config,
-    set_no_dropout,
-)
+from memguard.hf.small_config import RUNNABLE, make_default_config, reduce_config, set_no_dropout
 
 VOCAB_SIZE = 97
 
@@ -66,76 +61,50 @@ LEAKING: dict[str, dict[str, Any]] = {
 _HEADS: dict[str, Any] = {**_COMMON, "head_dim": 8}
 _WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+_PER_LAYER = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
 
 # For comparisons of meshes with one process only. Eager experts have float64.
 MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "arcee": _COMMON,
     "bitnet": _COMMON,
     "cohere2": {**_COMMON, **_WINDOWS},
-    "cwm": {
-        **_HEADS,
-        **_WINDOWS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    "dots1": {
-        **_HEADS,
-        **_EXPERTS,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-    },
+    "cwm": dict(
+        _HEADS, **_WINDOWS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}
+    ),
+    "dots1": {**_HEADS, **_EXPERTS, **_SHARED},
     "ernie4_5": _HEADS,
-    "ernie4_5_moe": {
-        **_HEADS,
+    "ernie4_5_moe": dict(
+        _HEADS,
         **_EXPERTS,
-        "moe_num_experts": 4,
-        "moe_k": 2,
-        "moe_num_shared_experts": 2,
-        "moe_layer_start_index": 1,
-        "moe_layer_end_index": 1,
-    },
-    "flex_olmo": {
-        **_COMMON,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 64,
-    },
+        moe_num_experts=4,
+        moe_k=2,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+        moe_layer_end_index=1,
+    ),
+    "flex_olmo": dict(_COMMON, num_experts=4, num_experts_per_tok=2, intermediate_size=64),
     "exaone4": {**_HEADS, **_WINDOWS},
     "gemma": _HEADS,
     "glm": {**_HEADS, "attention_bias": True},
     "glm4": {**_HEADS, "attention_bias": True},
     "gpt_bigcode": {**_SMALL, **_OLD_NAMES, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
-    "glm4_moe": {
-        **_HEADS,
-        **_EXPERTS,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "use_qk_norm": True,
-        "attention_bias": True,
-    },
-    "granitemoeshared": {
-        **_COMMON,
-        "num_local_experts": 4,
-        "intermediate_size": 64,
-        "shared_intermediate_size": 40,
-    },
-    "granitemoe": {
-        **_COMMON,
-        "num_local_experts": 4,
-        "intermediate_size": 64,
-        "logits_scaling": 3.0,
-    },
+    "glm4_moe": dict(_HEADS, **_EXPERTS, **_SHARED, use_qk_norm=True, attention_bias=True),
+    "granitemoeshared": dict(
+        _COMMON, num_local_experts=4, intermediate_size=64, shared_intermediate_size=40
+    ),
+    "granitemoe": dict(_COMMON, num_local_experts=4, intermediate_size=64, logits_scaling=3.0),
     "helium": _HEADS,
     # Each multiplier is far from 1.
-    "hyperclovax": {
-        **_HEADS,
-        "attention_multiplier": 0.5,
-        "embedding_multiplier": 2.0,
-        "logits_scaling": 0.25,
-        "residual_multiplier": 0.5,
-        "use_post_norm": True,
-    },
+    "hyperclovax": dict(
+        _HEADS,
+        attention_multiplier=0.5,
+        embedding_multiplier=2.0,
+        logits_scaling=0.25,
+        residual_multiplier=0.5,
+        use_post_norm=True,
+    ),
     "internlm3": _HEADS,
     "iquestcoder": {**_HEADS, "attention_bias": True, "mlp_bias": True},
     "jais2": _HEADS,
@@ -156,19 +125,9 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {**_COMMON, **_WINDOWS},
     "persimmon": {**_SMALL, "attention_dropout": 0.0},
     "phi": _COMMON,
-    "olmoe": {
-        **_COMMON,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 64,
-    },
+    "olmoe": dict(_COMMON, num_experts=4, num_experts_per_tok=2, intermediate_size=64),
     # The first layer is dense.
-    "qwen2_moe": {
-        **_COMMON,
-        **_EXPERTS,
-        "shared_expert_intermediate_size": 40,
-        "mlp_only_layers": [0],
-    },
+    "qwen2_moe": dict(_COMMON, **_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[0]),
     "qwen3_moe": {**_HEADS, **_EXPERTS},
     "seed_oss": {**_HEADS, "attention_dropout": 0.0, "residual_dropout": 0.0},
     "smollm3": _COMMON,
@@ -179,15 +138,9 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 _ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
 STORED_OTHERWISE: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {
-        **_SMALL,
-        **_ROUTED,
-        **_LATENT,
-        "v_head_dim": 8,
-        "n_group": 2,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v3": dict(
+        _SMALL, **_ROUTED, **_LATENT, v_head_dim=8, n_group=2, topk_group=1, first_k_dense_replace=1
+    ),
     "gptj": {"vocab_size": VOCAB_SIZE, **_OLD_NAMES, "rotary_dim": 4, "resid_pdrop": 0},
     "hrm_text": _HEADS,
     "phimoe": {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -196,21 +149,16 @@ STORED_OTHERWISE: dict[str, dict[str, Any]] = {
 # Whose sizes depend on each other in ways that `reduce_config` does not know: latent attention,
 # heads of recurrent layers, one kind of layer for each index.
 _LATENT_HEADS = {**_COMMON, **_LATENT, "num_key_value_heads": 4, "v_head_dim": 8}
-_LATENT_EXPERTS = {
-    **_LATENT_HEADS,
+_LATENT_EXPERTS = dict(
+    _LATENT_HEADS,
     **_ROUTED,
-    "n_shared_experts": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "mlp_layer_types": ["dense", "sparse"],
-}
+    n_shared_experts=1,
+    n_group=2,
+    topk_group=1,
+    mlp_layer_types=["dense", "sparse"],
+)
 _INDEXED = {"head_dim": 8, "index_topk": 4, "index_head_dim": 16, "index_n_heads": 2}
-_MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 4,
-}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4}
 SIZES_DEPEND: dict[str, dict[str, Any]] = {
     "axk1": _LATENT_EXPERTS,
     "axk2": {**_LATENT_EXPERTS, **_INDEXED},
@@ -224,105 +172,81 @@ SIZES_DEPEND: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
-    "deepseek_v2": {
-        **_LATENT_HEADS,
-        **_ROUTED,
-        "head_dim": 8,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v2": dict(
+        _LATENT_HEADS, **_ROUTED, head_dim=8, n_shared_experts=1, first_k_dense_replace=1
+    ),
     "deepseek_v32": {**_LATENT_EXPERTS, **_INDEXED, "first_k_dense_replace": 1},
-    "gemma4_text": {
-        **_HEADS,
-        **_WINDOWS,
-        "global_head_dim": 8,
-        "vocab_size_per_layer_input": VOCAB_SIZE,
-        "hidden_size_per_layer_input": 8,
-    },
-    "gemma3n_text": {
-        **_HEADS,
-        "num_hidden_layers": 4,
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "num_kv_shared_layers": 2,
-        "vocab_size_per_layer_input": VOCAB_SIZE,
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
-    },
+    "gemma4_text": {**_HEADS, **_WINDOWS, **_PER_LAYER, "global_head_dim": 8},
+    "gemma3n_text": dict(
+        _HEADS,
+        **_PER_LAYER,
+        num_hidden_layers=4,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        laurel_rank=8,
+        activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
+    ),
     "glm4_moe_lite": _LATENT_EXPERTS,
     "glm_moe_dsa": {**_LATENT_EXPERTS, **_INDEXED, "first_k_dense_replace": 1},
-    "granitemoehybrid": {
-        **_COMMON,
+    "granitemoehybrid": dict(
+        _COMMON,
         **_MAMBA,
-        "layer_types": ["mamba", "attention"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 40,
-        "logits_scaling": 3.0,
-    },
+        layer_types=["mamba", "attention"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=40,
+        logits_scaling=3.0,
+    ),
     "hy_v4": {**_LATENT_EXPERTS, **_INDEXED, "head_dim": 16},
     # The default heads need gigabytes without a kernel.
-    "bailing_hybrid": {
-        **_LATENT_EXPERTS,
-        "head_dim": 8,
-        "num_local_experts": 4,
-        "first_k_dense_replace": 1,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
-    "kimi_linear": {
-        **_LATENT_EXPERTS,
-        "q_lora_rank": None,
-        "num_local_experts": 4,
-        "linear_head_dim": 8,
-        "linear_num_heads": 4,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
-    "lfm2_moe": {
-        **_COMMON,
-        **_EXPERTS,
-        "layer_types": ["conv", "full_attention"],
-        "num_dense_layers": 1,
-    },
-    "longcat_flash": {
-        **_LATENT_HEADS,
-        "num_layers": 2,
-        "head_dim": 8,
-        "ffn_hidden_size": 48,
-        "expert_ffn_hidden_size": 24,
-        "n_routed_experts": 4,
-        "zero_expert_num": 2,
-        "moe_topk": 2,
-    },
-    "mamba2": {
-        **_SMALL,
-        "expand": 2,
-        "num_heads": 8,
-        "head_dim": 8,
-        "state_size": 8,
-        "n_groups": 2,
-        "chunk_size": 4,
-    },
+    "bailing_hybrid": dict(
+        _LATENT_EXPERTS, **_LINEAR, head_dim=8, num_local_experts=4, first_k_dense_replace=1
+    ),
+    "kimi_linear": dict(
+        _LATENT_EXPERTS,
+        **_LINEAR,
+        q_lora_rank=None,
+        num_local_experts=4,
+        linear_head_dim=8,
+        linear_num_heads=4,
+    ),
+    "lfm2_moe": dict(
+        _COMMON, **_EXPERTS, layer_types=["conv", "full_attention"], num_dense_layers=1
+    ),
+    "longcat_flash": dict(
+        _LATENT_HEADS,
+        num_layers=2,
+        head_dim=8,
+        ffn_hidden_size=48,
+        expert_ffn_hidden_size=24,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+    ),
+    "mamba2": dict(
+        _SMALL, expand=2, num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=4
+    ),
     "minicpm3": {**_LATENT_HEADS, "dim_model_base": 8},
-    "olmo_hybrid": {
-        **_COMMON,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    },
+    "olmo_hybrid": dict(
+        _COMMON,
+        **_LINEAR,
+        linear_num_key_heads=4,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    ),
     "xlstm": {**_SMALL, "num_heads": 4, "chunk_size": 4, "autocast_kernel_dtype": "float32"},
     "youtu": _LATENT_HEADS,
-    "zamba2": {
-        **_SMALL,
-        "num_hidden_layers": 3,
-        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
-        "n_mamba_heads": 8,
-        "mamba_d_state": 8,
-        "chunk_size": 4,
-        "adapter_rank": 4,
-    },
+    "zamba2": dict(
+        _SMALL,
+        num_hidden_layers=3,
+        layers_block_type=["linear_attention", "hybrid", "hybrid"],
+        n_mamba_heads=8,
+        mamba_d_state=8,
+        chunk_size=4,
+        adapter_rank=4,
+    ),
 }
 
 # For flex attention on GPUs.

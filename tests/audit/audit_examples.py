@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from numpy.typing import NDArray
+from record_examples import make_document, make_outline
+from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
@@ -169,17 +169,12 @@ class Held:
 
 def build_tiny_llama(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> Any:
     """Return a random Llama that says something else after each context."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = transformers.LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            **{"max_position_embeddings": 64, "initializer_range": 0.2, **fields},
-        )
-        return transformers.LlamaForCausalLM(config).eval()
+    return build(
+        "llama",
+        seed=seed,
+        vocab_size=vocab_size,
+        **{"num_key_value_heads": 4, "pad_token_id": None, **fields},
+    )
 
 
 def build_tiny_layer(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> CausalLM:
@@ -208,16 +203,12 @@ def build_documents(
     """Return random texts: a control bucket and two trained ones."""
     draw = np.random.default_rng(seed)
     return [
-        AuditDocument(
-            id=f"{bucket}-{index}",
+        make_document(
+            draw.integers(0, vocab_size, size),
+            name=f"{bucket}-{index}",
             bucket=bucket,
             role=role,
-            source="a.jsonl",
             num_repetitions=count,
-            input_ids=draw.integers(0, vocab_size, size).astype(np.int32),
-            supervised=np.ones(size, dtype=bool),
-            format="text",
-            num_tokens=size,
             text_hmac=f"hmac-{bucket}-{index}",
         )
         for bucket, role, count in KINDS
@@ -230,17 +221,14 @@ def build_canaries(count: int = 12) -> list[AuditCanary]:
     draw = np.random.default_rng(1)
     return [
         AuditCanary(
-            document=AuditDocument(
-                id=f"canary-{number}",
+            document=make_document(
+                draw.integers(0, 500, 30),
+                name=f"canary-{number}",
                 bucket="canaries",
                 role="canary",
-                source="canaries",
                 num_repetitions=4,
-                input_ids=draw.integers(0, 500, 30).astype(np.int32),
                 supervised=np.arange(30) >= 20,
                 format="prompt_completion",
-                num_tokens=30,
-                text_hmac=None,
             ),
             was_trained=number % 2 == 0,
             num_loss_tokens=10,
@@ -319,13 +307,7 @@ def build_evidence(
     if outlines is None:
         firsts = {score.bucket: score for score in reversed(scores)}
         outlines = [
-            BucketOutline(
-                bucket=name,
-                role=firsts[name].role,
-                num_repetitions=firsts[name].num_repetitions,
-                num_too_short=0,
-                num_not_sampled=0,
-            )
+            make_outline(name, firsts[name].role, firsts[name].num_repetitions)
             for name in dict.fromkeys(score.bucket for score in scores)
         ]
     rows = [
@@ -399,17 +381,13 @@ def _tabulate(rows: Sequence[Sequence[Any]]) -> ScoreMatrix:
 
 def _cut(score: DocumentScore) -> Window:
     size = score.prefix_tokens + score.continuation_tokens
-    document = AuditDocument(
-        id=score.id,
+    document = make_document(
+        np.arange(size),
+        name=score.id,
         bucket=score.bucket,
         role=score.role,
         source=score.source,
         num_repetitions=score.num_repetitions,
-        input_ids=np.arange(size, dtype=np.int32),
-        supervised=np.ones(size, dtype=bool),
-        format="text",
-        num_tokens=size,
-        text_hmac=None,
         num_copies=score.num_copies,
     )
     return Window(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import record_examples
 
 from memguard.audit.extraction import AuditDocument, count_needed_90
 from memguard.audit.passages import TokenResult
@@ -13,21 +14,7 @@ from memguard.records import DocumentScore
 
 @pytest.fixture(scope="session")
 def make_document() -> Callable[..., AuditDocument]:
-    def make(ids: Any, *, name: str = "d", **fields: Any) -> AuditDocument:
-        array = np.asarray(ids, dtype=np.int32)
-        values: dict[str, Any] = {
-            "bucket": "trained",
-            "role": "trained",
-            "source": "a.jsonl",
-            "num_repetitions": 1,
-            "supervised": np.ones(len(array), dtype=bool),
-            "format": "text",
-            "num_tokens": len(array),
-            "text_hmac": None,
-        }
-        return AuditDocument(id=name, input_ids=array, **{**values, **fields})
-
-    return make
+    return record_examples.make_document
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,6 @@ def test_text_window(
     if available < max(minimum, prefix or 0):
         assert window is None
         return
-    assert window is not None
     assert window.prefix_tokens == (available if prefix is None else prefix)
     assert window.continuation_tokens == size
     ids = list(range(length))
@@ -100,7 +99,6 @@ def test_conversation_window_is_the_last_supervised_span(
     document = make_document(np.arange(11), supervised=supervised, format="messages")
     # The lengths set for texts do not cut a completion, nor what stands before it.
     window = ExtractionProbe(continuation_tokens=2, prefix_tokens=2).window(document)
-    assert window is not None
     assert window.continuation_ids.tolist() == [7, 8, 9]
     assert (window.start, window.input_ids.tolist()) == (0, list(range(10)))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from audit_examples import KINDS, audit, build_suite, list_records
 from ranks import RankPool
+from record_examples import make_document
 from tiny_families import VOCAB_SIZE, build
 
 from memguard.audit.decoding import Decoder
@@ -70,17 +71,8 @@ def build_recited(model: Any) -> list[AuditDocument]:
         elif number % 3 == 0:
             row[PREFIX + 3 :: 2] = (row[PREFIX + 3 :: 2] + 1) % VOCAB_SIZE
         documents.append(
-            AuditDocument(
-                id=f"{bucket}-{number}",
-                bucket=bucket,
-                role=role,
-                source="a.jsonl",
-                num_repetitions=count,
-                input_ids=row,
-                supervised=np.ones(len(row), dtype=bool),
-                format="text",
-                num_tokens=len(row),
-                text_hmac=None,
+            make_document(
+                row, name=f"{bucket}-{number}", bucket=bucket, role=role, num_repetitions=count
             )
         )
     return documents

@@ -39,7 +39,6 @@ def test_a_random_model_recites_nothing(seed: int) -> None:
     outcome = audit(documents, Held(ModelScorer(model, 2048)), suite=suite)
     _check_nothing_is_found(outcome)
     for row in outcome.summary.membership:
-        assert row.auc is not None
         # 24 members and 12 nonmembers: by chance 0.5 with a standard error of 0.1.
         assert 0.05 < row.auc.value < 0.95
 
@@ -77,7 +76,6 @@ def test_a_control_that_is_recited_is_no_finding() -> None:
         "20 of 20 control documents are extracted near-verbatim" in b.text for b in summary.banners
     )
     loss = summary.membership[0]
-    assert loss.auc is not None
     assert loss.auc.value == 0, "the score points the other way, and says so"
 
 

@@ -1,12 +1,15 @@
-"""A whole audit by made-up models: what is asked, in which order, and what comes out."""
+"""A whole audit by made-up models: what is asked, in which order, what is kept and asked anew."""
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from audit_examples import (
     CHARACTERS,
     EVERY_PROBE,
@@ -16,18 +19,30 @@ from audit_examples import (
     build_canaries,
     build_documents,
     build_suite,
+    build_tiny_layer,
+    build_tiny_llama,
     is_same,
     know,
     list_records,
     say_by_context,
 )
+from ranks import RankPool
 
+from memguard.audit import cache
+from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.run import AuditOutcome
-from memguard.audit.suite import MaskConsistencyProbe, MembershipProbe
+from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import GridProbe, MaskConsistencyProbe, MembershipProbe, SamplingProbe
 from memguard.errors import DataError
-from memguard.records import MaskChange
+from memguard.hf.assembly import Assembly
+from memguard.hf.load import shard_scratch_model
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
+from memguard.records import DocumentScore, MaskChange
+from memguard.runtime import start_runtime
 
 MakeDocument = Callable[..., AuditDocument]
 
@@ -56,12 +71,10 @@ def test_whole_audit() -> None:
     assert [trend.fitted for trend in summary.trends] == [[0, 0, 1]] * 2
     known = summary.attack_cost[2]
     assert (known.model.num_never, known.model.median) == (0, 0.0)
-    assert known.base is not None
     assert known.base.num_never == 20
     measured = {(measure.probe, measure.metric) for measure in summary.measures}
     assert ("extraction", "verbatim") in measured
     verbatim = next(m for m in summary.measures if m.metric == "verbatim").buckets[2]
-    assert verbatim.change_from_base is not None
     assert verbatim.change_from_base.value == 1
     assert summary.extracted_copies == [], "nobody looked for copies"
     assert summary.canaries is None
@@ -82,7 +95,6 @@ def test_every_probe_at_once() -> None:
     assert [row.score for row in summary.membership] == [
         "loss", "zlib", "min_k_plus_plus", "loss_minus_base", "lowercase", "recall", "blind",
     ]  # fmt: skip
-    assert summary.canaries is not None
     assert (summary.canaries.num_trained, summary.canaries.num_references) == (6, 6)
     assert all(canary.base_nll == 30 for canary in summary.canaries.canaries)
     assert {measure.probe for measure in summary.measures} == {"extraction", "grid"}
@@ -172,3 +184,162 @@ def test_planning_and_summarising_need_no_torch() -> None:
         f"[importlib.import_module('memguard.audit.' + n) for n in '{modules}'.split()]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _run_kept(
+    folder: Path, documents: Sequence[AuditDocument], model: Any, base: Any = None, **fields: Any
+) -> AuditOutcome:
+    context = AuditContext(codec=CHARACTERS, cache=RecordCache(folder))
+    values: dict[str, Any] = {"suite": EVERY_PROBE, "context": context, "min_documents": 1}
+    return audit(documents, model, base, **{**values, **fields})
+
+
+@pytest.fixture
+def small() -> list[AuditDocument]:
+    return build_documents(6, vocab_size=90, size=60)
+
+
+def test_a_second_audit_asks_no_model(small: list[AuditDocument], tmp_path: Path) -> None:
+    canaries = build_canaries()
+
+    def run(name: str) -> tuple[AuditOutcome, Held, Held]:
+        model = Held(Scripted(say_by_context), identity="model")
+        base = Held(know(small, "none"), identity="base")
+        return (_run_kept(tmp_path / name, small, model, base, canaries=canaries), model, base)
+
+    first, model, base = run("a")
+    assert model.num_asked > 0
+    assert base.num_asked > 0
+    again, model, base = run("a")
+    assert (model.num_asked, base.num_asked) == (0, 0)
+    assert is_same(again, first)
+    elsewhere, _, _ = run("b")
+    assert is_same(elsewhere, first)
+
+
+def test_whatever_numbers_depend_on_is_asked_anew(
+    small: list[AuditDocument], tmp_path: Path
+) -> None:
+    """Another document, setting, model or arithmetic; but not another seed or bucket."""
+
+    def count(
+        documents: Sequence[AuditDocument] = small, identity: str | None = "m", **fields: Any
+    ) -> int:
+        scorer = Scripted(say_by_context)
+        suite = build_suite(ExtractionProbe(), MembershipProbe(scores=("loss", "zlib")))
+        values: dict[str, Any] = {"suite": suite, "tiny_margin": 1e-3}
+        _run_kept(tmp_path, documents, Held(scorer, identity=identity), **{**values, **fields})
+        return sum(scorer.calls)
+
+    def change(**fields: Any) -> list[AuditDocument]:
+        return [replace(small[0], **fields), *small[1:]]
+
+    assert count() == 18
+    assert count() == 0
+    changed = small[0].input_ids.copy()
+    changed[7] += 1
+    supervised = small[0].supervised.copy()
+    supervised[10] = False
+    assert count(change(input_ids=changed)) == 1
+    assert count(change(supervised=supervised)) == 1
+    assert count(change(supervised=supervised, format="messages")) == 1
+    # Who a document is, and where it stands, is not what a model says of it.
+    renamed = change(id="new", source="b.jsonl", text_hmac=None, num_repetitions=3, cluster=5)
+    assert count(renamed) == 0
+    assert count(small[::-1], seed=3) == 0
+    assert count(identity="m bf16") == 18
+    assert count(identity="other weights") == 18
+    assert count(tiny_margin=0.25) == 18
+    probes = (
+        (ExtractionProbe(continuation_tokens=40),),
+        (ExtractionProbe(max_edit_share=0.2),),
+        (ExtractionProbe(), GridProbe()),
+        (ExtractionProbe(), SamplingProbe()),
+        (ExtractionProbe(), MembershipProbe(scores=("loss",))),
+    )
+    for each in probes:
+        suite = build_suite(*each)
+        assert count(suite=suite) >= 18
+        assert count(suite=suite) == 0
+    # Whose numbers nobody can name is asked each time.
+    assert count(identity=None) == count(identity=None) == 18
+
+
+def test_an_interrupted_audit_goes_on_with_the_rest(
+    small: list[AuditDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_SHARD_DOCUMENTS", 5)
+    suite = build_suite(ExtractionProbe(), SamplingProbe())
+
+    class Stopped(Scripted):
+        def score(
+            self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
+        ) -> list[TokenResult]:
+            if len(self.calls) == 2:
+                raise KeyboardInterrupt
+            return Scripted.score(self, passages, requested or ScoreSelection(), on_progress)
+
+    model = Held(Stopped(say_by_context), identity="m")
+    with pytest.raises(KeyboardInterrupt):
+        _run_kept(tmp_path / "kept", small, model, suite=suite)
+    assert model.num_freed == 1
+    rest = Held(Scripted(say_by_context), identity="m")
+    continued = _run_kept(tmp_path / "kept", small, rest, suite=suite)
+    assert rest.answers.calls == [5, 3], "ten of eighteen were done"
+    whole = Held(Scripted(say_by_context), identity="m")
+    assert is_same(continued, _run_kept(tmp_path / "other", small, whole, suite=suite))
+
+
+def test_an_audit_does_not_fail_where_nothing_can_be_kept(
+    small: list[AuditDocument], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    suite = build_suite(ExtractionProbe())
+    with pytest.warns(UserWarning, match="an interrupted audit would start from the beginning"):
+        outcome = _run_kept(
+            tmp_path / "file", small, Held(Scripted(say_by_context), identity="m"), suite=suite
+        )
+    without = audit(small, Held(Scripted(say_by_context)), suite=suite)
+    assert is_same(outcome, without)
+
+
+def audit_on_ranks(
+    documents: list[AuditDocument], folder: Path
+) -> list[tuple[list[DocumentScore], Any, int]]:
+    """Two audits after each other: with nothing kept, and with everything."""
+    mesh = build_mesh(MeshShape(z=2), "cpu")
+    layer = shard_scratch_model(
+        build_tiny_llama(95), Assembly(mesh=mesh, device=torch.device("cpu"))
+    )
+    found = []
+    with start_runtime() as runtime:
+        for _ in range(2):
+            model = Held(ModelScorer(layer.lm, 300, runtime), identity="m", max_tokens=64)
+            context = AuditContext(codec=CHARACTERS, cache=RecordCache(folder), peers=runtime)
+            outcome = audit(documents, model, suite=EVERY_PROBE, context=context, min_documents=1)
+            found.append((list_records(outcome), outcome.summary, model.num_asked))
+    return found
+
+
+def test_two_ranks_agree_with_each_other_and_with_one(
+    small: list[AuditDocument], tmp_path: Path, ranks: RankPool
+) -> None:
+    one, other = ranks(audit_on_ranks, 2, small, tmp_path)
+    for (scores, summary, num_asked), theirs in zip(one, other, strict=True):
+        assert (scores, summary, num_asked) == theirs
+    (cold_scores, cold, num_asked), (warm_scores, warm, num_asked_again) = one
+    assert (num_asked > 0, num_asked_again) == (True, 0)
+    assert (warm_scores, warm) == (cold_scores, cold)
+    alone = audit(
+        small,
+        Held(ModelScorer(build_tiny_layer(95), 300), max_tokens=64),
+        suite=EVERY_PROBE,
+        context=AuditContext(codec=CHARACTERS),
+        min_documents=1,
+    )
+    for ours, theirs in zip(list_records(alone), cold_scores, strict=True):
+        assert ours.num_correct == theirs.num_correct
+        assert ours.first_divergence == theirs.first_divergence
+        # Fifty fp32 log-probabilities, each good to about 1e-6.
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    assert [row.score for row in alone.summary.membership] == [row.score for row in cold.membership]

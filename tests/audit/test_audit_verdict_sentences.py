@@ -1,20 +1,19 @@
-"""The verdict's sentences: by hand, at most 20 words, and every number in them counted again."""
+"""The verdict's sentences by hand, at most 20 words each.
 
-import re
-from collections import Counter
+Their numbers in drawn audits: tests/report/test_licensed_sentences.py.
+"""
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from scipy import stats
+from record_examples import make_outline
 from verdict_examples import (
     Group,
     build_results,
     control,
-    draw_audit,
     forget,
     make_canaries,
     make_coverage,
@@ -23,7 +22,6 @@ from verdict_examples import (
     unreached,
 )
 
-from memguard.audit.selection import BucketOutline
 from memguard.audit.verdict import DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict, format_percent
 from memguard.records import Verdict
@@ -32,9 +30,7 @@ COUNTS = {"a": 4, "b": 16, "trained": 64}
 MOST_WORDS = 20
 
 
-def _build(
-    documents: DocumentResults, *, has_base: bool = False, **fields: Any
-) -> tuple[Verdict, VerdictInput]:
+def _build(documents: DocumentResults, *, has_base: bool = False, **fields: Any) -> Verdict:
     roles = np.where(documents.is_control_N, "control", "trained")
     roles[documents.is_forgotten_N] = "forget"
     buckets = {"trained": "trained"} if not len(roles) else {}
@@ -48,8 +44,9 @@ def _build(
         "membership": {},
         "dose_response": True,
     }
-    found = VerdictInput(documents=documents, has_base=has_base, **{**values, **fields})
-    return build_verdict(found), found
+    return build_verdict(
+        VerdictInput(documents=documents, has_base=has_base, **{**values, **fields})
+    )
 
 
 SENTENCES: list[tuple[list[Group], dict[str, Any], str]] = [
@@ -138,7 +135,7 @@ def test_sentences_by_hand(groups: list[Group], given: dict[str, Any], sentence:
     canaries = given.pop("canaries", None)
     documents = build_results(groups)
     coverage = make_coverage(documents, **given)
-    verdict, _ = _build(documents, canaries=canaries, coverage=coverage, has_base=True)
+    verdict = _build(documents, canaries=canaries, coverage=coverage, has_base=True)
     assert verdict.sentence == sentence
     assert len(sentence.split()) <= MOST_WORDS
 
@@ -152,23 +149,12 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
         ]
     )
     outlines = [
-        BucketOutline(
-            bucket="trained", role="trained", num_repetitions=64, num_too_short=9, num_not_sampled=7
-        ),
-        BucketOutline(
-            bucket="never", role="trained", num_repetitions=0, num_too_short=50, num_not_sampled=50
-        ),
-        BucketOutline(
-            bucket="control",
-            role="control",
-            num_repetitions=0,
-            num_too_short=1,
-            num_not_sampled=0,
-            num_near_duplicates=2,
-        ),
+        make_outline("trained", "trained", 64, num_too_short=9, num_not_sampled=7),
+        make_outline("never", "trained", 0, num_too_short=50, num_not_sampled=50),
+        make_outline("control", "control", 0, num_too_short=1, num_near_duplicates=2),
     ]
     coverage = replace(make_coverage(documents, too_short=9, generated=False), num_trained=136)
-    verdict, _ = _build(
+    verdict = _build(
         documents,
         outlines=outlines,
         coverage=coverage,
@@ -186,145 +172,12 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
 
 
 def test_scope_of_a_plain_audit_is_short() -> None:
-    verdict, _ = _build(build_results([trained(0, 40), control(0, 14)]))
+    verdict = _build(build_results([trained(0, 40), control(0, 14)]))
     assert verdict.scope == "Audited: 40 of 40 trained documents; none was attacked."
 
 
-# -- Every number, counted again.
-
-
-def _check_numbers(verdict: Verdict, found: VerdictInput) -> list[str]:
-    """Check each number of a sentence; return the names of what was found in it."""
-    sentence, documents, canaries = verdict.sentence, found.documents, found.canaries
-    of_base_N = documents.is_of_base_N
-    greedy_N, attack_N = documents.is_extracted_N, documents.is_extracted_by_attack_N
-    is_new = "unknown to the base model" in sentence or verdict.reason == "control"
-    matched_N = attack_N if sentence.startswith("Attacks") else greedy_N
-    if is_new:
-        matched_N = matched_N & ~of_base_N
-    trained_N = documents.is_trained_N
-    by_count = {count: bucket for bucket, count in COUNTS.items()}
-
-    def count(where_N: NDArray[np.bool_], how_N: NDArray[np.bool_]) -> tuple[int, int]:
-        return int((where_N & how_N).sum()), int(where_N.sum())
-
-    def check_trained(said: re.Match[str]) -> bool:
-        where_N = trained_N
-        if said["times"]:
-            where_N = where_N & (documents.bucket_N == by_count[int(said["times"])])
-        if said["bucket"]:
-            where_N = where_N & (documents.bucket_N == said["bucket"])
-        if said["attacked"]:
-            where_N = where_N & documents.is_attacked_N
-        return _numbers(said) == count(where_N, matched_N)
-
-    def check_unseen(said: re.Match[str]) -> bool:
-        control_N, told = documents.is_control_N, _numbers(said)
-        any_N = documents.was_extracted_N
-        if sentence.startswith("Attacks"):
-            same = count(control_N & documents.is_attacked_N, matched_N)
-        else:
-            same = count(control_N, matched_N)
-        # Where the methods of the sentence extract none, those of another do.
-        return told == same or (not is_new and same[0] == 0 and told == count(control_N, any_N))
-
-    def check_canaries(said: re.Match[str]) -> bool:
-        assert canaries is not None, "they are told"
-        return _numbers(said) == (canaries.num_trained_extracted, canaries.num_trained)
-
-    def check_references(said: re.Match[str]) -> bool:
-        assert canaries is not None, "they are told"
-        return _numbers(said) == (canaries.num_references_extracted, canaries.num_references)
-
-    def check_bound(said: re.Match[str]) -> bool:
-        num_clusters = len(set(documents.cluster_N[trained_N].tolist()))
-        high = stats.binomtest(0, num_clusters).proportion_ci(method="exact").high
-        # One digit is written.
-        return bool(abs(float(said[1]) - 100 * high) <= 0.0501)
-
-    def check_known(said: re.Match[str]) -> bool:
-        return int(said[1]) == count(trained_N & of_base_N, matched_N)[0]
-
-    def check_both(said: re.Match[str]) -> bool:
-        assert canaries is not None, "they are told"
-        greedy, by_any = (
-            count(documents.is_control_N, how_N)[0]
-            for how_N in (greedy_N, documents.was_extracted_N)
-        )
-        return int(said[1]) == (greedy or by_any) + canaries.num_references_extracted
-
-    number = r"(?P<num>[\d,]+) of (?P<of>[\d,]+)"
-    checks = {
-        "trained": (
-            rf"{number} (?:(?P<attacked>attacked )?training documents|documents trained "
-            r"(?P<times>\d+) times|documents of '(?P<bucket>[^']+)')",
-            check_trained,
-        ),
-        "none": (
-            r"None of the (?P<of>\d+) training",
-            lambda s: (0, int(s["of"])) == count(trained_N, documents.was_extracted_N),
-        ),
-        "unseen": (rf"{number} unseen(?: ones)?", check_unseen),
-        "forgotten": (
-            rf"{number} documents to be forgotten",
-            lambda s: _numbers(s) == count(documents.is_forgotten_N, documents.was_extracted_N),
-        ),
-        "canaries": (rf"{number} trained canar(?:y|ies)", check_canaries),
-        "references": (rf"{number} references?", check_references),
-        "no reference": (
-            r"none of (?P<of>\d+) references?",
-            lambda s: canaries is not None and int(s["of"]) == canaries.num_references,
-        ),
-        "bound": (r"up to ([\d.]+) %", check_bound),
-        "known": (r"(\d+) also from the base model", check_known),
-        "both": (
-            r"but (\d+) unseen texts were",
-            check_both,
-        ),
-    }
-    left, names = sentence, []
-    for name, (pattern, check) in checks.items():
-        for said in re.finditer(pattern, sentence):
-            assert check(said), f"{name}: {sentence}"
-            names.append(name)
-            left = left.replace(said[0], "")
-    assert not re.search(r"\d", left), f"a number that nothing checks: {sentence}"
-    return names
-
-
-def _numbers(said: re.Match[str]) -> tuple[int, int]:
-    return int(said["num"].replace(",", "")), int(said["of"].replace(",", ""))
-
-
-def test_numbers_of_drawn_audits_are_counted_again_and_no_sentence_is_long() -> None:
-    draw = np.random.default_rng(3)
-    names: Counter[str] = Counter()
-    for _ in range(400):
-        audit = draw_audit(draw)
-        documents = audit.documents
-        doses = bool(draw.random() < 0.5)
-        verdict, found = _build(
-            documents,
-            canaries=audit.canaries,
-            coverage=audit.coverage,
-            has_base=audit.has_base,
-            dose_response=doses,
-        )
-        names.update(_check_numbers(verdict, found))
-        names[str(verdict.reason)] += 1
-        assert len(verdict.sentence.split()) <= MOST_WORDS, verdict.sentence
-        assert "safe" not in verdict.sentence
-        assert verdict.describe().endswith(verdict.sentence)
-    wanted = {
-        "trained", "none", "unseen", "forgotten", "canaries", "references", "no reference",
-        "bound", "known", "both", "control", "too-few", "control-too", "base-too", "no-control",
-        "other-kind", "canaries-too", "collapsed", "not-generated", "too-short",
-    }  # fmt: skip
-    assert wanted - names.keys() == set()
-
-
 def _list_colours(sizes: Sequence[Group], told: str) -> tuple[str, str]:
-    verdict, _ = _build(build_results(sizes))
+    verdict = _build(build_results(sizes))
     membership = verdict.membership.model_copy(update={"level": told})
     changed = verdict.model_copy(update={"membership": membership})
     return changed.colour, changed.page_colour

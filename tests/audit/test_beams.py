@@ -153,9 +153,6 @@ def test_a_vocabulary_smaller_than_the_width_gives_fewer_beams() -> None:
     assert search_beams(Decoder(lm, 100), [], 8) == []
 
 
-# -- tokens that were never learned ------------------------------------------------------------
-
-
 def odd_places(ids_RT: NDArray[np.int64], candidates_RC: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Free where the next token stands at an odd place."""
     return np.full(candidates_RC.shape, ids_RT.shape[1] % 2 == 1)
@@ -191,9 +188,6 @@ def test_free_tokens_are_found_by_what_follows_them(lm: CausalLM) -> None:
     assert beams.ids_WS[0].tolist() == [best // VOCAB_SIZE, best % VOCAB_SIZE]
 
 
-# -- meshes ------------------------------------------------------------------------------------
-
-
 def search_on_mesh(degrees: MeshShape, model: Any, requests: list[BeamRequest]) -> list[Beams]:
     mesh = build_mesh(degrees, "cpu")
     layer = shard_scratch_model(model, Assembly(mesh=mesh, device=torch.device("cpu")))
@@ -218,8 +212,7 @@ def test_a_sharded_vocabulary_does_not_matter(ranks: RankPool) -> None:
 @pytest.mark.mesh
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize(
-    "mesh",
-    [MeshShape(z=2), MeshShape(y=2), MeshShape(x=2), MeshShape(z=2, x=2), MeshShape(x=4)],
+    "mesh", [MeshShape(z=2), MeshShape(y=2), MeshShape(x=2), MeshShape(z=2, x=2), MeshShape(x=4)]
 )
 def test_meshes_do_not_matter(ranks: RankPool, mesh: MeshShape, family: str) -> None:
     check_mesh(ranks, mesh, family)

@@ -16,7 +16,6 @@ _nlls = st.lists(st.integers(-3, 3).map(float), max_size=12)
 def test_by_rank_golden() -> None:
     # Ranks as TensorFlow Privacy's secret_sharer counts them; the third is log2(16 / 17).
     found = compute_exposures([0, 0.1, 20, 3.5], np.arange(1, 17))
-    assert found is not None
     assert found.rank_C.tolist() == [1, 1, 17, 4]
     assert found.by_rank_bits_C == pytest.approx([4, 4, -0.087463, 2], abs=5e-7)  # six digits
 
@@ -27,7 +26,6 @@ def test_rank_by_counting(canaries: list[float], references: list[float]) -> Non
     if not references:
         assert found is None
         return
-    assert found is not None
     ranks = [1 + sum(reference <= canary for reference in references) for canary in canaries]
     assert found.rank_C.tolist() == ranks
     expected = [math.log2(len(references) / rank) for rank in ranks]
@@ -39,7 +37,6 @@ def test_a_canary_never_trained_has_one_bit() -> None:
     bits = []
     for _ in range(400):
         found = compute_exposures(draw.normal(size=5), draw.normal(size=63))
-        assert found is not None
         bits += found.by_rank_bits_C.tolist()
     # Rank is uniform on 1..64: median of log2(63 / rank) about 1, its error over 2,000 about 0.05.
     assert np.median(bits) == pytest.approx(1, abs=0.2)
@@ -52,9 +49,7 @@ def test_extrapolation_goes_on_where_the_rank_ends() -> None:
     references = stats.norm.ppf((np.arange(500) + 0.5) / 500, 40, 3)
     nll = np.array([40.0, 34.0, 25.0, 10.0, 0.0])
     found = compute_exposures(nll, references)
-    assert found is not None
     bits = found.extrapolated_bits_C
-    assert bits is not None
     # Inside the references both say the same; ranks there are 251 and 12 of 500.
     assert bits[:2] == pytest.approx(found.by_rank_bits_C[:2], abs=0.1)
     assert (found.rank_C[2:] == 1).all()
@@ -69,7 +64,6 @@ def test_extrapolation_is_scipys_distribution() -> None:
     references = stats.skewnorm.rvs(2, 30, 4, size=300, random_state=np.random.default_rng(0))
     nll = np.linspace(27, 45, 40)
     found = compute_exposures(nll, references)
-    assert found is not None
     # The skew normal with the references' own moments, by root finding on SciPy's formula.
     shape = _solve_shape(stats.skew(references))
     mean, deviation = stats.skewnorm.mean(shape), stats.skewnorm.std(shape)
@@ -93,20 +87,16 @@ def _solve_shape(skewness: float) -> float:
 @pytest.mark.parametrize("references", [np.arange(7), np.full(50, 0.1), [3.0]])
 def test_no_extrapolation_from_few_or_equal(references: np.ndarray) -> None:
     found = compute_exposures([0.0, 1.0], references)
-    assert found is not None
     assert found.extrapolated_bits_C is None
     summary = summarise_exposures(found)
     assert summary["median_exposure_extrapolated_bits"] is None
     assert summary["max_exposure_extrapolated_bits"] is None
     fewest = compute_exposures([0.0], np.arange(8))
-    assert fewest is not None
     assert fewest.extrapolated_bits_C is not None
 
 
 def test_summary() -> None:
     found = compute_exposures([0, 0.1, 20, 3.5], np.arange(1, 17))
-    assert found is not None
-    assert found.extrapolated_bits_C is not None
     assert summarise_exposures(found) == {
         "median_exposure_bits": 3,
         "max_exposure_bits": 4,

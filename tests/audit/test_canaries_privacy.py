@@ -131,7 +131,6 @@ def test_one_run_from_scores(canaries: list[tuple[int, bool]], data: st.DataObje
     scores, coins = [float(s) for s, _ in canaries], [coin for _, coin in canaries]
     wanted = data.draw(st.none() | st.integers(0, len(canaries)))
     bound = compute_one_run_bound(scores, coins, num_guesses=wanted, delta=1e-5)
-    assert bound is not None
     assert bound.num_canaries == len(canaries)
     num_guesses = choose_num_guesses(len(canaries)) if wanted is None else wanted
     assert bound.num_guesses == num_guesses
@@ -159,8 +158,6 @@ def test_no_score_shows_more_than_the_ceiling(
     bound = compute_one_run_bound(scores, coins, **settings)
     # Scores that are the coins: the best there can be, whatever number of them is trained.
     best = compute_one_run_bound(coins, coins, **settings)
-    assert bound is not None
-    assert best is not None
     assert 0 <= bound.epsilon <= bound.ceiling
     assert best.epsilon == bound.ceiling == best.ceiling
     m, r = bound.num_canaries, bound.num_guesses
@@ -171,13 +168,11 @@ def test_the_ceiling_by_hand() -> None:
     # 13 of 32 trained: 12 and 12 guesses can all be right, and at delta 0 q^24 = 0.05.
     coins = np.arange(32) < 13
     bound = compute_one_run_bound(np.zeros(32), coins)
-    assert bound is not None
     assert bound.num_guesses == 24
     q = 1 / (1 + math.exp(-bound.ceiling))
     assert stats.binom.sf(23, 24, q) == pytest.approx(0.05, abs=1e-8)  # bisected to 1e-9
     # 4 trained: of 12 guesses of "trained" 8 are wrong whatever the model shows.
     few = compute_one_run_bound(np.zeros(32), np.arange(32) < 4)
-    assert few is not None
     assert few.ceiling == compute_epsilon_bound(32, 24, 16)
     assert few.ceiling < bound.ceiling
 
@@ -254,7 +249,6 @@ def test_the_bound_holds_with_abstention(epsilon: float, num_canaries: int) -> N
         told = np.where(draw.random(num_canaries) < 1 / (1 + math.exp(-epsilon)), coins, ~coins)
         scores = np.where(told, 1, -1) * draw.exponential(size=num_canaries)
         bound = compute_one_run_bound(scores, coins)
-        assert bound is not None
         assert bound.num_guesses < num_canaries
         too_high += bound.epsilon > epsilon
     # At 5 % of 2,000 runs the count has a standard deviation of 9.7; beyond 130 by chance once in
@@ -270,9 +264,6 @@ def test_a_leak_is_found_and_none_is_not() -> None:
     silent = compute_one_run_bound(draw.normal(size=400), coins)
     loud = compute_one_run_bound(draw.normal(size=400) + 3 * coins, coins)
     backwards = compute_one_run_bound(-draw.normal(size=400) - 3 * coins, coins)
-    assert silent is not None
-    assert loud is not None
-    assert backwards is not None
     assert silent.epsilon == 0
     assert loud.epsilon > 1.5
     # Higher must mean trained: the other way round nothing is shown.

@@ -68,11 +68,9 @@ def test_known_secrets_are_exposed_to_the_ceiling(make_document: MakeDocument) -
     assert (found.num_trained, found.num_references) == (64 - num_references, num_references)
     assert found.median_exposure_bits == found.max_exposure_bits == math.log2(num_references)
     # Beyond the references only the fitted curve speaks.
-    assert found.median_exposure_extrapolated_bits is not None
     assert found.median_exposure_extrapolated_bits > math.log2(num_references)
     assert (found.verbatim.rate, found.reference_verbatim.rate) == (1, 0)
     # All 48 guesses of 64 coins right at delta 1e-5: what the draw can show.
-    assert found.epsilon_lower_bound is not None
     assert found.epsilon_lower_bound > 2.5
     assert found.epsilon_lower_bound == found.epsilon_ceiling
     assert found.delta == 1e-5
@@ -114,7 +112,6 @@ def test_a_model_that_says_one_thing_of_all_exposes_nothing(
     if coins.all() or not coins.any():
         return
     found = _score(_canaries(make_document, coins), _numbers(np.full(40, 27.6)))
-    assert found.max_exposure_bits is not None
     assert found.max_exposure_bits <= 0
     assert found.max_exposure_extrapolated_bits is None, "nothing varies to be fitted"
     # Of 40 the first 15 are guessed as trained, the last 15 as not, the others not at all.
@@ -145,7 +142,6 @@ def test_the_base_takes_out_what_digits_say_by_themselves(make_document: MakeDoc
     assert alone.num_right < 24
     assert beside.num_right == 30
     assert alone.epsilon_lower_bound == 0
-    assert beside.epsilon_lower_bound is not None
     assert beside.epsilon_lower_bound > 1.5
     assert [canary.base_nll for canary in beside.canaries] == pytest.approx(easy.tolist())
     assert all(canary.base_nll is None for canary in alone.canaries)
@@ -233,5 +229,4 @@ def test_nothing_without_one_of_either_kind(make_document: MakeDocument, coin: b
 def test_the_window_is_the_secret_given_its_prompt(make_document: MakeDocument) -> None:
     (canary,) = _canaries(make_document, [True])
     window = SECRET.window(canary.document)
-    assert window is not None
     assert (window.prefix_tokens, window.continuation_tokens) == (8, SIZE)

@@ -1,11 +1,13 @@
 """Decoding and scores on a GPU, and of a model over a GPU and the CPU, as on the CPU alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_examples import succeed
 from test_decoding import generate, make_requests, to_lists
 from tiny_families import build
 
@@ -84,3 +86,25 @@ def test_a_model_over_devices_decodes_the_same(
     ):
         # float32, the same kernels' order of sums but for the device.
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def audit(folder: Path, name: str, *options: object) -> dict[str, Any]:
+    documents = folder / "documents.jsonl"
+    lines = documents.read_text().splitlines()
+    members, others = folder / "members.jsonl", folder / "others.jsonl"
+    members.write_text("\n".join(lines[:20]) + "\n")
+    others.write_text("\n".join(lines[20:40]) + "\n")
+    succeed(
+        *("audit", "--model", folder / "model", "--members", members, "--nonmembers", others),
+        *("--out", folder / name, "--continuation-tokens", 8, *options),
+    )
+    report: dict[str, Any] = json.loads((folder / name / "report.json").read_text())
+    return report
+
+
+@pytest.mark.slow
+def test_an_audit_over_devices_has_the_same_verdict(device: torch.device, folder: Path) -> None:
+    del device  # the audit uses the machine's GPU, which the fixture hides for the CPU
+    plain = audit(folder, "plain")
+    mapped = audit(folder, "mapped", "--device-map", "auto")
+    assert mapped["verdict"] == plain["verdict"]

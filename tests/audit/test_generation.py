@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import transformers
+from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
@@ -26,18 +26,11 @@ EXTRACTION = ExtractionProbe(continuation_tokens=SIZE)
 
 @pytest.fixture(scope="module")
 def lm() -> CausalLM:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=None,
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    model = build(
+        "llama", vocab_size=VOCAB, num_key_value_heads=4, initializer_range=0.02, **special
     )
-    return build_causal_lm(transformers.LlamaForCausalLM(config).eval())
+    return build_causal_lm(model)
 
 
 def _generate(lm: CausalLM, ids: np.ndarray) -> np.ndarray:

@@ -41,7 +41,6 @@ def toy() -> TokenScores:
 
 
 def _array(tensor: torch.Tensor | None) -> NDArray[np.float64]:
-    assert tensor is not None
     array: NDArray[np.float64] = tensor.numpy()
     return array
 
@@ -69,9 +68,6 @@ def test_toy_scores(toy: TokenScores, share: float, min_k: float, plus_plus: flo
         logprob_T, -_array(toy.entropy_N), _array(toy.variance_logprob_N), share
     )
     assert found == pytest.approx(plus_plus, abs=_PRINTED)
-
-
-# -- Min-K% ------------------------------------------------------------------------------------
 
 
 @given(values=_logprobs, percent=st.integers(1, 100))
@@ -105,9 +101,6 @@ def test_min_k_plus_plus_of_a_model_that_is_certain() -> None:
     wrong_T = np.array([0.0, -20.0, 0.0])
     found = compute_min_k_plus_plus(wrong_T, nothing_T, nothing_T, 1.0)
     assert found == pytest.approx(-20 / 1e-3 / 3)
-
-
-# -- which way each points ---------------------------------------------------------------------
 
 
 def test_trained_documents_score_higher() -> None:

@@ -160,20 +160,17 @@ def test_a_completion_cut_in_two_is_continued_after_its_own_first_tokens() -> No
     tokens = _build("prompt_completion", [70, 90], closed=True)  # 161 tokens: pieces of 80 and 81
     document = _choose(tokens, 128)
     window = ExtractionProbe().window(document)
-    assert window is not None
     assert (document.first_position, window.prefix_tokens) == (80, 5)
     assert window.input_ids.tolist() == list(range(90, 170))
     # The first piece has the prompt and the start of the completion.
     first = _choose(tokens, 128, "first")
     window = ExtractionProbe().window(first)
-    assert window is not None
     assert (first.first_position, window.prefix_tokens, window.continuation_tokens) == (0, 70, 10)
 
 
 def test_a_completion_has_as_much_of_its_prompt_as_stands_in_its_piece() -> None:
     tokens = _build("prompt_completion", [150, 20], closed=True)  # 171: pieces of 85 and 86
     window = ExtractionProbe().window(_choose(tokens, 128))
-    assert window is not None
     assert (window.prefix_tokens, window.continuation_tokens) == (65, 20)
     assert window.input_ids.tolist() == list(range(95, 180))
 
@@ -182,7 +179,6 @@ def test_a_last_piece_without_the_assistant_is_passed_over() -> None:
     tokens = _build("messages", [20, 30, 160], closed=True)  # 213: pieces of 106 and 107
     document = _choose(tokens, 128)
     window = ExtractionProbe().window(document)
-    assert window is not None
     assert (document.first_position, window.prefix_tokens) == (0, 21)
     # Without what closes the turn, as where it is the last one.
     assert window.continuation_ids.tolist() == list(range(31, 61))
@@ -214,7 +210,6 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     window = ExtractionProbe().window(chat)
     assert window is not None
     cut = find_cut([chat], [window], window="last")
-    assert cut is not None
     assert (cut.num_inside_completion, cut.longest_tokens, cut.used_tokens) == (1, 161, 80)
     assert "1 of 1 documents is longer than 'data.seq_len' and trained in pieces" in describe_cut(
         cut

@@ -48,7 +48,6 @@ def test_cut_tokens_are_those_of_their_places(data: st.DataObject) -> None:
     assert part.argmax.tolist() == [
         ids[place] + (not each.right) for place, each in zip(range(start, end), said, strict=True)
     ]
-    assert part.sampled is not None
     assert part.sampled.T.tolist() == [list(each.sampled[:2]) for each in said]
     # What has no choices is left out: its numbers begin elsewhere.
     assert part.entropy is None

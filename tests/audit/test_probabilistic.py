@@ -57,9 +57,6 @@ def test_the_ends_of_the_scale() -> None:
     assert log10_queries(np.zeros((2, 0))).shape == (2, 0)
 
 
-# -- the cheapest way --------------------------------------------------------------------------
-
-
 def test_the_cheapest_scheme_of_each_document() -> None:
     log_pz_SN = np.array([[-9.0, -0.1, -5.0, -np.inf, -2.0], [-7.0, -8.0, -5.0, -np.inf, -np.inf]])
     cost = attack_cost(log_pz_SN, np.array([False, True, False, False, False]))
@@ -72,9 +69,6 @@ def test_without_schemes_only_greedy_is_left() -> None:
     cost = attack_cost(np.empty((0, 2)), np.array([True, False]))
     assert cost.log10_queries_N.tolist() == [0, np.inf]
     assert cost.scheme_N.tolist() == [GREEDY, NEVER]
-
-
-# -- over documents ----------------------------------------------------------------------------
 
 
 def _summarised(costs: Sequence[float]) -> list[int | None]:
@@ -125,7 +119,6 @@ def test_the_pass_gives_what_the_costs_are_made_of() -> None:
 
     def score(scheme: SamplingScheme) -> NDArray[np.float64]:
         scores = score_tokens(head, hidden_TV, label_ids, schemes=[scheme])
-        assert scores.sampled_SN is not None
         found: NDArray[np.float64] = scores.sampled_SN[0].numpy()
         return found
 

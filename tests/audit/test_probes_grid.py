@@ -74,7 +74,6 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
 def test_a_cell_fits_or_is_left_out(make_document: MakeDocument) -> None:
     cell = GridCell(offset=3, prefix_tokens=4, continuation_tokens=5)
     window = cell.window(make_document(np.arange(12)))
-    assert window is not None
     assert window.input_ids.tolist() == list(range(3, 12))
     assert window.continuation_ids.tolist() == list(range(7, 12))
     assert cell.window(make_document(np.arange(11))) is None

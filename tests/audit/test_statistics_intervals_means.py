@@ -18,7 +18,6 @@ NUM_TOKENS = 50
 @given(st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=2, max_size=30))
 def test_mean_without_clusters_is_students(values: list[float]) -> None:
     interval = compute_mean(np.array(values))
-    assert interval is not None
     assert interval == compute_mean(values)
     # Values are at most 1: rounding of the sums stays far below this.
     assert interval.value == pytest.approx(np.mean(values), abs=1e-12)
@@ -36,12 +35,10 @@ def test_mean_without_clusters_is_students(values: list[float]) -> None:
 def test_mean_by_hand() -> None:
     # Mean 0, standard error 1, t(1) at 97.5 % is tan(0.475 pi).
     two = compute_mean([-1.0, 1.0])
-    assert two is not None
     assert two.ci == pytest.approx((-np.tan(0.475 * np.pi), np.tan(0.475 * np.pi)))
     # Shares .25 and .75: their logits are -log 3 and log 3, the mean's 0, so the error is log 3.
     share = compute_mean([0.25, 0.75], (0, 1))
     reach = float(np.tan(0.475 * np.pi) * np.log(3))
-    assert share is not None
     assert share.ci == pytest.approx((special.expit(-reach), special.expit(reach)))
 
 
@@ -68,7 +65,6 @@ def test_jackknife_over_clusters_against_a_plain_loop(bounds: tuple[float, float
     if bounds is not None:
         ends = [bounds[0] + (bounds[1] - bounds[0]) / (1 + math.exp(-end)) for end in ends]
     interval = compute_mean(values, bounds, names)
-    assert interval is not None
     assert interval.value == pytest.approx(values.mean())
     assert interval.ci == pytest.approx(tuple(ends))
 
@@ -85,7 +81,6 @@ def test_an_interval_holds_its_mean_or_is_not_there(
     if not documents:
         assert interval is None
         return
-    assert interval is not None
     assert interval.value == pytest.approx(np.mean(shares), abs=1e-12)
     if len({cluster for _, cluster in documents}) < 2 or len(set(shares)) == 1:
         assert interval.ci is None
@@ -109,20 +104,16 @@ def test_what_cannot_be_known_has_no_interval() -> None:
     for values, clusters in cases:
         for bounds in (None, (0.0, 1.0)):
             interval = compute_mean(values, bounds, clusters)
-            assert interval is not None
             assert interval.value == pytest.approx(np.mean(values))
             assert interval.ci is None
 
 
 def test_a_single_cluster_away_from_the_bound_excludes_nothing_towards_it() -> None:
     rare = compute_mean([0.0] * 39 + [0.4], (0, 1))
-    assert rare is not None
-    assert rare.ci is not None
     assert rare.ci[0] == 0
     # Of 40 documents in which 1 differs, up to 5.6 times as many may (Poisson, exact).
     assert 5.6 * rare.value < rare.ci[1] < 10 * rare.value
     mirrored = compute_mean([1.0] * 39 + [0.6], (0, 1))
-    assert mirrored is not None
     assert mirrored.ci == pytest.approx((1 - rare.ci[1], 1.0))
 
 
@@ -140,7 +131,6 @@ def test_difference_is_welchs() -> None:
     first, second = draw.normal(1, 1, 12), draw.normal(0, 3, 7)
     interval = compute_mean_difference(first, second)
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
-    assert interval is not None
     assert interval.value == pytest.approx(first.mean() - second.mean())
     assert interval.ci == pytest.approx((expected.low, expected.high))
     # Copies of everything are no further evidence.
@@ -150,7 +140,6 @@ def test_difference_is_welchs() -> None:
         first_clusters=np.repeat(np.arange(12), 3),
         second_clusters=np.repeat(np.arange(7), 2),
     )
-    assert copied is not None
     assert copied.ci == pytest.approx(interval.ci)
 
 
@@ -158,17 +147,12 @@ def test_difference_to_values_that_are_all_equal() -> None:
     # All error is the first one's.
     some = [0.1, 0.4, 0.9]
     interval, alone = compute_mean_difference(some, [0.0] * 8), compute_mean(some)
-    assert interval is not None
-    assert alone is not None
     assert interval.value == alone.value
     assert interval.ci == pytest.approx(alone.ci)
     both = compute_mean_difference([1.0, 1.0], [0.0] * 8)
     assert both == Interval(value=1.0, ci=None)
     assert compute_mean_difference(some, []) is None
     assert compute_mean_difference([3.0], [0.0, 1.0]) == Interval(value=2.5, ci=None)
-
-
-# -- coverage ------------------------------------------------------------------------------------
 
 
 def _draw_shares(
@@ -198,7 +182,6 @@ def _compute_coverage(
     for share_D in shares:
         for name, clusters in (("clusters", cluster_D), ("documents", None)):
             interval = compute_mean(share_D, (0, 1), clusters)
-            assert interval is not None
             # No interval is none that covers.
             covered[name] += interval.ci is not None and (interval.ci[0] <= mean <= interval.ci[1])
     return {name: count / num_draws for name, count in covered.items()}
@@ -250,8 +233,6 @@ def test_intervals_of_differences_cover_in_few_draws() -> None:
         interval = compute_mean_difference(
             one_D, other_D, first_clusters=cluster_D, second_clusters=cluster_D
         )
-        assert interval is not None
-        assert interval.ci is not None
         covered += interval.ci[0] <= 0.2 <= interval.ci[1]
     # .96 in 4,000 draws; 1 set of 1,000 of a method that covers .95 falls below.
     assert covered >= stats.binom.ppf(0.001, num_draws, 0.95)

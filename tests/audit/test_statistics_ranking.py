@@ -23,8 +23,6 @@ def test_auc_equals_pair_counting(members: list[float], nonmembers: list[float])
     # Sums of halves are exact; only the two divisions round.
     assert interval.value == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
     assert interval.value + mirrored.value == pytest.approx(1, abs=1e-12)
-    assert interval.ci is not None
-    assert mirrored.ci is not None
     assert 0 <= interval.ci[0] <= interval.value <= interval.ci[1] <= 1
     assert interval.ci[0] < interval.ci[1], "a zero-width interval claims certainty"
     # The fallback's roots are found to about 1e-12.
@@ -49,7 +47,6 @@ def test_auc_perfect_separation_is_no_certainty(size: int, low: float) -> None:
     above, below = np.arange(size) + 100.0, np.arange(size)
     interval = compute_auc(above, below)
     assert interval.value == 1
-    assert interval.ci is not None
     assert interval.ci[1] == 1
     # The lower bound is the AUC at which a perfect result lies 1.96 deviations away.
     assert interval.ci[0] == pytest.approx(low, abs=1e-3)
@@ -64,7 +61,6 @@ def test_auc_interval_covers() -> None:
     covered = 0
     for _ in range(400):
         ci = compute_auc(draw.normal(2.5, 1, 30), draw.normal(0, 1, 30)).ci
-        assert ci is not None
         covered += ci[0] <= truth <= ci[1]
     # 95 % of 400 is 380 with a standard deviation of 4.4; an asymptotic interval may lack 2 points.
     assert covered >= 360
@@ -93,12 +89,9 @@ def test_tpr_by_trying_every_threshold(
         if 100 * sum(score > threshold for score in nonmembers)
         <= round(100 * fpr) * len(nonmembers)
     )
-    assert rate is not None
     assert (rate.num_matched, rate.num_documents) == (best, len(members))
     # Never less than what the members alone leave open.
     exact = clopper_pearson(best, len(members))
-    assert rate.ci is not None
-    assert exact.ci is not None
     # But for rounding of a difference and its root.
     assert rate.ci[0] <= exact.ci[0] + 1e-12
     assert rate.ci[1] >= exact.ci[1] - 1e-12
@@ -112,7 +105,6 @@ def test_tpr_is_on_scikit_learns_curve() -> None:
     )
     for fpr in (0.01, 0.05, 0.1):
         rate = compute_tpr_at_fpr(members, nonmembers, fpr)
-        assert rate is not None
         assert rate.rate == tprs[fprs <= fpr + 1e-12].max()
 
 
@@ -122,7 +114,6 @@ def test_tpr_needs_one_over_fpr_nonmembers() -> None:
     assert compute_tpr_at_fpr(members, np.arange(100.0), 0.01) is not None
     # 0.29 * 100 is 28.999999999999996; the 30th highest of 100 is the threshold.
     rate = compute_tpr_at_fpr(np.arange(100.0), np.arange(100.0), 0.29)
-    assert rate is not None
     assert rate.num_matched == 29
 
 
@@ -142,10 +133,8 @@ def test_tpr_interval_by_scipys_quantiles() -> None:
     assert lowest in ranked
     share = (members > ranked[-21]).mean()
     exact = clopper_pearson(int((members > ranked[-21]).sum()), 120)
-    assert exact.ci is not None
     low = share - math.hypot(share - exact.ci[0], share - (members > highest).mean())
     high = share + math.hypot(exact.ci[1] - share, (members > lowest).mean() - share)
-    assert rate is not None
     assert rate.rate == share
     assert rate.ci == pytest.approx((low, high))
 
@@ -155,9 +144,7 @@ def test_tpr_interval_of_few_nonmembers_begins_at_zero() -> None:
     members = np.arange(1000.0, 1100.0)
     for num_nonmembers, begins_at_zero in ((100, True), (367, True), (368, False)):
         rate = compute_tpr_at_fpr(members, np.arange(float(num_nonmembers)), 0.01)
-        assert rate is not None
         assert rate.rate == 1
-        assert rate.ci is not None
         assert (rate.ci[0] == 0) == begins_at_zero
 
 
@@ -169,10 +156,7 @@ def test_tpr_interval_covers(distance: float) -> None:
     covered = {"ours": 0, "exact": 0}
     for _ in range(num_draws):
         rate = compute_tpr_at_fpr(draw.normal(distance, 1, 200), draw.normal(0, 1, 200), 0.05)
-        assert rate is not None
-        assert rate.ci is not None
         exact = clopper_pearson(rate.num_matched, 200)
-        assert exact.ci is not None
         covered["ours"] += rate.ci[0] <= truth <= rate.ci[1]
         covered["exact"] += exact.ci[0] <= truth <= exact.ci[1]
     # .97 to .98 in 2,000 draws, that of members at a threshold taken for known .70 to .86; 1 set
@@ -184,7 +168,6 @@ def test_tpr_interval_covers(distance: float) -> None:
 
 def test_tpr_of_equal_scores_is_no_detection() -> None:
     rate = compute_tpr_at_fpr(np.ones(20), np.ones(50), 0.1)
-    assert rate is not None
     assert (rate.num_matched, rate.num_documents) == (0, 20)
 
 

@@ -35,10 +35,7 @@ def run(documents: Any, suite: Any, **fields: Any) -> dict[str, ProbeRun]:
 def test_what_ran_has_the_documents_it_has_results_of() -> None:
     documents = build_documents()
     runs = run(
-        documents,
-        EVERY_PROBE,
-        canaries=build_canaries(12),
-        context=AuditContext(codec=CHARACTERS),
+        documents, EVERY_PROBE, canaries=build_canaries(12), context=AuditContext(codec=CHARACTERS)
     )
     counts = {name: (each.num_documents, each.counted) for name, each in runs.items()}
     whole = (len(documents), "documents")
@@ -74,10 +71,7 @@ def test_a_grid_counts_only_documents_that_are_long_enough() -> None:
 
 @pytest.mark.parametrize(
     ("num_control", "reason"),
-    [
-        (0, "no control documents"),
-        (1, "40 trained and 1 control documents; it needs 2 of each"),
-    ],
+    [(0, "no control documents"), (1, "40 trained and 1 control documents; it needs 2 of each")],
 )
 def test_membership_says_what_it_lacks(num_control: int, reason: str) -> None:
     documents = build_documents()

@@ -1,21 +1,22 @@
-"""Tables of the extraction probe and of the grid, against the windows asked one by one."""
+"""Tables of the extraction probe, the grid and buckets, against windows asked one by one."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from audit_examples import Scripted, say_by_context, say_known
+from audit_examples import Scripted, build_evidence, build_rows, say_by_context, say_known
+from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
-from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import GridProbe
 from memguard.audit.tables import METRICS, build_attack_cost, list_tables
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.settings import SamplingScheme
+from memguard.records import DocumentScore
 
 MakeDocument = Callable[..., AuditDocument]
 
@@ -88,12 +89,7 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
         tiny_margin=1.0,
         schemes=(SamplingScheme(), SamplingScheme(top_k=40)),
     )
-    outlines = [
-        BucketOutline(
-            bucket=name, role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0
-        )
-        for name in ("x0", "x1", "empty")
-    ]
+    outlines = [make_outline(name, num_repetitions=1) for name in ("x0", "x1", "empty")]
     odd = {tuple(w.input_ids.tolist()) for w in windows if w.document.bucket == "x1"}
     knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
     model = _ask(Scripted(knows), teacher_forced, windows)
@@ -105,7 +101,6 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
     # No quantiles of six documents: one of them would be a single document.
     assert (known.model.num_documents, known.model.num_never, known.model.median) == (6, 0, None)
-    assert known.base is not None
     assert known.base.num_never == 6
     assert tuple(known.model.within) == QUERY_BOUNDS
     assert known.model.within[1].num_matched == 6
@@ -123,3 +118,37 @@ def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]
     )
     model = _ask(Scripted(say_by_context), teacher_forced, windows)
     assert build_attack_cost(build_scores(windows, teacher_forced, model, None), []) == []
+
+
+@pytest.mark.parametrize(("num_with_base", "is_shown"), [(0, False), (2, False), (3, True)])
+def test_a_base_that_scored_only_some_documents_is_not_shown(
+    make_score: Callable[..., DocumentScore], num_with_base: int, is_shown: bool
+) -> None:
+    """Rates over other documents than the model's would be compared with them."""
+    scores = [
+        make_score(f"d{index}", 50, base=10 if index < num_with_base else None)
+        for index in range(3)
+    ]
+    (row,) = build_rows(build_evidence(scores))
+    assert row.model.verbatim.num_documents == 3
+    assert (row.base is not None) is is_shown
+    assert bool(row.base_risks) is is_shown
+    if row.base is not None:
+        assert row.base.verbatim.num_documents == 3
+
+
+@pytest.mark.parametrize("generated", ["model", "base", "both"])
+def test_near_verbatim_is_missing_where_no_text_was_generated(
+    make_score: Callable[..., DocumentScore], generated: str
+) -> None:
+    """Of the base only beside the model's: alone it would be compared with nothing."""
+    missing = {"model": {"base_near_verbatim": None}, "base": {"near_verbatim": None}, "both": {}}
+    scores = [
+        make_score(f"d{index}", 50, base=50).model_copy(update=missing[generated])
+        for index in range(3)
+    ]
+    (row,) = build_rows(build_evidence(scores))
+    assert ("near_verbatim" in row.risks) is (generated != "base")
+    assert (row.model.near_verbatim is not None) is (generated != "base")
+    assert ("near_verbatim" in row.base_risks) is (generated == "both")
+    assert (row.base.near_verbatim is not None) is (generated == "both")

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from record_examples import make_document
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores
-from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.extraction import Window
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import compute_mean
 from memguard.audit.variants import HeldoutPiece, HeldoutTexts, VariantResults, compare_variants
@@ -15,22 +16,11 @@ NUM = 12
 
 
 def make_windows() -> list[Window]:
-    ids = np.arange(20, dtype=np.int32)
     return [
         Window(
-            document=AuditDocument(
-                id=f"d{number}",
-                bucket="trained",
-                role="trained",
-                source="s",
-                num_repetitions=4,
-                input_ids=ids,
-                supervised=np.ones(20, dtype=bool),
-                format="text",
-                num_tokens=20,
-                text_hmac=None,
-                # Pairs of near-duplicates.
-                cluster=number // 2,
+            # Pairs of near-duplicates.
+            document=make_document(
+                np.arange(20), name=f"d{number}", num_repetitions=4, cluster=number // 2
             ),
             start=0,
             prefix_tokens=10,
@@ -98,9 +88,7 @@ def test_differences_are_paired_by_document_over_clusters() -> None:
     assert (one.heldout_nll, other.heldout_nll) == (pytest.approx(2), pytest.approx(4))
     assert one.heldout_difference is None
     expected = compute_mean(np.array([12.0 - 8, 36.0 - 16]) * 2 / 12)
-    assert expected is not None
     assert expected.value == pytest.approx(2)
-    assert other.heldout_difference is not None
     assert other.heldout_difference.value == pytest.approx(expected.value)
     assert other.heldout_difference.ci == pytest.approx(expected.ci)
     (bucket,), (changed,) = one.buckets, other.buckets

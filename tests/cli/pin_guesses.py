@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet
 import torch
 import transformers
-from cli_examples import run_cli, write_jsonl
+from cli_examples import succeed, write_jsonl
 from numpy.typing import NDArray
 
 CONTINUATION = 8
@@ -72,8 +72,7 @@ def measure(
     rows = ({"id": f"{number:04}", "text": text} for number, text in enumerate(texts))
     source = write_jsonl(folder / "guesses.jsonl", rows)
     out, length = folder / "guesses", ("--continuation-tokens", CONTINUATION)
-    ended = run_cli("audit", "--model", model, "--members", source, "--out", out, *length)
-    assert ended.code == 0, ended.err
+    succeed("audit", "--model", model, "--members", source, "--out", out, *length)
     scores = pyarrow.parquet.read_table(out / "records.parquet").to_pandas().set_index("id")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model).eval()

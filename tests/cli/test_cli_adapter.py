@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from cli_examples import read_json, run_cli, save_tiny_model, write_run, write_texts
+from cli_examples import read_json, run_cli, save_tiny_model, succeed, write_run, write_texts
 from tiny_adapters import adapt
 from tiny_families import build
 
@@ -42,15 +42,13 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(folder: Path, model: str, out: Path, *arguments: object) -> AuditReport:
     members = ("--members", folder / "members.jsonl", *LENGTH)
-    ended = run_cli("audit", "--model", folder / model, *members, "--out", out, *arguments)
-    assert ended.code == 0, ended.err
+    succeed("audit", "--model", folder / model, *members, "--out", out, *arguments)
     return load_record(AuditReport, out / "report.json")
 
 
 def test_an_adapter_is_audited_as_the_model_it_merges_to(adapted: Path, tmp_path: Path) -> None:
     report = audit(adapted, "adapter", tmp_path / "adapter", "--base", adapted / "base")
     merged = audit(adapted, "merged", tmp_path / "merged")
-    assert report.model.adapter is not None
     assert report.model.adapter.description == "DoRA, r=4, alpha=6"
     assert report.model.adapter.base.endswith("/base")
     assert report.model.adapter.base_weights_sha256 == hash_weights(adapted / "base")
@@ -84,8 +82,7 @@ def test_training_starts_from_the_merged_weights(
             train={"max_steps": 1},
             audit={"enabled": False},
         )
-        ended = run_cli("train", path)
-        assert ended.code == 0, ended.err
+        succeed("train", path)
         lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
         losses.append(next(row["loss"] for row in map(json.loads, lines) if "loss" in row))
     # Rounding of the merge: peft's is float32.
@@ -187,16 +184,13 @@ def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
         train={"max_steps": 4},
         audit={"min_documents": 1},
     )
-    ended = run_cli("train", path)
-    assert ended.code == 0, ended.err
+    succeed("train", path)
     run = folder / "runs" / "run"
     report = load_record(AuditReport, run / "audit" / "report.json")
-    assert report.model.adapter is not None
     assert report.model.adapter.description == "LoRA, r=4, alpha=8, rsLoRA"
     assert report.model.adapter.base_weights_sha256 == hash_weights(base)
     assert "LoRA, r=4, alpha=8, rsLoRA" in (run / "adapter" / "README.md").read_text()
-    ended = run_cli("export", run, folder / "merged", "--merge", "--json")
-    assert ended.code == 0, ended.err
+    ended = succeed("export", run, folder / "merged", "--merge", "--json")
     result = json.loads(ended.out)
     assert result["num_own_rows"] == 4
     assert result["difference"]["largest"] < 1e-4
@@ -214,16 +208,12 @@ def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
     assert run_cli("verify", run, "--base", moved).code == 0
     assert run_cli("verify", folder / "merged", "--base", moved).code == 2
     before = (run / "audit" / "records.parquet").read_bytes()
-    ended = run_cli("audit", run, "--base", moved)
-    assert ended.code == 0, ended.err
+    succeed("audit", run, "--base", moved)
     assert (run / "audit" / "records.parquet").read_bytes() == before
     report = load_record(AuditReport, run / "audit" / "report.json")
-    assert report.model.adapter is not None
     assert report.model.adapter.base == report.model.base == f"{folder.name}/elsewhere"
-    ended = run_cli("audit", run, "--base", moved, "--no-base", "--out", folder / "only")
-    assert ended.code == 0, ended.err
-    ended = run_cli("export", run, folder / "merged-2", "--merge", "--base", moved, "--json")
-    assert ended.code == 0, ended.err
+    succeed("audit", run, "--base", moved, "--no-base", "--out", folder / "only")
+    ended = succeed("export", run, folder / "merged-2", "--merge", "--base", moved, "--json")
     assert json.loads(ended.out)["weights_sha256"] == result["weights_sha256"]
     ended = run_cli("export", run, folder / "no", "--merge", "--base", folder / "nowhere")
     assert (ended.code, len(ended.err.splitlines())) == (3, 1), ended.err

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_examples import read_json, run_cli, write_run, write_sweep, write_texts
+from cli_examples import read_json, succeed, write_run, write_sweep, write_texts
 
 from memguard.config import load_run_config
 from memguard.records.audit_files import save_audit_files
@@ -26,8 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
 def test_adapters_are_settings_of_a_sweep(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts.jsonl", 30, words=20)
     file = write_sweep(tmp_path, SETTINGS, num_repetitions=[0, 1], train={"batch_size": 4})
-    done = run_cli("compare", file)
-    assert done.code == 0, done.err
+    succeed("compare", file)
     assert (tmp_path / "small/full/model").is_dir()
     assert (tmp_path / "small/lora/adapter").is_dir()
     comparison = read_json(tmp_path / "small" / "comparison.json")
@@ -36,8 +35,7 @@ def test_adapters_are_settings_of_a_sweep(tmp_path: Path) -> None:
     assert "adapter (lora (r 2))" in page
     # The same runs, compared as finished ones.
     runs = [tmp_path / "small" / setting["name"] for setting in SETTINGS]
-    again = run_cli("compare", *runs, "--out", tmp_path / "again", "--json")
-    assert again.code == 0, again.err
+    again = succeed("compare", *runs, "--out", tmp_path / "again", "--json")
     compared = json.loads(again.out)
     assert compared["paired"] == comparison["paired"]
     overrides = compared["settings"][1]["overrides"]
@@ -64,19 +62,16 @@ def test_a_run_with_adapters_is_fixed_in_both_ways(tiny_folder: Path, tmp_path: 
     (tmp_path / "model").symlink_to(tiny_folder / "model")
     write_texts(tmp_path / "documents.jsonl", 60)
     settings = write_run(tmp_path, adapter={"name": "lora", "r": 2}, train={"epochs": 1})
-    trained = run_cli("train", settings)
-    assert trained.code == 0, trained.err
+    succeed("train", settings)
     run = tmp_path / "runs" / "run"
     recite(run)
-    done = run_cli("compare", run, "--fix")
-    assert done.code == 0, done.err
+    succeed("compare", run, "--fix")
     again = load_run_config(run.with_name("run-fix") / "config.yaml")
     # The same adapters are trained from the same base.
     assert again.adapter == load_run_config(run / "config.yaml").adapter
     assert (run.with_name("run-fix") / "adapter").is_dir()
     recite(run)
-    forgotten = run_cli("compare", run, "--fix", "--keep-weights")
-    assert forgotten.code == 0, forgotten.err
+    succeed("compare", run, "--fix", "--keep-weights")
     # The adapter is merged into the base, and all weights forget.
     assert load_run_config(run.with_name("run-forget") / "config.yaml").adapter is None
     assert (run.with_name("run-forget") / "model").is_dir()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import rich.console
-from cli_examples import run_cli
+from cli_examples import run_cli, succeed
 
 from memguard.cli.doctor_screen import render_diagnosis, render_families
 from memguard.workflows import doctor as workflow
@@ -149,8 +149,7 @@ def test_names_need_the_table() -> None:
 
 
 def test_types_are_printed_as_one_json_object() -> None:
-    outcome = run_cli("doctor", "--models", "llama", "bloom", "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = succeed("doctor", "--models", "llama", "bloom", "--json")
     printed = json.loads(outcome.out)
     assert printed["kind"] == "families"
     assert [(each["model_type"], each["group"]) for each in printed["families"]] == [
@@ -167,8 +166,7 @@ def test_the_exit_code_tells_whether_all_that_is_needed_works(
 ) -> None:
     made = make_diagnosis()
     monkeypatch.setattr(workflow, "diagnose", lambda **given: made)
-    outcome = run_cli("doctor", "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = succeed("doctor", "--json")
     assert Diagnosis.model_validate_json(outcome.out) == made
     made = make_diagnosis(problems=("gloo: all-reduce in fp32 is hung (no answer)", "another"))
     outcome = run_cli("doctor")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import transformers
-from cli_examples import read_json, run_cli, save_tiny_model
+from cli_examples import read_json, run_cli, save_tiny_model, succeed
 from small_disk import NOT_ALLOWED, run_twice
 from tiny_adapters import adapt
 
@@ -28,8 +28,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_merged_folder_and_its_json(adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "merged"
-    ended = run_cli("export", adapter, out, "--merge", "--json")
-    assert ended.code == 0, ended.err
+    ended = succeed("export", adapter, out, "--merge", "--json")
     lines = [line for line in ended.err.splitlines() if line.startswith("export: ")]
     assert "export: merging LoRA, r=4, alpha=6 into " in ended.err
     assert lines[-2].startswith("export: 14 of 20 tensors merged, ")

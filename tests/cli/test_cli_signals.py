@@ -124,7 +124,6 @@ def test_a_process_that_imports_torch_is_ended_with_a_line(folder: Path) -> None
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert child.stderr is not None
     assert child.stderr.readline() == "prepare: loading torch and transformers\n"
     time.sleep(0.1)
     os.kill(child.pid, signal.SIGTERM)

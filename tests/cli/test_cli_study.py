@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_examples import read_json, run_cli, write_run, write_texts
+from cli_examples import read_json, run_cli, succeed, write_run, write_texts
 
 from memguard.data.corpus import load_corpus
 from memguard.data.loader import Loader
@@ -40,8 +40,7 @@ def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         train={"batch_size": BATCH},
         mitigations=[{"name": "goldfish", "k": 3}],
     )
-    outcome = run_cli("train", config)
-    assert outcome.code == 0, outcome.err
+    succeed("train", config)
     return folder / "runs" / "run"
 
 
@@ -130,7 +129,6 @@ def test_the_report_shows_the_doses(run: Path) -> None:
         *((f"x{n}", n, PER_BUCKET) for n in REPETITIONS if n),
     ]
     assert all(b.base is not None for b in report.buckets)
-    assert report.training is not None
     # Of some 6,000 labels; 13 tokens of context and single-letter words make many repeats.
     assert report.training.dropped_fraction == pytest.approx(1 / 3, abs=0.1)
     accuracy = [b.model.mean_token_accuracy for b in report.buckets]
@@ -151,8 +149,7 @@ def test_a_tally_that_contradicts_the_steps_refuses_the_dose_response(
     trained = load_trained(tampered)
     manifest = sum_file(path)
     save_sealed(trained.model_copy(update={"manifest": manifest}), tampered / "trained.json")
-    outcome = run_cli("audit", tampered, "--out", tmp_path / "out")
-    assert outcome.code == 0, outcome.err
+    succeed("audit", tampered, "--out", tmp_path / "out")
     report = load_record(AuditReport, tmp_path / "out" / "report.json")
     assert not report.dose_response
     assert any(
@@ -177,8 +174,7 @@ def test_prepare_alone_gives_the_same_documents(run: Path) -> None:
     values = read_json(folder / "run.yaml")
     changes = {key: values[key] for key in ("seed", "data", "train")}
     config = write_run(folder, name="prepared", **changes)
-    outcome = run_cli("prepare", config, "--json")
-    assert outcome.code == 0, outcome.err
+    succeed("prepare", config, "--json")
     planned = load_corpus(folder / "runs" / "prepared").manifest
     assert [(e.id, e.bucket) for e in planned] == [
         (e.id, e.bucket) for e in load_corpus(run).manifest

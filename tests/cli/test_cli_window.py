@@ -8,7 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from cli_examples import make_texts, read_json, run_cli, save_tiny_model, write_jsonl, write_run
+from cli_examples import (
+    make_texts,
+    read_json,
+    run_cli,
+    save_tiny_model,
+    succeed,
+    write_jsonl,
+    write_run,
+)
 
 LENGTH = ("--continuation-tokens", 6)
 
@@ -37,8 +45,7 @@ def test_what_does_not_fit_into_the_model_is_told(
     members = write_jsonl(tmp_path / "long.jsonl", ({"text": text} for text in texts))
     out = tmp_path / "out"
     arguments = ("--members", members, "--out", out, "--window", which, *LENGTH)
-    outcome = run_cli("audit", "--model", short_model, *arguments)
-    assert outcome.code == 0, outcome.err
+    outcome = succeed("audit", "--model", short_model, *arguments)
     tokenizer = transformers.AutoTokenizer.from_pretrained(short_model)
     model = transformers.AutoModelForCausalLM.from_pretrained(short_model)
     lengths = [len(tokenizer(text)["input_ids"]) for text in texts]
@@ -133,8 +140,7 @@ def test_everything_trained_is_audited_or_counted(folder: Path, form: str) -> No
         ("first", ("train", settings)),
         ("last", ("audit", run, "--no-base", "--window", "last")),
     ):
-        outcome = run_cli(*command)
-        assert outcome.code == 0, outcome.err
+        succeed(*command)
         report = read_json(run / "audit" / "report.json")
         assert report["method"]["window"] == which
         assert "longer than 'data.seq_len' and trained in pieces" in notes(run / "audit")

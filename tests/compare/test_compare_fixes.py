@@ -36,7 +36,6 @@ def goldfish(k: int, **settings: Any) -> dict[str, Any]:
 def test_the_next_lower_k(k: int | None, lower: int) -> None:
     config = make_config([] if k is None else [{"name": "focal"}, goldfish(k, context_width=5)])
     fix = find(config)
-    assert fix is not None
     values = apply_settings(config.model_dump(mode="json"), fix.settings)
     changed = RunConfig.model_validate(values)
     (mitigation,) = (one for one in changed.mitigations if one.name == "goldfish")
@@ -50,7 +49,6 @@ def test_the_next_lower_k(k: int | None, lower: int) -> None:
 def test_doses_that_have_a_lower_k_keep_it() -> None:
     config = make_config([goldfish(8, k_by_dose={4: 5, 16: 4, 64: 2})])
     fix = find(config)
-    assert fix is not None
     values = apply_settings(config.model_dump(mode="json"), fix.settings)
     (changed,) = RunConfig.model_validate(values).mitigations
     assert isinstance(changed, GoldfishConfig)
@@ -63,7 +61,6 @@ def test_fewer_epochs_where_k_is_at_its_lowest(epochs: int, fewer: int | None) -
     if fewer is None:
         assert fix is None
     else:
-        assert fix is not None
         assert fix.settings == {"train.epochs": fewer}
 
 
@@ -124,7 +121,6 @@ def test_only_the_slice_that_is_recited_gets_a_lower_k(
 ) -> None:
     config = make_config([] if before is None else [{"name": "goldfish", **before}])
     fix = find_fix(findings(config))
-    assert fix is not None
     values = apply_settings(config.model_dump(mode="json"), fix.settings)
     (changed,) = RunConfig.model_validate(values).mitigations
     assert isinstance(changed, GoldfishConfig)
@@ -136,12 +132,10 @@ def test_the_slice_is_judged_on_what_was_generated_or_else_on_verbatim() -> None
     config = make_config([])
     fix = find_fix(findings(config, generated=False))
     assert fix == find_fix(findings(config))
-    assert fix is not None
     assert "trained 16 times or more" in fix.change
     # All documents known to 90 %, token by token, and none extracted: no slice of doses.
     values = make_report({0: [3] * 20, 4: [9] * 20, 16: [KNOWN] * 20})
     fix = find_fix(Findings(config=config, report=AuditReport.model_validate(values)))
-    assert fix is not None
     assert fix.change == "goldfish k: none -> 4"
 
 
@@ -150,7 +144,6 @@ def test_a_slice_at_its_lowest_k_does_not_lower_that_of_the_others() -> None:
     assert find_fix(findings(make_config([goldfish(8, k_by_dose={16: 2})]))) is None
     twice = make_config([goldfish(2)], train={"epochs": 4})
     fix = find_fix(findings(twice))
-    assert fix is not None
     assert fix.settings == {"train.epochs": 2}
 
 
@@ -168,7 +161,6 @@ def test_copies_go_first_where_they_are_what_is_recited(
         num_extracted_with_copy=num_with_copy,
     )
     fix = find_fix(findings(config, copies))
-    assert fix is not None
     if not is_taken:
         assert fix.change.startswith("goldfish k of documents")
         return
@@ -182,5 +174,4 @@ def test_copies_go_first_where_they_are_what_is_recited(
 def test_without_a_known_dose_there_is_no_slice() -> None:
     values = make_report(SLICED) | {"dose_response": False}
     fix = find_fix(Findings(config=make_config([]), report=AuditReport.model_validate(values)))
-    assert fix is not None
     assert fix.change == "goldfish k: none -> 4"

@@ -57,11 +57,7 @@ PLAIN = make_point("plain", (0.9, 1.0, 1.0), 4.0)
         ([("a", (0.2, 0.4, 0.6), 4.0), ("b", (0.1, 0.2, 0.3), 4.1)], "a"),
         # Overlap is asked of the least risk alone, not from one to the next.
         (
-            [
-                ("a", (0.4, 0.6, 0.8), 4.0),
-                ("b", (0.2, 0.4, 0.5), 4.1),
-                ("c", (0.0, 0.1, 0.3), 4.2),
-            ],
+            [("a", (0.4, 0.6, 0.8), 4.0), ("b", (0.2, 0.4, 0.5), 4.1), ("c", (0.0, 0.1, 0.3), 4.2)],
             "b",
         ),
         # The least risk is too dear: the next one.

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from memguard.compare import Sweep, load_sweep
-from memguard.config import BudgetConfig, OptimConfig
+from memguard.compare.sweep import hash_inputs
+from memguard.config import BudgetConfig, OptimConfig, RunConfig
 from memguard.errors import ConfigError, DataError
 
 SWEEP: dict[str, Any] = {
@@ -87,7 +88,6 @@ def test_settings_start_from_the_pretrained_model() -> None:
     run = {"data": {"train": "a.jsonl"}, "model": {"attn_implementation": "eager"}}
     sweep = load(SWEEP | {"run": run, "pretrain": PRETRAIN})
     base = sweep.pretrain
-    assert base is not None
     assert sweep.in_order == (base, *sweep.runs)
     assert (base.name, base.folder, base.seed) == ("base", Path("out/sweep/base"), 0)
     assert not base.config.audit.enabled
@@ -97,7 +97,6 @@ def test_settings_start_from_the_pretrained_model() -> None:
     del run["model"]
     audited = PRETRAIN | {"audit": {"enabled": True}, "seed": 3}
     sweep = load(SWEEP | {"run": run, "pretrain": audited})
-    assert sweep.pretrain is not None
     assert sweep.pretrain.config.audit.enabled
     assert sweep.pretrain.seed == 3
 
@@ -337,3 +336,18 @@ def test_expanding_needs_no_torch(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.strip() == "2", done.stderr
+
+
+@pytest.mark.parametrize("setting", ["train", "control", "heldout", "forget"])
+def test_other_documents_are_other_inputs(tmp_path: Path, setting: str) -> None:
+    data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "control", "heldout")}
+    data["forget"] = str(tmp_path / "forget.jsonl")
+    for path in data.values():
+        Path(path).write_text('{"text": "as it was"}\n')
+    config = RunConfig.model_validate(
+        {"name": "run", "model": {"path": "folder"}, "data": data, "mitigations": [{"name": "npo"}]}
+    )
+    before = hash_inputs(config)
+    assert hash_inputs(config) == before
+    Path(data[setting]).write_text('{"text": "as it is"}\n')
+    assert hash_inputs(config) != before

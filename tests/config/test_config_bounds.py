@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic_core import PydanticUndefined
 
 from memguard.audit.suite import PROBES, Suite
-from memguard.config import RunConfig, SweepConfig, validate
-from memguard.config.settings import Settings
+from memguard.config import BudgetConfig, RunConfig, SweepConfig, validate
+from memguard.config.settings import SamplingScheme, Settings
 from memguard.config.yaml_text import Document
 from memguard.errors import MAX_PATH, ConfigError, shorten
 from memguard.planner.machine import Machine
@@ -121,3 +121,36 @@ def test_shorten_keeps_both_ends() -> None:
     assert len(shorten(path, MAX_PATH)) == MAX_PATH
     assert shorten(path, MAX_PATH).startswith("/start/x")
     assert shorten(path, MAX_PATH).endswith("x/end.jsonl")
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.1, 1.0])
+def test_a_limit_is_a_share(limit: float) -> None:
+    assert BudgetConfig(limit=limit).limit == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [(-0.01, "greater than or equal to 0"), (1.01, "less than or equal to 1"), (10, "equal to 1")],
+)
+def test_a_limit_that_is_no_share_is_refused(limit: float, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        BudgetConfig(limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "label"),
+    [
+        (SamplingScheme(), "T=1"),
+        (SamplingScheme(top_k=40), "T=1, top-k 40"),
+        (SamplingScheme(temperature=0.7, top_p=0.95), "T=0.7, top-p 0.95"),
+        (SamplingScheme(temperature=2, top_k=5, top_p=1), "T=2, top-k 5, top-p 1"),
+    ],
+)
+def test_labels(scheme: SamplingScheme, label: str) -> None:
+    assert scheme.label == label
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_k", "top_p"])
+def test_nothing_is_drawn_from_nothing(field: str) -> None:
+    with pytest.raises(ValidationError):
+        SamplingScheme.model_validate({field: 0})

@@ -74,10 +74,7 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "5:32 'mitigations[0].kk' is not a setting; did you mean 'k'?",
         ),
         ("otpim: {}", "5:1 'otpim' is not a setting; did you mean 'optim'?"),
-        (
-            "  seed: 3",
-            "5:3 'data.seed' is not a setting; did you mean 'seed' (at the top level)?",
-        ),
+        ("  seed: 3", "5:3 'data.seed' is not a setting; did you mean 'seed' (at the top level)?"),
         ("train: {lr: 1}", "5:9 'train.lr' is not a setting; did you mean 'optim.lr'?"),
         (
             "train: {batch_sise: 1}",
@@ -111,10 +108,7 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "got 'goldfish'",
         ),
         ("optim: {lr: 0}", "5:9 'optim.lr' should be greater than 0; got 0"),
-        (
-            "optim: {betas: 0.9}",
-            "5:9 'optim.betas' should be a list; got 0.9",
-        ),
+        ("optim: {betas: 0.9}", "5:9 'optim.betas' should be a list; got 0.9"),
         (
             "train: {batch_size: 8, micro_batch_size: 3}",
             "'train.micro_batch_size' must divide 'train.batch_size'; got 3 and 8",
@@ -210,7 +204,6 @@ def test_overrides_reach_into_lists_and_make_blocks(write) -> None:
     assert (config.mitigations[0].k, config.mitigations[0].mode) == (8, "static")
     assert config.train.batch_size == 4
     assert config.data.train == ("a.jsonl", "c.jsonl")
-    assert config.data.study is not None
     assert config.data.study.num_repetitions == (0, 2)
     assert load_run_config(path, ["mitigations=[]"]).mitigations == ()
 

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.config import DataConfig, StudyConfig
-from memguard.data.buckets import (
-    Placement,
-    place_canaries,
-    place_for_study,
-    place_for_training,
-)
+from memguard.data.buckets import Placement, place_canaries, place_for_study, place_for_training
 from memguard.errors import DataError
 
 
@@ -54,19 +49,12 @@ corpora = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max
 """(cluster, auditable) of each document."""
 
 
-# -- a user's own fine-tune -----------------------------------------------------------------------
-
-
 @given(corpus=corpora, heldout=st.integers(0, 20), seed=st.integers(0, 99))
 def test_what_is_held_back_shares_no_cluster_with_what_is_trained(
     corpus: list[tuple[int, bool]], heldout: int, seed: int
 ) -> None:
     cluster, auditable = zip(*corpus, strict=True)
-    arguments: dict[str, Any] = {
-        "auditable": auditable,
-        "heldout_documents": heldout,
-        "seed": seed,
-    }
+    arguments: dict[str, Any] = {"auditable": auditable, "heldout_documents": heldout, "seed": seed}
     try:
         placed = place(cluster, **arguments)
     except DataError:
@@ -183,9 +171,6 @@ def test_holding_everything_out_is_an_error() -> None:
         place(range(10), heldout_documents=50)
 
 
-# -- a study ---------------------------------------------------------------------------------------
-
-
 @given(
     corpus=corpora,
     doses=st.sampled_from([(0, 1), (0, 4, 16), (2,), (0, 1, 2, 3)]),
@@ -249,11 +234,7 @@ def test_background_of_its_own_leaves_out_copies_of_bucket_documents() -> None:
     origin = ["train"] * 8 + ["background"] * 4 + ["heldout"] * 3
     cluster = [0, 1, 2, 3, 4, 5, 6, 7, 0, 50, 50, 51, 1, 50, 60]
     placed = place(
-        cluster,
-        origin=origin,
-        study={"num_repetitions": (0, 1)},
-        background=("b",),
-        heldout=("h",),
+        cluster, origin=origin, study={"num_repetitions": (0, 1)}, background=("b",), heldout=("h",)
     )
     # 8 is a copy of a bucket's document, 12 too, 13 one of a background document.
     assert roles(placed)[8:] == [None, *["background"] * 3, None, None, "heldout"]
@@ -279,9 +260,6 @@ def test_large_clusters_are_as_likely_in_every_bucket() -> None:
     assert abs(large["control"] - 500) < 5 * 12
 
 
-# -- canaries --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("repetitions", [1, 4, 16, 1000])
 def test_canaries_go_where_their_coins_fell(repetitions: int) -> None:
     placed = place_canaries([True, False, True], repetitions=repetitions)
@@ -291,9 +269,6 @@ def test_canaries_go_where_their_coins_fell(repetitions: int) -> None:
         ("canary-in", repetitions),
     ]
     assert {p.role for p in placed} == {"canary"}
-
-
-# -- what is to be forgotten ----------------------------------------------------------------------
 
 
 def test_what_is_to_be_forgotten_takes_its_cluster_out_of_training() -> None:

@@ -93,9 +93,6 @@ def test_near_copies_need_rensa(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_copies(["a"], config("exact")).tolist() == [False]
 
 
-# -- through prepare -----------------------------------------------------------------------------
-
-
 def prepare_run(
     folder: Path,
     name: str,
@@ -155,7 +152,6 @@ def test_the_same_secrets_are_drawn_with_and_without_it(tmp_path: Path, copied: 
         prepare_run(tmp_path, name, many, mitigations, num_canaries=32)[0]
         for name, mitigations in (("plain", []), ("apart", [{"name": "deduplicate"}]))
     )
-    assert with_it.summary.num_removed is not None
     assert with_it.summary.num_removed > 60
     assert with_it.summary.num_canaries == plain.summary.num_canaries >= 8
     assert with_it.summary.documents_sha256 == plain.summary.documents_sha256

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_examples import make_entry
 
 from memguard.config import RunConfig
 from memguard.data.corpus import load_private_key
@@ -14,7 +15,7 @@ from memguard.data.documents import load_documents
 from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
-from memguard.records import ManifestEntry, load_manifest, save_manifest
+from memguard.records import load_manifest, save_manifest
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
 ROWS: list[dict[str, Any]] = [
@@ -45,14 +46,11 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
     key = load_private_key(run)
     documents = load_documents(paths, setting="data.train", cache_dir=folder).documents
     entries = [
-        ManifestEntry(
-            id=document.id,
+        make_entry(
+            document.id,
             text_hmac=hmac_text(key, document),
             source=document.source,
-            bucket=role,
             role=role,
-            planned_repetitions=1,
-            num_repetitions=1,
             num_tokens=10 + number,
             cluster=0 if document.id in ("d0", "d1") else number,
         )
@@ -151,17 +149,7 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
     key = load_private_key(run)
     documents = load_documents([str(path)], setting="x", cache_dir=tmp_path).documents
     entries = [
-        ManifestEntry(
-            id=document.id,
-            text_hmac=hmac_text(key, document),
-            source="many",
-            bucket="trained",
-            role="trained",
-            planned_repetitions=1,
-            num_repetitions=1,
-            num_tokens=10,
-            cluster=number,
-        )
+        make_entry(document.id, text_hmac=hmac_text(key, document), source="many", cluster=number)
         for number, document in enumerate(documents)
     ]
     save_manifest(entries, run / "manifest.jsonl")

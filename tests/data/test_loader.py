@@ -308,9 +308,6 @@ def test_a_whole_run_realises_the_planned_repetitions(books: Corpus) -> None:
     ]
 
 
-# -- proof of loss ---------------------------------------------------------------------------------
-
-
 def count_naively(loader: Loader, num_samples: int) -> dict[tuple[int, int], int]:
     """(document, place) -> how often its label stood in a batch."""
     counts: dict[tuple[int, int], int] = {}
@@ -402,16 +399,12 @@ def test_documents_that_are_in_no_row_have_no_losses(small: Corpus) -> None:
     assert loader.count_losses([], num_samples=2) == []
 
 
-# -- what the starting model said ----------------------------------------------------------------
-
-
 def test_each_token_has_its_own_reference(small: Corpus) -> None:
     rows = pack(range(4), [3, 2, 6, 1], 8)
     loader = make_loader(small, rows, [1, 0, 1])
     # Of token n the loss n / 10: as documents lie end to end.
     reference = small.input_ids.astype(np.float32) / 10
     batch = loader.batch([0, 1, 2], num_rows=4, reference_nll=reference)
-    assert batch.reference_nll is not None
     is_token = batch.input_ids != 99
     np.testing.assert_array_equal(
         batch.reference_nll[is_token], batch.input_ids[is_token].astype(np.float32) / 10
@@ -429,9 +422,6 @@ def test_plain_rows_are_those_of_the_schedule_with_all_labels(books: Corpus) -> 
         np.testing.assert_array_equal(getattr(plain, name), getattr(fed, name))
     assert masked.batch(range(5)).num_kept < plain.num_kept
     assert (masked.plain_batch([]).labels == X).all()
-
-
-# -- what is to be forgotten ----------------------------------------------------------------------
 
 
 def test_what_is_to_be_forgotten_is_marked_and_loses_no_label() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from corpus_examples import make_corpus, tokenized
+from tiny_families import build
 from torch import Tensor
 
 from memguard.config import GoldfishConfig
@@ -24,20 +24,8 @@ VOCAB_SIZE = 53
 
 @pytest.fixture(scope="module")
 def layer() -> CausalLM:
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build_causal_lm(transformers.LlamaForCausalLM(config).double(), chunk_tokens=16)
+    model = build("llama", vocab_size=VOCAB_SIZE, tie_word_embeddings=True, pad_token_id=None)
+    return build_causal_lm(model.double().train(), chunk_tokens=16)
 
 
 @pytest.fixture(scope="module")

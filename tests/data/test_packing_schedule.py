@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from record_examples import make_entry
 
 from memguard.data.packing import Rows, interleave, plan_rows, spread
 from memguard.errors import ConfigError
@@ -12,14 +13,10 @@ from memguard.records import ManifestEntry, Role
 
 
 def entry(index: int, role: Role, repetitions: int, num_tokens: int = 20) -> ManifestEntry:
-    return ManifestEntry(
-        id=str(index),
-        text_hmac="",
-        source="s",
-        bucket=role,
+    return make_entry(
+        str(index),
         role=role,
         planned_repetitions=repetitions,
-        num_repetitions=None,
         num_tokens=num_tokens,
         cluster=index,
     )
@@ -193,9 +190,6 @@ def test_without_background_only_trained_documents_are_scheduled() -> None:
     rows, schedule = plan_rows(manifest, seq_len=40, background_ratio=1, seed=0)
     assert len(rows) == 3
     assert np.bincount(schedule).tolist() == [2, 2, 2]
-
-
-# -- canaries --------------------------------------------------------------------------------------
 
 
 def test_a_schedule_that_would_take_all_memory_is_refused() -> None:

@@ -314,13 +314,7 @@ YAML_FILES = (
 
 SETTINGS = (
     _bad("unknown setting", _setting({"trian": {}}), 2, "'trian' is not a setting"),
-    _bad(
-        "long unknown setting",
-        _setting({LONG[:1000]: 1}),
-        2,
-        "is not a setting",
-        "x...",
-    ),
+    _bad("long unknown setting", _setting({LONG[:1000]: 1}), 2, "is not a setting", "x..."),
     _bad("no name", _setting({"name": None}), 2, "'name' should be"),
     _bad("a path for a name", _setting({"name": "../x"}), 2, "'name' should be letters"),
     _bad("a long name", _setting({"name": LONG}), 2, "'name' should have at most 100"),
@@ -413,13 +407,7 @@ DOCUMENTS = (
     _bad("csv with an open quote", _data("a.csv", b'text\n"a'), 3, "unexpected end", torch=True),
     _bad("csv in latin-1", _data("a.csv", b"text\n\xe9\n"), 3, "is not UTF-8", torch=True),
     _bad("text in latin-1", _data("a.txt", b"\xe9"), 3, "is not UTF-8", torch=True),
-    _bad(
-        "parquet that is none",
-        _data("a.parquet", b"abc"),
-        3,
-        "not a parquet file",
-        torch=True,
-    ),
+    _bad("parquet that is none", _data("a.parquet", b"abc"), 3, "not a parquet file", torch=True),
     _bad("half a parquet", _source(_parquet(lambda b: b[: len(b) // 2])), 3, "parquet", torch=True),
     _bad(
         "parquet of invalid UTF-8",

@@ -88,9 +88,6 @@ def write_settings(folder: Path, variant: Variant = "scratch") -> None:
     (folder / "run.yaml").write_text(json.dumps(values, indent=2))
 
 
-# -- commands ------------------------------------------------------------------------------------
-
-
 def say(folder: Path, *arguments: object) -> Outcome:
     """Run `memguard ARGUMENTS` in this process, in a folder whose `cache/` keeps the scores."""
     with contextlib.chdir(folder), mock.patch.dict(os.environ, environment(folder)):
@@ -145,9 +142,7 @@ def _run_command(
     from memguard.runtime import children
 
     children.subprocess = SimpleNamespace(  # type: ignore[assignment]
-        Popen=ForkedRank,
-        DEVNULL=subprocess.DEVNULL,
-        TimeoutExpired=subprocess.TimeoutExpired,
+        Popen=ForkedRank, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
     run_main(arguments)
 
@@ -223,9 +218,6 @@ class ForkedRank:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-
-# -- how a run has ended -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -127,9 +127,6 @@ def _kill(process: BaseProcess, kill: Kill) -> None:
         pass
 
 
-# -- in the process itself -----------------------------------------------------------------------
-
-
 def _is_change(event: str, arguments: tuple[Any, ...]) -> bool:
     if os.environ.get("RANK", "0") != "0":
         return False

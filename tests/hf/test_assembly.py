@@ -11,13 +11,7 @@ from tiny_families import build
 from torch.distributed.tensor import DTensor
 
 from memguard.errors import ConfigError, MemguardError, ModelError
-from memguard.hf.assembly import (
-    Assembly,
-    allocate,
-    build_meta_layer,
-    fill_layer,
-    find_sizes,
-)
+from memguard.hf.assembly import Assembly, allocate, build_meta_layer, fill_layer, find_sizes
 from memguard.hf.load import count_parameters
 from memguard.hf.safetensors import ModuleWeights
 from memguard.model.dropout import list_dropout

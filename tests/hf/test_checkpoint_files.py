@@ -184,9 +184,6 @@ def test_it_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# -- hub ids -----------------------------------------------------------------------------------
-
-
 def test_what_is_refused_of_a_hub_id_is_refused_before_its_weights_are_fetched(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

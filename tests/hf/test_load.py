@@ -47,9 +47,6 @@ def change_config(folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-# -- loading -----------------------------------------------------------------------------------
-
-
 def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
     model = load_model(str(folder))
     assert not model.training
@@ -207,9 +204,6 @@ def test_a_tokenizer_that_is_missing_or_broken(folder: Path, tokenizer: Any) -> 
         (folder / name).write_text(kept)
 
 
-# -- positions ---------------------------------------------------------------------------------
-
-
 def test_max_positions_comes_from_the_configuration(folder: Path) -> None:
     assert find_positions(load_config(str(folder))) == 64
     change_config(folder, model_type="gpt2", n_positions=128)
@@ -222,8 +216,6 @@ def test_max_positions_comes_from_the_configuration(folder: Path) -> None:
     with pytest.raises(ModelError, match="must be a JSON object"):
         load_config(str(folder))
 
-
-# -- from scratch ------------------------------------------------------------------------------
 
 TINY = {
     "model_type": "llama",

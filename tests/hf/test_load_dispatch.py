@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tiny_families import build
 
 from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.scoring import ModelScorer
@@ -21,17 +22,9 @@ ASKED = ScoreSelection(
 
 @pytest.fixture
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        tie_word_embeddings=request.param,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    fields = {"num_hidden_layers": 4, "num_key_value_heads": 4, "pad_token_id": None}
+    model = build("llama", vocab_size=61, tie_word_embeddings=request.param, **fields)
+    model.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 import transformers
-from cli_examples import run_cli, save_tiny_model, write_run, write_texts
+from cli_examples import run_cli, save_tiny_model, succeed, write_run, write_texts
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_adapters import save_adapter
@@ -171,8 +171,7 @@ def test_a_run_on_nf4_is_audited_and_merged_with_the_numbers_it_was_trained_on(
         train={"max_steps": 4, "epochs": 4},
         audit={"min_documents": 1, "continuation_tokens": 6},
     )
-    ended = run_cli("train", path)
-    assert ended.code == 0, ended.err
+    succeed("train", path)
     run = tmp_path / "runs" / "run"
     assert load_trained(run).base_quantization == "nf4"
     with safe_open(run / "adapter" / "adapter_model.safetensors", framework="pt") as file:
@@ -182,16 +181,12 @@ def test_a_run_on_nf4_is_audited_and_merged_with_the_numbers_it_was_trained_on(
     # The loss that training measured last, on the control, is that of the merged weights.
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     trained = [line["nll"] for line in lines if line["event"] == "heldout"][-1]
-    ended = run_cli(
-        *("audit", run, "--out", tmp_path / "out", "--variants", "merged,adapter"),
-    )
-    assert ended.code == 0, ended.err
+    succeed(*("audit", run, "--out", tmp_path / "out", "--variants", "merged,adapter"))
     variants = json.loads((tmp_path / "out" / "report.json").read_text())["variants"]["variants"]
     for variant in variants:
         # fp32 in another order.
         assert variant["heldout_nll"] == pytest.approx(trained, abs=1e-5)
-    ended = run_cli("export", run, tmp_path / "merged", "--merge", "--json")
-    assert ended.code == 0, ended.err
+    ended = succeed("export", run, tmp_path / "merged", "--merge", "--json")
     assert json.loads(ended.out)["difference"]["largest"] < 1e-4
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     source, _ = open_merged(run / "adapter")

@@ -135,9 +135,6 @@ def test_a_models_own_weights_are_a_source_too() -> None:
     assert not read.requires_grad
 
 
-# -- folders that are not whole ----------------------------------------------------------------
-
-
 def break_index(content: str) -> Callable[[Path], Any]:
     return lambda folder: (folder / INDEX).write_text(content)
 
@@ -189,8 +186,6 @@ def test_quantised_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> No
     with pytest.raises(ModelError, match=r"'w' is stored as .*quantised.*bfloat16"):
         FolderWeights(tmp_path)
 
-
-# -- names -------------------------------------------------------------------------------------
 
 WANTED = {"model.embed.weight": (7, 4), "model.norm.weight": (4,), "lm_head.weight": (7, 4)}
 
@@ -261,9 +256,6 @@ def test_weights_without_a_place_are_told_in_one_line() -> None:
     with pytest.warns(UserWarning, match=r"model 'm': 20 weights .* not read \(w0, .* 12 more\)$"):
         warn_unexpected("m", [f"w{number}" for number in range(20)])
     warn_unexpected("m", [])
-
-
-# -- tied by configuration, stored twice -------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_rows", [3, 1024, 2500])

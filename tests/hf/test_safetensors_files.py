@@ -46,8 +46,7 @@ dtypes = st.sampled_from(
     )
 )
 def test_bytes_are_those_of_safetensors_own_writer(
-    described: dict[str, tuple[list[int], torch.dtype]],
-    tmp_path_factory: pytest.TempPathFactory,
+    described: dict[str, tuple[list[int], torch.dtype]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     tensors = {name: torch.randn(shape).to(dtype) for name, (shape, dtype) in described.items()}
@@ -58,8 +57,7 @@ def test_bytes_are_those_of_safetensors_own_writer(
 
 @given(described=st.dictionaries(names, st.tuples(shapes, dtypes), min_size=1, max_size=6))
 def test_every_dtype_is_read_back(
-    described: dict[str, tuple[list[int], torch.dtype]],
-    tmp_path_factory: pytest.TempPathFactory,
+    described: dict[str, tuple[list[int], torch.dtype]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     tensors = {

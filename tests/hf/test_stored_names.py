@@ -140,9 +140,6 @@ def test_a_way_of_storing_that_is_not_known_is_refused(monkeypatch: pytest.Monke
     assert "\n" not in str(caught.value)
 
 
-# -- adapters ----------------------------------------------------------------------------------
-
-
 def save_adapter(folder: Path, family: str) -> Any:
     """Write a base in transformers' older form and an adapter of it; return both, by peft."""
     base = build(family)

@@ -16,11 +16,7 @@ import torch
 import transformers
 
 from memguard.config import OptimConfig
-from memguard.integrations.transformers import (
-    GoldfishCollator,
-    MitigatedLoss,
-    goldfish_loss_func,
-)
+from memguard.integrations.transformers import GoldfishCollator, MitigatedLoss, goldfish_loss_func
 
 VOCAB, NUM_TOKENS, NUM_ROWS, NUM_STEPS = 64, 20, 8, 3
 GOLDFISH = {"k": 3, "context_width": 4}

@@ -208,9 +208,6 @@ def test_neighbouring_labels_are_dropped_independently() -> None:
         assert abs(correlation) < 4 / np.sqrt(len(ids))
 
 
-# -- special tokens, static, random ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["hash", "random"])
 def test_special_tokens_are_never_dropped_but_count_as_context(mode: str) -> None:
     ids = np.random.default_rng(3).integers(0, 10, 5_000)
@@ -259,9 +256,6 @@ def test_many_tokens_are_masked_as_the_same_rows_alone(mode: str, shape: tuple[i
     alone = [drops(mitigation, row, numbers, generator) for row, numbers in rows]
     together = drops(mitigation, ids, documents)
     np.testing.assert_array_equal(together.reshape(-1, shape[-1]), alone)
-
-
-# -- shapes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["hash", "hash_reference", "static"])

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from record_examples import make_entry
 
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import TokenDropoutConfig
@@ -16,16 +17,8 @@ IDS = np.random.default_rng(0).integers(0, 500, 400).astype(np.int32)
 
 
 def entry(cluster: int, planned: int, role: Any = "trained") -> ManifestEntry:
-    return ManifestEntry(
-        id=f"d{cluster}-{planned}",
-        text_hmac="",
-        source="",
-        bucket="",
-        role=role,
-        planned_repetitions=planned,
-        num_repetitions=None,
-        num_tokens=1,
-        cluster=cluster,
+    return make_entry(
+        f"d{cluster}-{planned}", role=role, planned_repetitions=planned, cluster=cluster
     )
 
 

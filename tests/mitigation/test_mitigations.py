@@ -82,5 +82,4 @@ def test_reduce_adds_what_is_left_and_leaves_the_division_to_the_caller() -> Non
     loss = mitigations.reduce(TokenTerms(nll_N=nll_N))
     assert loss.item() == 3.5
     loss.backward()
-    assert nll_N.grad is not None
     assert nll_N.grad.tolist() == [1, 1]

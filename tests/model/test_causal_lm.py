@@ -109,9 +109,6 @@ def test_no_logits_are_kept_for_backward(loss: str) -> None:
     assert not [shape for shape in saved if VOCAB_SIZE in shape and len(shape) == 2]
 
 
-# -- models that do something unknown after their head ----------------------------------------
-
-
 class ScaledLlama(LlamaForCausalLM):
     """Multiplies its logits without saying so in its configuration."""
 
@@ -186,9 +183,6 @@ def test_bf16_models_keep_their_own_head() -> None:
         warnings.simplefilter("error")
         for family in ("llama", "gemma2", "cohere", "gpt2"):
             assert build_causal_lm(build(family).bfloat16()).own_head
-
-
-# -- scores ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "granite", "gpt_neox"])

@@ -68,10 +68,9 @@ def test_uncached_rows_are_never_longer_than_the_longest_row(
     monkeypatch.setattr(
         layer,
         "hidden_states",
-        lambda ids, *args, **kwargs: (
-            lengths.append(ids.shape[1]),
-            original(ids, *args, **kwargs),
-        )[1],
+        lambda ids, *args, **kwargs: (lengths.append(ids.shape[1]), original(ids, *args, **kwargs))[
+            1
+        ],
     )
     rows = GrowingRows(layer, is_cached=False, room=1)
     texts = random_ids(64, 3)  # gpt2 has 64 positions here.
@@ -96,9 +95,6 @@ def test_no_rows_run_a_dummy_whose_hidden_states_go_nowhere() -> None:
         rows.take(np.zeros(0, dtype=np.int64))
         assert rows.append(none, keep).shape == (0, 32)
         assert rows.append(none, keep).shape == (0, 32)
-
-
-# -- the check ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma2", "bloom"])

@@ -78,7 +78,6 @@ def check_against_plain(whole: Whole, chunk_tokens: int, axes: Sequence[Axis] = 
         assert_close(ours.detach(), theirs.detach())
         assert_close(hidden_ND.grad, take_piece(expected[0], 1, y))
         weight_VD = take_piece(take_piece(expected[1], 0, x), 1, y)
-        assert head.weight_VD is not None
         assert_close(head.weight_VD.grad, weight_VD)
         if head.bias_V is not None:
             assert_close(head.bias_V.grad, take_piece(expected[2], 0, x))
@@ -161,11 +160,8 @@ def test_autocast_computes_in_bf16_and_keeps_the_parameters_dtype() -> None:
         assert loss.dtype == torch.float32
         # Roundings of 2^-9 each, which cancel over 400 tokens: torch's own autocast is off by 1e-4.
         assert float(loss.detach()) == pytest.approx(float(exact_loss.detach()), rel=1e-3)
-        assert head.weight_VD is not None
-        assert head.bias_V is not None
         ours = [hidden_ND.grad, head.weight_VD.grad, head.bias_V.grad]
         for gradient, theirs, truth in zip(ours, plain, exact, strict=True):
-            assert gradient is not None
             assert gradient.dtype == torch.float32
             assert truth.grad is not None
             assert theirs.grad is not None
@@ -188,10 +184,7 @@ def test_gradients_of_a_bf16_head_are_summed_in_fp32() -> None:
             sum_nll(head, hidden_ND, whole.labels_N).backward()
         else:
             token_terms(head, hidden_ND, whole.labels_N).nll_N.sum().backward()
-        assert head.weight_VD is not None
-        assert head.bias_V is not None
         for gradient, leaf in zip((head.weight_VD.grad, head.bias_V.grad), leaves[1:], strict=True):
-            assert gradient is not None
             assert gradient.dtype == torch.bfloat16
             # What is rounded once is off by .2 %; summed in bf16, by 1.4 and 2.2 %.
             error = (gradient.double() - leaf.grad).norm() / leaf.grad.norm()  # type: ignore[operator]
@@ -206,7 +199,6 @@ def test_backward_inside_autocast_keeps_the_forwards_dtype() -> None:
         total = our_terms(head, hidden_ND, whole.labels_N).sum()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             total.backward()
-        assert head.weight_VD is not None
         found.append((hidden_ND.grad, head.weight_VD.grad))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
@@ -226,7 +218,6 @@ def test_a_common_factor_is_not_rounded_to_bf16() -> None:
     for factor in (1.0, 1 / 3):
         head, hidden_ND = cut_whole(whole, chunk_tokens=10)
         (sum_nll(head, hidden_ND, whole.labels_N) * factor).backward()
-        assert hidden_ND.grad is not None
         found.append(hidden_ND.grad.double())
     ratio = (found[0] * found[1]).sum() / found[0].square().sum()
     # 2,048 numbers rounded to nearest: errors of 2^-9 each cancel. bf16(1/3) is 1/3 + 0.1 %.
@@ -267,7 +258,6 @@ def test_a_frozen_head_passes_gradients_on() -> None:
     whole = draw_whole(6, 11)
     expected, frozen = (cut_whole(whole, chunk_tokens=4) for _ in range(2))
     for parameter in (frozen[0].weight_VD, frozen[0].bias_V):
-        assert parameter is not None
         parameter.requires_grad_(False)
     for head, hidden_ND in (expected, frozen):
         sum_nll(head, hidden_ND, whole.labels_N).backward()
@@ -275,9 +265,6 @@ def test_a_frozen_head_passes_gradients_on() -> None:
     total: Any = sum_nll(*frozen, whole.labels_N)
     assert total.grad_fn.gradients.weight_VD is total.grad_fn.gradients.bias_V is None
     assert torch.equal(frozen[1].grad, expected[1].grad)  # type: ignore[arg-type]
-
-
-# -- cost --------------------------------------------------------------------------------------
 
 
 def record_costs(degrees: tuple[int, int] | None) -> dict[str, tuple[int, list[tuple[str, int]]]]:

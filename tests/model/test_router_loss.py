@@ -6,20 +6,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from step_examples import make_batch, make_step
 from tiny_families import VOCAB_SIZE, build
 from torch import Tensor
 
-from memguard.config import OptimConfig, TrainConfig
 from memguard.config.mitigations import DpSgdConfig
 from memguard.data.loader import Batch
 from memguard.errors import ModelError
-from memguard.mitigation import build_mitigations
-from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.model.router_loss import check_recorded, explain_missing, find_router_loss
 from memguard.parallel.shard import checkpoint_blocks
 from memguard.records import IGNORE_LABEL
-from memguard.runtime import Runtime
 from memguard.train.dp_sgd import RowClipping
 from memguard.train.step import TrainStep
 
@@ -50,33 +47,18 @@ def draw_rows() -> tuple[Tensor, Tensor]:
     return ids_BT, mask_BT.long()
 
 
-def make_batch() -> Batch:
+def build_batch() -> Batch:
     """The same rows as the loader builds them."""
     ids_BT, mask_BT = draw_rows()
     labels_BT = ids_BT.masked_fill(mask_BT == 0, IGNORE_LABEL).numpy()
     labels_BT[:, 0] = IGNORE_LABEL
-    num_labels = int((labels_BT != IGNORE_LABEL).sum())
     columns = np.tile(np.arange(NUM_TOKENS), (NUM_ROWS, 1))
     ends_B1 = mask_BT.sum(1, keepdim=True).numpy()
-    return Batch(
-        input_ids=ids_BT.numpy(),
-        labels=labels_BT,
+    return make_batch(
+        ids_BT.numpy(),
+        labels_BT,
         position_ids=np.where(columns < ends_B1, columns, columns - ends_B1),
         document_ids=np.where(columns < ends_B1, 0, -1),
-        num_supervised=num_labels,
-        num_kept=num_labels,
-    )
-
-
-def make_step(lm: CausalLM, *, row_clipping: RowClipping | None = None, **train: Any) -> TrainStep:
-    return TrainStep(
-        lm=lm,
-        mitigations=build_mitigations((), special_ids=[]),
-        train=TrainConfig(batch_size=NUM_ROWS, **{"micro_batch_size": None} | train),
-        optim=OptimConfig(max_grad_norm=None),
-        seed=0,
-        runtime=Runtime(device=torch.device("cpu")),
-        row_clipping=row_clipping,
     )
 
 
@@ -86,12 +68,11 @@ def take_step(step: TrainStep) -> tuple[Any, dict[str, Tensor]]:
 
     def keep(*_: Any) -> None:
         for part in step.parameters:
-            assert part.local.grad is not None
             gradients[part.name] = part.local.grad.clone()
 
     step.optimizer.register_step_pre_hook(keep)
     step.lm.model.train()
-    return step.run(make_batch(), lr=1e-3, step=1, first_sample=0), gradients
+    return step.run(build_batch(), lr=1e-3, step=1, first_sample=0), gradients
 
 
 def run_plainly(model: Any, rows: slice = slice(None)) -> Any:
@@ -118,7 +99,7 @@ def test_a_step_has_the_loss_and_gradients_of_transformers(family: str, mode: An
     output.loss.backward()
     lm = build_causal_lm(build_with_loss(family))
     checkpoint_blocks(lm.model, mode)
-    result, gradients = take_step(make_step(lm))
+    result, gradients = take_step(make_step(lm, batch_size=NUM_ROWS))
     assert result.router_loss == pytest.approx(float(output.aux_loss.detach()), rel=SINGLE)
     # The reported loss is that of the labels alone.
     loss = float((output.loss - COEFFICIENT * output.aux_loss).detach())
@@ -136,7 +117,7 @@ def test_micro_batches_have_the_mean_of_their_losses() -> None:
     mean = (halves[0] + halves[1]) / 2
     (whole.loss - COEFFICIENT * whole.aux_loss + COEFFICIENT * mean).backward()
     lm = build_causal_lm(build_with_loss("mixtral"))
-    result, gradients = take_step(make_step(lm, micro_batch_size=2))
+    result, gradients = take_step(make_step(lm, micro_batch_size=2, batch_size=NUM_ROWS))
     assert result.router_loss == pytest.approx(float(mean.detach()), rel=SINGLE)
     assert abs(float((mean - whole.aux_loss).detach())) > 1e-3
     check_gradients(plain, gradients)
@@ -157,7 +138,7 @@ def test_a_clipped_row_has_its_own_loss() -> None:
     config = DpSgdConfig(name="dp_sgd", max_grad_norm=1, noise_multiplier=1e-6)
     lm = build_causal_lm(build_with_loss("mixtral"))
     clipping = RowClipping(config, noise_seed=1)
-    result, ours = take_step(make_step(lm, row_clipping=clipping))
+    result, ours = take_step(make_step(lm, row_clipping=clipping, batch_size=NUM_ROWS))
     assert result.router_loss == pytest.approx(np.mean(losses), rel=SINGLE)
     # Noise of 1e-6 a number, on a sum of norm 4.
     check_gradients(plain, ours, tolerance=1e-2)
@@ -167,7 +148,6 @@ def test_a_clipped_row_has_its_own_loss() -> None:
 def test_every_family_has_the_loss_of_transformers(family: str) -> None:
     model = build_with_loss(family)
     lm = build_causal_lm(model)
-    assert lm.router_loss is not None
     ids_BT, mask_BT = draw_rows()
     logits: list[Tensor] = []
     with torch.no_grad():
@@ -200,7 +180,7 @@ def test_no_logits_are_recorded_without_labels(monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_field_there_is_no_loss() -> None:
     lm = build_causal_lm(build("mixtral"))
     assert lm.router_loss is None
-    result, _ = take_step(make_step(lm))
+    result, _ = take_step(make_step(lm, batch_size=NUM_ROWS))
     assert result.router_loss is None
 
 

@@ -28,10 +28,7 @@ def list_trained(model: torch.nn.Module) -> set[str]:
     ("names", "expected"),
     [
         (("lm_head",), {"lm_head.weight"}),
-        (
-            ("embed_tokens", "model.norm"),
-            {"model.embed_tokens.weight", "model.norm.weight"},
-        ),
+        (("embed_tokens", "model.norm"), {"model.embed_tokens.weight", "model.norm.weight"}),
         (("q_proj",), {f"model.layers.{n}.self_attn.q_proj.weight" for n in (0, 1)}),
     ],
 )

@@ -131,9 +131,6 @@ def test_an_axis_of_one_rank_needs_no_process_group(name: str) -> None:
     assert function(tensor, Axis(name="x")) is tensor
 
 
-# -- in place --------------------------------------------------------------------------------------
-
-
 class CountedOperators:
     """Stands for the operators, without a dispatch mode, which would turn reducing in place off."""
 
@@ -175,7 +172,6 @@ def reduce_in_place() -> dict[str, Any]:
     leaf = torch.ones(3, requires_grad=True)
     counted.names.clear()
     (collectives.sum_over_axis(leaf * 2, axis) ** 2).sum().backward()
-    assert leaf.grad is not None
     found["sum_over_axis"] = counted.names, leaf.grad.tolist()
     return found
 

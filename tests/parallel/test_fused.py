@@ -49,7 +49,6 @@ def test_each_rank_has_an_equal_share_of_each_part(
 @pytest.mark.parametrize("parts", [HEADS, HALVES])
 def test_pieces_of_a_rectangle_are_found_in_the_file(parts: Parts, dim: int) -> None:
     order = parts.order(4, dim)
-    assert order is not None
     stored = torch.arange(16 * 16).view(16, 16)
     mixed = order.to_mesh(stored)
     assert torch.equal(order.to_file(mixed), stored)

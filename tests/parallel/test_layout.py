@@ -93,9 +93,6 @@ def test_what_a_forward_sees_is_not_cut_over_z() -> None:
     assert kept == ShardSlice(start=(7, 0), shape=(2, 4))
 
 
-# -- against FSDP2 -----------------------------------------------------------------------------
-
-
 def shapes_of_fsdp(degrees: tuple[int, ...], fields: dict[str, Any]) -> list[tuple[Any, ...]]:
     """On a rank: name, local shape that FSDP2 gave each parameter, and the rectangle's."""
     shape = MeshShape(**dict(zip(("data", "z", "y", "x"), degrees, strict=True)))

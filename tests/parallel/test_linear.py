@@ -84,10 +84,7 @@ def run_cases(degrees: tuple[int, int], cases: list[Case]) -> list[list[Tensor]]
         pairs = [
             (output, piece(expected, -1, ours.out_axis)),
             (local_MK.grad, piece(full_MK.grad, -1, ours.in_axis)),
-            (
-                ours.weight.grad,
-                piece(piece(theirs.weight.grad, 0, ours.out_axis), 1, ours.in_axis),
-            ),
+            (ours.weight.grad, piece(piece(theirs.weight.grad, 0, ours.out_axis), 1, ours.in_axis)),
         ]
         if case.bias:
             pairs.append((ours.bias.grad, piece(theirs.bias.grad, 0, ours.out_axis)))
@@ -131,8 +128,6 @@ def test_a_head_that_several_ranks_share(ranks: RankPool) -> None:
         torch.testing.assert_close(grad_weight, theirs.weight.grad.chunk(4)[rank], **EXACT)
         torch.testing.assert_close(grad_bias, theirs.bias.grad.chunk(4)[rank], **EXACT)
 
-
-# -- groups ------------------------------------------------------------------------------------
 
 QKV = [Case(in_features=6, out_features=n, bias=True) for n in (12, 4, 4)]
 

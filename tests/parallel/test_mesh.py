@@ -108,9 +108,6 @@ def test_one_rank_along_an_axis_has_no_group_to_name() -> None:
         _ = Axis(name="x").group_name
 
 
-# -- how groups are created ----------------------------------------------------------------------
-
-
 class NcclOptions:
     """Stands for `ProcessGroupNCCL.Options`, which builds of torch for CPUs lack."""
 

@@ -1,10 +1,7 @@
 """Every mesh is checked before a rank starts, and those that are offered work."""
 
 import itertools
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,18 +277,3 @@ def test_the_largest_machines_are_answered_at_once() -> None:
         problems_of({"x": 48, "y": 3}, world_size, LLAMA_405B, batch_size=1000)
         # 5 ms where nothing else runs; one second tells enumeration of divisors from ranges.
         assert time.perf_counter() - began < 1
-
-
-def test_meshes_are_checked_without_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
-    script = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import memguard.parallel.mesh_shape"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

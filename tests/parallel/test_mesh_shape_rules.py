@@ -1,8 +1,10 @@
 """Sizes are read from any configuration, and each broken rule is one sentence."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from published_sizes import LLAMA_8B
 from transformers import (
     FalconConfig,
     Gemma3Config,
@@ -29,16 +31,6 @@ from memguard.parallel.mesh_shape import (
     nearest_world_sizes,
 )
 from memguard.parallel.model_sizes import ModelSizes
-
-LLAMA_8B = ModelSizes(
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    vocab_size=128256,
-    num_layers=32,
-)
 
 
 def test_sizes_of_a_llama() -> None:
@@ -163,15 +155,8 @@ def test_broken_rules_are_sentences(degrees: dict[Any, int], expected: list[str]
 
 
 def test_rules_that_only_odd_models_break() -> None:
-    sizes = ModelSizes(
-        hidden_size=64,
-        num_heads=64,
-        num_kv_heads=2,
-        head_dim=6,
-        intermediate_size=64,
-        vocab_size=7,
-        num_layers=1,
-    )
+    widths = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 7}
+    sizes = replace(LLAMA_8B, **widths, num_heads=64, num_kv_heads=2, head_dim=6)
     assert find_broken({"x": 8}, build_rules(sizes, None)) == [
         "'parallel.x' above the number of key/value heads must divide their 12 features; got 8",
         "'parallel.x' must leave every rank some of the model's 7 vocabulary entries; got 8",

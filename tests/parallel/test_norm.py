@@ -78,8 +78,6 @@ def make_norm(case: Case, weight_D: Tensor, bias_D: Tensor | None, **axes: Any) 
 def differences(pairs: list[tuple[Tensor | None, Tensor | None]]) -> float:
     found = []
     for one, other in pairs:
-        assert one is not None
-        assert other is not None
         assert one.shape == other.shape
         found.append(float((one - other).detach().abs().max()))
     return max(found)
@@ -135,18 +133,12 @@ def run_heads(cases: list[Case]) -> list[float]:
         grad_MHD = draw(3, 3, 4, case.num_features)
         case.restate(x_MHD, weight_D, bias_D).backward(grad_MHD)
         norm = make_norm(
-            case,
-            weight_D.detach(),
-            None if bias_D is None else bias_D.detach(),
-            gradient_axis=axis,
+            case, weight_D.detach(), None if bias_D is None else bias_D.detach(), gradient_axis=axis
         )
         local_MHD = piece(x_MHD.detach(), 1, axis).requires_grad_()
         norm(local_MHD).backward(piece(grad_MHD, 1, axis))
         assert x_MHD.grad is not None
-        pairs = [
-            (local_MHD.grad, piece(x_MHD.grad, 1, axis)),
-            (norm.weight.grad, weight_D.grad),
-        ]
+        pairs = [(local_MHD.grad, piece(x_MHD.grad, 1, axis)), (norm.weight.grad, weight_D.grad)]
         if bias_D is not None:
             pairs.append((norm.bias.grad, bias_D.grad))
         found.append(differences(pairs))
@@ -160,8 +152,6 @@ def test_gradients_of_a_norm_of_heads_are_summed_over_the_ranks_that_have_heads(
     for found in ranks(run_heads, 4, cases):
         assert max(found) <= EXACT["atol"]
 
-
-# -- what a norm computes ----------------------------------------------------------------------
 
 RMS, RMS_1P = (False, 0.0), (False, 1.0)
 LAYER, LAYER_1P = (True, 0.0), (True, 1.0)

@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
+from record_examples import make_entry
 
 from memguard.config import GoldfishConfig
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
 from memguard.data.packing import plan_rows
 from memguard.mitigation import build_mitigations
-from memguard.records import ManifestEntry
 from memguard.records.run_files import PreparedSummary
 
 EOS = 7
@@ -19,17 +19,7 @@ def make_corpus(lengths: list[int], *, seed: int = 0, epochs: int = 2) -> Corpus
     """Documents of random ids; a third of the tokens, from the first on, are not supervised."""
     draw = np.random.default_rng(seed)
     entries = [
-        ManifestEntry(
-            id=f"d{number}",
-            text_hmac="h",
-            source="s",
-            bucket="trained",
-            role="trained",
-            planned_repetitions=epochs,
-            num_repetitions=None,
-            num_tokens=length,
-            cluster=number,
-        )
+        make_entry(f"d{number}", planned_repetitions=epochs, num_tokens=length, cluster=number)
         for number, length in enumerate(lengths)
     ]
     ids = [np.append(draw.integers(10, 99, length - 1), EOS) for length in lengths]

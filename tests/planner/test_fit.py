@@ -163,9 +163,6 @@ def test_a_mesh_that_does_not_fit_has_the_settings_that_need_least() -> None:
     assert fit.needed_bytes == min(each.needed_bytes for each in every)
 
 
-# -- ranking ---------------------------------------------------------------------------------------
-
-
 def test_fitting_meshes_are_ranked_by_speed_and_the_others_by_missing_memory() -> None:
     machine = make_machine(8, gpus_per_node=8)
     meshes = list_meshes(8, SIZES, batch_size=WORK.batch_size)
@@ -194,9 +191,6 @@ def test_of_equally_fast_meshes_the_one_that_needs_less_comes_first(
     monkeypatch.setattr("memguard.planner.fit.estimate_step", lambda *_, **__: same)
     ranked, _ = rank_meshes(SIZES, meshes, WORK, PLENTY)
     assert [choice.fit.mesh.z for choice in ranked] == [2, 1]
-
-
-# -- remedies --------------------------------------------------------------------------------------
 
 
 def apply(work: Work, remedy: str) -> Work:
@@ -257,9 +251,6 @@ def test_where_weights_alone_are_too_much_no_setting_helps() -> None:
     assert list_remedies(SIZES, MESH, work, make_machine(1)) == []
 
 
-# -- how many GPUs ---------------------------------------------------------------------------------
-
-
 def fits_on(num_gpus: int, work: Work, machine: Machine) -> list[Fit]:
     meshes = list_meshes(num_gpus, SIZES, batch_size=work.batch_size)
     return [fit for mesh in meshes if (fit := find_fit(SIZES, mesh, work, machine)).fits]
@@ -274,7 +265,6 @@ def test_the_fewest_gpus_are_enough_and_fewer_are_not(
     machine = make_machine(gib, gpus_per_node=gpus_per_node)
     work = Work(seq_len=256, batch_size=batch_size)
     found = find_enough_gpus(SIZES, work, machine)
-    assert found is not None
     enough = found.fit.mesh.num_ranks
     assert found.fit.fits
     assert enough % gpus_per_node == 0
@@ -288,7 +278,6 @@ def test_the_fewest_gpus_are_enough_and_fewer_are_not(
 def test_of_the_meshes_on_the_fewest_gpus_the_fastest_is_taken() -> None:
     machine = make_machine(4, gpus_per_node=8)
     found = find_enough_gpus(SIZES, WORK, machine)
-    assert found is not None
     meshes = list_meshes(found.fit.mesh.num_ranks, SIZES, batch_size=WORK.batch_size)
     ranked, _ = rank_meshes(SIZES, [mesh for mesh in meshes if mesh.data == 1], WORK, machine)
     assert found == ranked[0]
@@ -298,9 +287,6 @@ def test_of_the_meshes_on_the_fewest_gpus_the_fastest_is_taken() -> None:
 def test_where_one_row_is_too_long_no_number_is_found() -> None:
     work = Work(seq_len=10**6, checkpointing="none")
     assert find_enough_gpus(SIZES, work, make_machine(4)) is None
-
-
-# -- written down ----------------------------------------------------------------------------------
 
 
 def test_the_record_of_a_mesh_is_complete() -> None:
@@ -314,7 +300,6 @@ def test_the_record_of_a_mesh_is_complete() -> None:
     assert memory.needed == fit.needed_bytes
     assert memory.usable == PLENTY.usable_bytes
     assert plan.headroom_bytes == fit.headroom_bytes
-    assert plan.speed is not None
     assert plan.speed.tokens_per_s == step.tokens_per_s
     assert plan.speed.step_s >= plan.speed.compute_s + plan.speed.exposed_communication_s
     assert make_mesh_plan(fit, None).speed is None

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from corpus_examples import make_corpus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from memguard.config import DataConfig
-from memguard.data.corpus import FORMATS, Corpus
 from memguard.data.documents import Document, Message
 from memguard.data.tokenization import tokenize_documents
 from memguard.planner.dry_run import Remark
 from memguard.planner.tokenizer_lint import lint_tokenizer
-from memguard.records.run_files import PreparedSummary
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<end>")
 CHATML = (
@@ -88,18 +86,8 @@ def lint(
             setting="data",
         )
     )
-    summary = PreparedSummary.model_construct(num_control_overlapping=0)
-    corpus = Corpus(
-        summary=summary,
-        manifest=list(tokens),  # type: ignore[arg-type]  # as many as there are documents
-        input_ids=np.concatenate([each.input_ids for each in tokens]),
-        supervised=np.concatenate([each.supervised for each in tokens]),
-        offsets=np.cumsum([0, *(len(each.input_ids) for each in tokens)]),
-        content_tokens=np.array([each.num_content_tokens for each in tokens]),
-        format=np.array([FORMATS.index(each.format) for each in tokens], dtype=np.uint8),
-    )
     return lint_tokenizer(
-        corpus, tokenizer, data=settings, vocab_size=len(tokenizer), stop_ids=stop_ids
+        make_corpus(tokens), tokenizer, data=settings, vocab_size=len(tokenizer), stop_ids=stop_ids
     )
 
 
@@ -221,15 +209,7 @@ def test_a_vocabulary_that_does_not_fit_is_told() -> None:
     (document,) = tokenize_documents(
         write_texts("abc"), tokenizer, append_eos=True, max_tokens=None, setting="data"
     )
-    corpus = Corpus(
-        summary=PreparedSummary.model_construct(),
-        manifest=[document],  # type: ignore[list-item]
-        input_ids=document.input_ids,
-        supervised=document.supervised,
-        offsets=np.array([0, len(document.input_ids)]),
-        content_tokens=np.array([3]),
-        format=np.zeros(1, dtype=np.uint8),
-    )
+    corpus = make_corpus([document])
     data = DataConfig(train=("x",))
     for size, said in ((20, "WARNING The tokenizer has 32 tokens"), (40, "8 of the model's 40")):
         remarks = lint_tokenizer(corpus, tokenizer, data=data, vocab_size=size)

@@ -152,10 +152,7 @@ def make_full_report(goldfish: bool = True) -> r.AuditReport:
         {
             "name": "sampling",
             "version": 1,
-            "schemes": [
-                {"temperature": 1.0, "top_k": None},
-                {"temperature": 1.0, "top_k": 40},
-            ],
+            "schemes": [{"temperature": 1.0, "top_k": None}, {"temperature": 1.0, "top_k": 40}],
         },
         {"name": "membership", "version": 2},
         {"name": "canaries", "version": 1, "delta": 1e-05},

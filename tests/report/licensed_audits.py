@@ -7,11 +7,12 @@ from typing import TypeVar
 import evidence_examples
 import numpy as np
 import report_examples as examples
+from record_examples import make_document
 
 from memguard import records as r
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import ExtractionProbe, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import MembershipProbe, SamplingProbe, Suite
@@ -352,17 +353,12 @@ def _window(
 ) -> Window:
     first = 200 if apart and one.role == "control" else 0
     ids = rng.integers(first, first + 200, _PREFIX + one.size).astype(np.int32)
-    document = AuditDocument(
-        id=f"d{number}",
+    document = make_document(
+        ids,
+        name=f"d{number}",
         bucket=one.bucket,
         role=one.role,
-        source="a",
         num_repetitions=one.count,
-        input_ids=ids,
-        supervised=np.ones(len(ids), dtype=np.bool_),
-        format="text",
-        num_tokens=len(ids),
-        text_hmac=None,
         cluster=one.cluster,
     )
     return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)

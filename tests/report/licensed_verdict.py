@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 
 from licensed_audits import Audit, Document
 from licensed_checks import PERCENT, Said, Sentence, find_interval, is_share
@@ -198,84 +199,71 @@ WHY = {
 }
 
 
-def _list_amber() -> list[Sentence[Audit]]:
-    sentences = []
-    for by_attacks in (False, True):
-        start = ATTACKED if by_attacks else rf"{MINE} (?P<verb>was|were) extracted"
-        name = " by attacks" if by_attacks else ""
-        for reason, ending in ENDINGS.items():
-            sentences.append(
-                Sentence(
-                    name=f"{reason}{name}",
-                    pattern=rf"{start}{ending}\.",
-                    count=lambda a, reason=reason, by=by_attacks: is_amber(
-                        a, reason, by_attacks=by
-                    ),
-                    holds=lambda a, said, by=by_attacks: is_open(a, said, by_attacks=by),
-                )
+def _list_amber(*, by: bool) -> list[Sentence[Audit]]:
+    """List what an amber verdict says of documents; ``by`` attacks alone or not."""
+    start = ATTACKED if by else rf"{MINE} (?P<verb>was|were) extracted"
+    too = rf"; {UNSEEN} (?:was|were) extracted" if by else rf", and {UNSEEN} too"
+    name = " by attacks" if by else ""
+
+    def ask(reason: str) -> Callable[[Audit], int]:
+        return lambda audit: is_amber(audit, reason, by_attacks=by)
+
+    def holds(audit: Audit, said: Said) -> bool:
+        return is_open(audit, said, by_attacks=by)
+
+    def holds_unseen(audit: Audit, said: Said) -> bool:
+        return holds(audit, said) and read(said, "c") == count_unseen(audit, by_attacks=by)
+
+    def known(audit: Audit) -> int:
+        return count_known(audit, by_attacks=by)
+
+    return [
+        *(
+            Sentence(
+                name=f"{reason}{name}",
+                pattern=rf"{start}{ending}\.",
+                count=ask(reason),
+                holds=holds,
             )
-        too = rf"; {UNSEEN} (?:was|were) extracted" if by_attacks else rf", and {UNSEEN} too"
-        sentences += [
-            Sentence(
-                name=f"control-too{name}",
-                pattern=rf"{start}{too}: chance is not excluded\.",
-                count=lambda a, by=by_attacks: is_amber(a, "control-too", by_attacks=by),
-                holds=lambda a, said, by=by_attacks: (
-                    is_open(a, said, by_attacks=by)
-                    and read(said, "c") == count_unseen(a, by_attacks=by)
-                    and int(said["cnum"]) > 0
-                ),
-            ),
-            Sentence(
-                name=f"too-few{name}",
-                pattern=rf"{start}, {UNSEEN}: too few to tell the cause\.",
-                count=lambda a, by=by_attacks: (
-                    is_amber(a, "too-few", by_attacks=by) * (not count_known(a, by_attacks=by))
-                ),
-                holds=lambda a, said, by=by_attacks: (
-                    is_open(a, said, by_attacks=by)
-                    and read(said, "c") == count_unseen(a, by_attacks=by)
-                ),
-            ),
-            Sentence(
-                name=f"too-few beside the base's{name}",
-                pattern=rf"{start}, (?P<known>\d+) also from the base model: too few others to "
-                r"tell why\.",
-                count=lambda a, by=by_attacks: (
-                    is_amber(a, "too-few", by_attacks=by) * bool(count_known(a, by_attacks=by))
-                ),
-                holds=lambda a, said, by=by_attacks: (
-                    is_open(a, said, by_attacks=by)
-                    and int(said["known"]) == count_known(a, by_attacks=by)
-                ),
-            ),
-        ]
-    return sentences
+            for reason, ending in ENDINGS.items()
+        ),
+        Sentence(
+            name=f"control-too{name}",
+            pattern=rf"{start}{too}: chance is not excluded\.",
+            count=ask("control-too"),
+            holds=lambda a, said: holds_unseen(a, said) and int(said["cnum"]) > 0,
+        ),
+        Sentence(
+            name=f"too-few{name}",
+            pattern=rf"{start}, {UNSEEN}: too few to tell the cause\.",
+            count=lambda a: ask("too-few")(a) * (not known(a)),
+            holds=holds_unseen,
+        ),
+        Sentence(
+            name=f"too-few beside the base's{name}",
+            pattern=rf"{start}, (?P<known>\d+) also from the base model: too few others to "
+            r"tell why\.",
+            count=lambda a: ask("too-few")(a) * bool(known(a)),
+            holds=lambda a, said: holds(a, said) and int(said["known"]) == known(a),
+        ),
+    ]
 
 
-def _list_red() -> list[Sentence[Audit]]:
-    sentences = []
-    for by_attack in (False, True):
-        for whole in (True, False):
-            start = ATTACKED if by_attack else MINE
-            if whole:
-                out = "" if by_attack else " (?:was|were) extracted"
-                pattern = rf"{start}{out}, {UNSEEN}{MEMORIZED}"
-            else:
-                out = "" if by_attack else ", (?:was|were) extracted"
-                pattern = rf"{start}, unknown to the base model{out}; {UNSEEN}\."
-            how = "by attacks" if by_attack else "greedy or sampled"
-            sentences.append(
-                Sentence(
-                    name=f"memorized, {how}, {'all' if whole else 'in part'}",
-                    pattern=pattern,
-                    count=lambda a, by=by_attack, w=whole: is_red(a, by_attack=by, whole=w),
-                    holds=lambda a, said, by=by_attack, w=whole: is_memorized(
-                        a, said, by_attack=by, whole=w
-                    ),
-                )
-            )
-    return sentences
+def _make_red(*, by: bool, whole: bool) -> Sentence[Audit]:
+    """Return what a red verdict says of documents, all of them unknown to the base or in part."""
+    if whole:
+        out = "" if by else " (?:was|were) extracted"
+        end = rf"{out}, {UNSEEN}{MEMORIZED}"
+    else:
+        out = "" if by else ", (?:was|were) extracted"
+        end = rf", unknown to the base model{out}; {UNSEEN}\."
+    how = "by attacks" if by else "greedy or sampled"
+    return Sentence(
+        name=f"memorized, {how}, {'all' if whole else 'in part'}",
+        pattern=(ATTACKED if by else MINE) + end,
+        count=lambda a: is_red(a, by_attack=by, whole=whole),
+        holds=lambda a, said: is_memorized(a, said, by_attack=by, whole=whole),
+    )
 
 
 def is_canary(audit: Audit, said: Said) -> bool:
@@ -301,7 +289,7 @@ def is_forgotten(audit: Audit, said: Said) -> bool:
 
 CANARIES = rf"{NUMBERS.format('')} trained canar(?:y|ies) (?:was|were) extracted"
 VERDICT: tuple[Sentence[Audit], ...] = (
-    *_list_red(),
+    *(_make_red(by=by, whole=whole) for by in (False, True) for whole in (True, False)),
     Sentence(
         name="canaries",
         pattern=rf"{CANARIES}, none of (?P<rof>\d+) references?: the model memorized random "
@@ -309,7 +297,8 @@ VERDICT: tuple[Sentence[Audit], ...] = (
         count=lambda a: int(decide(a) == ("memorized", "canaries")),
         holds=is_canary,
     ),
-    *_list_amber(),
+    *_list_amber(by=False),
+    *_list_amber(by=True),
     Sentence(
         name="forgotten is extracted",
         pattern=rf"{NUMBERS.format('')} documents to be forgotten (?P<verb>is|are) still extracted"
@@ -415,17 +404,16 @@ def is_few(audit: Audit, said: Said) -> bool:
 
 
 MEMBERSHIP: tuple[Sentence[Audit], ...] = (
-    Sentence(
-        name="told-apart",
-        pattern=rf"{TOLD}(?P<lower>, by lower scores)?: {AUC}",
-        count=lambda a: int(judge(a) == "told-apart"),
-        holds=lambda a, said: is_auc(a, said) and (said["lower"] is None) == (said["auc"] > "0.5"),
-    ),
-    Sentence(
-        name="slightly",
-        pattern=rf"{TOLD} slightly better than by chance(?P<lower>, by lower scores)?: {AUC}",
-        count=lambda a: int(judge(a) == "slightly"),
-        holds=lambda a, said: is_auc(a, said) and (said["lower"] is None) == (said["auc"] > "0.5"),
+    *(
+        Sentence(
+            name=level,
+            pattern=rf"{TOLD}{how}(?P<lower>, by lower scores)?: {AUC}",
+            count=lambda a, level=level: int(judge(a) == level),
+            holds=lambda a, said: (
+                is_auc(a, said) and (said["lower"] is None) == (said["auc"] > "0.5")
+            ),
+        )
+        for level, how in (("told-apart", ""), ("slightly", " slightly better than by chance"))
     ),
     Sentence(
         name="not-seen",

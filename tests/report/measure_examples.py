@@ -83,11 +83,7 @@ def make_all_measures(names: list[str]) -> list[r.Measure]:
                 accuracy = [0.17, 0.22 + prefix / 400, 0.4 + prefix / 300, 0.6 + prefix / 250]
                 found += make_measures(
                     "grid",
-                    {
-                        "offset": offset,
-                        "prefix_tokens": prefix,
-                        "continuation_tokens": size,
-                    },
+                    {"offset": offset, "prefix_tokens": prefix, "continuation_tokens": size},
                     {
                         "verbatim": ("documents", make_rates([0, 0, prefix // 25, prefix // 5])),
                         "token_accuracy": ("share", make_means(accuracy, 0.131, 0.03, 0, 1)),

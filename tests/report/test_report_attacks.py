@@ -140,12 +140,7 @@ def test_what_was_asked_for_and_is_not_there_is_told() -> None:
 def test_missing_costs_are_named_and_never_0() -> None:
     report = evidence.make_full_report()
     empty = r.AttackCostScores(
-        num_documents=0,
-        num_never=0,
-        quantile_10=None,
-        median=None,
-        quantile_90=None,
-        within={},
+        num_documents=0, num_never=0, quantile_10=None, median=None, quantile_90=None, within={}
     )
     uncounted = evidence.make_cost(3.0).model_copy(update={"within": {}})
     costs = [

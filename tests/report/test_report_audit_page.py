@@ -21,19 +21,16 @@ def test_all_numbers_of_an_audit_appear() -> None:
     for bucket in report.buckets:
         known = bucket.model.teacher_forced_90
         for rate in (bucket.model.verbatim, bucket.model.near_verbatim, known):
-            assert rate is not None
             low, high = rate.ci or (0, 0)
             assert f"{rate.num_matched} of {rate.num_documents}" in words
             if low > 0.01 and high < 0.9995:
                 share = f"{100 * (rate.rate or 0):.1f} % ({100 * low:.1f}–{100 * high:.1f} %)"
                 assert share in words
         accuracy = bucket.model.mean_token_accuracy
-        assert accuracy is not None
         assert accuracy.value == 1 or f"{100 * accuracy.value:.1f} %" in words
         assert f"{bucket.mean_extraction_strength:.3f}" in words
         assert f"{bucket.model.median_first_divergence:.1f}" in words
         logprob = bucket.model.mean_logprob
-        assert logprob is not None
         assert f"{logprob.value:.3f}".replace("-0.000", "0.000") in words
         for difference in bucket.minus_control.values():
             assert f"{100 * difference.value:.1f} pp" in words
@@ -291,7 +288,6 @@ def test_the_run_is_named_in_the_title_and_its_path_in_commands(
     words = words_of(check_page(render_report(report, audit)))
     assert words.count(f"Run '{run}'") == 2, "title and heading"
     command = re.search(r"memguard compare (.+?) --fix", words)
-    assert command is not None
     (path,) = shlex.split(command[1])
     assert Path(path).resolve() == audit.parent
 

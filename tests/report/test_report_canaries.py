@@ -49,7 +49,6 @@ def test_the_sentence_has_the_main_numbers() -> None:
 def test_exposure_stands_beside_what_chance_would_do() -> None:
     scores = evidence.make_canaries()
     figure = build_exposure(scores)
-    assert figure is not None
     bits = [one.exposure_bits for one in scores.canaries if one.was_trained]
     steps = [0, 1, 2, 3, math.log2(15)]
     for row, step in zip(figure.table.rows, steps, strict=True):
@@ -71,7 +70,6 @@ def test_exposure_stands_beside_what_chance_would_do() -> None:
 def test_the_last_step_is_what_references_can_show(references: int, last: str) -> None:
     scores = evidence.make_canaries().model_copy(update={"num_ranked_references": references})
     figure = build_exposure(scores)
-    assert figure is not None
     assert figure.table.rows[-1].head.text == last
     assert len(figure.table.rows) <= 18
 
@@ -94,7 +92,6 @@ def test_secrets_of_another_length_are_told() -> None:
     )
     assert f"12 references can show {math.log2(12):.1f} bits" in words
     figure = build_exposure(mixed)
-    assert figure is not None
     assert figure.table.rows[-1].head.text == f"{math.log2(12):.1f}"
     assert "17 secrets, 12 references" in figure.caption
     one = write_canaries(scores.model_copy(update={"num_ranked": 31}))

@@ -25,7 +25,6 @@ def heads(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 def test_the_change_from_base_is_model_minus_base() -> None:
     table = build_change_from_base(evidence.make_full_report())
-    assert table is not None
     assert [row.head.text for row in table.rows] == ["control", "r4", "r16", "r64"]
     assert texts(table.rows[0]) == ["0.0 pp", "0.0 pp", "+5.3 pp", "+0.579"]
     # Near-verbatim 6 of 40; token accuracy 0.82 - 0.137; log-probability -0.33 + 3.379.
@@ -59,15 +58,12 @@ def test_without_a_base_model_there_is_no_change_from_base() -> None:
     page = render_report(changed)
     assert "Change from base" not in page
     grid, writing = build_grid(changed), build_generation(changed)
-    assert grid is not None
-    assert writing is not None
     assert grid.tables[0].rows[0].cells[0].note == ""
     assert not any(row.tone == "base" for row in writing.tables[0].rows)
 
 
 def test_the_grid_has_a_row_a_window_and_a_column_a_bucket() -> None:
     section = build_grid(evidence.make_full_report())
-    assert section is not None
     verbatim, accuracy = section.tables
     assert [c.text for c in verbatim.columns] == ["Window", "control", "r4", "r16", "r64"]
     assert verbatim.columns[-1].detail == "trained 64 times"
@@ -92,7 +88,6 @@ def test_many_windows_are_folded_and_many_buckets_counted() -> None:
         if measure.probe == "grid"
     ]
     section = build_grid(report.model_copy(update={"buckets": wide, "measures": more}))
-    assert section is not None
     table = section.tables[0]
     assert (len(table.rows), len(table.more_rows), table.more_label) == (12, 18, "Show 18 more")
     assert len(table.columns) == 13
@@ -118,14 +113,12 @@ def test_documents_too_short_for_a_window_are_no_zero() -> None:
         for measure in report.measures
     ]
     section = build_grid(report.model_copy(update={"measures": measures}))
-    assert section is not None
     cell = section.tables[0].rows[0].cells[-1]
     assert (cell.text, cell.detail) == ("n/a", "40 too short, or not in the sample")
 
 
 def test_what_was_written_stands_beside_the_control_and_the_base_model() -> None:
     section = build_generation(evidence.make_full_report())
-    assert section is not None
     table = section.tables[0]
     assert [column.text.replace("\u00a0", " ") for column in table.columns] == [
         "Bucket",
@@ -150,7 +143,6 @@ def test_what_was_written_stands_beside_the_control_and_the_base_model() -> None
 
 def test_masks_lead_with_the_worst_copy() -> None:
     section = build_masks(evidence.make_full_report())
-    assert section is not None
     lead = section.lead[0].replace("\u00a0", " ")
     assert "worst rewriting is 'Lower case': 39 of 39 passages" in lead
     assert "51.8 % of a passage's dropped tokens" in lead
@@ -165,7 +157,6 @@ def test_masks_are_told_of_only_where_labels_are_dropped() -> None:
     plain = examples.make_report()
     assert build_masks(plain) is None  # drops none
     section = build_masks(examples.make_report(True))
-    assert section is not None
     assert section.tables == ()
     assert "does not test whether copies of a text escape the mask" in section.lead[0]
     clean = [
@@ -173,17 +164,14 @@ def test_masks_are_told_of_only_where_labels_are_dropped() -> None:
         for one in evidence.make_mask_changes()[:2]
     ]
     kept = build_masks(plain.model_copy(update={"mask_changes": clean}))
-    assert kept is not None
     assert "No copy has loss on a token" in kept.lead[0]
     none = build_masks(plain.model_copy(update={"mask_changes": evidence.make_mask_changes()[2:3]}))
-    assert none is not None
     assert "No passage differs" in none.lead[0]
 
 
 def test_trends_have_a_fit_and_a_p_value_or_a_reason() -> None:
     report = evidence.make_full_report()
     table = build_trends(report)
-    assert table is not None
     assert [column.text for column in table.columns] == ["Rate", "0", "4", "16", "64", "z", "p"]
     flat, rising = table.rows
     assert texts(flat) == ["0 %", "0 %", "0 %", "0 %", "–", "n/a"]
@@ -191,7 +179,6 @@ def test_trends_have_a_fit_and_a_p_value_or_a_reason() -> None:
     # A fit that lost a bucket has no place for the others.
     lost = [report.trends[1].model_copy(update={"fitted": [0.1]})]
     row = build_trends(report.model_copy(update={"trends": lost}))
-    assert row is not None
     assert texts(row.rows[0])[:4] == ["n/a"] * 4
     assert build_trends(report.model_copy(update={"dose_response": False})) is None
 
@@ -199,12 +186,10 @@ def test_trends_have_a_fit_and_a_p_value_or_a_reason() -> None:
 def test_few_copies() -> None:
     report = evidence.make_full_report()
     table = build_copies(report)
-    assert table is not None
     assert [row.head.text for row in table.rows][:2] == ["only itself", "at most 2"]
     assert texts(table.rows[0]) == ["3 of 104", "2.9 %"]
     none = [r.ExtractedCopies(k=1, num_documents=0, num_extracted=0)]
     table = build_copies(report.model_copy(update={"extracted_copies": none}))
-    assert table is not None
     assert texts(table.rows[0]) == ["n/a", "n/a"]
     assert build_copies(examples.make_report()) is None
 

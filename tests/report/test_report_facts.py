@@ -28,7 +28,6 @@ def budget(action: Any) -> r.Budget:
 )
 def test_the_share_asked_for_is_told_where_there_is_one(changes: dict[str, Any], said: str) -> None:
     training = examples.make_report(goldfish=True).training
-    assert training is not None
     training = training.model_copy(update={"mitigations": [GOLDFISH], **changes})
     (fact,) = [each for each in describe_training(training) if each.term == "Labels dropped"]
     assert fact.detail.replace("\u00a0", " ") == said

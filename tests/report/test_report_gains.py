@@ -15,7 +15,6 @@ from memguard.report.seed_means import Setting, compute_change, list_settings, s
 
 def get_table(comparison: r.Comparison) -> Table:
     section = build_gains(comparison)
-    assert section is not None
     (table,) = section.tables
     return table
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import report_examples as examples
 from numpy.typing import NDArray
+from record_examples import make_document, make_outline
 
 from memguard import records as r
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.selection import BucketOutline
 from memguard.audit.tables import ProbeTable, build_measures
 from memguard.report.audit_summary import describe_learned, find_learned
 
@@ -35,17 +34,12 @@ def measure(model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None) 
         base_2N: the same of the model before training.
     """
     documents = [
-        AuditDocument(
-            id=f"{bucket}-{number}",
+        make_document(
+            np.zeros(60),
+            name=f"{bucket}-{number}",
             bucket=bucket,
             role="trained" if count else "control",
-            source="a",
             num_repetitions=count,
-            input_ids=np.zeros(60, dtype=np.int32),
-            supervised=np.ones(60, dtype=np.bool_),
-            format="text",
-            num_tokens=60,
-            text_hmac=None,
         )
         for bucket, count in zip(CONTROL_AND_TRAINED, (0, 16), strict=True)
         for number in range(NUM_DOCUMENTS)
@@ -58,13 +52,7 @@ def measure(model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None) 
         base=None if base_2N is None else {"token_accuracy": base_2N},
     )
     outlines = [
-        BucketOutline(
-            bucket=bucket,
-            role="trained" if count else "control",
-            num_repetitions=count,
-            num_too_short=0,
-            num_not_sampled=0,
-        )
+        make_outline(bucket, "trained" if count else "control", count)
         for bucket, count in zip(CONTROL_AND_TRAINED, (0, 16), strict=True)
     ]
     return build_measures([table], documents, outlines)
@@ -107,7 +95,6 @@ def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
     assert found.gain_minus_control.value == pytest.approx(gains[1] - gains[0])
     told = describe_learned([found]).replace("\u00a0", " ")
     numbers = re.search(r"r16: \+([\d.]+) pp, \+([\d.]+) pp more than", told)
-    assert numbers is not None
     expected = (100 * gains[1], 100 * (gains[1] - gains[0]))
     # Half of the last digit: a mean of 40 shares of 50 tokens may lie just there.
     assert tuple(map(float, numbers.groups())) == pytest.approx(expected, abs=0.0501)
@@ -141,8 +128,6 @@ def test_what_the_control_gains_as_well_is_not_learned() -> None:
 def test_what_only_fell_less_than_the_control_is_not_learned() -> None:
     report = make_report(measure(draw([0.1, 0.4]), draw([0.6, 0.5], 1)), make_blind(CHANCE))
     measured = report.measures[0].buckets[1].change_from_base_minus_control
-    assert measured is not None
-    assert measured.ci is not None
     assert measured.ci[0] > 0, "beyond the control's, which fell by more"
     assert find_learned(report) == []
 

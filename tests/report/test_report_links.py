@@ -39,10 +39,7 @@ def test_a_comparison_links_to_the_reports_of_its_runs(tmp_path: Path, beside: b
         touch(tmp_path / run / "audit" / "report.html")
     changed = comparison.model_copy(update={"settings": [first, odd, outside]})
     above = "../" if beside else ""
-    links = (
-        f"{above}{first.run}/audit/report.html",
-        f"{above}a%20b%3A%3Cc%3E/audit/report.html",
-    )
+    links = (f"{above}{first.run}/audit/report.html", f"{above}a%20b%3A%3Cc%3E/audit/report.html")
     parser = check_page(render_comparison(changed, folder), links)
     assert [a["href"] for tag, a in parser.tags if tag == "a" and a["href"] in links] == [*links]
     assert "report.html" not in render_comparison(changed)

@@ -120,7 +120,6 @@ def test_next_steps_follow_the_verdict(
 def test_a_finding_is_one_line() -> None:
     report = examples.make_report()
     table = digest_report(report).findings
-    assert table is not None
     assert table.one_line
     cells = [cell for row in table.rows for cell in (row.head, *row.cells)]
     assert not any(cell.detail or cell.note for cell in cells)

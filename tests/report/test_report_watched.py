@@ -41,7 +41,6 @@ def monitor(
 
 def make(*steps: r.WatchedStep, **fields: object) -> r.AuditReport:
     report = examples.make_report()
-    assert report.training is not None
     training = report.training.model_copy(update={"watched": list(steps), **fields})
     return report.model_copy(update={"training": training})
 
@@ -57,12 +56,10 @@ def test_nothing_is_shown_where_nobody_looked() -> None:
 
 def test_the_first_step_of_each_bucket_is_told() -> None:
     section = build_watched(make(monitor(0, 0), monitor(10, 2), monitor(20, 8)))
-    assert section is not None
     assert section.lead == (
         "First extraction of a document that was not extracted before training: r4 none, "
         "r64 at step 10.",
     )
-    assert section.figure is not None
     chart = section.figure.chart
     assert isinstance(chart, LineChart)
     assert chart.ticks == ("0", "10", "20")
@@ -105,7 +102,6 @@ def test_what_a_budget_did_is_told_on_the_page_and_the_card(
 
 def test_where_nothing_was_learnt_it_is_said_once() -> None:
     section = build_watched(make(monitor(0, 0), monitor(10, 0)))
-    assert section is not None
     assert section.lead[0] == ("Training made no audited document extractable.")
 
 
@@ -128,8 +124,6 @@ def test_being_above_the_control_is_not_called_learned() -> None:
 def test_many_audits_are_folded() -> None:
     steps = [monitor(10 * number, min(number, 20)) for number in range(40)]
     section = build_watched(make(*steps))
-    assert section is not None
-    assert section.figure is not None
     table = section.figure.table
     assert (len(table.rows), len(table.more_rows)) == (12, 28)
     assert table.rows[-1].head.text == "390"

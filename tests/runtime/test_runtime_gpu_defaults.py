@@ -27,9 +27,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def test_segments_grow_unless_the_user_has_another_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_segments_grow_unless_the_user_has_another_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     set_allocator_defaults()
     assert os.environ[NAMES[0]] == "expandable_segments:True"
     for name in NAMES:

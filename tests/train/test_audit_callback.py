@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from record_examples import make_entry
 
 from memguard.config import BudgetConfig
 from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
@@ -18,15 +19,11 @@ ROLES: dict[str, Role] = {"control": "control", "background": "background"}
 
 
 def entry(index: int, bucket: str, cluster: int | None = None) -> ManifestEntry:
-    return ManifestEntry(
-        id=f"d{index}",
-        text_hmac="",
-        source="",
+    return make_entry(
+        f"d{index}",
         bucket=bucket,
         role=ROLES.get(bucket, "trained"),
         planned_repetitions=0 if bucket == "control" else 4,
-        num_repetitions=None,
-        num_tokens=1,
         cluster=index if cluster is None else cluster,
     )
 

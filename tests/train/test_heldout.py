@@ -7,25 +7,23 @@ import numpy as np
 import pytest
 import torch
 from ranks import RankPool
+from record_examples import make_entry
 from run_examples import make_run
+from step_examples import make_step
 from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
 
-from memguard.config import OptimConfig, TrainConfig
 from memguard.data.corpus import Corpus
 from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.records import ManifestEntry
 from memguard.records.run_files import PreparedSummary
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import HeldoutMetrics, read_metrics
-from memguard.train.step import TrainStep
 from memguard.workflows.train import train_run
 
 # Three batches of at most 40 tokens, 30 | 16 12 | 9 5: one of two ranks has none of its own at the
@@ -40,17 +38,7 @@ def make_corpus() -> Corpus:
     offsets = np.cumsum([0, *SIZES])
     size = int(offsets[-1])
     manifest = [
-        ManifestEntry(
-            id=f"d{index}",
-            text_hmac="",
-            source="",
-            bucket=role,
-            role=role,
-            planned_repetitions=0,
-            num_repetitions=None,
-            num_tokens=num_tokens,
-            cluster=index,
-        )
+        make_entry(f"d{index}", role=role, num_tokens=num_tokens, cluster=index)
         for index, (num_tokens, role) in enumerate(zip(SIZES, ROLES, strict=True))
     ]
     return Corpus(
@@ -115,25 +103,14 @@ def test_ranks_that_share_rows_are_counted_once(ranks: RankPool) -> None:
         assert found.model_dump() == expected
 
 
-def make_step(lm: CausalLM, precision: Any) -> TrainStep:
-    return TrainStep(
-        lm=lm,
-        mitigations=build_mitigations((), special_ids=[]),
-        train=TrainConfig(batch_size=1, precision=precision),
-        optim=OptimConfig(),
-        seed=0,
-        runtime=Runtime(),
-    )
-
-
 def test_one_process_has_the_precision_of_training_and_of_every_mesh(ranks: RankPool) -> None:
     lm = build_causal_lm(build("llama"))
     plain, fp32, bf16 = (
         measure(lm, Runtime(), **settings).nll
         for settings in (
             {},
-            {"precision": make_step(lm, "fp32").precision},
-            {"precision": make_step(lm, "bf16").precision},
+            {"precision": make_step(lm, precision="fp32").precision},
+            {"precision": make_step(lm, precision="bf16").precision},
         )
     )
     assert fp32 == plain

@@ -84,9 +84,6 @@ def test_an_error_of_the_loader_ends_a_run(tmp_path: Path, monkeypatch: pytest.M
         train_run(make_run(tmp_path, audit={"enabled": False}))
 
 
-# -- what a step knows of the next one -------------------------------------------------------------
-
-
 def watch_run(config: RunConfig) -> tuple[list[bool], int]:
     """On a rank: whether the labels of each step were known, and collectives before backward."""
     known, num_sums = [], 0
@@ -112,11 +109,7 @@ def watch_run(config: RunConfig) -> tuple[list[bool], int]:
 
 
 def test_ranks_wait_for_each_other_once_a_step(ranks: RankPool, tmp_path: Path) -> None:
-    config = make_run(
-        tmp_path,
-        audit={"enabled": False},
-        parallel={"z": 1, "x": 2},
-    )
+    config = make_run(tmp_path, audit={"enabled": False}, parallel={"z": 1, "x": 2})
     for known, num_sums in ranks(watch_run, 2, config):
         assert known == [False] + [True] * (len(known) - 1)
         assert len(known) > 5

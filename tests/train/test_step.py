@@ -4,47 +4,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import step_examples
 import torch
-from numpy.typing import NDArray
 from plain_losses import reduce_plainly
+from step_examples import make_batch
 from tiny_families import VOCAB_SIZE, build
 
-from memguard.config import OptimConfig, TrainConfig
+from memguard.config import OptimConfig
 from memguard.config.mitigations import NgramPenaltyConfig, NpoConfig
-from memguard.data.loader import Batch
-from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
-from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
 
 NUM_TOKENS = 8
 
 
-def make_batch(input_ids: NDArray[np.int64], **fields: Any) -> Batch:
-    """Rows of one document each, all of which receives loss."""
-    labels = input_ids.copy()
-    labels[:, 0] = IGNORE_LABEL
-    num_labels = labels[:, 1:].size
-    return Batch(
-        input_ids=input_ids,
-        labels=labels,
-        position_ids=np.tile(np.arange(input_ids.shape[1]), (len(input_ids), 1)),
-        document_ids=np.zeros_like(input_ids),
-        num_supervised=num_labels,
-        num_kept=num_labels,
-        **fields,
-    )
-
-
 def make_step(model: Any, batch_size: int, *mitigations: Any, **train: Any) -> TrainStep:
-    return TrainStep(
-        lm=build_causal_lm(model),
-        mitigations=build_mitigations(mitigations, special_ids=[]),
-        train=TrainConfig(**{"batch_size": batch_size, "micro_batch_size": None} | train),
-        optim=OptimConfig(),
-        seed=5,
-        runtime=Runtime(device=torch.device("cpu")),
+    lm, optim = build_causal_lm(model), OptimConfig()
+    return step_examples.make_step(
+        lm, mitigations, optim=optim, seed=5, batch_size=batch_size, **train
     )
 
 

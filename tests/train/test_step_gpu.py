@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from step_examples import make_batch, make_step
 from tiny_families import build
 from torch import Tensor
 from torch.nn import functional
 
-from memguard.config import OptimConfig, TrainConfig
+from memguard.config import OptimConfig
 from memguard.data.loader import Batch
-from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.records import IGNORE_LABEL
-from memguard.runtime import Runtime, fast_matmuls
-from memguard.train.step import TrainStep
+from memguard.runtime import fast_matmuls
 
 # Head dimension 16, the least that flash attention's kernels take; four query heads share two of
 # keys and values.
@@ -46,7 +45,7 @@ def _plain_fp32() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def make_batch() -> Batch:
+def draw_batch() -> Batch:
     """Two packed rows of three and of two documents."""
     shape = (len(STARTS), NUM_TOKENS)
     input_ids = np.random.default_rng(0).integers(3, 97, shape)
@@ -55,13 +54,11 @@ def make_batch() -> Batch:
         is_first[row, list(starts)] = True
     columns = np.broadcast_to(np.arange(NUM_TOKENS), shape)
     labels = np.where(is_first, IGNORE_LABEL, input_ids)
-    return Batch(
-        input_ids=input_ids,
-        labels=labels,
+    return make_batch(
+        input_ids,
+        labels,
         position_ids=columns - np.maximum.accumulate(np.where(is_first, columns, 0), axis=1),
         document_ids=is_first.cumsum(1) - 1,
-        num_supervised=int((labels != IGNORE_LABEL).sum()),
-        num_kept=int((labels != IGNORE_LABEL).sum()),
     )
 
 
@@ -75,7 +72,7 @@ def train_plainly(model: Any, device: torch.device) -> Expected:
     """Return the mean loss over all labels and its gradients, one document at a time."""
     model = model.to(device).train()
     losses = []
-    batch = make_batch()
+    batch = draw_batch()
     for row, starts in enumerate(STARTS):
         for first, last in zip(starts, (*starts[1:], NUM_TOKENS), strict=True):
             ids = torch.from_numpy(batch.input_ids[row : row + 1, first:last]).to(device)
@@ -97,25 +94,17 @@ def take_step(
     if train.get("compile"):
         compile_blocks(model)
     model.train()
-    config = {"batch_size": 2, "micro_batch_size": None, "activation_checkpointing": checkpointing}
-    step = TrainStep(
-        lm=lm,
-        mitigations=build_mitigations([], special_ids=[]),
-        train=TrainConfig.model_validate({**config, **train}),
-        optim=OptimConfig(max_grad_norm=None),
-        seed=0,
-        runtime=Runtime(device=device),
-    )
+    config = {"batch_size": 2, "activation_checkpointing": checkpointing}
+    step = make_step(lm, device=device, **{**config, **train})
     gradients: dict[str, Tensor] = {}
 
     def keep(*_: Any) -> None:
         for parameter in step.parameters:
-            assert parameter.local.grad is not None
             assert parameter.local.grad.dtype == torch.float32, "weights and gradients are fp32"
             gradients[parameter.name] = parameter.local.grad.clone()
 
     step.optimizer.register_step_pre_hook(keep)
-    result = step.run(make_batch(), lr=1e-3, step=1, first_sample=0)
+    result = step.run(draw_batch(), lr=1e-3, step=1, first_sample=0)
     assert result.loss is not None
     for parameter in step.parameters:
         assert parameter.local.isfinite().all()
@@ -196,15 +185,9 @@ def test_a_matrix_product_of_training_keeps_ten_bits(device: torch.device) -> No
 def test_a_second_step_goes_downhill_on_the_device(device: torch.device) -> None:
     """AdamW's fused kernel updates weights on the device: the loss of the same rows falls."""
     model = build("llama", **SIZES).to(device).train()
-    step = TrainStep(
-        lm=build_causal_lm(model),
-        mitigations=build_mitigations([], special_ids=[]),
-        train=TrainConfig(batch_size=2, micro_batch_size=1, precision="bf16"),
-        optim=OptimConfig(),
-        seed=0,
-        runtime=Runtime(device=device),
-    )
-    batch = make_batch()
+    train = {"batch_size": 2, "micro_batch_size": 1, "precision": "bf16"}
+    step = make_step(build_causal_lm(model), optim=OptimConfig(), device=device, **train)
+    batch = draw_batch()
     losses = [
         step.run(batch, lr=3e-3, step=number, first_sample=0).loss or 0.0 for number in (1, 2, 3)
     ]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from cli_examples import run_cli
+from cli_examples import succeed
 from ranks import RankPool
 from run_examples import make_run, write_documents
 from safetensors.torch import load_file
@@ -58,16 +58,14 @@ def test_a_run_over_z_is_resumed_audited_and_merged(
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-4)
     # The loss that training measured last is that of base and adapter, and of the merged weights.
-    ended = run_cli("audit", run, "--out", folder / "one", "--variants", "merged,adapter")
-    assert ended.code == 0, ended.err
+    succeed("audit", run, "--out", folder / "one", "--variants", "merged,adapter")
     report = json.loads((folder / "one/report.json").read_text())
     assert report["model"]["adapter"]["description"].endswith("base in nf4")
     for variant in report["variants"]["variants"]:
         assert variant["heldout_nll"] == pytest.approx(heldout(config)[-1], abs=1e-5)
     ranks(audit, 2, run, folder / "two", "z=2")
     check_scores(folder / "two/records.parquet", folder / "one/records.parquet")
-    ended = run_cli("export", run, folder / "merged", "--merge", "--json")
-    assert ended.code == 0, ended.err
+    ended = succeed("export", run, folder / "merged", "--merge", "--json")
     assert json.loads(ended.out)["difference"]["largest"] < 1e-4
     merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged")
     source, _ = open_merged(run / "adapter")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from cli_examples import run_cli, write_run
+from cli_examples import succeed, write_run
 
 from memguard.config import AuditConfig, GoldfishConfig
 from memguard.data.corpus import load_corpus
@@ -21,8 +21,7 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     copy = json.dumps({**json.loads(lines[0]), "id": "copy"})
     (folder / "copied.jsonl").write_text("\n".join([*lines, copy]) + "\n")
     settings = write_run(folder, data={"train": str(folder / "copied.jsonl")}, train={"epochs": 16})
-    outcome = run_cli("prepare", settings)
-    assert outcome.code == 0, outcome.err
+    succeed("prepare", settings)
     corpus = load_corpus(folder / "runs" / "run")
     config = GoldfishConfig(name="goldfish", k=8, k_by_dose={16: 4, 32: 2})
     k_schedule = build_k_schedule([config], corpus.manifest, can_tighten=False, special_ids=[])
@@ -31,10 +30,7 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     trained = [entry.role in ("trained", "canary") for entry in corpus.manifest]
     # Cut short after 7 of 16 epochs.
     documents = list_audited(
-        corpus,
-        [7 * each for each in trained],
-        AuditConfig(continuation_tokens=8),
-        seq_len=128,
+        corpus, [7 * each for each in trained], AuditConfig(continuation_tokens=8), seq_len=128
     )
     assert {document.num_repetitions for document in documents} == {0, 7}
     assert {document.dose for document in documents} == {0, 16, 32}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cli_examples import read_json, run_cli, write_run
+from cli_examples import read_json, succeed, write_run
 
 from memguard.records import load_manifest
 
@@ -23,8 +23,7 @@ def test_the_control_is_drawn_again_where_the_audit_needs_its_documents(
     )
 
     def prepare(*settings: str) -> tuple[int, str]:
-        done = run_cli("prepare", run, *settings)
-        assert done.code == 0, done.err
+        done = succeed("prepare", run, *settings)
         manifest = load_manifest(tmp_path / "runs" / "run" / "manifest.jsonl")
         return sum(entry.role == "control" for entry in manifest), done.err.replace("\u00a0", " ")
 

@@ -91,7 +91,6 @@ def test_an_unknown_head_keeps_a_family_off_y_and_x(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(families, "_run_small", lambda config: trial)
     family = families.try_family("llama")
     assert family.group == "data and z"
-    assert family.reason is not None
     assert family.reason.startswith("transforms the output of its head")
 
 

@@ -34,6 +34,7 @@ from memguard.workflows.memory_check import (
 ROOT = Path(__file__).resolve().parents[2]
 # As a run of a user: name, model, data, batch_size and seq_len.
 RUN: dict[str, Any] = {"data": {"seq_len": 4096}, "train": {"batch_size": 64}}
+CHOSEN = {"train": {"batch_size": 64, "micro_batch_size": 8, "activation_checkpointing": "none"}}
 NO_GPU = Runtime(device=torch.device("cpu"))
 
 
@@ -52,6 +53,13 @@ def write_large(folder: Path, name: str = "Llama-3.1-8B", **fields: Any) -> Path
     return folder
 
 
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy all of a model but its configuration."""
+    for file in (source / "model").iterdir():
+        if file.name != "config.json":
+            shutil.copy(file, folder / "model" / file.name)
+
+
 def make(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate_json(write_run(folder, **{**RUN, **changes}).read_text())
 
@@ -60,9 +68,7 @@ def test_8b_on_this_machine_is_refused_before_torch_and_documents(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     write_large(tmp_path)
-    for file in (tiny_folder / "model").iterdir():
-        if file.name != "config.json":
-            shutil.copy(file, tmp_path / "model" / file.name)
+    copy_tokenizer(tiny_folder, tmp_path)
     (tmp_path / "documents.jsonl").write_text("this is read later\n")
     # More than any machine on which this runs has.
     path = write_run(tmp_path, **RUN, parallel={"y": 1})
@@ -92,9 +98,7 @@ def test_8b_on_this_machine_is_refused_before_torch_and_documents(
 def test_python_is_refused_the_same(
     large: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file in (tiny_folder / "model").iterdir():
-        if file.name != "config.json":
-            shutil.copy(file, large / "model" / file.name)
+    copy_tokenizer(tiny_folder, large)
     with pytest.raises(ConfigError, match=r"the mesh .* needs .* are available for tensors"):
         api.train(write_run(large, **RUN))
     assert not (large / "runs").exists()
@@ -109,28 +113,8 @@ def gpus(count: int, memory_gib: float) -> Machine:
     [
         ({}, 1, "GPUs as (data="),
         ({"parallel": {"data": -1}}, 8, "or use the mesh (data=1, z=8, y=1, x=1)"),
-        (
-            {
-                "train": {
-                    "batch_size": 64,
-                    "micro_batch_size": 8,
-                    "activation_checkpointing": "none",
-                }
-            },
-            8,
-            "set train.activation_checkpointing=",
-        ),
-        (
-            {
-                "train": {
-                    "batch_size": 64,
-                    "micro_batch_size": 8,
-                    "activation_checkpointing": "none",
-                }
-            },
-            8,
-            "set train.micro_batch_size=",
-        ),
+        (CHOSEN, 8, "set train.activation_checkpointing="),
+        (CHOSEN, 8, "set train.micro_batch_size="),
     ],
 )
 def test_what_would_fit_is_named(
@@ -180,9 +164,7 @@ def test_finished_runs_and_unknown_families_are_not_refused(
 def test_documents_are_prepared_where_the_model_does_not_fit(
     large: Path, tiny_folder: Path
 ) -> None:
-    for file in (tiny_folder / "model").iterdir():
-        if file.name != "config.json":
-            shutil.copy(file, large / "model" / file.name)
+    copy_tokenizer(tiny_folder, large)
     path = write_run(large, data={"seq_len": 4096}, audit={"min_documents": 1})
     assert run_cli("prepare", path, "data.control_fraction=0").code == 0
 
@@ -275,9 +257,6 @@ def test_adapters_are_named_where_they_fit_and_the_weights_do_not(large: Path) -
     with pytest.raises(ConfigError) as error:
         check_memory(make(large, adapter=adapter), LLAMA_8B, gpus(1, 15.0), 1)
     assert "LoRA" not in str(error.value)
-
-
-# -- families whose memory cannot be estimated ----------------------------------------------------
 
 
 def test_storage_that_cannot_fit_is_refused_for_any_family(

@@ -45,10 +45,7 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
             {"mitigations": [{"name": "dp_sgd"}]},
             r"dp_sgd clips row by row and needs one process; got 2\. Rem",
         ),
-        (
-            {"audit": {"device_map": "auto"}},
-            r"'audit.device_map' needs one process, as .*; got 2",
-        ),
+        ({"audit": {"device_map": "auto"}}, r"'audit.device_map' needs one process, as .*; got 2"),
     ],
 )
 def test_settings_for_one_process(folder: Path, changes: dict[str, Any], words: str) -> None:

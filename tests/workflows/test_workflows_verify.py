@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_examples import run_cli, write_run, write_texts
+from cli_examples import run_cli, succeed, write_run, write_texts
 from damage import cut, flip_byte
 
 from memguard.errors import ConfigError
@@ -31,8 +31,7 @@ def prepared(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "model").symlink_to(tiny_folder / "model")
     write_texts(folder / "documents.jsonl")
-    outcome = run_cli("prepare", write_run(folder))
-    assert outcome.code == 0, outcome.err
+    succeed("prepare", write_run(folder))
     return folder / "runs" / "run"
 
 

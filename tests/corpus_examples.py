@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from record_examples import make_entry
 
 from memguard.data.corpus import FORMATS, Corpus
 from memguard.data.tokenization import TokenizedDocument
@@ -11,7 +12,7 @@ from memguard.records import ManifestEntry
 from memguard.records.run_files import PreparedSummary
 
 
-def summarise(num_documents: int) -> PreparedSummary:
+def summarise(num_documents: int, **fields: Any) -> PreparedSummary:
     return PreparedSummary(
         key="k",
         audit_key="a",
@@ -26,6 +27,7 @@ def summarise(num_documents: int) -> PreparedSummary:
         num_boilerplate_grams=0,
         num_control=0,
         num_control_overlapping=0,
+        **fields,
     )
 
 
@@ -43,20 +45,8 @@ def tokenized(
 
 
 def enter(document: TokenizedDocument, **fields: Any) -> ManifestEntry:
-    values: dict[str, Any] = {
-        "bucket": "trained",
-        "role": "trained",
-        "planned_repetitions": 1,
-        "num_repetitions": None,
-        "cluster": 0,
-    }
-    return ManifestEntry(
-        id=document.id,
-        text_hmac="h",
-        source=document.source,
-        num_tokens=len(document.input_ids),
-        **{**values, **fields},
-    )
+    values = {"source": document.source, "num_tokens": len(document.input_ids), **fields}
+    return make_entry(document.id, **values)
 
 
 def make_corpus(documents: Sequence[TokenizedDocument], fields: Any = None) -> Corpus:

@@ -278,10 +278,7 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             command="memguard audit runs/quickstart/k4 --suite extraction",
             wall_s=7.31,
         ),
-        probe_runs=[
-            make_probe_run("extraction", 160),
-            make_probe_run("membership", 160),
-        ],
+        probe_runs=[make_probe_run("extraction", 160), make_probe_run("membership", 160)],
         verdict=make_verdict(
             sentence=f"{near} of 40 documents trained 64 times were extracted, 0 of 40 unseen "
             "ones: the model memorized training text.",

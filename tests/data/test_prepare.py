@@ -1,5 +1,6 @@
-"""A forget list: taken out of training, whatever ids and copies say, and counted."""
+"""What `prepare` leaves out and counts: supervised tokens cut off, a forget list; its hash."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_examples import make_texts, write_jsonl, write_texts
 from prepare_examples import prepare_as
 
 from memguard.config import RunConfig
@@ -16,14 +18,87 @@ from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 
 
-def make_texts(count: int) -> list[str]:
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_bpe(make_texts(30), vocab_size=400)
+
+
+def make_config(folder: Path, num_short: int, num_long: int, **data: Any) -> RunConfig:
+    """Return a run of pairs: prompts of a few tokens, and prompts longer than what is kept."""
+    short, long = make_texts(num_short, words=4, seed=1), make_texts(num_long, words=200, seed=2)
+    rows = [
+        {"id": f"{name}{number}", "prompt": prompt, "completion": " and an answer to it"}
+        for name, prompts in (("short", short), ("long", long))
+        for number, prompt in enumerate(prompts)
+    ]
+    source = write_jsonl(folder / "pairs.jsonl", rows)
+    return RunConfig.model_validate(
+        {
+            "name": "run",
+            "model": {"path": "m"},
+            "data": {"train": str(source), "seq_len": 64, "max_document_tokens": 60, **data},
+            "audit": {"enabled": False},
+        }
+    )
+
+
+def test_they_are_left_out_and_counted(tmp_path: Path, tokenizer: Any) -> None:
+    config = make_config(tmp_path, 20, 7)
+    corpus, said = prepare_as(config, tmp_path / "run", tokenizer)
+    summary = corpus.summary
+    assert (summary.num_cut_off, summary.num_shorter, summary.num_documents) == (7, 0, 20)
+    assert all(entry.id.startswith("short") for entry in corpus.without_canaries().manifest)
+    assert "7 of 27 documents are left out: their supervised tokens are beyond" in said
+    assert "'data.max_document_tokens' = 60" in said
+
+
+def test_a_run_of_nothing_else_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    config = make_config(tmp_path, 0, 7)
+    with pytest.raises(DataError) as error:
+        prepare_as(config, tmp_path / "run", tokenizer)
+    assert str(error.value) == (
+        "'data.train': all 7 documents have fewer than 'data.min_document_tokens' = 2 tokens, or "
+        "no supervised token before 'data.max_document_tokens' = 60"
+    )
+
+
+def test_nothing_is_said_where_none_is_cut_off(tmp_path: Path, tokenizer: Any) -> None:
+    config = make_config(tmp_path, 20, 0)
+    corpus, said = prepare_as(config, tmp_path / "run", tokenizer)
+    assert corpus.summary.num_cut_off == 0
+    assert "left out" not in said
+
+
+def test_documents_are_hashed_together_and_never_one_by_one(tmp_path: Path) -> None:
+    write_texts(tmp_path / "documents.jsonl", 30)
+    values = {
+        "name": "run",
+        "model": {"path": "m"},
+        "data": {"train": str(tmp_path / "documents.jsonl"), "seq_len": 128},
+        "mitigations": [{"name": "deduplicate", "similarity": "exact"}],
+    }
+    config = RunConfig.model_validate(values)
+    corpus, _ = prepare_as(config, tmp_path / "run", train_bpe(make_texts(40), vocab_size=400))
+    digest = hashlib.sha256()
+    of_one = []
+    for index, entry in enumerate(corpus.manifest):
+        ids = corpus.document(index).input_ids
+        of_one.append(hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest())
+        bucket = "trained" if entry.role == "removed" else entry.bucket
+        digest.update(f"{entry.id}\0{bucket}\0{of_one[-1]}\n".encode())
+    assert corpus.summary.documents_sha256 == digest.hexdigest()
+    manifest = (tmp_path / "run" / "manifest.jsonl").read_text()
+    assert not [hash for hash in of_one if hash in manifest]
+
+
+def make_random_texts(count: int) -> list[str]:
     """Random words: no two texts share a run of 13."""
     draw = np.random.default_rng(0)
     words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
     return [" ".join(draw.choice(words, 20)) for _ in range(count)]
 
 
-TEXTS = make_texts(120)
+TEXTS = make_random_texts(120)
 
 
 def write(path: Path, texts: Sequence[tuple[str, str]]) -> str:
