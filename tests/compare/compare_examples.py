@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import report_examples
 from record_examples import make_entry
 
 from memguard.audit.document_scores import build_schema
@@ -142,11 +141,16 @@ def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> dict[str, 
         "num_repetitions": 4,
         "verbatim": rate,
         "reference_verbatim": {**rate, "num_documents": 1, "num_matched": 0},
-        **dict.fromkeys(("loss_coverage", "num_without_loss")),
-        **dict.fromkeys(f"{which}_exposure_bits" for which in ("median", "max")),
-        **dict.fromkeys(f"{which}_exposure_extrapolated_bits" for which in ("median", "max")),
-        **dict.fromkeys(("num_guesses", "num_right"), 0),
-        **dict.fromkeys(("epsilon_lower_bound", "epsilon_ceiling")),
+        "loss_coverage": None,
+        "num_without_loss": None,
+        "median_exposure_bits": None,
+        "max_exposure_bits": None,
+        "median_exposure_extrapolated_bits": None,
+        "max_exposure_extrapolated_bits": None,
+        "num_guesses": 0,
+        "num_right": 0,
+        "epsilon_lower_bound": None,
+        "epsilon_ceiling": None,
         "delta": 1e-5,
         "assumptions": [],
         "canaries": [make(n, True) for n in range(len(bits))] + [make(len(bits), False)],
@@ -287,19 +291,52 @@ def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True)
         "bucket": "background",
         "role": "background",
     }
-    values = report_examples.make_report().model_dump(mode="json", by_alias=True)
-    values["data"]["documents_sha256"] = "cc"
-    values["training"] |= {
-        "dropped_fraction": 0.25,
-        "mitigations": [{"name": "goldfish", "k": 4}],
-        "heldout_nll": 2.0,
-        "base_heldout_nll": 3.0,
-        "heldout_bucket": "control",
-        "heldout_num_documents": 5,
-        "heldout_num_tokens": 500,
-    }
-    return values | {
+    return {
+        "schema": "memguard.report/2",
+        "tool_version": "0.1.0",
+        "created": "2026-01-01T00:00:00Z",
         "run": "run",
+        "model": {
+            "name": "model",
+            "weights_sha256": "aa",
+            "num_parameters": 1000,
+            "base": "base",
+            "base_weights_sha256": "bb",
+        },
+        "data": {
+            "sources": ["a.jsonl"],
+            "documents_sha256": "cc",
+            "num_documents": 100,
+            "num_clusters": 90,
+            "overlap_with_control": None,
+            "near_duplicate_words": 13,
+        },
+        "training": {
+            "num_steps": 10,
+            "num_supervised_tokens": 1000,
+            "dropped_fraction": 0.25,
+            "mitigations": [{"name": "goldfish", "k": 4}],
+            "train_s": 2.5,
+            "heldout_nll": 2.0,
+            "base_heldout_nll": 3.0,
+            "heldout_bucket": "control",
+            "heldout_num_documents": 5,
+            "heldout_num_tokens": 500,
+        },
+        "method": {
+            "suite": "extraction",
+            "suite_version": 1,
+            "probes": [{"name": "extraction"}],
+            "continuation_tokens": TOKENS,
+            "prefix_tokens": None,
+            "max_edit_share": 0.1,
+            "tiny_margin": 0.001,
+            "dtype": "fp32",
+            "batch_tokens": 1024,
+            "seed": 0,
+            "command": "memguard audit",
+            "wall_s": 1.0,
+        },
         "verdict": make_verdict(),
         "banners": [],
         "buckets": [
@@ -308,6 +345,10 @@ def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True)
         ],
         "generated": make_generated(generated),
         "base_generated": make_generated(generated),
+        "dose_response": True,
+        "probe_runs": [
+            {"name": "extraction", "version": 2, "num_documents": 100, "reason_not_run": None}
+        ],
         "membership": [],
         "findings": [],
         "num_findings": 0,

@@ -51,6 +51,7 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
             text_hmac=hmac_text(key, document),
             source=document.source,
             role=role,
+            num_repetitions=1,
             num_tokens=10 + number,
             cluster=0 if document.id in ("d0", "d1") else number,
         )
@@ -149,7 +150,9 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
     key = load_private_key(run)
     documents = load_documents([str(path)], setting="x", cache_dir=tmp_path).documents
     entries = [
-        make_entry(document.id, text_hmac=hmac_text(key, document), source="many", cluster=number)
+        make_entry(
+            document.id, text_hmac=hmac_text(key, document), num_repetitions=1, cluster=number
+        )
         for number, document in enumerate(documents)
     ]
     save_manifest(entries, run / "manifest.jsonl")
