@@ -14,6 +14,7 @@ Messages are one line: the field in quotes, the rule, the value found, the way o
 """
 
 import signal
+from importlib import import_module
 from importlib.util import find_spec
 
 _MOST = 80
@@ -100,6 +101,7 @@ def require_library(
     extra: str,
     or_else: str = "",
     error: type[MemguardError] = ConfigError,
+    by_import: bool = False,
 ) -> None:
     """Raise an error if an optional library is not installed.
 
@@ -109,6 +111,13 @@ def require_library(
         extra: the extra of memguard that installs it.
         or_else: another way out.
         error: the kind of error.
+        by_import: whether to import it, which takes seconds and finds a broken installation.
     """
+    message = f"{user} needs {library}: pip install 'memguard[{extra}]'{or_else}"
     if find_spec(library) is None:
-        raise error(f"{user} needs {library}: pip install 'memguard[{extra}]'{or_else}")
+        raise error(message)
+    try:
+        if by_import:
+            import_module(library)
+    except ImportError as reason:
+        raise error(f"{message} (its import fails: {reason})") from reason

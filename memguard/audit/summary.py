@@ -152,13 +152,13 @@ def summarise(
     documents = [window.document for window in evidence.windows]
     scores, outlines = evidence.scores, evidence.outlines
     model, base = evidence.model, evidence.base
-    hangs_N = model.teacher_forced["is_near_tie"] > 0
-    hangs_N |= scores["greedy_margin"] < tiny_margin
+    is_near_tie_N = model.teacher_forced["is_near_tie"] > 0
+    is_near_tie_N |= scores["greedy_margin"] < tiny_margin
     tables = list_tables(evidence.windows, evidence.teacher_forced, model, base)
     measures = build_measures([*tables, *evidence.written], documents, outlines)
     attack_cost = build_attack_cost(scores, outlines)
     buckets = build_buckets(
-        measures, scores, outlines, hangs_N, attack_cost=attack_cost, attacks=evidence.attacks
+        measures, scores, outlines, is_near_tie_N, attack_cost=attack_cost, attacks=evidence.attacks
     )
     findings, num_findings = collect_findings(scores, [d.text_hmac for d in documents])
     generated = describe_generated(suite.extraction, model.near_verbatim)

@@ -165,7 +165,7 @@ def _write_memorized(found: VerdictInput, decision: Decision, group: _Group) -> 
         group.trained.num_matched,
         group.control.num_matched,
     )
-    start = _tell_matched(found, group, mine, ", unknown to the base model" if is_part else "")
+    start = _describe_matched(found, group, mine, ", unknown to the base model" if is_part else "")
     if is_part:
         return f"{start}; {_of_unseen(other)}."
     return f"{start}, {_of_unseen(other)}: the model memorized training text."
@@ -206,10 +206,10 @@ def _write_extracted(found: VerdictInput, decision: Decision, group: _Group) -> 
         else f", {_of_unseen(other)}: too few to tell the cause",
     }
     assert reason is not None, "an extracted document has a reason"
-    return f"{_tell_matched(found, group, mine)}{endings[reason]}."
+    return f"{_describe_matched(found, group, mine)}{endings[reason]}."
 
 
-def _tell_matched(
+def _describe_matched(
     found: VerdictInput, group: _Group, counts: VerdictCounts, which: str = ""
 ) -> str:
     """Return the start of a sentence: how many of its documents were extracted, and ``which``."""

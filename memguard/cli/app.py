@@ -121,7 +121,7 @@ def plan(
     """Estimate memory and list feasible parallel layouts.
 
     With a CONFIG it also shows, without training, what the run would train, save and audit.
-    Without one, rows have 2048 tokens, and the planner chooses what no setting gives.
+    Without one, rows have 2048 tokens, and the planner chooses whatever you do not set.
     """
     from memguard.workflows.requests import PlanRequest
 

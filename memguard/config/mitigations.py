@@ -179,7 +179,7 @@ class DeduplicateConfig(Settings):
             raise ValueError("'num_words' does nothing with 'similarity: exact'; leave it out")
         return self
 
-    def check_library(self) -> None:
+    def check_library(self, *, by_import: bool = False) -> None:
         """Raise ConfigError if rensa, which finds near-copies, is needed and not installed."""
         if self.similarity != "exact":
             require_library(
@@ -187,6 +187,7 @@ class DeduplicateConfig(Settings):
                 "'mitigations': deduplicate",
                 extra="dedup",
                 or_else=", or set 'similarity: exact'",
+                by_import=by_import,
             )
 
 
@@ -203,9 +204,9 @@ class DpSgdConfig(Settings):
         1e-5, description="Epsilon is computed at this delta, which should be below 1 / rows."
     )
 
-    def check_library(self) -> None:
+    def check_library(self, *, by_import: bool = False) -> None:
         """Raise ConfigError if opacus, which computes epsilon, is not installed."""
-        require_library("opacus", "'mitigations': dp_sgd", extra="dp")
+        require_library("opacus", "'mitigations': dp_sgd", extra="dp", by_import=by_import)
 
 
 MitigationConfig = Annotated[

@@ -218,7 +218,7 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
             [first.setdefault(text, number) != number for number, text in enumerate(texts)],
             dtype=bool,
         )
-    config.check_library()
+    config.check_library(by_import=True)
     import rensa
 
     is_copy = np.zeros(len(texts), dtype=bool)

@@ -14,7 +14,7 @@ variants.py          a model as it may be shipped: adapter unmerged, or quantise
 meta_build.py        a model on the meta device, whose buffers have their values
 stored_names.py      a checkpoint's tensors under the names and in the layouts of the modules
 stored_form.py       the reverse: what transformers would store for a model
-assembly.py          the steps that make a model of transformers the one that is trained; its shards
+assembly.py          adapts a model for training or an audit: sharding, adapters, compilation
 safetensors.py       reads rectangles of tensors; writes files of bounded size
 export_merged.py     an adapter merged into its base, tensor by tensor, and its logits compared
 export.py            a trained model, gathered tensor by tensor, into a folder

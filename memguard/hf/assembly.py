@@ -1,6 +1,6 @@
 """Assembles the model that is trained or audited, on one process and on a mesh.
 
-    assemble           the steps that make a model of transformers ours, in their only order
+    assemble           all steps from a model of transformers to the one that is trained
     assemble_loaded    of a model that has its weights, on one process
     build_meta_layer   of a configuration, without storage: on a mesh, or to be simulated
     fill_layer         storage for this rank's shards; each rank reads its rectangles into it

@@ -126,7 +126,7 @@ def compute_privacy(
     Raises:
         ConfigError: opacus is not installed.
     """
-    config.check_library()
+    config.check_library(by_import=True)
     from opacus.accountants import RDPAccountant
 
     pairs, times = np.unique(

@@ -199,7 +199,7 @@ class Trainer:
                             line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
-                        self._look_if_due(log)
+                        self._audit_if_due(log)
                         self._save_if_due()
                 self._finish(log)
                 self._stop_if(self.stop_request.agree(self.runtime))
@@ -287,7 +287,7 @@ class Trainer:
             log.write(line)
             self.console.info(f"held-out loss {line.nll:.4f} nats a token ({line.bucket})")
 
-    def _look_if_due(self, log: MetricsLog) -> None:
+    def _audit_if_due(self, log: MetricsLog) -> None:
         """Audit the sample if due; exceeding the limit may end the run with earlier weights."""
         monitor, step = self.monitor, self.totals.step
         is_last = step == self.num_steps

@@ -36,7 +36,7 @@ def plan(request: PlanRequest) -> Plan | StoragePlan:
     run = request.run
     mesh = run.parallel
     # The planner chooses the mesh of a model alone.
-    has_mesh = request.is_run or "parallel" in run.model_fields_set
+    has_mesh = request.is_run or not run.parallel.model_fields_set.isdisjoint(AXES)
     if request.mesh is not None:
         asked, has_mesh = read_mesh(request.mesh, command="plan"), True
         mesh = mesh.model_copy(update={axis: getattr(asked, axis) for axis in AXES})

@@ -1,7 +1,7 @@
 """Number of processes of a command if `--nproc` is left out, or under torchrun. No torch.
 
 several visible GPUs   one for each that mesh, batch and model allow; one where a setting needs it
-no GPU                 one
+one GPU, or none       one
 torchrun, Slurm        the processes that these started
 """
 

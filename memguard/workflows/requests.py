@@ -162,7 +162,10 @@ class PlanRequest:
         if self.is_run:
             return
         if self.model is None:
-            raise ConfigError("give the CONFIG of a run, or --model CONFIG_JSON for a model alone")
+            raise ConfigError(
+                "give the CONFIG of a run before its settings, or --model CONFIG_JSON for a model "
+                "alone"
+            )
         given = self.run.train.model_fields_set
         if "micro_batch_size" in given and "batch_size" not in given:
             raise ConfigError(

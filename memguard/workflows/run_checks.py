@@ -41,17 +41,15 @@ def explain_one_process(config: RunConfig) -> str | None:
         return "'mitigations': dp_sgd clips row by row and needs one process"
     if config.train.dropout:
         return (
-            f"'train.dropout' needs one process, as ranks that share activations would drop "
-            f"different ones at {config.train.dropout:g}"
+            f"'train.dropout' {config.train.dropout:g} needs one process: ranks that share "
+            "activations would drop different ones"
         )
     if config.audit.enabled and config.audit.device_map is not None:
         return _DEVICE_MAP_ALONE
     return None
 
 
-_DEVICE_MAP_ALONE = (
-    "'audit.device_map' needs one process, as several split the model over their mesh"
-)
+_DEVICE_MAP_ALONE = "'audit.device_map' needs one process: several split the model over their mesh"
 
 
 def check_adapter(config: RunConfig) -> None:

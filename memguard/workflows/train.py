@@ -115,6 +115,9 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     ):
         runtime = distributed.runtime
         check_processes(config, runtime.world_size)
+        if (dp_sgd := find_mitigation(config.mitigations, DpSgdConfig)) is not None:
+            # Needed at the end of the run: a broken installation is reported before it begins.
+            dp_sgd.check_library(by_import=True)
         is_second = HALVE_MICRO_BATCH in os.environ
         resolved = resolve_auto_settings(config, runtime, halve=is_second)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))

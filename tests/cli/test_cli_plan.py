@@ -209,6 +209,9 @@ def test_a_model_alone_has_the_settings_of_a_run(tmp_path: Path) -> None:
     arguments = ("--model", path, "--machine", "h200", "--json")
     full = json.loads(plan(*arguments, "parallel.z=8").out)["requested"]
     assert [full[axis] for axis in ("data", "z", "y", "x")] == [1, 8, 1, 1]
+    # A setting of `parallel` that is no degree chooses no mesh.
+    odd = plan(*arguments, "train.batch_size=12", "parallel.reshard_after_forward=false")
+    assert json.loads(odd.out)["requested"] is None
     lora = (*arguments, "parallel.z=8", "adapter.name=lora")
     wide, narrow = (
         json.loads(plan(*lora, *settings).out)["requested"]["memory"]
@@ -272,9 +275,11 @@ def test_several_mistakes_are_told_at_once(model: Path) -> None:
 
 
 def test_neither_a_run_nor_a_model() -> None:
-    check_refusal(plan(), 2, "give the CONFIG of a run, or --model CONFIG_JSON")
+    check_refusal(plan(), 2, "give the CONFIG of a run before its settings, or --model")
     check_refusal(plan("--gpus", 8), 2, "give the CONFIG of a run")
-    check_refusal(plan("train.batch_size=3"), 2, "give the CONFIG of a run, or --model CONFIG_JSON")
+    check_refusal(
+        plan("train.batch_size=3"), 2, "give the CONFIG of a run before its settings, or --model"
+    )
 
 
 def test_options_change_the_settings_of_a_run(folder: Path) -> None:

@@ -57,7 +57,7 @@ def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
         # Storage is shared over z, whatever the family.
         ({"family": "gemma2"}, 8, ""),
         ({"mitigations": [{"name": "dp_sgd"}]}, 1, "is used: 'mitigations': dp_sgd clips row"),
-        ({"train": {"dropout": 0.1}}, 1, "is used: 'train.dropout' needs one process"),
+        ({"train": {"dropout": 0.1}}, 1, "is used: 'train.dropout' 0.1 needs one process"),
         ({"adapter": {"name": "lora", "quantization": "nf4"}}, 8, ""),
         ({"audit": {"device_map": "auto"}}, 1, "is used: 'audit.device_map' needs one process"),
         # No number of processes up to 8 works: the mesh's own error tells.

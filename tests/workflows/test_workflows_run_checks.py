@@ -16,6 +16,7 @@ from memguard.errors import ConfigError, ModelError
 from memguard.records.run_files import add_hash_line
 from memguard.workflows import run_checks
 from memguard.workflows.requests import check_run
+from memguard.workflows.train import train_run
 
 ROOT = Path(__file__).parents[2]
 _RUN_ALL = """
@@ -40,12 +41,15 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train": {"dropout": 0.1}}, r"'train.dropout' needs one .* at 0\.1; got 2\. Remove"),
+        (
+            {"train": {"dropout": 0.1}},
+            r"'train.dropout' 0\.1 needs one process: .*; got 2\. Remove",
+        ),
         (
             {"mitigations": [{"name": "dp_sgd"}]},
             r"dp_sgd clips row by row and needs one process; got 2\. Rem",
         ),
-        ({"audit": {"device_map": "auto"}}, r"'audit.device_map' needs one process, as .*; got 2"),
+        ({"audit": {"device_map": "auto"}}, r"'audit.device_map' needs one process: .*; got 2"),
     ],
 )
 def test_settings_for_one_process(folder: Path, changes: dict[str, Any], words: str) -> None:
@@ -54,6 +58,19 @@ def test_settings_for_one_process(folder: Path, changes: dict[str, Any], words: 
     check_run(config)
     with pytest.raises(ConfigError, match=words):
         check_run(config, num_processes=2)
+
+
+def test_a_library_that_cannot_be_imported_is_reported_before_documents_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "libraries" / "opacus").mkdir(parents=True)
+    (folder / "libraries" / "opacus" / "__init__.py").write_text("import gone_since_then")
+    monkeypatch.syspath_prepend(folder / "libraries")
+    monkeypatch.delitem(sys.modules, "opacus", raising=False)
+    config = make_run(folder, mitigations=[{"name": "dp_sgd"}])
+    with pytest.raises(ConfigError, match=r"memguard\[dp\]' \(its import fails: No module named"):
+        train_run(config)
+    assert not Path(config.output_dir).exists()
 
 
 @pytest.mark.parametrize(
