@@ -275,7 +275,7 @@ def test_several_mistakes_are_told_at_once(model: Path) -> None:
 
 
 def test_neither_a_run_nor_a_model() -> None:
-    check_refusal(plan(), 2, "give the CONFIG of a run before its settings, or --model")
+    check_refusal(plan(), 2, "give the CONFIG of a run before its settings")
     check_refusal(plan("--gpus", 8), 2, "give the CONFIG of a run")
     check_refusal(
         plan("train.batch_size=3"), 2, "give the CONFIG of a run before its settings, or --model"

