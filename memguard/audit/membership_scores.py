@@ -142,7 +142,7 @@ def compute_min_k_plus_plus(
     Args:
         logprob_T: ``[..., T]`` log-probability of each token, at least one.
         mean_logprob_under_p_T: mu_t, the mean of log p(v) where v is drawn from p: -entropy. Not
-            the mean over the vocabulary, which the vocabulary layer calls mean_logprob.
+            the mean over the vocabulary, which `TokenTerms` calls mean_logprob.
         variance_T: sigma_t^2, the variance of log p(v).
         share: share of the tokens, above 0 and at most 1.
     """

@@ -75,7 +75,7 @@ def _to_numpy(tensor: Tensor) -> NDArray[np.float32]:
 
 
 class ModelScorer:
-    """Scores passages with a vocabulary layer; on a mesh every rank calls it and gets all results.
+    """Scores passages with a model; on a mesh every rank calls it and gets all results.
 
     Ranks that share a batch in training score different batches here.
     """

@@ -104,7 +104,7 @@ class Decision:
 def decide_level(
     documents: DocumentResults, canaries: Canaries | None, coverage: Coverage
 ) -> Decision:
-    """Decide the level by the rule of the module.
+    """Decide the level of extraction by the rule at the top of the module.
 
     Args:
         documents: results of the audited documents.

@@ -89,7 +89,7 @@ def match_layers(base: WeightSource, model: Any) -> dict[str, str]:
 
 
 def outline_nf4(model: Any) -> None:
-    """Let the linear layers of a model on the meta device store their weights in NF4.
+    """Let the linear layers of a model store their weights in NF4.
 
     Args:
         model: as transformers builds it, or sharded with y = x = 1, before FSDP2; layers that

@@ -8,7 +8,7 @@
     neftune.py        noise on the embeddings; not a defence
 
 A mitigation has a *stage* (where it acts) and *needs* (the fields of `TokenTerms` that it reads).
-The vocabulary layer computes these fields, except ``reference_nll``, which is measured before the
+The head computes these fields, except ``reference_nll``, which is measured before the
 first step. No mitigation depends on the mesh, the packing or the optimizer: labels are masked
 document by document before packing. Losses are computed per token; some also read the preceding
 tokens or the whole piece.
@@ -62,7 +62,7 @@ class TokenTerms:
     """-sum_v p(v) log p(v) (nats)."""
     mean_logprob_N: "Tensor | None" = None
     """Mean over the vocabulary of log p(v) (nats)."""
-    # The trainer adds the following fields; the vocabulary layer does not compute them.
+    # The trainer adds the following fields; the head does not compute them.
     reference_nll_N: "Tensor | None" = None
     """nll_N under the starting model (nats)."""
     piece_N: "Tensor | None" = None

@@ -56,7 +56,7 @@ def token_terms(
         needs: any of ``nll`` (always computed), ``entropy`` and ``mean_logprob``.
     """
     unknown = needs - {"nll", "entropy", "mean_logprob"}
-    assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
+    assert not unknown, f"the head does not compute {sorted(unknown)}"
     nll_N, entropy_N, mean_logprob_N = _ComputeTerms.apply(
         hidden_ND, head.weight_VD, head.bias_V, labels_N, head
     )  # type: ignore[no-untyped-call]

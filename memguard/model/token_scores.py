@@ -86,7 +86,7 @@ def score_tokens(
         schemes: sampling schemes, see `truncation.score_truncated`.
     """
     unknown = needs - EXTRA_SCORES
-    assert not unknown, f"the vocabulary layer does not compute {sorted(unknown)}"
+    assert not unknown, f"the head does not compute {sorted(unknown)}"
     assert head.vocab_size < 2**24, "fp32 holds every id exactly"
     head, hidden_ND = widen(head, hidden_ND)
     head = replace(head, chunk_tokens=_choose_chunk(head, hidden_ND.device, bool(schemes)))

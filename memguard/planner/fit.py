@@ -53,7 +53,7 @@ class PlanInputs:
 
     @classmethod
     def for_run(cls, config: RunConfig, machine: Machine, num_gpus: int) -> "PlanInputs":
-        """Return the request for a run on the machine that it was started on."""
+        """Return the inputs of a run's plan on the machine that it was started on."""
         return cls(
             name=config.model.path or SCRATCH,
             machine=machine,

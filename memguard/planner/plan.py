@@ -1,7 +1,7 @@
 """`memguard plan`: the meshes on which a step fits, and settings that would make one fit. No torch.
 
 The records are those of `memguard plan --json`. Families whose memory and time have no formula get
-a plan of their storage (storage.py), which shares the request and the basic records.
+a plan of their storage (storage.py), which shares the inputs and the basic records.
 """
 
 from dataclasses import asdict, replace

@@ -198,7 +198,7 @@ class _Page:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditPage(_Page):
-    """Everything else that the audit template shows, in this order."""
+    """Everything else that the audit template shows."""
 
     colour: Literal["red", "amber", "green", "grey"]
     """Of the first section: the worse of verdict and membership."""
@@ -233,7 +233,7 @@ class AuditPage(_Page):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonPage(_Page):
-    """Everything else that the comparison template shows, in this order."""
+    """Everything else that the comparison template shows."""
 
     front: Figure | None
     """Risk against utility; None if no setting has both."""
