@@ -32,4 +32,5 @@ run_checks.py      checks settings against processes, libraries and the model's 
 launch.py          --nproc: runs one command as several processes and reports errors
 memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 processes.py       number of processes of a command on this machine, or of torchrun
+results.py         what the commands return to Python
 """

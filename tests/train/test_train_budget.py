@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import copy_run, make_run, write_documents
+from run_examples import Killed, copy_run, kill_after, make_run, write_documents
 from safetensors.torch import load_file
 
 from memguard.audit.suite import load_suite
@@ -255,32 +255,12 @@ def test_an_interrupted_run_decides_the_same(
     assert read_end(config).step == read_end(whole).step
 
 
-def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End a run as SIGKILL does: nothing is saved."""
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            raise Killed
-        return line
-
-    monkeypatch.setattr(Trainer, "_timed_step", timed_step)
-
-
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
-    folder: Path, tightened: RunConfig, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tightened: RunConfig
 ) -> None:
     config = make(folder, "killed-early", TIGHTEN, audit_at_end=False)
-    with monkeypatch.context() as patch:
-        kill_after(13, patch)
-        with pytest.raises(Killed):
-            train_run(config)
+    kill_after(13, config)
     assert [audit.step for audit in read_audits(config)] == [0, 10]
     train_run(config)
     assert_same_weights(config, tightened)
