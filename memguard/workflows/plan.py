@@ -38,8 +38,8 @@ def plan(request: PlanRequest) -> Plan | StoragePlan:
     # The planner chooses the mesh of a model alone.
     has_mesh = request.is_run or not run.parallel.model_fields_set.isdisjoint(AXES)
     if request.mesh is not None:
-        degrees, has_mesh = read_mesh(request.mesh, command="plan"), True
-        mesh = mesh.model_copy(update={axis: getattr(degrees, axis) for axis in AXES})
+        given, has_mesh = read_mesh(request.mesh, command="plan"), True
+        mesh = mesh.model_copy(update={axis: getattr(given, axis) for axis in AXES})
         run = run.model_copy(update={"parallel": mesh})
     model: ModelSizes | ModelStorage
     if request.model is not None:
