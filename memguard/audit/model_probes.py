@@ -31,7 +31,13 @@ from memguard.audit.membership_scores import (
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
 from memguard.audit.passages import Passage
 from memguard.audit.selection import choose_sample
-from memguard.audit.suite import Suite
+from memguard.audit.suite import (
+    AttackProbe,
+    CanaryProbe,
+    GenerationProbe,
+    MembershipProbe,
+    Suite,
+)
 from memguard.audit.teacher_forcing import TeacherForcedScores
 
 
@@ -99,7 +105,7 @@ class ModelProbes:
 
     def measure_canaries(self, canaries: Sequence[AuditCanary]) -> ScoreMatrix | None:
         """Return the results for each secret after its prompt; None without secrets or probe."""
-        if self.suite.canaries is None or not canaries:
+        if self.suite.find(CanaryProbe) is None or not canaries:
             return None
         windows = [SECRET.window(canary.document) for canary in canaries]
         secrets = [window for window in windows if window is not None]
@@ -113,7 +119,7 @@ class ModelProbes:
         """Return mean log-probabilities of a token in the additional passes and the plain one."""
         names, limit = list_own_passes(self.suite), self.model.max_tokens
         means: dict[str, NDArray[np.float64]] = {}
-        codec, membership = self.context.codec, self.suite.membership
+        codec, membership = self.context.codec, self.suite.find(MembershipProbe)
         if "lowercase" in names and codec is not None:
             plans = [plan_lowercase(window, codec, max_tokens=limit) for window in windows]
             means["lowercase"] = self.measure_means(plans, "lower case")
@@ -205,7 +211,7 @@ class ModelProbes:
         self, teacher_forced: ScoreMatrix, windows: Sequence[Window], stage: Stage
     ) -> ScoreMatrix | None:
         """Return the overlap of generated and true text of a sample; NaN for other documents."""
-        probe = self.suite.generation
+        probe = self.suite.find(GenerationProbe)
         if probe is None:
             return None
 
@@ -240,7 +246,7 @@ class ModelProbes:
 
     def measure_attacks(self, windows: Sequence[Window]) -> ScoreMatrix | None:
         """Return the results of the attacks on a sample of each bucket; NaN for other documents."""
-        probe, goldfish = self.suite.attacks, self.context.goldfish
+        probe, goldfish = self.suite.find(AttackProbe), self.context.goldfish
         if probe is None:
             return None
 
@@ -322,7 +328,8 @@ class ModelProbes:
 
 def list_own_passes(suite: Suite) -> list[str]:
     """Return the membership scores that need an additional pass."""
-    scores = () if suite.membership is None else suite.membership.scores
+    membership = suite.find(MembershipProbe)
+    scores = () if membership is None else membership.scores
     return [name for name in scores if MEMBERSHIP_SCORES[name].own_pass is not None]
 
 

@@ -13,7 +13,16 @@ from memguard.audit.membership_scores import MEMBERSHIP_SCORES, Codec, compare_p
 from memguard.audit.model_probes import ModelProbes, list_own_passes
 from memguard.audit.parts import WhichWindow, find_cut
 from memguard.audit.selection import select_windows
-from memguard.audit.suite import Suite
+from memguard.audit.suite import (
+    AttackProbe,
+    CanaryProbe,
+    GenerationProbe,
+    GridProbe,
+    MaskConsistencyProbe,
+    MembershipProbe,
+    SamplingProbe,
+    Suite,
+)
 from memguard.audit.summary import Evidence, summarise
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.warnings import Tally
@@ -100,17 +109,17 @@ def run_audit(
     mask_changes, num_mask_texts = _compare_masks(windows, suite, context)
     scores = build_scores(windows, teacher_forced, ours, theirs)
     canary_scores, written, attack_rows = None, [], []
-    if suite.canaries is not None and ours.canaries is not None:
+    if (canary_probe := suite.find(CanaryProbe)) is not None and ours.canaries is not None:
         canary_scores = score_canaries(
-            canaries, suite.canaries, ours.canaries, theirs.canaries if theirs else None
+            canaries, canary_probe, ours.canaries, theirs.canaries if theirs else None
         )
-    if suite.generation is not None and ours.written is not None:
+    if (generation_probe := suite.find(GenerationProbe)) is not None and ours.written is not None:
         written = generation.tabulate(
-            suite.generation, ours.written, theirs.written if theirs else None
+            generation_probe, ours.written, theirs.written if theirs else None
         )
-    if suite.attacks is not None and attacked is not None:
+    if (attack_probe := suite.find(AttackProbe)) is not None and attacked is not None:
         attack_rows = attacks.tabulate(
-            suite.attacks,
+            attack_probe,
             windows,
             attacked,
             selection.buckets,
@@ -150,15 +159,15 @@ def run_audit(
 
 def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> TeacherForcedScores:
     """Return the plan of the single pass over each document."""
-    membership = suite.membership
+    membership, sampling = suite.find(MembershipProbe), suite.find(SamplingProbe)
+    grid = suite.find(GridProbe)
+    names = () if membership is None else membership.scores
     return TeacherForcedScores(
         extraction=suite.extraction,
         tiny_margin=tiny_margin,
-        schemes=() if suite.sampling is None else suite.sampling.schemes,
-        cells=() if suite.grid is None else suite.grid.cells,
-        membership=()
-        if membership is None
-        else tuple(name for name in membership.scores if MEMBERSHIP_SCORES[name].own_pass is None),
+        schemes=() if sampling is None else sampling.schemes,
+        cells=() if grid is None else grid.cells,
+        membership=tuple(name for name in names if MEMBERSHIP_SCORES[name].own_pass is None),
         decode=None if codec is None else codec.decode,
     )
 
@@ -175,7 +184,7 @@ def _compare_masks(
     windows: Sequence[Window], suite: Suite, context: AuditContext
 ) -> tuple[list[MaskChange], int]:
     """Return the changes of the mask in copies, and the number of texts that were compared."""
-    probe = suite.mask_consistency
+    probe = suite.find(MaskConsistencyProbe)
     if probe is None or context.compare_masks is None or context.codec is None:
         return [], 0
     decode = context.codec.decode

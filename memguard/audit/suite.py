@@ -217,42 +217,8 @@ class Suite(Settings):
         """The extraction probe, whose windows all other probes use."""
         return next(probe for probe in self.probes if isinstance(probe, ExtractionProbe))
 
-    @property
-    def grid(self) -> GridProbe | None:
-        """Other windows of the same documents; None if the suite has no such probe."""
-        return self._find(GridProbe)
-
-    @property
-    def sampling(self) -> SamplingProbe | None:
-        """Cost of sampling the continuation."""
-        return self._find(SamplingProbe)
-
-    @property
-    def membership(self) -> MembershipProbe | None:
-        """Trained against control documents."""
-        return self._find(MembershipProbe)
-
-    @property
-    def canaries(self) -> CanaryProbe | None:
-        """Random secrets."""
-        return self._find(CanaryProbe)
-
-    @property
-    def generation(self) -> GenerationProbe | None:
-        """Overlap of generated text with the true text."""
-        return self._find(GenerationProbe)
-
-    @property
-    def attacks(self) -> AttackProbe | None:
-        """Beam search, sampling, and an attacker who knows the mask."""
-        return self._find(AttackProbe)
-
-    @property
-    def mask_consistency(self) -> MaskConsistencyProbe | None:
-        """Masks of reformatted copies."""
-        return self._find(MaskConsistencyProbe)
-
-    def _find(self, kind: type[ProbeT]) -> ProbeT | None:
+    def find(self, kind: type[ProbeT]) -> ProbeT | None:
+        """Return the probe of this kind; None if the suite has no such probe."""
         return next((probe for probe in self.probes if isinstance(probe, kind)), None)
 
     def describe_probes(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from memguard.audit.membership import compute_membership, is_member
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.suite import Suite
+from memguard.audit.suite import MembershipProbe, Suite
 from memguard.audit.tables import (
     ProbeTable,
     build_attack_cost,
@@ -164,9 +164,9 @@ def summarise(
     generated = describe_generated(suite.extraction, model.near_verbatim)
     dose_response = tally == "complete"
     membership, membership_scores = [], _list_membership(evidence)
-    if suite.membership is not None:
+    if (membership_probe := suite.find(MembershipProbe)) is not None:
         membership = compute_membership(
-            documents, membership_scores, fpr=suite.membership.fpr, seed=seed
+            documents, membership_scores, fpr=membership_probe.fpr, seed=seed
         )
     probe_runs = _list_probe_runs(suite, evidence, membership)
     verdict = build_verdict(

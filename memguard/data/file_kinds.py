@@ -5,12 +5,12 @@ from pathlib import Path
 
 from memguard.errors import DataError
 
-_ENDLESS = (
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
+_ENDLESS = {
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 
 
 def check_file_kind(path: Path, *, shown: str, setting: str) -> None:
@@ -22,10 +22,9 @@ def check_file_kind(path: Path, *, shown: str, setting: str) -> None:
         DataError: names the kind of file.
     """
     try:
-        mode = path.stat().st_mode
+        kind = _ENDLESS.get(stat.S_IFMT(path.stat().st_mode))
     except (OSError, ValueError):
         return
-    kind = next((name for is_kind, name in _ENDLESS if is_kind(mode)), None)
     if kind is not None:
         raise DataError(
             f"'{setting}': '{shown}' is a {kind}; documents must be in regular files. Write its "

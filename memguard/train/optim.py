@@ -11,15 +11,11 @@ from memguard.parallel.local_parameters import LocalParameter
 
 def build_optimizer(parameters: Sequence[LocalParameter], config: OptimConfig) -> torch.optim.AdamW:
     """Build AdamW on local tensors, with weight decay on matrices only."""
+    matrices = [parameter.local for parameter in parameters if parameter.source.ndim >= 2]
+    vectors = [parameter.local for parameter in parameters if parameter.source.ndim < 2]
     groups = [
-        {
-            "params": [parameter.local for parameter in parameters if parameter.source.ndim >= 2],
-            "weight_decay": config.weight_decay,
-        },
-        {
-            "params": [parameter.local for parameter in parameters if parameter.source.ndim < 2],
-            "weight_decay": 0.0,
-        },
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

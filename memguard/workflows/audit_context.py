@@ -8,7 +8,7 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext, CompareMasks, OnProgress
 from memguard.audit.mask_consistency import measure_mask_consistency
 from memguard.audit.membership_scores import Codec
-from memguard.audit.suite import Suite
+from memguard.audit.suite import MaskConsistencyProbe, Suite
 from memguard.config import AuditConfig, GoldfishConfig
 from memguard.config.mitigations import find_mitigation
 from memguard.data.chat import find_special_ids
@@ -46,7 +46,7 @@ def open_audit_context(
         _check_same_vocabulary(tokenizer, target.reference)
     why_not = _explain_what_is_missing(target, tokenizer)
     masks: CompareMasks | None = None
-    if suite.mask_consistency is not None and "mask_consistency" not in why_not:
+    if suite.find(MaskConsistencyProbe) is not None and "mask_consistency" not in why_not:
         masks = functools.partial(_compare_masks, tokenizer=tokenizer, target=target)
     return AuditContext(
         codec=_build_codec(tokenizer),

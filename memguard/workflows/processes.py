@@ -48,11 +48,7 @@ def count_usable_gpus() -> int:
 
 
 def count_processes(nproc: int) -> int:
-    """Return the number of processes, from `--nproc` or from torchrun.
-
-    Args:
-        nproc: value of the option.
-    """
+    """Return the number of processes, from `--nproc` (`nproc`) or from torchrun."""
     if nproc > 1 or not all(os.environ.get(name, "").isdigit() for name in _RANK_NAMES):
         return nproc
     return int(os.environ["WORLD_SIZE"])

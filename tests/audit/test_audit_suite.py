@@ -8,10 +8,8 @@ from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.suite import (
     PROBES,
-    AttackProbe,
     CanaryProbe,
     GenerationProbe,
-    GridProbe,
     MaskConsistencyProbe,
     MembershipProbe,
     SamplingProbe,
@@ -33,21 +31,19 @@ def test_the_default_suite_generates_for_near_verbatim_alone() -> None:
         MaskConsistencyProbe(),
     )
     assert suite.extraction == ExtractionProbe()
-    assert all(MEMBERSHIP_SCORES[name].own_pass is None for name in suite.membership.scores)
-    assert (suite.grid, suite.generation, suite.attacks) == (None, None, None)
+    membership = suite.find(MembershipProbe)
+    assert membership is not None
+    assert all(MEMBERSHIP_SCORES[name].own_pass is None for name in membership.scores)
+    assert suite.find(GenerationProbe) is None
 
 
 def test_the_full_suite_has_every_probe_and_every_score() -> None:
     suite = load_suite("full")
     assert [probe.name for probe in suite.probes] == list(PROBES)
-    assert isinstance(suite.grid, GridProbe)
-    assert isinstance(suite.sampling, SamplingProbe)
-    assert isinstance(suite.membership, MembershipProbe)
-    assert isinstance(suite.canaries, CanaryProbe)
-    assert isinstance(suite.generation, GenerationProbe)
-    assert isinstance(suite.attacks, AttackProbe)
-    assert isinstance(suite.mask_consistency, MaskConsistencyProbe)
-    assert set(suite.membership.scores) == set(MEMBERSHIP_SCORES)
+    assert suite.probes == tuple(suite.find(kind) for kind in PROBES.values())
+    membership = suite.find(MembershipProbe)
+    assert membership is not None
+    assert set(membership.scores) == set(MEMBERSHIP_SCORES)
 
 
 def test_every_probe_says_which_it_is_and_has_a_version() -> None:
