@@ -27,7 +27,8 @@ measuring
     probabilistic.py       log-probabilities -> number of queries
     membership_scores.py, membership.py    membership inference, with a baseline on words only;
                            are members and nonmembers one kind of text?
-    canaries.py            random secrets: exposure, and a lower bound on epsilon
+    canaries.py            random secrets: extraction and exposure
+    epsilon_bound.py       a lower bound on epsilon, from guesses of the canaries' coins
     generation.py          generated continuations and their overlap with the true ones
     attacks.py             extraction by an attacker with many queries, or with the mask
     mask_consistency.py    do near-copies and reformatted copies escape the mask?

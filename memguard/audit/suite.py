@@ -139,7 +139,7 @@ class MembershipProbe(Settings):
 class CanaryProbe(Settings):
     """Likelihood of trained secrets, compared with secrets that were never trained."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     name: Literal["canaries"] = Field("canaries", description="Which probe.")
     delta: Annotated[float, Field(ge=0, lt=1)] = Field(

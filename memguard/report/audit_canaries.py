@@ -12,6 +12,9 @@ from memguard.report.page import Cell, Fact, Figure, Line, LineChart, Point, Sec
 from memguard.report.tables import Column, count_columns, make_table
 
 _MOST_BITS = 16
+_LOW_BOUND, _HIGH_EXPOSURE_BITS, _CHANCE_BITS = 0.25, 2.0, 1.0
+"""A bound of at most this share of its ceiling contradicts a median exposure of 2 bits and more; a
+bound above 0 contradicts one of 1 bit, which untrained secrets have."""
 _HAIR = 1e-9
 """Rounding error of the log2 of a rank: an integer result deviates by less than this."""
 
@@ -130,7 +133,8 @@ def write_canaries(scores: CanaryScores) -> str:
             f"{fmt.bits(scores.max_exposure_bits)}, and the highest that "
             f"{scores.num_ranked_references:,} references can show {fmt.bits(find_ceiling(scores))}"
         )
-    return f"{text}.{_write_unranked(scores)}{_write_bound(scores)}"
+    bound = f"{_write_bound(scores)}{_compare_with_exposure(scores)}"
+    return f"{text}.{_write_unranked(scores)}{bound}"
 
 
 def _write_unranked(scores: CanaryScores) -> str:
@@ -149,8 +153,10 @@ def _write_bound(scores: CanaryScores) -> str:
     epsilon = scores.epsilon_lower_bound
     if epsilon is None:
         return ""
+    has_base = any(canary.base_nll is not None for canary in scores.canaries)
+    how = "NLL of each secret" + (", adjusted for the base model's," if has_base else "")
     guesses = (
-        f" We guessed from the model whether {scores.num_guesses:,} of {scores.num_ranked:,} "
+        f" We guessed from the {how} whether {scores.num_guesses:,} of {scores.num_ranked:,} "
         f"canaries were trained; {scores.num_right:,} guesses were right"
     )
     if epsilon == 0:
@@ -160,6 +166,30 @@ def _write_bound(scores: CanaryScores) -> str:
         f"with these settings is at least {fmt.number(epsilon, 2)}{_write_ceiling(scores)} at "
         f"delta {scores.delta:g}, with 95{fmt.PERCENT} confidence."
     )
+
+
+def _compare_with_exposure(scores: CanaryScores) -> str:
+    """Say which of bound and exposure shows more where they seem to contradict; "" elsewhere."""
+    epsilon, ceiling, bits = (
+        scores.epsilon_lower_bound,
+        scores.epsilon_ceiling,
+        scores.median_exposure_bits,
+    )
+    if epsilon is None or ceiling is None or bits is None:
+        return ""
+    if epsilon <= _LOW_BOUND * ceiling and bits >= _HIGH_EXPOSURE_BITS:
+        return (
+            " The exposure shows more than this bound: half of the trained secrets reach "
+            f"{fmt.bits(bits)}, and of untrained ones at most one in {2**bits:.0f} would. Do not "
+            "read the bound as little memorization."
+        )
+    if epsilon > 0 and bits <= _CHANCE_BITS:
+        return (
+            " This bound shows more than the exposure, which is that of untrained secrets: the "
+            "guesses take into account how likely each secret was for the base model, the exposure "
+            "does not. Do not read the exposure as no memorization."
+        )
+    return ""
 
 
 def _write_ceiling(scores: CanaryScores) -> str:

@@ -47,6 +47,8 @@ _RATE_NOTE = (
     f"documents. With fewer than about 3.7 / FPR of them (36 at 10{fmt.PERCENT}, 368 at "
     f"1{fmt.PERCENT}) the interval starts at 0."
 )
+MIN_TO_JUDGE = 10
+"""Minimum number of documents of either kind for a statement about a score."""
 _MOST_SCORES = 40
 _MOST_RATES = 6
 
@@ -73,6 +75,22 @@ def build_membership(report: AuditReport) -> Section:
 def name_score(score: str) -> str:
     """Return the display name of a membership score."""
     return _NAMES.get(score, fmt.clean_name(score, 40))
+
+
+def judge_score(score: MembershipScores) -> str:
+    """Return whether a score tells trained from control documents, in either direction.
+
+    A mitigation that drops labels makes them the least likely tokens of a trained document, so that
+    scores of the least likely tokens are lower for trained documents.
+    """
+    if min(score.num_members, score.num_nonmembers) < MIN_TO_JUDGE:
+        return "too few documents to say"
+    if score.auc is None or score.auc.ci is None:
+        return "no interval"
+    low, high = score.auc.ci
+    if low > 0.5:
+        return "told apart"
+    return "told apart, with the opposite sign" if high < 0.5 else "not told apart"
 
 
 def warn_of_blind(report: AuditReport) -> Notice | None:
@@ -109,6 +127,7 @@ def _build_table(caption: str, scores: list[MembershipScores], notes: tuple[str,
             ("AUC", f"0.5 is chance ({fmt.CI})"),
             lambda s: show_known(s.auc, fmt.interval, "could not be computed"),
         ),
+        Column(("Trained and control", "by this score"), judge_score),
         *(column_of_rate(*rate) for rate in _list_rates(scores) if _is_shown(rate[0], scores)),
         Column(("Trained", "documents"), lambda s: s.num_members),
         Column(("Control", "documents"), lambda s: s.num_nonmembers),
@@ -174,8 +193,9 @@ def write_membership_note(report: AuditReport) -> str:
         )
     text = (
         "AUC is the probability that a trained document scores higher than a never-trained one: "
-        "0.5 is chance, 1 separates all documents, extracted or not. An interval that contains 0.5 "
-        "shows no signal with this number of documents."
+        "0.5 is chance, 1 separates all documents, extracted or not, and so does 0, with the "
+        "opposite sign: an interval wholly below 0.5 is as much a trace of training as one above "
+        "it. An interval that contains 0.5 shows no signal with this number of documents."
     )
     missing = [name_score(row.score) for row in report.membership if row.auc is None]
     if missing:

@@ -298,7 +298,8 @@ def _build_gains_table(
     if score:
         notes.append(
             "AUC: trained documents of all buckets against the control. Blind is the baseline "
-            "without model access; if it is above 0.5, the AUC proves nothing."
+            "without model access; if it is above 0.5, the AUC proves nothing. An interval wholly "
+            "below 0.5 tells the documents apart too, with the opposite sign."
         )
     return make_table(
         f"Documents {name_dose(dose)}",

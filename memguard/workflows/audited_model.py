@@ -5,6 +5,10 @@
 
 The copy needs no memory for weights, and the audit's settings (evaluation mode, attention of packed
 rows) apply only to it. The program's model keeps its mode, device, dtype, gradients and hooks.
+
+Trainers replace the `forward` of single modules, often by a closure over the original model. Such a
+`forward` is not copied: the copy has that of its class. While the model is audited, hooks on the
+decoder layers of the original raise an error if it runs all the same.
 """
 
 import copy
@@ -20,6 +24,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.scoring import ModelScorer
@@ -32,6 +37,7 @@ from memguard.hf.load import count_parameters, load_model, load_sharded, plan_de
 from memguard.hf.variants import VariantForm
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
+from memguard.parallel.hf_plan import find_blocks
 from memguard.planner.meta_model import outline_model
 from memguard.workflows.setup import DistributedContext
 
@@ -142,6 +148,7 @@ class LazyModel:
         self._decoder: Decoder | None = None
         self._num_parameters: int | None = None
         self._offload: tempfile.TemporaryDirectory[str] | None = None
+        self._hooks: list[RemovableHandle] = []
 
     @property
     def identity(self) -> str | None:
@@ -197,6 +204,8 @@ class LazyModel:
     def free(self) -> None:
         """Release the model."""
         self._scorer = self._decoder = self._lm = None
+        while self._hooks:
+            self._hooks.pop().remove()
         gc.collect()
         if self._offload is not None:
             self._offload.cleanup()
@@ -208,9 +217,38 @@ class LazyModel:
             self._lm = self._load()
         return self._lm
 
+    def _wrap_copy(self, original: Any) -> CausalLM:
+        """Return the copy of a model in memory.
+
+        Raises:
+            ModelError: a forward of the copy does not run the copy's decoder layers, or runs those
+                of the original, which may be in training mode.
+        """
+        copied = _copy_without_weights(original).eval()
+        ran: set[torch.nn.Module] = set()
+
+        def refuse(*_: Any) -> None:
+            raise ModelError(
+                "'model' has a 'forward' that a copy of the model shares with it, so the audit "
+                "would run the original in its own mode; save it and audit the folder"
+            )
+
+        def note(layer: torch.nn.Module, *_: Any) -> None:
+            ran.add(layer)
+
+        self._hooks += [layer.register_forward_pre_hook(note) for layer in _find_layers(copied)]
+        self._hooks += [layer.register_forward_pre_hook(refuse) for layer in _find_layers(original)]
+        lm = build_causal_lm(copied)
+        if not ran:
+            raise ModelError(
+                "'model' has a 'forward' that does not run the decoder layers of a copy of the "
+                "model; save it and audit the folder"
+            )
+        return lm
+
     def _load(self) -> CausalLM:
         if isinstance(self._model, ModelInMemory):
-            return build_causal_lm(_copy_without_weights(self._model.model).eval())
+            return self._wrap_copy(self._model.model)
         given: dict[str, Any] = {"revision": self._revision, "base": self._base}
         dtype, device = DTYPES[self._settings.dtype], self._runtime.device
         if self._mesh is not None:
@@ -233,6 +271,33 @@ class LazyModel:
 
 
 def _copy_without_weights(model: Any) -> Any:
-    """Return a copy of the module tree with the same parameters and buffers."""
+    """Return a copy of the module tree with the same parameters and buffers.
+
+    Each module has the `forward` of its class, except modules with hooks of accelerate, which move
+    tensors between devices: their `forward` is copied with them.
+    """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
+    replaced = {
+        id(module.forward): module.forward
+        for module in model.modules()
+        if "forward" in vars(module) and not hasattr(module, "_hf_hook")
+    }
+    copied = copy.deepcopy(model, shared | replaced)
+    for name, module in copied.named_modules():
+        if id(vars(module).get("forward")) in replaced:
+            if type(module).forward is torch.nn.Module.forward:
+                raise ModelError(
+                    f"'model': the class of {name or 'the model'} ({type(module).__name__}) has no "
+                    "'forward', only this object has; save it and audit the folder"
+                )
+            del module.forward
+    return copied
+
+
+def _find_layers(model: Any) -> list[torch.nn.Module]:
+    """Return the decoder layers; every module below the model if it has no list of layers.
+
+    The model itself tells nothing: a copy's own hooks run too before a closure over the original.
+    """
+    layers = [model.get_submodule(name) for name in find_blocks(model)]
+    return layers or [module for module in model.modules() if module is not model]

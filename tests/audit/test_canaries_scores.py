@@ -147,6 +147,20 @@ def test_the_base_takes_out_what_digits_say_by_themselves(make_document: MakeDoc
     assert all(canary.base_nll is None for canary in alone.canaries)
 
 
+def test_the_noise_of_a_base_that_training_removed_is_not_added(
+    make_document: MakeDocument,
+) -> None:
+    """A recited secret costs the same whatever the base thought of it: 2 nats of 75."""
+    draw = np.random.default_rng(4)
+    coins = np.arange(32) % 2 == 0
+    base = draw.normal(75, 11, 32)
+    nll = np.where(coins, 2.0, 14.0) + draw.normal(0, 0.5, 32)
+    found = _score(_canaries(make_document, coins), _numbers(nll), _numbers(base))
+    assert found.num_right == found.num_guesses == 24
+    assert found.epsilon_lower_bound == found.epsilon_ceiling
+    assert found.median_exposure_bits == 4
+
+
 def test_loss_coverage_is_of_trained_secrets(make_document: MakeDocument) -> None:
     coins = [True, False, True, True]
     counted = [12, 0, 6, 0]

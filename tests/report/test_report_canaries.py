@@ -27,9 +27,10 @@ def test_the_sentence_has_the_main_numbers() -> None:
         "17 of 32 canaries were randomly selected for training (64 times): 3 of 17 are fully "
         f"extracted, and of the references 0 of 15; median exposure is {median:.1f} bits, the "
         f"highest {ceiling:.1f} bits, and the highest that 15 references can show {ceiling:.1f} "
-        "bits. We guessed from the model whether 24 of 32 canaries were trained; 23 guesses were "
-        "right: for one canary with all its repetitions, epsilon of the training "
-        "algorithm with these settings is at least 1.50 (this random split could show at most "
+        "bits. We guessed from the NLL of each secret, adjusted for the base model's, whether 24 "
+        "of 32 canaries were trained; 23 guesses were right: for one canary with all its "
+        "repetitions, epsilon of the training algorithm with these settings is at least 1.50 (this "
+        "random split could show at most "
         "2.02) at delta 1e-05, with 95 % confidence." in words
     )
     for fact in (
@@ -80,6 +81,36 @@ def test_a_bound_of_0_is_called_what_it_is() -> None:
     assert "0 is no evidence of privacy." in words
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "median", "words"),
+    [
+        (0.0, 3.7, "half of the trained secrets reach 3.7 bits, and of untrained ones at most one "
+         "in 13 would. Do not read the bound as little memorization."),
+        (0.5, 2.0, "half of the trained secrets reach 2.0 bits"),
+        (0.51, 3.7, None),
+        (0.0, 1.9, None),
+        (1.5, 0.9, "Do not read the exposure as no memorization."),
+        (1.5, 1.1, None),
+        (0.0, 0.9, None),
+    ],
+)  # fmt: skip
+def test_a_bound_that_contradicts_the_exposure_says_so(
+    epsilon: float, median: float, words: str | None
+) -> None:
+    """A bound is low up to a quarter of 2.02; secrets without a trace have a median of 1 bit."""
+    scores = evidence.make_canaries(epsilon=epsilon)
+    text = write_canaries(scores.model_copy(update={"median_exposure_bits": median}))
+    text = text.replace("\u00a0", " ")
+    assert (words is None and "Do not read" not in text) or (words is not None and words in text)
+
+
+def test_guesses_without_a_base_model_say_so() -> None:
+    scores = evidence.make_canaries()
+    alone = [one.model_copy(update={"base_nll": None}) for one in scores.canaries]
+    text = write_canaries(scores.model_copy(update={"canaries": alone}))
+    assert "We guessed from the NLL of each secret whether 24 of 32 canaries" in text
+
+
 def test_secrets_of_another_length_are_told() -> None:
     """Only one length is compared: ceiling and chance are those of its references."""
     scores = evidence.make_canaries()
@@ -88,7 +119,8 @@ def test_secrets_of_another_length_are_told() -> None:
     words = show(mixed)
     assert (
         "6 secrets have another length in tokens than most, so that their NLL cannot be compared: "
-        "they are neither ranked nor guessed. We guessed from the model whether 24 of 26" in words
+        "they are neither ranked nor guessed. We guessed from the NLL of each secret, adjusted for "
+        "the base model's, whether 24 of 26" in words
     )
     assert f"12 references can show {math.log2(12):.1f} bits" in words
     figure = build_exposure(mixed)

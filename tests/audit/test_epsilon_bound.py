@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memguard.audit.canaries import (
+from memguard.audit.epsilon_bound import (
     ASSUMPTIONS,
     choose_num_guesses,
     compute_epsilon_bound,
+    compute_guess_scores,
     compute_one_run_bound,
     compute_p_value,
     count_right,
@@ -119,6 +120,30 @@ def test_guesses_by_hand() -> None:
     # Equal scores: the first as the highest.
     assert guess_members([1, 1, 1, 1]).tolist() == [1, 1, -1, -1]
     assert guess_members([1, 1, 1, 1], 2).tolist() == [1, 0, 0, -1]
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32), num=st.integers(2, 40), noise=st.sampled_from([0.0, 0.5, 20.0]))
+def test_scores_are_residuals_of_a_fit_within_0_and_1(seed: int, num: int, noise: float) -> None:
+    draw = np.random.default_rng(seed)
+    base = draw.normal(50, 5, num)
+    nll = draw.normal(0.5, 1) * base + draw.normal(0, noise, num)
+    slope = float(np.clip(stats.linregress(base, nll).slope, 0, 1))
+    scores = compute_guess_scores(nll, base)
+    # Only the order matters; two ways to one fit differ by rounding.
+    assert scores - scores[0] == pytest.approx(
+        slope * (base - base[0]) - (nll - nll[0]), rel=1e-6, abs=1e-6
+    )
+    # Neither units of the base nor a constant matter, and no coin is given.
+    assert compute_guess_scores(nll, base + 7) == pytest.approx(scores, abs=1e-6)
+
+
+def test_scores_where_a_fit_says_nothing() -> None:
+    assert compute_guess_scores([1.0, 2.0]).tolist() == [-1, -2]
+    assert compute_guess_scores([1.0, 2.0], [5.0, 5.0]).tolist() == [-1, -2]
+    assert compute_guess_scores([], []).tolist() == []
+    # A secret that the base finds unlikely becomes likelier: not a reason to add the base's noise.
+    assert compute_guess_scores([1.0, 2.0], [6.0, 5.0]).tolist() == [-1, -2]
 
 
 def test_right_guesses_by_hand() -> None:
@@ -292,6 +317,8 @@ def test_assumptions_can_be_printed() -> None:
         "one training run",
         "the training algorithm with these settings",
         "fixed before",
+        "residual of each secret's NLL after a linear fit on the base model's NLL",
+        "before any run",
         "95 %",
         "lower bound",
     ):
