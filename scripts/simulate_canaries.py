@@ -1,6 +1,6 @@
 """Simulate the guesses of canaries with scores that were proposed for them, and compare the scores.
 
-    python scripts/simulate_canaries.py                  two minutes
+    python scripts/simulate_canaries.py                  a minute
     python scripts/simulate_canaries.py --draws 100 --cells
 
 A draw is 32 coins, of which 24 are guessed, and the nll (nats) of their secrets in the base model
@@ -38,8 +38,8 @@ from scipy import special, stats
 
 from memguard.audit.epsilon_bound import (
     choose_num_guesses,
-    compute_epsilon_bound,
     compute_guess_scores,
+    compute_p_value,
     count_right,
     guess_members,
 )
@@ -47,7 +47,7 @@ from memguard.seeds import derive_generator
 
 SEED = 0
 NUM_CANARIES = 32
-DELTA = 1e-5
+DELTA, P_VALUE = 1e-5, 0.05
 NUM_NULLS = 4000
 MOST_BEHIND = 0.5
 SCORES = ("loss", "difference", "residual", "ranks")
@@ -137,14 +137,12 @@ def count_enough(num_canaries: int) -> int:
     """Return how many right guesses give a bound above 0; one more than possible if none do."""
     num_guesses = choose_num_guesses(num_canaries)
     counts = range(num_guesses // 2, num_guesses + 1)
-    return next(
-        (
-            count
-            for count in counts
-            if compute_epsilon_bound(num_canaries, num_guesses, count, delta=DELTA) > 0
-        ),
-        num_guesses + 1,
+    enough = (
+        count
+        for count in counts
+        if compute_p_value(0.0, num_canaries, num_guesses, count, DELTA) < P_VALUE
     )
+    return next(enough, num_guesses + 1)
 
 
 def simulate_null(num_canaries: int) -> float:
@@ -189,7 +187,9 @@ def print_scores(means: Mapping[Cell, Mapping[str, float]], draws: int, limits: 
         mean = np.mean([each[name] for each in means.values()])
         words = ""
         if name == "residual":
-            words = limits.check("residual behind the best", behind[worst], at_most=MOST_BEHIND)
+            words = limits.check(
+                "residual behind the best", behind[worst], at_most=MOST_BEHIND, unit=""
+            )
         print(f"| {name} | {mean:.1f} | {behind[worst]:.2f} | {worst.name} | {words} |")
 
 
@@ -203,21 +203,19 @@ def print_cells(means: Mapping[Cell, Mapping[str, float]]) -> None:
 def print_nulls(sizes: Sequence[int], limits: Verdict) -> None:
     """Print how often nothing learned gives a bound above 0, exactly and in draws."""
     exact = {
-        size: float(
-            special.bdtrc(count_enough(size) - 1, choose_num_guesses(size), 0.5)
-            if count_enough(size) <= choose_num_guesses(size)
-            else 0.0
-        )
+        size: float(special.bdtrc(count_enough(size) - 1, choose_num_guesses(size), 0.5))
         for size in range(8, 257)
     }
     worst = max(exact, key=exact.__getitem__)
-    words = limits.check("bound above 0 by chance", exact[worst], at_most=0.05)
+    words = limits.check("bound above 0 by chance", exact[worst], at_most=0.05, unit="")
     print(f"\nNothing learned: a bound above 0 with a probability of at most {exact[worst]:.4f}")
     print(f"(8 to 256 coins; highest at {worst}) {words}\n")
     print(f"| coins | exact | {NUM_NULLS:,} draws | |\n|---|---|---|---|")
     for size in sizes:
         share = simulate_null(size)
-        words = limits.check(f"{size} coins, difference", abs(share - exact[size]), at_most=0.01)
+        words = limits.check(
+            f"{size} coins, difference", abs(share - exact[size]), at_most=0.01, unit=""
+        )
         print(f"| {size} | {exact[size]:.4f} | {share:.4f} | {words} |")
 
 

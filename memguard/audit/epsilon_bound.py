@@ -94,8 +94,14 @@ def compute_guess_scores(nll: ArrayLike, base_nll: ArrayLike | None = None) -> N
     alike, trained and left out: the scores do not depend on the coins, so the bound holds. A fit on
     the references alone would depend on them.
 
-    Right guesses of 24 in simulated runs (`scripts/simulate_canaries.py`, which chose this score
-    before a run was looked at): MEANS.
+    `scripts/simulate_canaries.py`, by which this score was chosen before a run was looked at, has
+    630 settings of a base, noise and training. Right guesses of 24, in the mean and in the setting
+    where each falls farthest behind the best:
+
+        -nll                                  19.6    10.7 fewer
+        base_nll - nll                        20.2    10.6 fewer
+        this residual                         21.7      .4 fewer
+        mean rank of the first two            21.2     3.9 fewer
 
     Args:
         nll: ``[m]`` of the secrets in the model (nats).
@@ -111,7 +117,8 @@ def compute_guess_scores(nll: ArrayLike, base_nll: ArrayLike | None = None) -> N
     deviation_M = base_M - base_M.mean()
     variance = float(deviation_M @ deviation_M)
     slope = float(deviation_M @ nll_M) / variance if variance > 0 else 0.0
-    return min(max(slope, 0.0), 1.0) * deviation_M - nll_M
+    score_M: NDArray[np.float64] = min(max(slope, 0.0), 1.0) * deviation_M - nll_M
+    return score_M
 
 
 def choose_num_guesses(num_canaries: int) -> int:

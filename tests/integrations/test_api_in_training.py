@@ -27,9 +27,6 @@ SETTINGS: dict[str, Any] = {
     "cache": False,
     "seed": 3,
 }
-LORA = peft.LoraConfig(
-    r=4, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
-)
 STEPS, AUDITED_STEP = 4, 2
 
 
@@ -39,7 +36,7 @@ def draw_documents(seed: int) -> list[str]:
 
 
 def read_logprobs(result: api.AuditResult) -> list[float]:
-    return result.to_pandas().sort_values("document_id")["nll"].tolist()
+    return result.to_pandas().sort_values("id")["logprob"].tolist()
 
 
 class Auditor(transformers.TrainerCallback):
@@ -80,12 +77,18 @@ def train(base: Path, output: Path, *, checkpointing: bool, auditor: Any = None)
         args=trl.SFTConfig(
             **program.set_up(output, 2, 1) | {"max_steps": STEPS},
             dataset_kwargs={"skip_prepare_dataset": True},
-            gradient_checkpointing=checkpointing,
+            activation_checkpointing=checkpointing,
             bf16=False,
         ),
         train_dataset=datasets.Dataset.from_list([{"input_ids": row} for row in rows]),
         processing_class=program.build_tokenizer(),
-        peft_config=LORA,
+        peft_config=peft.LoraConfig(
+            r=4,
+            lora_alpha=8,
+            lora_dropout=0.5,
+            target_modules=["q_proj", "v_proj"],
+            task_type="CAUSAL_LM",
+        ),
         callbacks=[] if auditor is None else [auditor],
     )
     return program.run(trainer)
@@ -115,7 +118,7 @@ def test_a_forward_that_still_runs_the_original_is_an_error() -> None:
         audit(model)
     assert not any(module._forward_pre_hooks for module in model.modules())
     del decoder._hf_hook
-    assert audit(model).report.summary, "without a hook the closure is left behind"
+    assert audit(model).report.buckets, "without a hook the closure is left behind"
 
 
 def test_modules_whose_class_has_no_forward_are_refused() -> None:
