@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import matplotlib
 import numpy as np
 import pandas
 import pyarrow.parquet
@@ -179,6 +180,15 @@ def test_documents_may_be_paths_texts_or_a_dataset(
         pandas.testing.assert_frame_equal(table, tables[0], check_exact=True)
 
 
+def draw_readme_plot(result: api.AuditResult) -> set[str]:
+    """Draw the plot that the README shows, and return the labels of its bars."""
+    readme = (Path(api.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in readme.splitlines() if line.startswith("rows.query("))
+    with matplotlib.rc_context({"backend": "agg"}):
+        axes = eval(line, {"rows": result.results})
+        return {label.get_text() for label in axes.get_xticklabels()}
+
+
 def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     result = audit_texts(model, tokenizer)
     assert result.verdict.sentence
@@ -186,8 +196,11 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
     assert shown.startswith("<iframe sandbox srcdoc=")
     assert "<script" not in shown
     assert set(result.to_pandas()["role"]) == {"trained", "control"}
+    assert {"extraction", "sampling", "membership"} == set(result.results["probe"])
+    assert draw_readme_plot(result) == {"members", "nonmembers"}
     saved = result.save(tmp_path / "a" / "report")
     names = {"audit.json", "report.json", "report.html", "records.parquet", "findings.csv"}
+    names.add("results.parquet")
     assert {path.name for path in saved.iterdir()} == names
     assert run_cli("verify", saved).code == 0
     folder = result.folder

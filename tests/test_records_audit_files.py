@@ -19,7 +19,7 @@ from memguard.records.audit_files import (
     save_page_sums,
 )
 
-NAMES = ("report.json", "records.parquet", "findings.csv", "report.html")
+NAMES = ("report.json", "records.parquet", "results.parquet", "findings.csv", "report.html")
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@
     manifest.py    one line per document: its planned and its actual training
     run_files.py   files of each stage of a run, and checks that they are intact
     scores.py      scores of the probes: per document, per bucket, per canary
+    results.py     the results table: one row for each number, as parquet
+    report_rows.py the rows of an audit's report
     audit.py       the audit report: findings, scores and all else; audits during training; variants
     audit_files.py files of an audit, and the hashes that are written last
     verdict.py     the verdict: level, sentences, counts and the test that decided

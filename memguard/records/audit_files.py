@@ -2,9 +2,10 @@
 
     report.json      the report
     records.parquet  the scores of each document; only the owner of the audit can read them
+    results.parquet  every number of the report, one row each; see `results.py`
     findings.csv     every extracted document, worst first; as above
     report.html      the page
-    audit.json       sizes and hashes of these four, and of the run's model card
+    audit.json       sizes and hashes of these five, and of the run's model card
 
 An audit without an intact `audit.json` is incomplete: its report is not read.
 """
@@ -32,6 +33,7 @@ from memguard.records.sealed import (
 AUDIT_FILES = "audit.json"
 REPORT: Final = "report.json"
 SCORES: Final = "records.parquet"
+RESULTS: Final = "results.parquet"
 FINDINGS: Final = "findings.csv"
 PAGE = "report.html"
 CARDS = ("model/README.md", "adapter/README.md")
@@ -42,9 +44,10 @@ _AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 class AuditFiles(SealedRecord):
     """`audit/audit.json`."""
 
-    schema_name: Literal["memguard.audit_files/2"] = Field("memguard.audit_files/2", alias="schema")
+    schema_name: Literal["memguard.audit_files/3"] = Field("memguard.audit_files/3", alias="schema")
     report: FileSum
     scores: FileSum
+    results: FileSum
     findings: FileSum
     page: FileSum
     card: FileSum | None
@@ -58,6 +61,7 @@ class AuditFiles(SealedRecord):
         return {
             REPORT: self.report,
             SCORES: self.scores,
+            RESULTS: self.results,
             FINDINGS: self.findings,
             PAGE: self.page,
         }
@@ -73,6 +77,7 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
     written = AuditFiles(
         report=sum_file(folder / REPORT),
         scores=sum_file(folder / SCORES),
+        results=sum_file(folder / RESULTS),
         findings=sum_file(folder / FINDINGS),
         page=sum_file(folder / PAGE),
         card=sum_file(find_card(folder.resolve().parent)) if has_card else None,

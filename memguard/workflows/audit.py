@@ -36,7 +36,9 @@ from memguard.records import (
     save_record,
     write_atomically,
 )
-from memguard.records.audit_files import FINDINGS, REPORT, SCORES
+from memguard.records.audit_files import FINDINGS, REPORT, RESULTS, SCORES
+from memguard.records.report_rows import list_report_rows
+from memguard.records.results import save_results
 from memguard.records.run_files import find_weights_folder
 from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.runtime import (
@@ -254,6 +256,7 @@ def _audit(
         if settings.excerpts:
             _write_excerpts(target, outcome)
         save_scores(outcome.scores, target.out / SCORES)
+        save_results(list_report_rows(report), target.out / RESULTS)
         save_findings(outcome.scores, outcome.text_hmacs, target.out / FINDINGS)
         save_record(report, target.out / REPORT)
         finish_audit(target.out, report, card_of=target.card_of)

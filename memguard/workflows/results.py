@@ -1,6 +1,6 @@
 """What the commands return to Python: typed, shown in notebooks, read as tables, saved.
 
-AuditResult    report.json, report.html, records.parquet
+AuditResult    report.json, report.html, records.parquet, results.parquet
 TrainResult    a run: model, log, audit
 CompareResult  comparison.json, its page and chart
 PlanResult     meshes with their memory and time
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, Verdict, write_atomically
-from memguard.records.audit_files import AUDIT_FILES, FINDINGS, PAGE, REPORT, SCORES
+from memguard.records.audit_files import AUDIT_FILES, FINDINGS, PAGE, REPORT, RESULTS, SCORES
+from memguard.records.results import read_results
 
 if TYPE_CHECKING:
     import pandas
@@ -33,7 +34,7 @@ class AuditResult:
     """A finished audit."""
 
     folder: Path
-    """Contains report.json, report.html, records.parquet and findings.csv."""
+    """Contains report.json, report.html, records.parquet, results.parquet and findings.csv."""
     report: AuditReport
 
     @property
@@ -47,9 +48,15 @@ class AuditResult:
 
         return pandas.read_parquet(self.folder / SCORES)
 
+    @property
+    def results(self) -> "pandas.DataFrame":
+        """Every number of the report, one row each, as `memguard.records.results` describes."""
+        return read_results(self.folder / RESULTS)
+
     def save(self, folder: str | Path) -> Path:
         """Copy the audit's files into a folder, which is created if needed; return it."""
-        return _copy_files(self.folder, (SCORES, FINDINGS, REPORT, PAGE, AUDIT_FILES), Path(folder))
+        names = (SCORES, RESULTS, FINDINGS, REPORT, PAGE, AUDIT_FILES)
+        return _copy_files(self.folder, names, Path(folder))
 
     def _repr_html_(self) -> str:
         return _embed((self.folder / PAGE).read_text(encoding="utf-8"))

@@ -49,7 +49,7 @@ FREE_IN_TRAIN = (
     "log_every_steps",
 )
 # Files that are written under a temporary name first, by folder: of a run or a separate audit.
-_AUDIT = ("records.parquet", "report.json", "report.html", "audit.json")
+_AUDIT = ("records.parquet", "results.parquet", "report.json", "report.html", "audit.json")
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {
     ".": (

@@ -28,6 +28,7 @@ from memguard.records.audit_files import (
     FINDINGS,
     PAGE,
     REPORT,
+    RESULTS,
     SCORES,
     find_audit_damage,
     has_audit,
@@ -291,7 +292,7 @@ def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
 
 
 def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Part:
-    covered = [folder / name for name in (REPORT, SCORES, FINDINGS, PAGE)]
+    covered = [folder / name for name in (REPORT, SCORES, RESULTS, FINDINGS, PAGE)]
     on_read("audit", _measure(covered)[1])
     damages = find_audit_damage(folder)
     place = "" if run is None else f"{folder.name}/"

@@ -81,7 +81,8 @@ def test_it_audits_where_nothing_else_is(installed: Installed, tiny_folder: Path
     assert ended.stdout == "report/report.html\n"
     out = installed.here / "report"
     assert {path.name for path in out.iterdir()} == {
-        "report.json", "report.html", "records.parquet", "findings.csv", "audit.json", ".lock",
+        "report.json", "report.html", "records.parquet", "results.parquet",
+        "findings.csv", "audit.json", ".lock",
     }  # fmt: skip
     report = load_record(AuditReport, out / "report.json")
     assert report.method.suite == "extraction"

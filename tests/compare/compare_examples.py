@@ -12,6 +12,8 @@ from memguard.audit.document_scores import build_schema
 from memguard.compare import FinishedRun
 from memguard.records import AuditReport, DocumentScore, save_manifest, save_record
 from memguard.records.audit_files import save_audit_files
+from memguard.records.report_rows import list_report_rows
+from memguard.records.results import save_results
 
 TOKENS = 50
 KNOWN, NEAR = 45, 46
@@ -85,12 +87,14 @@ def write_run(
         for key in above:
             here = here[int(key) if key.isdigit() else key]
         here[last] = value
-    save_record(AuditReport.model_validate(values), folder / "audit" / "report.json")
+    report = AuditReport.model_validate(values)
+    save_record(report, folder / "audit" / "report.json")
     dumped = [score.model_dump() for score in (reversed(scores) if reverse_rows else scores)]
     pq.write_table(
         pa.Table.from_pylist(dumped, schema=build_schema()), folder / "audit" / "records.parquet"
     )
     (folder / "audit" / "findings.csv").write_text("id\n")
+    save_results(list_report_rows(report), folder / "audit" / "results.parquet")
     (folder / "audit" / "report.html").write_text("<!doctype html>")
     save_audit_files(folder / "audit", has_card=False)
     return FinishedRun(name=name, seed=seed, folder=folder, overrides={})

@@ -100,7 +100,10 @@ def test_attacks_and_membership_come_along(tmp_path: Path) -> None:
             {"bucket": "x16", "model": cost, "base": cost | {"median": None}},
             {"bucket": "x4", "model": cost | {"median": 8}, "base": None},
         ],
-        "attacks": [{"bucket": bucket, **attacked} for bucket in ("x16", "control", "x16")],
+        "attacks": [
+            {"bucket": bucket, **attacked, "attack": attack}
+            for bucket, attack in (("x16", "beam"), ("control", "beam"), ("x16", "fill"))
+        ],
         "membership": [score],
     }
     comparison = compare(

@@ -68,7 +68,8 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
     }  # fmt: skip
     assert {path.name for path in run.iterdir()} == {*expected, ".lock"}
     assert {path.name for path in (run / "audit").iterdir()} == {
-        "report.json", "report.html", "records.parquet", "findings.csv", "audit.json", "private",
+        "report.json", "report.html", "records.parquet", "results.parquet",
+        "findings.csv", "audit.json", "private",
     }  # fmt: skip
     assert (run / "audit" / "private").stat().st_mode & 0o777 == 0o700
     assert (run / "audit" / "private" / "hmac.key").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,183 @@
+"""The results table: one row for each number of an audit or a comparison.
+
+    key      setting, seed, variant, step, model, against, probe, parameters, metric, statistic,
+             bucket
+    counts   num_documents, num_matched, num_missing, num_other
+    value    value, low, high, interval
+    control  minus_control, minus_control_low, minus_control_high
+    reason   missing_because
+
+A row with `against` is a paired difference on the same documents: from the base model (`base`),
+from the first variant (`variant:merged`) or from the first setting (`setting:none`).
+`minus_control` is the row's value minus that of the control. Buckets in parentheses are groups that
+are no bucket:
+
+    (trained)            all trained documents
+    (members)            trained documents with a membership score
+    (secrets)            canaries that were trained
+    (reference secrets)  canaries that were not
+
+A number that a probe gives and that could not be had is a row without a value and with its reason.
+The key is unique. A value that shows a single document has two significant digits, because the
+exact one would confirm a guess of its text.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from memguard.records.record import write_atomically
+from memguard.records.scores import Interval, Rate
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+Statistic = Literal["rate", "mean", "median", "q10", "q90", "max", "auc", "difference"]
+Method = Literal[
+    "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "tango"
+]
+"""How an interval was computed: "" without one; t over seeds; threshold includes the error of the
+threshold that is estimated on the control."""
+
+SCHEMA_NAME = "memguard.results/1"
+"""Stored in the metadata of the parquet file."""
+NUM_KEY_FIELDS = 11
+TRAINED, MEMBERS = "(trained)", "(members)"
+SECRETS, REFERENCE_SECRETS = "(secrets)", "(reference secrets)"
+ONE_TEXT = "fewer than two texts: the value of one would confirm a guess of it"
+NO_DOCUMENTS = "no documents"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultRow:
+    """One number with its interval; the first eleven fields are its key."""
+
+    setting: str | None = None
+    seed: int | None = None
+    variant: str | None = None
+    step: int | None = None
+    model: Literal["trained", "base"] = "trained"
+    against: str | None = None
+    probe: str
+    parameters: str = ""
+    """Settings that tell rows of one probe apart: ``decoding=greedy``."""
+    metric: str
+    statistic: Statistic
+    bucket: str
+    num_documents: int
+    num_matched: int | None = None
+    """Of a rate; None for other statistics."""
+    num_missing: int = 0
+    """Items without this metric."""
+    num_other: int | None = None
+    """Items that these are compared with: control documents of an AUC."""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    interval: Method = ""
+    minus_control: float | None = None
+    minus_control_low: float | None = None
+    minus_control_high: float | None = None
+    missing_because: str | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The fields that identify the row."""
+        return astuple(self)[:NUM_KEY_FIELDS]
+
+
+def write_parameters(parameters: Mapping[str, Any]) -> str:
+    """Return the canonical text of parameters, which can be grouped and pivoted."""
+    return ", ".join(f"{name}={parameters[name]}" for name in sorted(parameters))
+
+
+def fill_row(
+    row: ResultRow,
+    estimate: Rate | Interval | float | None,
+    interval: Method,
+    *,
+    minus_control: Interval | None = None,
+    why_not: str = NO_DOCUMENTS,
+) -> ResultRow:
+    """Return the row with its value, or with the reason why it has none.
+
+    Args:
+        row: key and counts.
+        estimate: a rate also fills the counts; None: the value could not be had.
+        interval: method of the estimate's interval.
+        minus_control: difference from the control.
+        why_not: the reason if there is no value.
+    """
+    if isinstance(estimate, Rate):
+        row = replace(row, num_documents=estimate.num_documents, num_matched=estimate.num_matched)
+    value = estimate.rate if isinstance(estimate, Rate) else estimate
+    ci = None if estimate is None or isinstance(estimate, int | float) else estimate.ci
+    if isinstance(value, Interval):
+        value = value.value
+    if value is None:
+        return replace(row, missing_because=why_not)
+    if minus_control is not None:
+        low, high = minus_control.ci or (None, None)
+        row = replace(
+            row,
+            minus_control=minus_control.value,
+            minus_control_low=low,
+            minus_control_high=high,
+        )
+    low, high = ci or (None, None)
+    filled = replace(row, value=float(value), low=low, high=high, interval=interval if ci else "")
+    return _round_single(filled)
+
+
+def _round_single(row: ResultRow) -> ResultRow:
+    """Round values that show one document: two significant digits."""
+    shows_one = row.num_documents == 1 or row.statistic == "max"
+    if not shows_one or row.value is None:
+        return row
+    return replace(row, value=float(f"{row.value:.1e}"))
+
+
+_INTEGERS = (
+    "seed", "step", "num_documents", "num_matched", "num_missing", "num_other",
+)  # fmt: skip
+_NUMBERS = ("value", "low", "high", "minus_control", "minus_control_low", "minus_control_high")
+
+
+def build_table(rows: Sequence[ResultRow]) -> "pyarrow.Table":
+    """Return the rows as columns, with one schema whatever the rows are."""
+    import pyarrow
+
+    names = [field.name for field in fields(ResultRow)]
+    twice = [key for key, count in Counter(row.key for row in rows).items() if count > 1]
+    assert not twice, f"two rows have one key: {twice[0]}"
+    types = dict.fromkeys(_INTEGERS, pyarrow.int64()) | dict.fromkeys(_NUMBERS, pyarrow.float64())
+    schema = pyarrow.schema(
+        [(name, types.get(name, pyarrow.string())) for name in names],
+        metadata={"schema": SCHEMA_NAME},
+    )
+    columns = zip(*map(astuple, rows), strict=True) if rows else [()] * len(names)
+    arrays = [
+        pyarrow.array(list(column), kind)
+        for column, kind in zip(columns, schema.types, strict=True)
+    ]
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def save_results(rows: Iterable[ResultRow], path: Path) -> None:
+    """Write the rows as a parquet file, whole or not at all; equal rows give equal bytes."""
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(build_table(list(rows)), buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
+
+
+def read_results(path: Path) -> "pandas.DataFrame":
+    """Return the rows of a file as a table of pandas; missing texts are None, numbers NaN."""
+    import pandas
+
+    return pandas.read_parquet(path)
