@@ -79,7 +79,7 @@ def test_records_are_frozen_and_closed() -> None:
 def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     values = {
-        "schema": "memguard.comparison/2",
+        "schema": "memguard.comparison/3",
         "name": "x",
         "tool_version": "0",
         "command": "",

@@ -7,6 +7,7 @@
     expansion.py      builds and checks run configurations, with equal labels if requested
     audited.py        reads a run's report and document scores, and checks that runs are comparable
     comparison.py     builds the comparison record from finished runs, with paired tests
+    comparison_rows.py  every number of the runs and of their comparison as rows of one table
     front.py          computes risk and utility over seeds, and recommends a setting
     fixes.py          rules that derive new settings from an audit's verdict
 
@@ -16,7 +17,8 @@ was interrupted or whose settings were edited trains only the missing runs.
 """
 
 from memguard.compare.audited import FinishedRun, find_extracted
-from memguard.compare.comparison import build_comparison, compare_runs
+from memguard.compare.comparison import build_comparison, compare_runs, list_finished
+from memguard.compare.comparison_rows import list_comparison_rows
 from memguard.compare.expansion import find_early_end
 from memguard.compare.fixes import Copies, Findings, Fix, find_fix
 from memguard.compare.sweep import (

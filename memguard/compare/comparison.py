@@ -170,17 +170,25 @@ def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
     Raises:
         RecordError: a run is not finished, unreadable or not comparable.
     """
+    return compare_runs(list_finished(sweep), name=sweep.name, command=command)
+
+
+def list_finished(sweep: Sweep) -> list[FinishedRun]:
+    """Return the runs of a sweep.
+
+    Raises:
+        RecordError: a run is not finished.
+    """
     unfinished = [run.name for run in sweep.runs if not is_finished(run)]
     if unfinished:
         raise RecordError(
             f"'{sweep.name}' is not finished; missing: {', '.join(unfinished)}. Run the same "
             "command again; finished runs are kept."
         )
-    runs = [
+    return [
         FinishedRun(name=run.setting, seed=run.seed, folder=run.folder, overrides=run.overrides)
         for run in sweep.runs
     ]
-    return compare_runs(runs, name=sweep.name, command=command)
 
 
 def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Comparison:

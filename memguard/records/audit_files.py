@@ -154,7 +154,9 @@ def load_audit_report(folder: Path) -> AuditReport:
     return load_record(AuditReport, folder / REPORT)
 
 
-def check_audit_file(folder: Path, name: Literal["report.json", "records.parquet"]) -> None:
+def check_audit_file(
+    folder: Path, name: Literal["report.json", "records.parquet", "results.parquet"]
+) -> None:
     """Check that a file is the one that the audit wrote.
 
     Raises:

@@ -14,7 +14,7 @@ from memguard.records.scores import (
     MembershipScores,
     RiskName,
 )
-from memguard.records.sealed import SealedRecord, load_sealed
+from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed
 from memguard.records.verdict import Level, Verdict
 
 
@@ -191,13 +191,13 @@ class Recommendation(Record):
     rule: str
 
 
-COMPARISON = "comparison.json"
+COMPARISON, COMPARISON_RESULTS = "comparison.json", "comparison.parquet"
 
 
 class Comparison(SealedRecord):
     """`comparison.json`."""
 
-    schema_name: Literal["memguard.comparison/2"] = Field("memguard.comparison/2", alias="schema")
+    schema_name: Literal["memguard.comparison/3"] = Field("memguard.comparison/3", alias="schema")
     name: str
     tool_version: str
     created: str | None = None
@@ -218,6 +218,8 @@ class Comparison(SealedRecord):
     front: list[FrontPoint]
     """One point for each setting."""
     recommendation: Recommendation
+    results: FileSum | None = None
+    """Size and hash of `comparison.parquet`, with every row of every run; null until written."""
     environment: dict[str, str]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
@@ -241,3 +243,18 @@ def load_comparison(path: Path) -> Comparison:
         raise RecordError(
             f"{error}. Run 'memguard compare' again: it reuses the finished runs"
         ) from error
+
+
+def check_results(comparison: Comparison, folder: Path) -> Path:
+    """Return the path of a comparison's results table after checking its hash.
+
+    Raises:
+        RecordError: it is missing, or not what was written.
+    """
+    written = {} if comparison.results is None else {COMPARISON_RESULTS: comparison.results}
+    for damage in find_damage(folder, written):
+        raise RecordError(
+            f"'{folder / damage.file}' is damaged: it {damage.what}. Run 'memguard compare' again: "
+            "it reuses the finished runs"
+        )
+    return folder / COMPARISON_RESULTS

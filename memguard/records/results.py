@@ -16,6 +16,9 @@ are no bucket:
     (members)            trained documents with a membership score
     (secrets)            canaries that were trained
     (reference secrets)  canaries that were not
+    (trained most often) of a comparison: the documents that a setting trained most often, of all
+                         seeds together
+    (trained 64 times)   of a comparison: the documents that the first setting trained so often
 
 A number that a probe gives and that could not be had is a row without a value and with its reason.
 The key is unique. A value that shows a single document has two significant digits, because the
@@ -38,16 +41,18 @@ if TYPE_CHECKING:
 
 Statistic = Literal["rate", "mean", "median", "q10", "q90", "max", "auc", "difference"]
 Method = Literal[
-    "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "tango"
+    "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "pooled"
 ]
-"""How an interval was computed: "" without one; t over seeds; threshold includes the error of the
-threshold that is estimated on the control."""
+"""How an interval was computed: "" without one; threshold includes the error of the threshold that
+is estimated on the control; t is over seeds; pooled covers documents and seeds, see
+`compare.front`."""
 
 SCHEMA_NAME = "memguard.results/1"
 """Stored in the metadata of the parquet file."""
 NUM_KEY_FIELDS = 11
 TRAINED, MEMBERS = "(trained)", "(members)"
 SECRETS, REFERENCE_SECRETS = "(secrets)", "(reference secrets)"
+MOST_TRAINED = "(trained most often)"
 ONE_TEXT = "fewer than two texts: the value of one would confirm a guess of it"
 NO_DOCUMENTS = "no documents"
 
@@ -174,6 +179,13 @@ def save_results(rows: Iterable[ResultRow], path: Path) -> None:
     buffer = io.BytesIO()
     parquet.write_table(build_table(list(rows)), buffer, compression="zstd")
     write_atomically(path, buffer.getvalue())
+
+
+def load_results(path: Path) -> list[ResultRow]:
+    """Return the rows of a file that `save_results` wrote."""
+    from pyarrow import parquet
+
+    return [ResultRow(**row) for row in parquet.read_table(path).to_pylist()]
 
 
 def read_results(path: Path) -> "pandas.DataFrame":

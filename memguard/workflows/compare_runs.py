@@ -1,16 +1,17 @@
-"""Compares finished runs: writes comparison.json, its page and chart."""
+"""Compares finished runs: writes comparison.json and .parquet, its page and chart."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from memguard.compare import FinishedRun, compare_runs
+from memguard.compare import FinishedRun, compare_runs, list_comparison_rows
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.records import Comparison, write_atomically
-from memguard.records.comparison import COMPARISON
-from memguard.records.sealed import save_sealed
+from memguard.records.comparison import COMPARISON, COMPARISON_RESULTS
+from memguard.records.results import save_results
+from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 from memguard.workflows.requests import make_command
@@ -49,12 +50,21 @@ def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Com
         runs, name=", ".join(run.name for run in runs[:3]), command=make_command()
     )
     out = Path(folders[0]).resolve().parent / "comparison" if out is None else out
-    return publish(comparison, out, console), comparison
+    return publish(comparison, runs, out, console)
 
 
-def publish(comparison: Comparison, folder: Path, console: Console) -> Path:
-    """Write the record, its page and chart, and print the summary table; return the page."""
+def publish(
+    comparison: Comparison, runs: Sequence[FinishedRun], folder: Path, console: Console
+) -> tuple[Path, Comparison]:
+    """Write the record, all results, page and chart, and print the summary table.
+
+    Returns:
+        The page, and the record with the hash of the results.
+    """
     console.info("compare: drawing the page and its charts")
+    save_results(list_comparison_rows(comparison, runs), folder / COMPARISON_RESULTS)
+    results = sum_file(folder / COMPARISON_RESULTS)
+    comparison = comparison.model_copy(update={"results": results})
     save_sealed(comparison, folder / COMPARISON)
     page = folder / "comparison.html"
     write_atomically(page, render_comparison(comparison, folder).encode())
@@ -62,7 +72,7 @@ def publish(comparison: Comparison, folder: Path, console: Console) -> Path:
     for line in _headline(comparison):
         console.info(line)
     console.info(f"comparison: {page}")
-    return page
+    return page, comparison
 
 
 def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:

@@ -2,7 +2,7 @@
 
 AuditResult    report.json, report.html, records.parquet, results.parquet
 TrainResult    a run: model, log, audit
-CompareResult  comparison.json, its page and chart
+CompareResult  comparison.json and .parquet, its page and chart
 PlanResult     meshes with their memory and time
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, Verdict, write_atomically
 from memguard.records.audit_files import AUDIT_FILES, FINDINGS, PAGE, REPORT, RESULTS, SCORES
+from memguard.records.comparison import check_results
 from memguard.records.results import read_results
 
 if TYPE_CHECKING:
@@ -126,9 +127,19 @@ class CompareResult:
         points = [point.model_dump(mode="json") for point in self.comparison.front]
         return pandas.json_normalize(points)
 
+    @property
+    def results(self) -> "pandas.DataFrame":
+        """Every number of every run and of their comparison, one row each.
+
+        Raises:
+            RecordError: comparison.parquet is missing or damaged.
+        """
+        return read_results(check_results(self.comparison, self.page.parent))
+
     def save(self, folder: str | Path) -> Path:
-        """Copy comparison.json, its page and chart into a folder; return it."""
-        names = tuple(self.page.with_suffix(suffix).name for suffix in (".json", ".html", ".svg"))
+        """Copy comparison.json and .parquet, its page and chart into a folder; return it."""
+        suffixes = (".parquet", ".json", ".html", ".svg")
+        names = tuple(self.page.with_suffix(suffix).name for suffix in suffixes)
         return _copy_files(self.page.parent, names, Path(folder))
 
     def _repr_html_(self) -> str:

@@ -28,6 +28,7 @@ from memguard.compare import (
     build_comparison,
     describe_sweep,
     is_finished,
+    list_finished,
     mark_finished,
     prepare_folder,
 )
@@ -233,5 +234,4 @@ def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
         train_runs(sweep, left, num_jobs=num_jobs, console=console)
     with console.phase("comparison"):
         comparison = build_comparison(sweep, command=make_command())
-        page = publish(comparison, sweep.folder, console)
-    return page, comparison
+        return publish(comparison, list_finished(sweep), sweep.folder, console)

@@ -44,7 +44,7 @@ def test_the_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     assert load_record(Comparison, tmp_path / "comparison.json") == comparison
 
     values = json.loads((tmp_path / "comparison.json").read_text())
-    assert values["schema"] == "memguard.comparison/2"
+    assert values["schema"] == "memguard.comparison/3"
     assert [setting["name"] for setting in values["settings"]] == ["plain", "goldfish"]
     one, other = values["settings"]
     assert one["utility"]["heldout_nll"] == 2.0

@@ -58,7 +58,13 @@ def write_left(folder: Path) -> None:
     """Write the least that is whole of what training and its audit leave."""
     for name in ("audit", "model"):
         (folder / name).mkdir(parents=True)
-    for name in ("report.json", "records.parquet", "findings.csv", "report.html"):
+    for name in (
+        "report.json",
+        "records.parquet",
+        "results.parquet",
+        "findings.csv",
+        "report.html",
+    ):
         (folder / "audit" / name).touch()
     for name in ("model/config.json", "manifest.jsonl", "metrics.jsonl"):
         (folder / name).touch()
@@ -155,6 +161,7 @@ def test_the_model_they_start_from_is_trained_alone() -> None:
     both = when_at_work(["waits-1", "waits-2"], go_on)
     with (
         mock.patch.object(sweep_module, "build_comparison"),
+        mock.patch.object(sweep_module, "list_finished"),
         mock.patch.object(sweep_module, "publish"),
     ):
         sweep_module.run_sweep(sweep, num_jobs=2)
