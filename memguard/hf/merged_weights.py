@@ -12,6 +12,8 @@ in blocks of rows, and the result is rounded once to float32: it does not depend
 cut, and no more than a block is held beside the factors and the result.
 """
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,40 @@ def restore_base(model: nn.Module, source: MergedWeights) -> None:
     """Give a base model, as loaded, the weights on which the adapter was trained."""
     if isinstance(source.base, Nf4Base):
         dequantise_base(model, source.base)
+
+
+def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:
+    """Attach an adapter to its base model by peft, without merging it; see `restore_base`.
+
+    peft is given the checked layers, ranks and scale. It would not take every value of the other
+    fields of adapter_config.json, such as `target_modules`, and would run regular expressions of
+    the file.
+
+    Returns:
+        peft's model. The adapted layers of ``model`` are replaced.
+    """
+    import peft  # Takes seconds to import.
+
+    adapter = source.adapter
+    others: dict[int, list[str]] = {}
+    for layer in adapter.layers:
+        if layer.r != adapter.config.r:
+            others.setdefault(layer.r, []).append(re.escape(layer.module))
+    alpha: Any = adapter.config.alpha
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.config.r,
+        lora_alpha=alpha,
+        use_rslora=adapter.config.use_rslora,
+        use_dora=adapter.config.use_dora,
+        # Whole names. Where one is also the end of another layer's name, peft gives that layer an
+        # adapter too, whose B is zero.
+        target_modules=[layer.module for layer in adapter.layers],
+        rank_pattern={rf"\A(?:{'|'.join(names)})": r for r, names in others.items()},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # About tied weights, which were checked.
+        return peft.PeftModel.from_pretrained(model, str(adapter.folder), config=config).eval()
 
 
 def _check_modules(source: MergedWeights, model: Any) -> None:
