@@ -101,7 +101,7 @@ class OtherRankFailed(MemguardError):
 
 
 def check_name(path: str | os.PathLike[str], setting: str, error: type[MemguardError]) -> None:
-    """Raise an error if a path is not UTF-8: reports and manifests are, and name it.
+    """Raise an error if a path is not UTF-8 or has a NUL: reports and manifests name it.
 
     Args:
         path: as the user gave it, or found in a folder.
@@ -109,6 +109,8 @@ def check_name(path: str | os.PathLike[str], setting: str, error: type[MemguardE
         error: the kind of error.
     """
     name = escape_name(os.fspath(path))
+    if "\0" in name:
+        raise error(f"'{setting}' must not hold a NUL character; got {shorten(repr(name))}")
     if name != os.fspath(path):
         raise error(
             f"'{setting}': the name '{shorten(name, MAX_PATH)}' is not UTF-8, so that no report "

@@ -222,6 +222,7 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
         ({"members": [None]}, DataError, "'members' must be paths, a list of texts or a data"),
         ({"nonmembers": {}}, DataError, "'nonmembers' must be paths, a list of texts or a data"),
         ({"out": "a\udcff"}, ConfigError, "'--out': the name .* is not UTF-8"),
+        ({"out": "a\0"}, ConfigError, "'--out' must not hold a NUL character"),
         ({"members": 3}, DataError, "'members' must be paths, a list of texts or a datasets.Data"),
         (
             {"members": datasets.DatasetDict()},

@@ -51,7 +51,7 @@ class Settings(BaseModel):
 def _check_text(value: Any, *, must_be_utf8: bool) -> None:
     if isinstance(value, str):
         if must_be_utf8 and escape_name(value) != value:
-            raise ValueError(f"must be UTF-8; got {shorten(repr(value))}. Rename the file")
+            raise ValueError(f"must be UTF-8; got {shorten(repr(value))}")
         if "\0" in value:
             raise ValueError(f"must not hold a NUL character; got {shorten(repr(value))}")
         if len(value) > _MAX_TEXT:

@@ -73,6 +73,7 @@ def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
             return _read_parquet(file, origin, setting)
         if suffix == ".npy":
             return _read_array(file, origin)
+        _refuse_wide_characters(file.path)
         rows = _parse_csv(file.path) if suffix == ".csv" else _parse_json(file.path)
     columns = dict.fromkeys(column for row in rows for column in row)
 
@@ -91,6 +92,7 @@ def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_co
     rows: list[tuple[str, str]] = []
     for file in files:
         with explain_failures(setting, file.shown):
+            _refuse_wide_characters(file.path)
             text = file.path.read_text(encoding="utf-8-sig")
         parts = text.split(END_OF_TEXT)
         if len(parts) == 1:
@@ -169,14 +171,23 @@ def _read_array(file: NamedFile, origin: str) -> Table:
     return Table(name=file.name, origin=origin, columns=(IDS_COLUMN,), read=read)
 
 
+def _refuse_wide_characters(path: Path) -> None:
+    """Refuse UTF-16 and UTF-32 without their mark, which are valid UTF-8 with NUL characters.
+
+    Raises:
+        UnicodeDecodeError: a NUL is among the first bytes.
+    """
+    with path.open("rb") as file:
+        head = file.read(4)
+    if b"\0" in head:
+        raise UnicodeDecodeError("utf-8", head, 0, len(head), "UTF-16 or UTF-32")
+
+
 def _parse_json(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines, or one array of objects."""
     unit, rows = "line", []
     with path.open("rb") as file:
-        head = file.read(4)
-        if b"\0" in head:
-            raise UnicodeDecodeError("utf-8", head, 0, len(head), "UTF-16 or UTF-32")
-        start = len(_BOM) if head.startswith(_BOM) else 0
+        start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
         file.seek(start)
         while (first := file.read(1)).isspace():
             pass

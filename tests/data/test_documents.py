@@ -209,6 +209,8 @@ def test_file_of_unknown_kind(tmp_path):
         ("x.csv", b'id,text\n1,"secret\n', "line 2: unexpected end of data"),
         ("x.csv", b"text,text\na,secret\n", "its header names a column twice"),
         ("x.csv", b"text,n\nsecret\xff,1\n", "is not UTF-8"),
+        ("x.csv", "text\nsecret\n".encode("utf-16-le"), "x.csv' is not UTF-8; convert it"),
+        ("x.txt", "secret".encode("utf-16-be"), "x.txt' is not UTF-8; convert it"),
         ("x.txt", b"secret\xff", "is not UTF-8"),
         ("x.parquet", b"secret", "it is not a parquet file"),
     ],
