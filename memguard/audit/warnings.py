@@ -227,10 +227,10 @@ def _note_not_compared(
     """Say why there are membership scores without the blind baseline that they are read with."""
     if not membership or any(row.score == BLIND for row in membership):
         return
-    cluster_N = number_clusters(documents)
-    member_N = np.array([is_member(document) for document in documents], dtype=bool)
-    control_N = np.array([document.role == "control" for document in documents], dtype=bool)
-    num_members, num_control = (len(np.unique(cluster_N[kind])) for kind in (member_N, control_N))
+    compared = [each for each in documents if is_member(each) or each.role == "control"]
+    cluster_N = number_clusters(compared)
+    member_N = np.array([is_member(document) for document in compared], dtype=bool)
+    num_members, num_control = (len(np.unique(cluster_N[side])) for side in (member_N, ~member_N))
     reason = "near-duplicates hold the documents of one kind together"
     if min(num_members, num_control) < NUM_FOLDS:
         reason = (
