@@ -102,6 +102,7 @@ def audit(
         )
         checked = request.check()
         check_audit(request, checked, num_processes=1)
+        _check_free(request.locked_folder)
         from memguard.workflows.audit import audit_request
 
         folder, report = audit_request(request, checked)
@@ -138,13 +139,13 @@ def train(
     from memguard.runtime import Console
     from memguard.workflows.processes import count_usable_gpus
     from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_free, check_outside_runs
+    from memguard.workflows.run_folder import check_outside_runs
 
     if (num_gpus := count_usable_gpus()) > 1:
         Console().info(f"train: 1 of {num_gpus} visible GPUs is used; `memguard train` uses more")
     check_run(run, num_processes=1)
     check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
-    check_free(Path(run.output_dir) / run.name)
+    _check_free(Path(run.output_dir) / run.name)
     from memguard.workflows.train import train_run
 
     outcome = train_run(run)
@@ -272,6 +273,20 @@ def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
     taken = ModelInMemory(model=model, tokenizer=tokenizer)
     _ = taken.dtype  # Raises if it cannot be audited.
     return taken
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, or that another process is using.
+
+    Raises:
+        ConfigError: names the reason.
+    """
+    from memguard.workflows.run_folder import check_free
+
+    try:
+        check_free(folder)
+    except OSError as error:
+        raise ConfigError(f"'{folder}' cannot be written to: {error.strerror}") from error
 
 
 def _choose_dtype(wanted: str | None, own: str) -> str:

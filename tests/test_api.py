@@ -191,6 +191,8 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
     names = {"audit.json", "report.json", "report.html", "records.parquet", "findings.csv"}
     assert {path.name for path in saved.iterdir()} == names
     assert run_cli("verify", saved).code == 0
+    with pytest.raises(ConfigError, match="cannot be created: File exists"):
+        result.save(__file__)
     folder = result.folder
     shutil.rmtree(folder)
     deleted = pytest.raises(RecordError, match=r"was deleted since: make this result again")
@@ -222,6 +224,8 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
         ({"members": [None]}, DataError, "'members' must be paths, a list of texts or a data"),
         ({"nonmembers": {}}, DataError, "'nonmembers' must be paths, a list of texts or a data"),
         ({"out": "a\udcff"}, ConfigError, "'--out': the name .* is not UTF-8"),
+        ({"out": __file__}, ConfigError, r"test_api\.py' cannot be written to: Not a directory"),
+        ({"out": f"{__file__}/a"}, ConfigError, "cannot be written to: Not a directory"),
         ({"out": "a\0"}, ConfigError, "'--out' must not hold a NUL character"),
         ({"members": 3}, DataError, "'members' must be paths, a list of texts or a datasets.Data"),
         (

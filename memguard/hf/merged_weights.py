@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -135,6 +135,7 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
         ModelError: the adapter or its base cannot be read, or they do not match.
     """
     adapter = read_adapter(folder, base=base)
+    _check_header(adapter)
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
     name = f"adapter '{adapter.folder}': its base model '{adapter.base}'"
@@ -148,6 +149,18 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     _check_modules(source, model)
     source.check_copies()
     return source, base_folder
+
+
+def _check_header(adapter: AdapterFolder) -> None:
+    """Refuse a file whose header the library does not take, such as one of overlapping tensors."""
+    try:
+        with safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ModelError(
+            f"model '{adapter.folder}' cannot be loaded: {ADAPTER_WEIGHTS} is not a complete "
+            f"safetensors file ({error})"
+        ) from error
 
 
 def _check_base_once(folder: Path, base_folder: Path) -> None:

@@ -51,6 +51,7 @@ class AuditResult:
         """Copy the audit's files into a folder, which is created if needed; return it.
 
         Raises:
+            ConfigError: the folder cannot be created.
             RecordError: the audit's folder, or a file in it, was deleted.
         """
         return _copy_files(self.folder, (SCORES, FINDINGS, REPORT, PAGE, AUDIT_FILES), Path(folder))
@@ -128,6 +129,7 @@ class CompareResult:
         """Copy comparison.json, its page and chart into a folder; return it.
 
         Raises:
+            ConfigError: the folder cannot be created.
             RecordError: one of them was deleted.
         """
         names = tuple(self.page.with_suffix(suffix).name for suffix in (".json", ".html", ".svg"))
@@ -201,7 +203,10 @@ def _find(folder: Path, name: str) -> Path:
 
 def _copy_files(source: Path, names: Sequence[str], target: Path) -> Path:
     paths = [_find(source, name) for name in names]  # All of them before the first is copied.
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"'{target}' cannot be created: {error.strerror}") from error
     for path in paths:
         if path.resolve() != (target / path.name).resolve():
             # Not copy2, which writes first and narrows the mode afterwards.
