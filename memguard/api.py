@@ -78,31 +78,31 @@ def audit(
     from memguard.workflows.audit_request import AuditRequest, check_audit
 
     given = {**settings, **({} if suite is None else {"suite": suite})}
-    is_temporary = run is None and out is None
-    if is_temporary:
-        out = tempfile.mkdtemp(prefix="memguard-audit-")
     opened = _take_model(model, tokenizer, "model")
     in_memory = None if opened is None or isinstance(opened, str) else opened
     if in_memory is not None:
         given["dtype"] = _choose_dtype(given.get("dtype"), in_memory.dtype)
-    request = AuditRequest(
-        run=None if run is None else Path(run),
-        model=opened,
-        base=_take_model(base, None if in_memory is None else in_memory.tokenizer, "base"),
-        members=_take_documents(members, "members", text_column),
-        nonmembers=_take_documents(nonmembers, "nonmembers", text_column),
-        out=None if out is None else Path(out),
-        text_column=text_column,
-        mesh=None,
-        settings=given,
-        seed=seed,
-        variants=tuple(variants),
-    )
     with ExitStack() as on_error:
-        if is_temporary and request.out is not None:
-            on_error.callback(shutil.rmtree, request.out, ignore_errors=True)
+        is_temporary = run is None and out is None
+        if is_temporary:
+            out = tempfile.mkdtemp(prefix="memguard-audit-")
+            on_error.callback(shutil.rmtree, out, ignore_errors=True)
+        request = AuditRequest(
+            run=None if run is None else Path(run),
+            model=opened,
+            base=_take_model(base, None if in_memory is None else in_memory.tokenizer, "base"),
+            members=_take_documents(members, "members", text_column),
+            nonmembers=_take_documents(nonmembers, "nonmembers", text_column),
+            out=None if out is None else Path(out),
+            text_column=text_column,
+            mesh=None,
+            settings=given,
+            seed=seed,
+            variants=tuple(variants),
+        )
         checked = request.check()
         check_audit(request, checked, num_processes=1)
+        _check_free(request.locked_folder)
         from memguard.workflows.audit import audit_request
 
         folder, report = audit_request(request, checked)
@@ -139,12 +139,13 @@ def train(
     from memguard.runtime import Console
     from memguard.workflows.processes import count_usable_gpus
     from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_free
+    from memguard.workflows.run_folder import check_outside_runs
 
     if (num_gpus := count_usable_gpus()) > 1:
         Console().info(f"train: 1 of {num_gpus} visible GPUs is used; `memguard train` uses more")
     check_run(run, num_processes=1)
-    check_free(Path(run.output_dir) / run.name)
+    check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
+    _check_free(Path(run.output_dir) / run.name)
     from memguard.workflows.train import train_run
 
     outcome = train_run(run)
@@ -272,6 +273,20 @@ def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
     taken = ModelInMemory(model=model, tokenizer=tokenizer)
     _ = taken.dtype  # Raises if it cannot be audited.
     return taken
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, or that another process is using.
+
+    Raises:
+        ConfigError: names the reason.
+    """
+    from memguard.workflows.run_folder import check_free
+
+    try:
+        check_free(folder)
+    except OSError as error:
+        raise ConfigError(f"'{folder}' cannot be written to: {error.strerror}") from error
 
 
 def _choose_dtype(wanted: str | None, own: str) -> str:

@@ -13,6 +13,7 @@
 Messages are one line: the field in quotes, the rule, the value found, the way out.
 """
 
+import os
 import signal
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,6 +34,11 @@ def shorten(text: str, most: int = _MOST) -> str:
         return text
     tail = most // 4
     return f"{text[: most - tail - 3]}...{text[-tail:]}"
+
+
+def escape_name(name: str) -> str:
+    """Return a name in which what is not UTF-8 is written in ASCII."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 class MemguardError(Exception):
@@ -92,6 +98,24 @@ class OtherRankFailed(MemguardError):
     def __init__(self, rank: int, exit_code: int) -> None:
         super().__init__(f"rank {rank} failed; see its message above")
         self.exit_code = exit_code
+
+
+def check_name(path: str | os.PathLike[str], setting: str, error: type[MemguardError]) -> None:
+    """Raise an error if a path is not UTF-8 or has a NUL: reports and manifests name it.
+
+    Args:
+        path: as the user gave it, or found in a folder.
+        setting: setting or option that it belongs to.
+        error: the kind of error.
+    """
+    name = escape_name(os.fspath(path))
+    if "\0" in name:
+        raise error(f"'{setting}' must not hold a NUL character; got {shorten(repr(name))}")
+    if name != os.fspath(path):
+        raise error(
+            f"'{setting}': the name '{shorten(name, MAX_PATH)}' is not UTF-8, so that no report "
+            "can hold it: rename the file or folder"
+        )
 
 
 def require_library(

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,20 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
     names.add("results.parquet")
     assert {path.name for path in saved.iterdir()} == names
     assert run_cli("verify", saved).code == 0
+    with pytest.raises(ConfigError, match="cannot be created: File exists"):
+        result.save(__file__)
     folder = result.folder
-    del result
+    shutil.rmtree(folder)
+    deleted = pytest.raises(RecordError, match=r"was deleted since: make this result again")
+    with deleted:
+        result.save(tmp_path / "late")
+    with deleted:
+        result.to_pandas()
+    with deleted:
+        result._repr_html_()
+    assert not (tmp_path / "late").exists()
+    folder.mkdir()
+    del result, deleted
     assert not folder.exists()
 
 
@@ -221,6 +234,12 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
         ({"model": 3}, ModelError, "must be a folder, a hub id or a transformers.PreTrainedModel"),
         ({"tokenizer": None}, ModelError, "'tokenizer' is None"),
         ({"members": []}, ConfigError, "needs --members"),
+        ({"members": [None]}, DataError, "'members' must be paths, a list of texts or a data"),
+        ({"nonmembers": {}}, DataError, "'nonmembers' must be paths, a list of texts or a data"),
+        ({"out": "a\udcff"}, ConfigError, "'--out': the name .* is not UTF-8"),
+        ({"out": __file__}, ConfigError, r"test_api\.py' cannot be written to: Not a directory"),
+        ({"out": f"{__file__}/a"}, ConfigError, "cannot be written to: Not a directory"),
+        ({"out": "a\0"}, ConfigError, "'--out' must not hold a NUL character"),
         ({"members": 3}, DataError, "'members' must be paths, a list of texts or a datasets.Data"),
         (
             {"members": datasets.DatasetDict()},
@@ -235,17 +254,46 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
     ],
 )
 def test_errors_are_ours(
-    model: Any, tokenizer: Any, arguments: dict[str, Any], error: type[Exception], message: str
+    model: Any,
+    tokenizer: Any,
+    arguments: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     given = {"model": model, "tokenizer": tokenizer, "members": make_texts(24)}
     with pytest.raises(error, match=message):
         api.audit(**{**given, **arguments})
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_refused(model: Any, tokenizer: Any, dtype: torch.dtype) -> None:
     with pytest.raises(ModelError, match="in float32 or all in bfloat16"):
         audit_texts(model.to(dtype), tokenizer)
+
+
+def write_letters(count: int, *, num_forms: int, seed: int) -> list[str]:
+    """Form letters: texts that differ in a name and a number."""
+    forms = make_texts(num_forms, words=50, seed=seed)
+    return [f"{forms[n % num_forms]} dear number {n}" for n in range(count)]
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+def test_form_letters_are_audited(model: Any, tokenizer: Any, is_member: bool) -> None:
+    letters, others = write_letters(12, num_forms=1, seed=2), make_texts(12, words=50, seed=3)
+    sides = (letters, others) if is_member else (others, letters)
+    result = api.audit(
+        model=model, tokenizer=tokenizer, members=sides[0], nonmembers=sides[1], **LENGTHS
+    )
+    (note,) = (each.text for each in result.report.banners if "bag-of-words" in each.text)
+    counts = (1, 12) if is_member else (12, 1)
+    assert f"there are {counts[0]} trained and {counts[1]} control documents" in note
+    assert result.report.blind_auc is None
+    assert "bag-of-words classifier" in (result.folder / "report.html").read_text()
 
 
 # -- runs, comparisons, plans ----------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """What is read again is held against the hash that was written with it."""
 
+import errno
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from memguard.records.sealed import (
     FileSum,
     SealedRecord,
     find_damage,
+    is_closed,
     load_sealed,
     save_sealed,
     sum_file,
@@ -67,6 +71,34 @@ def test_sums_are_those_of_hashlib(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     assert sum_file(tmp_path / "a") == FileSum(num_bytes=len(content), sha256=digest)
+
+
+def test_a_file_that_the_disk_does_not_give_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    files = {"a": sum_file(tmp_path / "a")}
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    (damage,) = find_damage(tmp_path, files)
+    assert (str(damage), damage.is_unreadable) == ("a cannot be read: Input/output error", False)
+    with pytest.raises(OSError, match=re.escape(f"Input/output error: '{tmp_path / 'a'}'")):
+        sum_file(tmp_path / "a")
+
+
+def test_a_folder_behind_a_closed_one_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    assert not is_closed(tmp_path)
+    # As Path.is_dir does on some versions of Python; tests may run as root, who may enter.
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert is_closed(tmp_path)
 
 
 def test_damage_of_each_kind_is_named(tmp_path: Path) -> None:

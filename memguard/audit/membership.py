@@ -237,8 +237,9 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
     report and warning give the same AUC. A permutation test at the level 1/40 decides whether the
     AUC exceeds chance: folds share their training documents, so DeLong's interval of this AUC is a
     third too narrow (with documents of one kind it was above 1/2 in 7 to 9 of 100 samples instead
-    of 2.5). Lengths are compared by the AUC of the number of tokens if the medians differ by a
-    factor of `_LENGTHS_APART`.
+    of 2.5). Near-duplicates count once; words are not compared where they leave too few documents
+    (see `score_blind`). Lengths are compared by the AUC of the number of tokens if the medians
+    differ by a factor of `_LENGTHS_APART`.
 
     Args:
         documents: documents that the audit will score.
@@ -251,9 +252,10 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
     members = [document for document, chosen in zip(documents, member_N, strict=True) if chosen]
     control = [document for document, chosen in zip(documents, control_N, strict=True) if chosen]
     differences = []
-    if _differ_in_words(members, control, seed):
-        blind_N = score_blind_documents(documents, member_N, control_N, seed)
-        assert blind_N is not None, "the sample could be scored, so all documents can"
+    if (
+        _differ_in_words(members, control, seed)
+        and (blind_N := score_blind_documents(documents, member_N, control_N, seed)) is not None
+    ):
         known_N = np.isfinite(blind_N)
         auc = compute_auc(blind_N[member_N & known_N], blind_N[control_N & known_N])
         differences.append(
@@ -275,25 +277,50 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
 def _differ_in_words(
     members: Sequence[AuditDocument], control: Sequence[AuditDocument], seed: int
 ) -> bool:
-    """Return whether the blind AUC is above that of every random assignment to the two kinds."""
+    """Return whether the blind AUC is above that of every random assignment to the two kinds.
+
+    Near-duplicates, which are one observation, are assigned together.
+    """
     draw = derive_generator(seed, "kinds")
     chosen = [
         [side[index] for index in draw.permutation(len(side))[:_TESTED_DOCUMENTS]]
         for side in (members, control)
     ]
-    token_ids = [document.input_ids for side in chosen for document in side]
-    member_N = np.arange(len(token_ids)) < len(chosen[0])
-    auc = _compute_blind_auc(token_ids, member_N, draw)
-    return auc is not None and all(
-        (_compute_blind_auc(token_ids, draw.permutation(member_N), draw) or 0.0) < auc
-        for _ in range(_NUM_PERMUTATIONS)
-    )
+    documents = [document for side in chosen for document in side]
+    token_ids = [document.input_ids for document in documents]
+    cluster_N = number_clusters(documents)
+    member_N = np.arange(len(documents)) < len(chosen[0])
+    # Clusters of both kinds are rare: near-duplicates of members are left out of a given control.
+    member_C = np.zeros(int(cluster_N.max()) + 1, dtype=bool)
+    member_C[cluster_N[member_N]] = True
+    auc = _compute_blind_auc(token_ids, member_N, cluster_N, draw)
+    if auc is None:
+        return False
+    for _ in range(_NUM_PERMUTATIONS):
+        assigned_N = draw.permutation(member_C)[cluster_N]
+        if (_compute_blind_auc(token_ids, assigned_N, cluster_N, draw) or 0.0) >= auc:
+            return False
+    return True
+
+
+def number_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:
+    """Return ``[N]`` near-duplicate clusters, numbered in the order of their first documents.
+
+    If the cluster of a document is not known, every document is its own.
+    """
+    if any(document.cluster is None for document in documents):
+        return np.arange(len(documents))
+    numbers: dict[int | None, int] = {}
+    return np.array([numbers.setdefault(d.cluster, len(numbers)) for d in documents], dtype=int)
 
 
 def _compute_blind_auc(
-    token_ids: Sequence[NDArray[np.int32]], member_N: NDArray[np.bool_], draw: np.random.Generator
+    token_ids: Sequence[NDArray[np.int32]],
+    member_N: NDArray[np.bool_],
+    cluster_N: NDArray[np.int64],
+    draw: np.random.Generator,
 ) -> float | None:
-    score_N = score_blind(token_ids, member_N, generator=draw)
+    score_N = score_blind(token_ids, member_N, generator=draw, clusters=cluster_N)
     return None if score_N is None else compute_auc(score_N[member_N], score_N[~member_N]).value
 
 

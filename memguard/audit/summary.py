@@ -192,7 +192,14 @@ def summarise(
     return AuditResults(
         verdict=verdict,
         banners=collect_banners(
-            buckets, scores, generated, tally=tally, tiny_margin=tiny_margin, cut=evidence.cut
+            buckets,
+            scores,
+            generated,
+            tally=tally,
+            tiny_margin=tiny_margin,
+            cut=evidence.cut,
+            membership=membership,
+            documents=documents,
         ),
         buckets=buckets,
         generated=generated,

@@ -6,8 +6,18 @@ from typing import Literal
 import numpy as np
 
 from memguard.audit.document_scores import DocumentScores
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.membership import NUM_FOLDS, is_member, number_clusters
 from memguard.audit.parts import describe_cut
-from memguard.records import Banner, BucketScores, CutDocuments, GeneratedTexts, Rate
+from memguard.records import (
+    BLIND,
+    Banner,
+    BucketScores,
+    CutDocuments,
+    GeneratedTexts,
+    MembershipScores,
+    Rate,
+)
 
 Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions exist and agree with the number of training steps."""
@@ -24,6 +34,8 @@ def collect_banners(
     tally: Tally,
     tiny_margin: float,
     cut: CutDocuments | None = None,
+    membership: Sequence[MembershipScores] = (),
+    documents: Sequence[AuditDocument] = (),
 ) -> list[Banner]:
     """Return warnings, then notes.
 
@@ -34,6 +46,8 @@ def collect_banners(
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a result may change.
         cut: documents of which only a part was audited.
+        membership: rows of the membership probe.
+        documents: the audited documents.
     """
     warnings = [
         *_warn_of_model(scores),
@@ -47,6 +61,7 @@ def collect_banners(
         *_note_not_audited(buckets),
         *_note_floor(generated),
         *_note_limits(buckets, tiny_margin),
+        *_note_not_compared(membership, documents),
     ]
     return [Banner(level="warning", text=text) for text in warnings] + [
         Banner(level="note", text=text) for text in notes
@@ -204,6 +219,29 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
             "The model before training was not scored: text that it already knew counts as if "
             "it had been learned in this training."
         )
+
+
+def _note_not_compared(
+    membership: Sequence[MembershipScores], documents: Sequence[AuditDocument]
+) -> Iterator[str]:
+    """Say why there are membership scores without the blind baseline that they are read with."""
+    if not membership or any(row.score == BLIND for row in membership):
+        return
+    compared = [each for each in documents if is_member(each) or each.role == "control"]
+    cluster_N = number_clusters(compared)
+    member_N = np.array([is_member(document) for document in compared], dtype=bool)
+    num_members, num_control = (len(np.unique(cluster_N[side])) for side in (member_N, ~member_N))
+    reason = "near-duplicates hold the documents of one kind together"
+    if min(num_members, num_control) < NUM_FOLDS:
+        reason = (
+            f"it needs {NUM_FOLDS} of either kind, near-duplicates counted once, and there are "
+            f"{num_members} trained and {num_control} control documents"
+        )
+    yield (
+        "The bag-of-words classifier without access to the model was not run: "
+        f"{reason}. Whether the kind of text alone causes the membership scores and the "
+        "differences from the control is not known."
+    )
 
 
 def _documents(count: int) -> str:

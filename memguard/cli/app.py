@@ -411,10 +411,11 @@ def _load_model_alone(settings: list[str]) -> Any:
 def _check(run: Any, *, num_processes: int | None = None, writes: bool = True) -> None:
     """Check a run before torch is imported, and, on rank 0, that its folder may be written."""
     from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_free
+    from memguard.workflows.run_folder import check_free, check_outside_runs
 
     check_run(run, num_processes=num_processes)
     if writes and own_rank() == 0:
+        check_outside_runs(_run_folder(run), "output_dir")
         check_free(_run_folder(run))
 
 

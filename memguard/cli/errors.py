@@ -33,6 +33,8 @@ _INTERRUPTED = 130
 _GO_ON = "interrupted; run the same command again to resume"
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_FAILING = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.EFBIG)
+"""Errors of a disk or a remote file system, and its limits."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # safetensors, torch and numpy report a full disk as their own errors, only in the message.
 _FULL_IN_WORDS = re.compile(
@@ -107,6 +109,13 @@ def _explain(error: BaseException) -> ExitReport:
                 "another folder ('output_dir', --out)"
             )
             return _report(error, 2, line)
+    if isinstance(error, OSError) and error.errno in _FAILING:
+        path = "a file" if error.filename is None else f"'{shorten(str(error.filename), MAX_PATH)}'"
+        line = (
+            f"{path} cannot be read or written: {error.strerror}. Check the disk or file system, "
+            "and run the same command again"
+        )
+        return _report(error, 1, line)
     return _explain_failure(error)
 
 

@@ -1,6 +1,6 @@
 """The settings of documents: sources, held-out parts and packing."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,8 @@ class DataConfig(Settings):
     hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of installed packages). Token
     ids in a column `input_ids`, or a .npy of shape (documents, tokens), are used as they are.
     """
+
+    _sources: ClassVar[tuple[str, ...]] = _SOURCES
 
     train: tuple[str, ...] = Field(description="Sources of the documents to train on.")
     text_column: str = Field("text", description="Column that holds the text of plain documents.")

@@ -5,11 +5,11 @@ reported by the name of its setting before a schedule of 10^12 epochs takes all 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from memguard.errors import shorten
+from memguard.errors import escape_name, shorten
 
 MAX_COUNT = 10**9
 """Steps, rows, documents, tokens."""
@@ -37,16 +37,21 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
 
+    _sources: ClassVar[tuple[str, ...]] = ()
+    """Fields that name documents, whose names are checked with the files."""
+
     @field_validator("*")
     @classmethod
-    def _check_texts(cls, value: Any) -> Any:
-        """Refuse texts that no file system takes: they are names and paths."""
-        _check_text(value)
+    def _check_texts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse texts that no file system or record takes: they are names and paths."""
+        _check_text(value, must_be_utf8=info.field_name not in cls._sources)
         return value
 
 
-def _check_text(value: Any) -> None:
+def _check_text(value: Any, *, must_be_utf8: bool) -> None:
     if isinstance(value, str):
+        if must_be_utf8 and escape_name(value) != value:
+            raise ValueError(f"must be UTF-8; got {shorten(repr(value))}")
         if "\0" in value:
             raise ValueError(f"must not hold a NUL character; got {shorten(repr(value))}")
         if len(value) > _MAX_TEXT:
@@ -56,11 +61,11 @@ def _check_text(value: Any) -> None:
             )
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            _check_text(key)
-            _check_text(inner)
+            _check_text(key, must_be_utf8=must_be_utf8)
+            _check_text(inner, must_be_utf8=must_be_utf8)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_text(inner)
+            _check_text(inner, must_be_utf8=must_be_utf8)
 
 
 class SamplingScheme(Settings):

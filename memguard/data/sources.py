@@ -27,7 +27,7 @@ import numpy as np
 
 from memguard.data.docstrings import build_docstring_file
 from memguard.data.file_kinds import check_file_kind
-from memguard.errors import MAX_PATH, DataError, shorten
+from memguard.errors import MAX_PATH, DataError, check_name, shorten
 
 END_OF_TEXT = "<|endoftext|>"
 TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".npy")
@@ -73,6 +73,7 @@ def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
             return _read_parquet(file, origin, setting)
         if suffix == ".npy":
             return _read_array(file, origin)
+        _refuse_wide_characters(file.path)
         rows = _parse_csv(file.path) if suffix == ".csv" else _parse_json(file.path)
     columns = dict.fromkeys(column for row in rows for column in row)
 
@@ -91,6 +92,7 @@ def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_co
     rows: list[tuple[str, str]] = []
     for file in files:
         with explain_failures(setting, file.shown):
+            _refuse_wide_characters(file.path)
             text = file.path.read_text(encoding="utf-8-sig")
         parts = text.split(END_OF_TEXT)
         if len(parts) == 1:
@@ -169,6 +171,18 @@ def _read_array(file: NamedFile, origin: str) -> Table:
     return Table(name=file.name, origin=origin, columns=(IDS_COLUMN,), read=read)
 
 
+def _refuse_wide_characters(path: Path) -> None:
+    """Refuse UTF-16 and UTF-32 without their mark, which are valid UTF-8 with NUL characters.
+
+    Raises:
+        UnicodeDecodeError: a NUL is among the first bytes.
+    """
+    with path.open("rb") as file:
+        head = file.read(4)
+    if b"\0" in head:
+        raise UnicodeDecodeError("utf-8", head, 0, len(head), "UTF-16 or UTF-32")
+
+
 def _parse_json(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines, or one array of objects."""
     unit, rows = "line", []
@@ -188,6 +202,8 @@ def _parse_json(path: Path) -> list[dict[str, Any]]:
                 try:
                     # A blank line is kept here for its line number and removed below.
                     rows.append(None if line.isspace() else json.loads(line.decode()))
+                except UnicodeDecodeError:
+                    raise
                 except (ValueError, RecursionError) as error:
                     raise _BrokenFile(f"line {number} is not JSON") from error
                 if rows[-1] is None and not line.isspace():
@@ -272,12 +288,12 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
         file = NamedFile(path=built, name="docstrings", shown=source)
         yield read_table(file, origin="docstrings", setting=setting)
         return
+    check_source(source, setting=setting)
     path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
     file = NamedFile(path=path, name=path.stem, shown=shown)
     suffix = path.suffix.lower()
     with explain_failures(setting, shown):
         is_folder, exists = path.is_dir(), path.exists()
-    check_kind(source, setting=setting)
     if is_folder and source:
         yield from _read_folder(file, setting, text_column)
     elif exists and suffix in TEXT_SUFFIXES:
@@ -308,12 +324,13 @@ def is_missing(source: str) -> bool:
     return path.suffix.lower() in _KNOWN_SUFFIXES or not _HUB_ID.fullmatch(source)
 
 
-def check_kind(source: str, *, setting: str) -> None:
-    """Reject a FIFO, a socket or a device: reading one may never end.
+def check_source(source: str, *, setting: str) -> None:
+    """Reject a name that is not UTF-8, and a FIFO, a socket or a device: reading may never end.
 
     Raises:
         DataError: the source is one of them.
     """
+    check_name(source, setting, DataError)
     if not source.startswith(_DOCSTRINGS):
         path = Path(os.path.expanduser(source))
         check_file_kind(path, shown=shorten(source, MAX_PATH), setting=setting)
@@ -321,12 +338,14 @@ def check_kind(source: str, *, setting: str) -> None:
 
 def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[Table]:
     origin = folder.path.resolve().name
+    check_name(origin, setting, DataError)
     if any((folder.path / mark).is_file() for mark in _SAVED_MARKS):
         yield _read_saved(folder, origin, setting)
         return
     with explain_failures(setting, folder.shown):
         inside = sorted(_walk(folder.path))
     for name in inside:
+        check_name(name, setting, DataError)
         check_file_kind(folder.path / name, shown=f"{folder.shown}/{name}", setting=setting)
     # A README in the folder of the tables is not a document.
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]

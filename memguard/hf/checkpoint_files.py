@@ -214,7 +214,11 @@ def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
     """
     try:
         return _read_header(path)
-    except (ValueError, OSError, RecursionError) as error:
+    except OSError as error:
+        raise ModelError(
+            f"model '{name}' cannot be loaded: {path.name} cannot be read: {error.strerror}"
+        ) from error
+    except (ValueError, OverflowError, RecursionError) as error:
         raise ModelError(
             f"model '{name}' cannot be loaded: {path.name} is not a complete safetensors file "
             f"({error})"
@@ -275,15 +279,22 @@ def read_json(path: Path, *, name: str) -> Any:
     """Return the content of a JSON file of a model.
 
     Raises:
-        ModelError: the file is too large, not JSON, or nested too deeply.
+        ModelError: the file is too large, not JSON, or nested too deeply; or the file system has an
+            error.
+        PermissionError: this user may not read it.
     """
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise ModelError(
-            f"model '{name}': {path.name} must be at most {_MAX_JSON_BYTES >> 20} MiB; it has "
-            f"{path.stat().st_size >> 20}"
-        )
     try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(
+                f"model '{name}': {path.name} must be at most {_MAX_JSON_BYTES >> 20} MiB; it has "
+                f"{path.stat().st_size >> 20}"
+            )
         return json.loads(path.read_bytes())
+    except PermissionError:
+        raise
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        raise ModelError(f"model '{name}': {path.name} {why}") from error
     except (ValueError, RecursionError) as error:
         why = "is not JSON" if isinstance(error, ValueError) else "is nested too deeply"
         raise ModelError(f"model '{name}': {path.name} {why}") from error

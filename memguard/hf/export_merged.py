@@ -12,20 +12,18 @@ dtype they are written in.
 import gc
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from torch import Tensor
 
 from memguard.errors import ModelError
-from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers, shorten
+from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers, read_json, shorten
 from memguard.hf.load import load_model
-from memguard.hf.merged_weights import MergedWeights, restore_base
+from memguard.hf.merged_weights import MergedWeights, attach_adapter, restore_base
 from memguard.hf.nf4_base import Nf4Base
 from memguard.hf.safetensors import (
     DTYPES,
@@ -132,7 +130,7 @@ def write_merged(
         num_parameters = sum(torch.Size(tensor.shape).numel() for tensor in tensors)
         index = build_index(files, num_parameters=num_parameters)
         _write_json(out / INDEX, index)
-    config = json.loads((base_folder / CONFIG).read_bytes())
+    config = read_json(base_folder / CONFIG, name=str(base_folder))
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = str(dtype).removeprefix("torch.")
@@ -196,10 +194,8 @@ def compare_logits(
     """
     base = load_model(str(base_folder))
     restore_base(base, source)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # About files of later versions, which have been checked.
-        adapted = peft.PeftModel.from_pretrained(base, str(source.adapter.folder))
-    first = list(_compute_logits(adapted.eval(), rows))
+    adapted = attach_adapter(base, source)
+    first = list(_compute_logits(adapted, rows))
     del adapted, base
     gc.collect()
     return _measure(first, _compute_logits(load_model(str(merged)), rows))

@@ -12,12 +12,14 @@ in blocks of rows, and the result is rounded once to float32: it does not depend
 cut, and no more than a block is held beside the factors and the result.
 """
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -133,6 +135,7 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
         ModelError: the adapter or its base cannot be read, or they do not match.
     """
     adapter = read_adapter(folder, base=base)
+    _check_header(adapter)
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
     name = f"adapter '{adapter.folder}': its base model '{adapter.base}'"
@@ -146,6 +149,18 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     _check_modules(source, model)
     source.check_copies()
     return source, base_folder
+
+
+def _check_header(adapter: AdapterFolder) -> None:
+    """Refuse a file whose header the library does not take, such as one of overlapping tensors."""
+    try:
+        with safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ModelError(
+            f"model '{adapter.folder}' cannot be loaded: {ADAPTER_WEIGHTS} is not a complete "
+            f"safetensors file ({error})"
+        ) from error
 
 
 def _check_base_once(folder: Path, base_folder: Path) -> None:
@@ -180,6 +195,40 @@ def restore_base(model: nn.Module, source: MergedWeights) -> None:
     """Give a base model, as loaded, the weights on which the adapter was trained."""
     if isinstance(source.base, Nf4Base):
         dequantise_base(model, source.base)
+
+
+def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:
+    """Attach an adapter to its base model by peft, without merging it; see `restore_base`.
+
+    peft is given the checked layers, ranks and scale. It would not take every value of the other
+    fields of adapter_config.json, such as `target_modules`, and would run regular expressions of
+    the file.
+
+    Returns:
+        peft's model. The adapted layers of ``model`` are replaced.
+    """
+    import peft  # Takes seconds to import.
+
+    adapter = source.adapter
+    others: dict[int, list[str]] = {}
+    for layer in adapter.layers:
+        if layer.r != adapter.config.r:
+            others.setdefault(layer.r, []).append(re.escape(layer.module))
+    alpha: Any = adapter.config.alpha
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.config.r,
+        lora_alpha=alpha,
+        use_rslora=adapter.config.use_rslora,
+        use_dora=adapter.config.use_dora,
+        # Whole names. Where one is also the end of another layer's name, peft gives that layer an
+        # adapter too, whose B is zero.
+        target_modules=[layer.module for layer in adapter.layers],
+        rank_pattern={rf"\A(?:{'|'.join(names)})": r for r, names in others.items()},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # About tied weights, which were checked.
+        return peft.PeftModel.from_pretrained(model, str(adapter.folder), config=config).eval()
 
 
 def _check_modules(source: MergedWeights, model: Any) -> None:

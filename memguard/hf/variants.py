@@ -10,7 +10,6 @@ A model without an adapter is quantised directly. The libraries are those of the
 """
 
 import importlib.metadata
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from memguard.hf.checkpoint import get_folder
 from memguard.hf.load import load_model
-from memguard.hf.merged_weights import open_merged, restore_base
+from memguard.hf.merged_weights import attach_adapter, open_merged, restore_base
 from memguard.parallel.nf4 import Nf4Linear, list_quantised
 from memguard.records import VARIANT_LIBRARIES, VariantName
 
@@ -89,17 +88,12 @@ class VariantForm:
 
     def _load_adapted(self, path: str, base: str | None, attn: str | None) -> Any:
         """Load the base, and attach the adapter without merging it."""
-        import peft  # Takes seconds to import.
-
-        folder = get_folder(path, None)
         # The checks of a merge: the base is the adapter's, and its layers are linear.
-        source, base_folder = open_merged(folder, base=base)
+        source, base_folder = open_merged(get_folder(path, None), base=base)
         model = load_model(str(base_folder), dtype=self.loaded, attn_implementation=attn)
         restore_base(model, source)
         model = model.to(self.dtype)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # About files of later versions, which were checked.
-            peft.PeftModel.from_pretrained(model, str(folder))
+        attach_adapter(model, source)
         # peft has replaced the layers of the model itself.
         return model.eval()
 

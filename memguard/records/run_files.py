@@ -213,8 +213,8 @@ def _find_key_damage(key: Path, sha256: str) -> list[Damage]:
         if sum_file(key).sha256 != sha256:
             what = "is not the key of these documents (its SHA-256 differs)"
             return [Damage(file=PRIVATE_KEY, what=what)]
-    except PermissionError:
-        return [mark_unreadable(PRIVATE_KEY)]
+    except OSError as error:
+        return [_missing(PRIVATE_KEY, error)]
     return []
 
 
@@ -430,5 +430,6 @@ def _damaged(name: str, error: RecordError, folder: Path) -> Damage:
 def _missing(name: str, error: OSError) -> Damage:
     if isinstance(error, PermissionError):
         return mark_unreadable(name)
-    what = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
+    is_missing = isinstance(error, FileNotFoundError)
+    what = "is missing" if is_missing else f"cannot be read: {error.strerror}"
     return Damage(file=name, what=what)

@@ -48,10 +48,19 @@ class Damage:
 
 
 def sum_file(path: Path) -> FileSum:
-    """Read a file whole and return its size and hash."""
-    with path.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256")
-        return FileSum(num_bytes=content.tell(), sha256=digest.hexdigest())
+    """Read a file whole and return its size and hash.
+
+    Raises:
+        OSError: it cannot be read; the error names it.
+    """
+    try:
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256")
+            return FileSum(num_bytes=content.tell(), sha256=digest.hexdigest())
+    except OSError as error:
+        # An error in the middle of a file does not name it.
+        error.filename = str(path)
+        raise
 
 
 def mark_unreadable(file: str) -> Damage:
@@ -79,6 +88,8 @@ def find_damage(folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "
         except PermissionError:
             damages.append(mark_unreadable(shown))
             continue
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
         if what is not None:
             damages.append(Damage(file=shown, what=what))
     return damages
@@ -89,6 +100,7 @@ def _compare(path: Path, written: FileSum) -> str | None:
 
     Raises:
         PermissionError: this user may not read it.
+        OSError: the file system has an error.
     """
     if not is_file(path):
         return "is missing"
@@ -118,7 +130,10 @@ def is_file(path: Path) -> bool:
 
 def is_closed(folder: Path) -> bool:
     """Return whether a folder exists whose files this user may not list or read."""
-    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
+    try:
+        return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
+    except PermissionError:  # A link into a folder that is closed.
+        return True
 
 
 class SealedRecord(Record):

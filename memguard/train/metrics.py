@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from memguard.errors import RecordError
 from memguard.records import Record, WatchedStep, write_atomically
+from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
 
 
@@ -146,11 +147,14 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
     """Yield the lines of metrics.jsonl; a last line truncated by a crash is skipped.
 
     Raises:
-        RecordError: another line cannot be read.
+        RecordError: the file, or another line, cannot be read.
     """
     if not path.exists():
         return
-    lines = path.read_bytes().splitlines(keepends=True)
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise describe_unread(path, error) from error
     for number, line in enumerate(lines, 1):
         kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"'.encode() in line), None)
         try:

@@ -7,7 +7,7 @@
 See `step` for a single step.
 """
 
-import io
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -385,12 +385,13 @@ class Trainer:
 
     def _check_log(self, path: Path) -> None:
         kept = self.checkpoints.log
-        with path.open("rb") if path.exists() else io.BytesIO() as log:
+        is_whole = not kept
+        with contextlib.suppress(OSError), path.open("rb") as log:
             is_whole = log.read(len(kept)) == kept
         if not is_whole:
             self.console.warn(
-                f"'{path}' is damaged or truncated: its lines up to step {self.totals.step} are "
-                "restored from the checkpoint"
+                f"'{path}' is damaged, truncated or cannot be read: its lines up to step "
+                f"{self.totals.step} are restored from the checkpoint"
             )
 
     def _save_if_due(self) -> None:

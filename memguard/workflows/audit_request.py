@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig, Document, ParallelConfig, RunConfig, validate
 from memguard.data import sources
-from memguard.errors import ConfigError, require_library
+from memguard.errors import ConfigError, check_name, require_library
 from memguard.hf.adapter_files import is_adapter
 from memguard.records import VARIANT_LIBRARIES, VariantName
 from memguard.records.run_files import find_weights_folder
 from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.requests import check_paths, read_mesh
 from memguard.workflows.run_checks import check_device_map, has_ternary_weights
-from memguard.workflows.run_folder import load_own_config
+from memguard.workflows.run_folder import check_outside_runs, load_own_config
 
 if TYPE_CHECKING:
     from memguard.workflows.audited_model import ModelInMemory
@@ -80,6 +80,10 @@ class AuditRequest:
                 problems.append("--model needs --out: a folder for the report")
         if problems:
             raise ConfigError(*problems)
+        if self.run is not None:
+            check_name(self.run, "RUN", ConfigError)
+        if self.out is not None:
+            check_outside_runs(self.out, "--out", but=self.run)
         _ = self.parallel  # Raises an error before anything is read.
         origin = Document(
             path="memguard audit",

@@ -7,7 +7,7 @@ from typing import Any
 
 from memguard.compare import FinishedRun, compare_runs, list_comparison_rows
 from memguard.config import RunConfig
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
 from memguard.records.comparison import COMPARISON, COMPARISON_RESULTS
 from memguard.records.results import save_results
@@ -101,7 +101,7 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
 def _choose_name(folder: Path, taken: Set[str]) -> str:
     """Return the folder's name, with parent folders if another setting has the same name."""
     parts = folder.parts[1:]
-    names = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
+    names = (escape_name("/".join(parts[-count:])) for count in range(1, len(parts) + 1))
     return next((name for name in names if name not in taken), str(folder))
 
 

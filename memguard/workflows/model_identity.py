@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memguard.errors import ModelError
+from memguard.errors import ModelError, escape_name
 from memguard.hf.adapter_files import is_adapter, read_adapter
 from memguard.hf.identity import hash_sums, split_sums, sum_model
 from memguard.records import AdapterIdentity, ModelIdentity
@@ -89,7 +89,8 @@ def _name_model(model: str | ModelInMemory) -> str:
     if isinstance(model, ModelInMemory):
         return model.name
     # Reports are shared with others; full local paths must not be.
-    return "/".join(Path(model).resolve().parts[-2:]) if Path(model).is_dir() else model
+    name = "/".join(Path(model).resolve().parts[-2:]) if Path(model).is_dir() else model
+    return escape_name(name)
 
 
 def _identify_adapter(target: AuditTarget, sums: Sums) -> AdapterIdentity | None:

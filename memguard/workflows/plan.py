@@ -114,7 +114,7 @@ def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
     """
     file = find_config(path) if path.is_dir() else path
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = json.loads(file.read_bytes())
     except OSError as error:
         raise ModelError(
             f"'--model' must be a config.json or a folder with one; '{file}' cannot be read: "

@@ -12,7 +12,15 @@ from memguard.audit.suite import load_audit_suite
 from memguard.compare import Sweep
 from memguard.config import AxisName, Document, ParallelConfig, RunConfig, validate
 from memguard.data import sources
-from memguard.errors import MAX_PATH, ConfigError, DataError, ModelError, shorten
+from memguard.errors import (
+    MAX_PATH,
+    ConfigError,
+    DataError,
+    ModelError,
+    check_name,
+    escape_name,
+    shorten,
+)
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
@@ -22,7 +30,7 @@ from memguard.workflows.run_checks import (
     check_row_length,
     check_targets,
 )
-from memguard.workflows.run_folder import check_finished
+from memguard.workflows.run_folder import check_finished, check_outside_runs
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20
@@ -41,7 +49,8 @@ def make_command(*arguments: str) -> str:
     name = program.parent.name if program.name == "__main__.py" else program.name
     if not arguments and name != "memguard":
         return "memguard.api, called by another program"
-    return shlex.join(["memguard", *map(_shorten_paths, arguments or sys.argv[1:])])
+    words = map(_shorten_paths, map(escape_name, arguments or sys.argv[1:]))
+    return shlex.join(["memguard", *words])
 
 
 # An absolute path as an argument, a setting's value or a list entry; it may contain spaces.
@@ -116,6 +125,8 @@ class CompareRequest:
                 raise ConfigError("--out needs RUNs; a sweep has 'output_dir' in its YAML")
             check_num_processes(self.jobs or 1, option="--jobs", way_out=_SMALLER_SWEEPS)
             return
+        if self.out is not None:
+            check_outside_runs(self.out, "--out")
         check_num_processes(self.num_processes or 1, option="--nproc", way_out=MORE_MACHINES)
         if self.jobs is not None:
             raise ConfigError("--jobs needs a sweep; finished RUNs are not trained")
@@ -211,6 +222,10 @@ class ExportRequest:
             raise ConfigError("give --merge: export writes an adapter merged into its base")
         if self.dtype not in (None, *DTYPES):
             raise ConfigError(f"'--dtype' must be {', '.join(DTYPES)}; got '{self.dtype}'")
+        for setting, path in (("FOLDER", self.folder), ("--base", self.base)):
+            if path is not None:
+                check_name(path, setting, ConfigError)
+        check_outside_runs(self.out, "OUT")
         if not self.folder.is_dir():
             raise ConfigError(f"there is no folder '{self.folder}'; correct the path")
         if self.is_run:
@@ -290,6 +305,12 @@ def check_paths(
     tokenizers: Mapping[str, str | None],
 ) -> None:
     """Raise one error that names all missing paths; then check the models' folders."""
+    for setting, given in documents.items():
+        for source in given:
+            check_name(source, setting, DataError)
+    for setting, model in {**models, **tokenizers}.items():
+        if model is not None:
+            check_name(model, setting, ModelError)
     no_documents = [
         f"'{setting}': there is no file or folder '{shorten(source, MAX_PATH)}'"
         for setting, given in documents.items()
@@ -310,7 +331,7 @@ def check_paths(
         raise kind(f"{listed}. {way_out}")
     for setting, given in documents.items():
         for source in given:
-            sources.check_kind(source, setting=setting)
+            sources.check_source(source, setting=setting)
     for path in models.values():
         if path is not None:
             adapter_files.check_model(path)

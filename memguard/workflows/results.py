@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, RecordError
 from memguard.records import AuditReport, Comparison, Verdict, write_atomically
 from memguard.records.audit_files import AUDIT_FILES, FINDINGS, PAGE, REPORT, RESULTS, SCORES
 from memguard.records.comparison import check_results
@@ -47,20 +47,25 @@ class AuditResult:
         """Return the scores of the documents, one row each, without any text."""
         import pandas
 
-        return pandas.read_parquet(self.folder / SCORES)
+        return pandas.read_parquet(_find(self.folder, SCORES))
 
     @property
     def results(self) -> "pandas.DataFrame":
         """Every number of the report, one row each, as `memguard.records.results` describes."""
-        return read_results(self.folder / RESULTS)
+        return read_results(_find(self.folder, RESULTS))
 
     def save(self, folder: str | Path) -> Path:
-        """Copy the audit's files into a folder, which is created if needed; return it."""
+        """Copy the audit's files into a folder, which is created if needed; return it.
+
+        Raises:
+            ConfigError: the folder cannot be created.
+            RecordError: the audit's folder, or a file in it, was deleted.
+        """
         names = (SCORES, RESULTS, FINDINGS, REPORT, PAGE, AUDIT_FILES)
         return _copy_files(self.folder, names, Path(folder))
 
     def _repr_html_(self) -> str:
-        return _embed((self.folder / PAGE).read_text(encoding="utf-8"))
+        return _embed(_find(self.folder, PAGE).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ class TrainResult:
         """Return metrics.jsonl, one line a row: optimizer steps, held-out losses, the end."""
         import pandas
 
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = _find(self.folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return pandas.DataFrame([json.loads(line) for line in lines])
 
     def save(self, folder: str | Path) -> Path:
@@ -90,13 +95,14 @@ class TrainResult:
 
         Raises:
             ConfigError: the folder exists.
+            RecordError: the run's folder, or a file in it, was deleted.
         """
         target = Path(folder)
         if target.exists():
             raise ConfigError(f"'{target}' exists already; choose another name or delete it")
-        target.mkdir(parents=True)
-        shutil.copytree(self.model, target / self.model.name)
+        model = _find(self.model.parent, self.model.name)
         _copy_files(self.folder, ("config.yaml", "metrics.jsonl", "manifest.jsonl"), target)
+        shutil.copytree(model, target / model.name)
         if self.audit is not None:
             self.audit.save(target / "audit")
         return target
@@ -137,13 +143,18 @@ class CompareResult:
         return read_results(check_results(self.comparison, self.page.parent))
 
     def save(self, folder: str | Path) -> Path:
-        """Copy comparison.json and .parquet, its page and chart into a folder; return it."""
+        """Copy comparison.json and .parquet, its page and chart into a folder; return it.
+
+        Raises:
+            ConfigError: the folder cannot be created.
+            RecordError: one of them was deleted.
+        """
         suffixes = (".parquet", ".json", ".html", ".svg")
         names = tuple(self.page.with_suffix(suffix).name for suffix in suffixes)
         return _copy_files(self.page.parent, names, Path(folder))
 
     def _repr_html_(self) -> str:
-        return _embed(self.page.read_text(encoding="utf-8"))
+        return _embed(_find(self.page.parent, self.page.name).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,13 +204,32 @@ class PlanResult:
         return f"<p>{html.escape(self.verdict)}</p>{self.to_pandas().to_html(index=False)}"
 
 
+def _find(folder: Path, name: str) -> Path:
+    """Return the path of a file of a result, which may have been deleted since.
+
+    Raises:
+        RecordError: there is no such file.
+    """
+    path = folder / name
+    if path.exists():
+        return path
+    raise RecordError(
+        f"'{path}' was deleted since: make this result again, and keep its folder (programs that "
+        "clean temporary folders delete those of audits without 'out')"
+    )
+
+
 def _copy_files(source: Path, names: Sequence[str], target: Path) -> Path:
-    target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if (source / name).exists() and (source / name).resolve() != (target / name).resolve():
+    paths = [_find(source, name) for name in names]  # All of them before the first is copied.
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"'{target}' cannot be created: {error.strerror}") from error
+    for path in paths:
+        if path.resolve() != (target / path.name).resolve():
             # Not copy2, which writes first and narrows the mode afterwards.
-            mode = stat.S_IMODE((source / name).stat().st_mode)
-            write_atomically(target / name, (source / name).read_bytes(), mode=mode)
+            mode = stat.S_IMODE(path.stat().st_mode)
+            write_atomically(target / path.name, path.read_bytes(), mode=mode)
     return target
 
 

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memguard.config import RunConfig, load_run_config, load_yaml
-from memguard.errors import ConfigError, MemguardError, ModelError, RecordError
+from memguard.errors import (
+    MAX_PATH,
+    ConfigError,
+    MemguardError,
+    ModelError,
+    RecordError,
+    check_name,
+    shorten,
+)
 from memguard.records.record import describe_unread
 from memguard.records.run_files import (
     UNLISTED,
@@ -25,6 +33,7 @@ from memguard.records.run_files import (
     find_run_keys,
     find_trained_damage,
     has_begun,
+    has_prepared,
     has_trained,
     has_weights,
     load_summary,
@@ -49,6 +58,8 @@ FREE_IN_TRAIN = (
     "log_every_steps",
 )
 # Files that are written under a temporary name first, by folder: of a run or a separate audit.
+_COMPARED = ("model", "adapter", "prepared", "audit")
+"""Folders of a run with recorded files, beside those of its checkpoints."""
 _AUDIT = ("records.parquet", "results.parquet", "report.json", "report.html", "audit.json")
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {
@@ -124,6 +135,48 @@ def check_free(folder: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise _explain_in_use(folder) from error
+
+
+def check_outside_runs(folder: Path, setting: str, *, but: Path | None = None) -> None:
+    """Reject a folder to write to among the files of a run that `memguard verify` compares.
+
+    A file that the run has not written there is damage: it could be loaded with the model. Folders
+    in `audit/` are free.
+
+    Args:
+        folder: the folder, which need not exist; links and `..` are followed.
+        setting: names the folder in the message.
+        but: a run whose own `audit/` may be written to.
+
+    Raises:
+        ConfigError: says where such a folder may be.
+    """
+    check_name(folder, setting, ConfigError)
+    # As it is given too: model/ of a run may be a link to another disk.
+    for path in (Path(os.path.realpath(folder)), Path(os.path.abspath(folder))):
+        for place in (path, *path.parents):
+            run = _find_comparing_run(place)
+            if run is None or (place.name == "audit" and (place != path or _is_same(run, but))):
+                continue
+            raise ConfigError(
+                f"'{setting}' must not be in {place.relative_to(run).as_posix()}/ of a run, whose "
+                f"files 'memguard verify' compares; got '{shorten(str(folder), MAX_PATH)}'. Choose "
+                "a folder outside the run"
+            )
+
+
+def _find_comparing_run(place: Path) -> Path | None:
+    """Return the run that compares the files of a folder; None if none does."""
+    run = place.parent
+    if place.name.startswith("step-") and run.name == "checkpoints":
+        run = run.parent
+    elif place.name not in _COMPARED:
+        return None
+    return run if (run / "config.yaml").is_file() and has_prepared(run) else None
+
+
+def _is_same(folder: Path, other: Path | None) -> bool:
+    return other is not None and os.path.realpath(folder) == os.path.realpath(other)
 
 
 def _explain_in_use(folder: Path) -> ConfigError:

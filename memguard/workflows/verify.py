@@ -286,8 +286,10 @@ def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
                 return []
     except PermissionError:
         return [mark_unreadable(path.name)]
-    except OSError:
+    except FileNotFoundError:
         return [Damage(file=path.name, what="is missing")]
+    except OSError as error:
+        return [Damage(file=path.name, what=f"cannot be read: {error.strerror}")]
     return [Damage(file=path.name, what="differs from the copy in the last checkpoint")]
 
 

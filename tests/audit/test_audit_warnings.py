@@ -10,7 +10,7 @@ from memguard.audit.extraction import ExtractionProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.summary import summarise
 from memguard.audit.warnings import collect_banners, is_collapsed
-from memguard.records import AuditResults, DocumentScore, GeneratedTexts
+from memguard.records import BLIND, AuditResults, DocumentScore, GeneratedTexts, MembershipScores
 
 MakeScore = Callable[..., DocumentScore]
 
@@ -151,3 +151,34 @@ def test_the_note_of_what_looked_unlikely(
     )
     found = [banner.text for banner in banners if "unlikely" in banner.text]
     assert found == ([] if text is None else [text])
+
+
+@pytest.mark.parametrize(
+    ("num_control", "scores", "text"),
+    [
+        (4, ["loss"], "it needs 5 of either kind, near-duplicates counted once, and there are 9 "),
+        (9, ["loss"], "not run: near-duplicates hold the documents of one kind together. Whether"),
+        (9, ["loss", BLIND], None),
+        (1, [], None),
+    ],
+)
+def test_texts_that_were_not_compared_are_noted(
+    make_score: MakeScore, num_control: int, scores: list[str], text: str | None
+) -> None:
+    rows = [*_control(make_score, [0] * num_control), *_bucket(make_score, "x4", [0] * 9)]
+    evidence = build_evidence(rows)
+    banners = collect_banners(
+        build_rows(evidence),
+        tabulate(rows),
+        _summarise(rows).generated,
+        tally="complete",
+        tiny_margin=1e-3,
+        membership=[
+            MembershipScores(score=score, num_members=9, num_nonmembers=num_control, auc=None)
+            for score in scores
+        ],
+        documents=[window.document for window in evidence.windows],
+    )
+    found = [banner.text for banner in banners if "bag-of-words" in banner.text]
+    assert len(found) == (text is not None)
+    assert all(text in banner for banner in found)

@@ -233,3 +233,40 @@ def test_other_lengths_and_other_forms_are_told_for_themselves() -> None:
 def test_without_a_control_nothing_is_compared(num_control: int) -> None:
     documents = [*make_side("trained", 9), *make_side("control", num_control, size=4)]
     assert compare_kinds(documents, seed=0) == ""
+
+
+def name_clusters(documents: list[AuditDocument], count: int, first: int) -> list[AuditDocument]:
+    return [replace(each, cluster=first + n % count) for n, each in enumerate(documents)]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("role", ["trained", "control"])
+def test_form_letters_of_fewer_than_five_forms_are_not_compared(role: str, count: int) -> None:
+    letters = make_side("trained", 12, words=(0, 200))
+    others = make_side("control", 12, words=(200, 400))
+    sides = [
+        name_clusters(side, count if side[0].role == role else len(side), first)
+        for side, first in ((letters, 0), (others, 100))
+    ]
+    documents = [document for side in sides for document in side]
+    assert compare_kinds(documents, seed=0) == ""
+    assert BLIND not in [row.score for row in compute_membership(documents, {}, fpr=(), seed=0)]
+
+
+def test_near_duplicates_count_once() -> None:
+    """Ten letters each of twelve forms from one source, every other form a member's."""
+
+    def compare(seed: int, words: tuple[int, int]) -> str:
+        documents = []
+        for role, first, ids in (("trained", 0, (0, 400)), ("control", 100, words)):
+            forms = make_side(role, 6, seed=seed, words=ids)
+            documents += [
+                replace(form, id=f"{form.id}-{copy}", cluster=first + number)
+                for number, form in enumerate(forms)
+                for copy in range(5)
+            ]
+        return compare_kinds(documents, seed=seed)
+
+    assert sum(bool(compare(seed, (0, 400))) for seed in range(12)) <= 2
+    # Twelve forms of two sources: 924 ways to assign them, of which one is as far apart.
+    assert "a bag-of-words classifier without access to the model" in compare(0, (300, 700))

@@ -163,6 +163,48 @@ def test_an_audit_elsewhere_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -
     assert run_cli("verify", "out").code == 0
 
 
+@pytest.mark.parametrize(
+    "out",
+    [
+        "runs/run/model",
+        "runs/run/model/deep/er",
+        "runs/run/adapter",
+        "runs/run/audit/../prepared",
+        "link/prepared",
+        "linked/audit",
+        "runs/run/checkpoints/step-00000001",
+    ],
+)
+def test_an_audit_is_not_written_among_the_files_of_a_run(run: Path, out: str) -> None:
+    Path("link").symlink_to(run)
+    Path("linked").symlink_to(run / "model")
+    for arguments in ((run,), ("--model", "model", "--members", "documents.jsonl")):
+        refused = run_cli("audit", *arguments, "--out", out)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
+        assert refused.err.startswith("'--out' must not be in ")
+        assert refused.err.endswith("Choose a folder outside the run\n")
+    assert run_cli("verify", run).code == 0
+
+
+def test_the_audit_of_a_run_is_written_by_that_run_only(run: Path) -> None:
+    given = ("--model", "model", "--members", "documents.jsonl", "--out", run / "audit")
+    refused = run_cli("audit", *given)
+    assert (refused.code, "'--out' must not be in audit/ of a run" in refused.err) == (2, True)
+    # export, compare and train do not write there either.
+    for command in (
+        ("export", run, run / "model" / "merged", "--merge"),
+        ("compare", run, run, "--out", run / "prepared"),
+        ("train", "run.yaml", "name=again", f"output_dir={run}/model"),
+    ):
+        refused = run_cli(*command)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
+        assert "must not be in " in refused.err
+    # A folder in audit/ is the user's.
+    given = ("--out", "runs/run/audit/other", "--continuation-tokens", 6)
+    assert run_cli("audit", run, *given).code == 0
+    assert run_cli("verify", run).code == 0
+
+
 @pytest.mark.parametrize("damage", [flip_byte, cut])
 @pytest.mark.parametrize("name", ["report.json", "audit.json"])
 def test_a_damaged_report_is_not_rendered(

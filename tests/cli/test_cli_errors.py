@@ -275,6 +275,27 @@ def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Excep
     assert "the disk is full; files saved before are intact" in fails(1, "train", path)
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.EIO, "Input/output error", "a/b"), "'a/b' cannot be read or written: Input"),
+        (OSError(errno.ESTALE, "Stale file handle"), "a file cannot be read or written: Stale"),
+        (OSError(errno.EFBIG, "File too large", "m"), "'m' cannot be read or written: File too l"),
+        (OSError(errno.EIO, "checkpoint x could not be written: y"), "checkpoint x could not be"),
+    ],
+)
+def test_a_failing_file_system(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, line: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(train, "prepare", fail)
+    message = fails(1, "train", write_run(folder)).splitlines()[-1]
+    assert line in message
+    assert "Check the disk or file system, and run the same command again" in message
+
+
 def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def test_a_merged_folder_and_its_json(adapter: Path, tmp_path: Path) -> None:
     ended = run_cli("export", adapter, out, "--merge")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
     assert "exists already; choose another name or delete it" in ended.err
+
+
+def test_a_configuration_that_peft_refuses(adapter: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(adapter, tmp_path / "adapter"))
+    config = copy / "adapter_config.json"
+    fields = {**json.loads(config.read_text()), "target_modules": [], "lora_dropout": None}
+    config.write_text(json.dumps(fields), encoding="utf-8-sig")
+    succeed("export", copy, tmp_path / "out", "--merge")
 
 
 def test_arguments_that_cannot_be_used(adapter: Path, tmp_path: Path) -> None:

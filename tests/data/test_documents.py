@@ -196,7 +196,12 @@ def test_file_of_unknown_kind(tmp_path):
         ("x.jsonl", b'{"text": "a"}\n\n{"text": "secret\n', "line 3 is not JSON"),
         ("x.jsonl", b'{"text": "a"}\n"secret"\n', "line 2 is not a JSON object"),
         ("x.jsonl", b"null\n", "line 1 is not a JSON object"),
-        ("x.jsonl", b'{"text": "secret\xff"}\n', "line 1 is not JSON"),
+        ("x.jsonl", b'{"text": "secret\xff"}\n', "x.jsonl' is not UTF-8; convert it"),
+        ("x.jsonl", '{"text": "secret"}\n'.encode("utf-16"), "x.jsonl' is not UTF-8; convert it"),
+        ("x.jsonl", '{"text": "secret"}\n'.encode("utf-16-le"), "is not UTF-8; convert it"),
+        ("x.json", '[{"text": "secret"}]'.encode("utf-32-be"), "is not UTF-8; convert it"),
+        ("x.json", b'[{"text": "secret\xff"}]', "x.json' is not UTF-8; convert it"),
+        ("x.jsonl", b'{"text": "a"}\n' + 100 * b"\0", "line 2 is not JSON"),
         ("x.jsonl", b'{"a":' * 100_000, "line 1 is not JSON"),
         ("x.json", b'[{"text": "a"},\n{"text": secret}]', "line 2 is not JSON"),
         ("x.json", b'[{"text": "a"}, "secret"]', "entry 2 is not a JSON object"),
@@ -204,6 +209,8 @@ def test_file_of_unknown_kind(tmp_path):
         ("x.csv", b'id,text\n1,"secret\n', "line 2: unexpected end of data"),
         ("x.csv", b"text,text\na,secret\n", "its header names a column twice"),
         ("x.csv", b"text,n\nsecret\xff,1\n", "is not UTF-8"),
+        ("x.csv", "text\nsecret\n".encode("utf-16-le"), "x.csv' is not UTF-8; convert it"),
+        ("x.txt", "secret".encode("utf-16-be"), "x.txt' is not UTF-8; convert it"),
         ("x.txt", b"secret\xff", "is not UTF-8"),
         ("x.parquet", b"secret", "it is not a parquet file"),
     ],
@@ -216,6 +223,16 @@ def test_broken_file(tmp_path, name, content, said):
     assert said in message
     assert "secret" not in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["x\udcff.jsonl", "x\udcff.txt", "x\udcff/y.txt", "x/y\udcff.csv"])
+def test_names_that_are_not_utf8(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("text\na\n")
+    for source in (path, path.parent):
+        with pytest.raises(DataError, match=r"'data\.train': the name '.*\\udcff.*rename the file"):
+            load(source)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.txt", "x.parquet"])

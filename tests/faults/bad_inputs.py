@@ -153,6 +153,18 @@ def _socket(folder: Path) -> Path:
     return folder / "socket.jsonl"
 
 
+def _named(name: str, *, is_given: bool = True) -> Callable[[Path], Path]:
+    """Write a text file of a name; is_given: whether it is the source, or the folder it is in."""
+
+    def write(folder: Path) -> Path:
+        path = folder / "texts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("some words")
+        return path if is_given else folder / "texts"
+
+    return write
+
+
 def _empty_folder(folder: Path) -> Path:
     (folder / "texts").mkdir()
     return folder / "texts"
@@ -207,6 +219,16 @@ def _fields(**fields: Any) -> Make:
     return _model(change)
 
 
+def _unreadable(name: str) -> Callable[[Path], object]:
+    """Replace a file by one whose reading is an error of the system (EIO), even for root."""
+
+    def change(copy: Path) -> None:
+        (copy / name).unlink()
+        (copy / name).symlink_to("/proc/self/mem")
+
+    return change
+
+
 def _rename(old: str, new: str) -> Callable[[Path], object]:
     return lambda copy: (copy / old).rename(copy / new)
 
@@ -258,6 +280,12 @@ def _run_folder_without_report(folder: Path) -> Sequence[object]:
         run = f"name: {name}\nmodel: {{path: m}}\ndata: {{train: d.jsonl}}\n"
         (folder / name / "config.yaml").write_text(run)
     return ("compare", folder / "one", folder / "two")
+
+
+def _run_named_by_bytes(folder: Path) -> Sequence[object]:
+    (folder / "run\udcff").mkdir()
+    (folder / "run\udcff" / "config.yaml").touch()
+    return ("audit", folder / "run\udcff")
 
 
 def _line(text: str) -> bytes:
@@ -334,6 +362,9 @@ SETTINGS = (
     _bad(
         "output_dir of 5,000 characters", _setting({"output_dir": LONG}), 2, "output_dir", "xxx..."
     ),
+    _bad("bytes in output_dir", _setting({"output_dir": "a\udcff"}), 2, "'output_dir'", "UTF-8"),
+    _bad("bytes in model.path", _setting({"model.path": "a\udcff"}), 2, "'model.path'", "UTF-8"),
+    _bad("bytes in text_column", _setting({"data.text_column": "\udcff"}), 2, "must be UTF-8"),
     _bad("data of 5,000 characters", _setting({"data.train": LONG}), 2, "'data.train'", "xxx..."),
     _bad("model of 5,000 characters", _setting({"model.path": f"./{LONG}"}), 2, "model", "xxx..."),
     _bad("suite of 5,000 characters", _setting({"audit.suite": LONG}), 2, "suite", "xxx..."),
@@ -395,7 +426,38 @@ DOCUMENTS = (
     _bad("half a line", _data("a.jsonl", _line("a") + b'{"te'), 3, "line 2 is not", torch=True),
     _bad("lines that are lists", _data("a.jsonl", b"[1]\n[2]\n"), 3, "is not JSON", torch=True),
     _bad("lines that are numbers", _data("a.jsonl", b"1\n2\n"), 3, "line 1 is not", torch=True),
-    _bad("jsonl in latin-1", _data("a.jsonl", b'{"text": "\xe9"}'), 3, "line 1", torch=True),
+    _bad("jsonl in latin-1", _data("a.jsonl", b'{"text": "\xe9"}'), 3, "not UTF-8", torch=True),
+    _bad(
+        "jsonl in UTF-16",
+        _data("a.jsonl", '{"text": "a"}\n'.encode("utf-16")),
+        3,
+        "is not UTF-8; convert it",
+        torch=True,
+    ),
+    _bad(
+        "json in UTF-32",
+        _data("a.json", '[{"text": "a"}]\n'.encode("utf-32-le")),
+        3,
+        "is not UTF-8; convert it",
+        torch=True,
+    ),
+    _bad("file with a name of bytes", _source(_named("a\udcff.txt")), 3, "rename the file"),
+    _bad("folder with a name of bytes", _source(_named("\udce9/a.txt")), 3, "rename the file"),
+    _bad(
+        "file with a name of bytes in a folder",
+        _source(_named("b/a\udcff.txt", is_given=False)),
+        3,
+        "b/a\\udcff.txt",
+        "rename the file",
+        torch=True,
+    ),
+    _bad("half a surrogate in a name", _setting({"data.train": "\ud800"}), 3, "rename the file"),
+    _bad(
+        "control with a name of bytes",
+        _setting({"data.control": ["a\udcff.jsonl"]}),
+        3,
+        "'data.control': the name 'a\\udcff.jsonl' is not UTF-8",
+    ),
     _bad("deep json", _data("a.jsonl", b'{"text":' + b"[" * 100_000), 3, "line 1", torch=True),
     _bad("deep array", _data("a.json", b"[" * 100_000), 3, "nested too deeply", torch=True),
     _bad("text that is a number", _data("a.jsonl", b'{"text": 1}'), 3, "not a string", torch=True),
@@ -458,6 +520,26 @@ MODELS = (
     _bad("config.json in latin-1", _model(_write("config.json", b'{"\xe9":1}')), 3, "not JSON"),
     _bad("config.json of a list", _model(_write("config.json", b"[1]")), 3, "config.json"),
     _bad("deep config.json", _model(_write("config.json", b"[" * 100_000)), 3, "config.json"),
+    _bad(
+        "config.json that the disk does not give",
+        _model(_unreadable("config.json")),
+        3,
+        "config.json cannot be read: Input/output error",
+    ),
+    _bad(
+        "weights that the disk does not give",
+        _model(_unreadable("model.safetensors")),
+        3,
+        "model.safetensors cannot be read",
+        torch=True,
+    ),
+    _bad(
+        "tokenizer that the disk does not give",
+        _model(_unreadable("tokenizer.json")),
+        3,
+        "tokenizer",
+        torch=True,
+    ),
     _bad("no weights", _model(_rename("model.safetensors", "w")), 3, "none at all"),
     _bad("pickled weights", _model(_rename("model.safetensors", "w.bin")), 3, "only pickled"),
     _bad("unknown family", _fields(model_type="nope"), 3, "no usable configuration", torch=True),
@@ -492,6 +574,12 @@ ARGUMENTS = (
     _bad("audit of nothing", _say("audit"), 2, "give either the folder of a RUN"),
     _bad("audit without documents", _say("audit", "--model", "m"), 2, "--model needs", lines=2),
     _bad("audit of no run", _say("audit", "nowhere"), 2, "is not the folder of a run"),
+    _bad("report in a name of bytes", _audit("--out", "o\udce9"), 2, "'--out'", "not UTF-8"),
+    _bad("run in a name of bytes", _run_named_by_bytes, 2, "'RUN'", "not UTF-8"),
+    _bad("members of bytes", _audit("--members", "a\udcff.jsonl"), 3, "'--members'", "not UTF-8"),
+    _bad("base of bytes", _audit("--base", "a\udcff"), 3, "'--base'", "not UTF-8"),
+    _bad("reference of bytes", _audit("--reference", "./\udcff"), 2, "--reference", "UTF-8"),
+    _bad("export to bytes", _say("export", "a", "o\udce9", "--merge"), 2, "'OUT'", "not UTF-8"),
     _bad("audit of a FIFO", lambda f: _audit("--nonmembers", _fifo(f))(f), 3, "FIFO"),
     _bad("plan of 10^12 GPUs", _say("plan", "--model", "m", "--gpus", 10**12), 2, "--gpus"),
     _bad("plan of 10^12 tokens", _say("plan", "--model", "m", "--seq-len", 10**12), 2, "seq_len"),

@@ -20,7 +20,8 @@ from memguard.hf.export_merged import (
     refuse_difference,
     write_merged,
 )
-from memguard.hf.merged_weights import MergedWeights, open_merged
+from memguard.hf.load import load_model
+from memguard.hf.merged_weights import MergedWeights, attach_adapter, open_merged
 from memguard.hf.safetensors import FolderWeights
 from memguard.parallel.layout import ShardSlice
 
@@ -101,6 +102,34 @@ def test_the_dtype_is_the_bases_or_the_given_one(
     difference = compare(tmp_path)
     refuse_difference(difference, wanted)
     assert difference.largest > 1e-3 or wanted == FP32
+
+
+SPOILED: tuple[dict[str, Any], ...] = (
+    *({"target_modules": value} for value in ([], {}, 5, ["nope"], [1], None, "([a-z._0-9]+)+!")),
+    *({"lora_dropout": value} for value in (None, 2, "x")),
+    *({"exclude_modules": value} for value in (".*", 5, "([a-z._0-9]+)+!")),
+    *({"layers_to_transform": value} for value in ("abc", [0], -1)),
+    {"layers_pattern": "layers"},
+    {"layers_to_transform": [0], "layers_pattern": "([a-z._0-9]+)+!"},
+    {"self": None},
+    {"runtime_config": 3, "peft_version": [], "auto_mapping": "x"},
+)
+
+
+def test_fields_without_effect_are_not_given_to_peft(tmp_path: Path) -> None:
+    ranks = {"q_proj": 9, "layers.1.self_attn.v_proj": 2}
+    targets = ["q_proj", "v_proj", "lm_head"]
+    adapted = save_adapter(tmp_path, target_modules=targets, rank_pattern=ranks, use_rslora=True)
+    path = tmp_path / "adapter" / "adapter_config.json"
+    written = json.loads(path.read_text())
+    row = draw_rows()[0][None]
+    with torch.no_grad():
+        wanted = adapted(row).logits
+        for fields in ({}, *SPOILED):
+            # A byte order mark, as editors on Windows write it.
+            path.write_text(json.dumps({**written, **fields}), encoding="utf-8-sig")
+            source, base = open_merged(tmp_path / "adapter")
+            assert torch.equal(attach_adapter(load_model(str(base)), source)(row).logits, wanted)
 
 
 def test_several_files_have_an_index(tmp_path: Path) -> None:

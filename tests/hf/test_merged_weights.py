@@ -1,5 +1,6 @@
 """Merged weights: those of peft's merge, in any rectangle, on one process and on a mesh."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,19 @@ def test_a_head_that_shares_the_embedding_is_refused(tmp_path: Path, stores_head
         save_file({**tensors, "lm_head.weight": head}, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"layer 'lm_head' shares its weight with the embedding"):
         load_model(str(tmp_path / "adapter"))
+
+
+def test_a_header_that_the_library_does_not_take_is_refused(tmp_path: Path) -> None:
+    save_adapter(tmp_path, target_modules=["q_proj"])
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = ["pt"]
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[start:])
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors is not a complete safeten"):
+        open_merged(tmp_path / "adapter")
 
 
 def test_another_kind_of_layer_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def count_missed(audit: Audit) -> tuple[int, int]:
     return counts.count(0), len(counts)
 
 
+def count_texts(audit: Audit) -> tuple[int, int]:
+    """Return the trained and the control documents, near-duplicates once where all are known."""
+    compared = [one for one in audit.documents if one.is_trained or one.role == "control"]
+    is_known = all(one.cluster is not None for one in compared)
+    trained, control = (
+        {one.cluster if is_known else id(one) for one in compared if one.is_trained == is_trained}
+        for is_trained in (True, False)
+    )
+    return len(trained), len(control)
+
+
 def says(number: int, said: Said, singular: str) -> bool:
     """Check a number and that its verb agrees."""
     return int(said["num"]) == number and (said["verb"] == singular) == (number == 1)
@@ -182,6 +193,15 @@ BANNERS: tuple[Sentence[Audit], ...] = (
         r"(?:it|them)\.",
         count=lambda a: int(count_hanging(a) > 0),
         holds=lambda a, said: says(count_hanging(a), said, "result depends"),
+    ),
+    Sentence(
+        name="texts not compared",
+        pattern="The bag-of-words classifier without access to the model was not run: it needs 5 "
+        r"of either kind, near-duplicates counted once, and there are (?P<trained>\d+) trained and "
+        r"(?P<control>\d+) control documents\. Whether the kind of text alone causes the "
+        r"membership scores and the differences from the control is not known\.",
+        count=lambda a: int(bool(a.report.membership) and min(count_texts(a)) < 5),
+        holds=lambda a, said: (int(said["trained"]), int(said["control"])) == count_texts(a),
     ),
     Sentence(
         name="no base model",

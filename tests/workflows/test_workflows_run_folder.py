@@ -12,7 +12,13 @@ from memguard.errors import ConfigError
 from memguard.records.record import make_temporary_folder, write_atomically
 from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
-from memguard.workflows.run_folder import check_free, check_same_settings, compute_run_key, locked
+from memguard.workflows.run_folder import (
+    check_free,
+    check_outside_runs,
+    check_same_settings,
+    compute_run_key,
+    locked,
+)
 
 
 def make(**changes: Any) -> RunConfig:
@@ -170,3 +176,31 @@ def test_a_folder_that_cannot_be_written_to_is_refused(
     with pytest.raises(PermissionError, match="Permission denied") as caught:
         check_free(tmp_path / "runs" / "run")
     assert caught.value.filename == str(tmp_path / "runs" / "run")
+
+
+def test_only_folders_whose_files_a_run_compares_are_closed_to_others(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        for name in ("prepared", "checkpoints/step-00000001"):
+            (folder / name).mkdir(parents=True)
+        (folder / "config.yaml").touch()
+    (tmp_path / "disk").mkdir()
+    (run / "model").symlink_to(tmp_path / "disk")
+    # A folder of the user's that only looks like one.
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "model").mkdir()
+    for out in (
+        *("run", "run/audit", "run/audit/private/x", "run/checkpoints", "run/other", "model/x"),
+        *("run/prepared/../report", "audit", "disk", "new"),
+    ):
+        check_outside_runs(tmp_path / out, "--out", but=run)
+    for out, place in (
+        ("run/model", "model/"),
+        ("run/model/x", "model/"),
+        ("run/prepared/x/y", "prepared/"),
+        ("new/../run/adapter", "adapter/"),
+        ("run/checkpoints/step-00000001/x", "checkpoints/step-00000001/"),
+        ("other/audit", "audit/"),
+    ):
+        with pytest.raises(ConfigError, match=f"'--out' must not be in {place} of a run"):
+            check_outside_runs(tmp_path / out, "--out", but=run)

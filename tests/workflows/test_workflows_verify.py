@@ -75,6 +75,25 @@ def test_what_is_damaged_is_named(
     assert not found.is_intact
 
 
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "prepared/summary.json", "audit/private/hmac.key", "manifest.jsonl"]
+)
+def test_what_the_disk_does_not_give_is_damage_beside_what_is_checked(
+    prepared: Path, name: str
+) -> None:
+    path = prepared / name
+    before = path.read_bytes()
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # Reading it is an error of the system (EIO).
+    found = look(prepared)
+    path.unlink()
+    path.write_bytes(before)
+    (damaged,) = (each for each in found.parts if each.state == "damaged")
+    assert [str(one) for one in damaged.damages] == [f"{name} cannot be read: Input/output error"]
+    assert list(list_states(found).values()).count("intact") == 2
+    assert not found.is_intact
+
+
 @pytest.mark.parametrize(("ends", "state"), [("two\n", "intact"), ("2wo\n", "damaged")])
 def test_the_log_is_compared_with_the_newest_whole_checkpoint(
     prepared: Path, tmp_path: Path, ends: str, state: State
