@@ -57,9 +57,9 @@ FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
 )
-# Files that are written under a temporary name first, by folder: of a run or a separate audit.
 _COMPARED = ("model", "adapter", "prepared", "audit")
 """Folders of a run with recorded files, beside those of its checkpoints."""
+# Files that are written under a temporary name first, by folder: of a run or a separate audit.
 _AUDIT = ("records.parquet", "results.parquet", "report.json", "report.html", "audit.json")
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {
