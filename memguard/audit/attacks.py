@@ -5,7 +5,7 @@
     fill          beam search that knows which labels a goldfish dropped: at those it tries many
                   tokens, and the learned tokens after them select the right one
 
-    windows -> answers -> rows of numbers (`attack`) -> rows of the report (`tabulate`)
+    windows -> requests (`probes/attacks.py`) -> answers -> numbers -> rows (`tabulate`)
 
 A goldfish's mask is a function of the text without any secret: an attacker who knows k, h and mode
 can compute for every text, and so for every guess, which tokens had no loss. A wrong guess has two
@@ -25,23 +25,17 @@ If guesses cost less than learned tokens, the search prefers texts with many gue
 as much as unlearned tokens, it prefers any text with few guesses.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.batching import Progress
-from memguard.audit.beams import BeamRequest, IsFree, search_beams
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.decoding import Decoder, Request
 from memguard.audit.extraction import Window, list_clusters
-from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.scoring import Scorer
+from memguard.audit.passages import TokenResult
+from memguard.audit.probe import IsFree
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import clopper_pearson, compute_mean
-from memguard.audit.suite import AttackProbe
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import LETTERS_PER_TOKEN
 from memguard.records import AttackedBucket
@@ -59,10 +53,9 @@ TIGHTENED_MASK = (
 or all of it."""
 
 # The probabilities of a prefix's first tokens contain little information about memorization.
-_SHORT_CONTEXT_TOKENS = 8
+SHORT_CONTEXT_TOKENS = 8
 # Cost for a prefix without dropped or without learned tokens; and the smallest cost of a guess.
-_USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
-_NUMBERS_OF_EACH = ("best", "any", "right")
+USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
 
 
 def drops_next(
@@ -124,108 +117,6 @@ def find_dropped(
     return dropped & (np.arange(num_tokens) >= width)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttackResult:
-    """Result of one attack on one document."""
-
-    best_verbatim: bool
-    """Whether the first answer is the true continuation."""
-    any_verbatim: bool
-    """Whether any of the answers is the true continuation."""
-    num_correct: int
-    """Correct tokens of the first answer, compared index by index."""
-
-
-def attack_by_beam_search(
-    probe: AttackProbe,
-    decoder: Decoder,
-    windows: Sequence[Window],
-    on_progress: Progress | None = None,
-    *,
-    goldfish: Goldfish | None = None,
-    costs: Sequence[float] = (),
-) -> list[AttackResult]:
-    """Submit the ``probe.width`` most likely continuations of each window.
-
-    Args:
-        probe: width, and candidates for each guess.
-        decoder: decoder of the model.
-        windows: windows to attack.
-        on_progress: see `batching.Progress`.
-        goldfish: the goldfish used in training, if dropped tokens are to be guessed.
-        costs: cost of a guess in each window; required with a goldfish.
-
-    Raises:
-        ModelError: see `Batching.run`.
-    """
-    requests = [
-        BeamRequest(
-            prompt_ids=window.prefix_ids,
-            num_new=window.continuation_tokens,
-            is_free=None if goldfish is None else _build_mask(goldfish, window),
-            guess_cost=costs[index] if costs else 0.0,
-        )
-        for index, window in enumerate(windows)
-    ]
-    candidates = None if goldfish is None else probe.candidates
-    results = search_beams(
-        decoder, requests, probe.width, candidates=candidates, on_progress=on_progress
-    )
-    return [_judge(window, beams.ids_WS) for window, beams in zip(windows, results, strict=True)]
-
-
-def attack_by_sampling(
-    probe: AttackProbe,
-    decoder: Decoder,
-    windows: Sequence[Window],
-    *,
-    seed: int,
-    on_progress: Progress | None = None,
-) -> list[AttackResult]:
-    """Submit ``probe.samples`` sampled continuations of each window, the most frequent one first.
-
-    Raises:
-        ModelError: see `Batching.run`.
-    """
-    requests = [Request.of(window) for window in windows]
-    drawn = decoder.sample(requests, probe.scheme, probe.samples, seed, on_progress)
-    # Counter keeps the order of the samples if several are equally frequent.
-    answers = [
-        np.array([text for text, _ in Counter(map(tuple, ids_NS.tolist())).most_common()])
-        for ids_NS in drawn
-    ]
-    return [_judge(*pair) for pair in zip(windows, answers, strict=True)]
-
-
-def attack_by_filling(
-    probe: AttackProbe,
-    decoder: Decoder,
-    scorer: Scorer,
-    windows: Sequence[Window],
-    goldfish: Goldfish,
-    on_progress: Progress | None = None,
-) -> list[AttackResult]:
-    """Submit ``probe.width`` continuations in which dropped tokens are guessed.
-
-    Args:
-        probe: width, and candidates for each guess.
-        decoder: decoder of the model.
-        scorer: scorer of the same model; scores the prefixes.
-        windows: windows to attack.
-        goldfish: the goldfish used in training; in mode ``random`` this is plain beam search.
-        on_progress: see `batching.Progress`.
-
-    Raises:
-        ModelError: see `Batching.run`.
-    """
-    if goldfish.config.mode == "random":
-        return attack_by_beam_search(probe, decoder, windows, on_progress)
-    costs = _measure_guess_costs(scorer, windows, goldfish)
-    return attack_by_beam_search(
-        probe, decoder, windows, on_progress, goldfish=goldfish, costs=costs
-    )
-
-
 def measure_guess_cost(
     logprob_T: NDArray[np.floating],
     best_logprob_T: NDArray[np.floating],
@@ -239,38 +130,22 @@ def measure_guess_cost(
         dropped_T: whether the mask dropped each token.
     """
     if dropped_T.all() or not dropped_T.any():
-        return _USUAL_GUESS_COST
+        return USUAL_GUESS_COST
     learned = -float(logprob_T[~dropped_T].mean(dtype=np.float64))
     unlearned = -float(best_logprob_T[dropped_T].mean(dtype=np.float64))
     # Rounding may make a probability exceed one, and its negative logarithm negative.
     return max(float(np.sqrt(max(learned, 0) * max(unlearned, 0))), _LEAST_GUESS_COST)
 
 
-def _measure_guess_costs(
-    scorer: Scorer, windows: Sequence[Window], goldfish: Goldfish
-) -> list[float]:
-    """Return one cost for each window, measured if the prefix is long enough."""
-    indices = [
-        index
-        for index, window in enumerate(windows)
-        if window.prefix_tokens > _SHORT_CONTEXT_TOKENS
-    ]
-    passages = [
-        Passage(
-            input_ids=windows[index].prefix_ids,
-            first_label=_SHORT_CONTEXT_TOKENS,
-            first_choice=_SHORT_CONTEXT_TOKENS,
-        )
-        for index in indices
-    ]
-    costs = [_USUAL_GUESS_COST] * len(windows)
-    for index, result in zip(indices, scorer.score(passages), strict=True):
-        costs[index] = _read_guess_cost(windows[index], result, goldfish)
-    return costs
+def read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
+    """Return the cost of a guess (nats) in a window.
 
-
-def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
-    positions = slice(window.start + _SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
+    Args:
+        window: the window.
+        result: of its prefix from token `SHORT_CONTEXT_TOKENS` on.
+        goldfish: the goldfish used in training.
+    """
+    positions = slice(window.start + SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
     supervised_T = window.document.supervised[positions]
     dosed = goldfish.at_dose(window.document.dose)
     dropped_T = find_dropped(dosed, window.prefix_ids[None], _first_position(window))[0]
@@ -279,22 +154,24 @@ def _read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) ->
     return measure_guess_cost(
         result.logprob[supervised_T],
         best_logprob_T[supervised_T],
-        dropped_T[_SHORT_CONTEXT_TOKENS:][supervised_T],
+        dropped_T[SHORT_CONTEXT_TOKENS:][supervised_T],
     )
 
 
-def _build_mask(goldfish: Goldfish, window: Window) -> IsFree:
+def build_mask(goldfish: Goldfish, window: Window) -> IsFree:
+    """Return which next tokens of a window training would have dropped."""
     dosed, first = goldfish.at_dose(window.document.dose), _first_position(window)
     return lambda ids_RT, candidates_RC: drops_next(dosed, ids_RT, candidates_RC, first)
 
 
-def _judge(window: Window, answers_WS: NDArray[np.integer]) -> AttackResult:
+def judge_answers(window: Window, answers_WS: NDArray[np.integer]) -> list[float]:
+    """Return whether the first and any answer are the true continuation, and the correct tokens.
+
+    Tokens of the first answer are compared index by index.
+    """
     right_WS = answers_WS == window.continuation_ids
-    return AttackResult(
-        best_verbatim=bool(right_WS[0].all()),
-        any_verbatim=bool(right_WS.all(axis=1).any()),
-        num_correct=int(right_WS[0].sum()),
-    )
+    verbatim_W = right_WS.all(axis=1)
+    return [float(verbatim_W[0]), float(verbatim_W.any()), float(right_WS[0].sum())]
 
 
 def _first_position(window: Window) -> int:
@@ -302,75 +179,23 @@ def _first_position(window: Window) -> int:
     return window.document.first_position + window.start
 
 
-def name_numbers(goldfish: Goldfish | None) -> tuple[str, ...]:
-    """Return the names of the numbers that `attack` returns, e.g. ``beam_search.best``.
-
-    ``best`` and ``any`` are 1 if the first answer, or any answer, is the true continuation;
-    ``right`` counts correct tokens of the first answer; ``fill`` needs a mask.
-    """
-    return tuple(
-        f"{name}.{number}" for name in _list_attacks(goldfish) for number in _NUMBERS_OF_EACH
-    )
-
-
-def attack(
-    probe: AttackProbe,
-    decoder: Decoder,
-    scorer: Scorer,
-    windows: Sequence[Window],
-    goldfish: Goldfish | None,
-    *,
-    seed: int,
-    progress: Callable[[str], Progress | None],
-) -> list[list[float]]:
-    """Return the numbers of each document, in the order of `name_numbers`.
-
-    Args:
-        probe: settings.
-        decoder: decoder of the model.
-        scorer: scorer of the same model.
-        windows: windows to attack.
-        goldfish: the goldfish used in training; None if training dropped no labels.
-        seed: seed of the samples.
-        progress: returns, for the name of an attack, the callback for documents done and in total.
-    """
-    results_of = [
-        attack_by_beam_search(probe, decoder, windows, progress("beam search")),
-        attack_by_sampling(probe, decoder, windows, seed=seed, on_progress=progress("sampling")),
-    ]
-    if goldfish is not None:
-        results_of.append(
-            attack_by_filling(
-                probe, decoder, scorer, windows, goldfish, progress("filling dropped tokens")
-            )
-        )
-    return [
-        [
-            float(number)
-            for result in results
-            for number in (result.best_verbatim, result.any_verbatim, result.num_correct)
-        ]
-        for results in zip(*results_of, strict=True)
-    ]
-
-
 def tabulate(
-    probe: AttackProbe,
     windows: Sequence[Window],
     numbers: ScoreMatrix,
     outlines: Sequence[BucketOutline],
     goldfish: Goldfish | None,
     *,
+    num_answers: Mapping[str, int],
     num_tightened: int = 0,
 ) -> list[AttackedBucket]:
     """Return a row for each attack and bucket with a document that was attacked.
 
     Args:
-        probe: settings.
         windows: ``[N]`` windows of all documents.
         numbers: ``[N]``, NaN for documents that were not attacked.
         outlines: the buckets in the report's order.
         goldfish: the goldfish used in training.
+        num_answers: answers per document, by attack.
         num_tightened: documents of which training dropped more labels than this goldfish does.
     """
     name_N = np.array([window.document.bucket for window in windows], dtype=object)
@@ -378,7 +203,7 @@ def tabulate(
     cluster_N = list_clusters([window.document for window in windows])
     attacked_N = ~np.isnan(numbers["beam_search.best"])
     rows = []
-    for name in _list_attacks(goldfish):
+    for name in list_attacks(goldfish):
         note = ""
         if name == "fill" and goldfish is not None:
             is_blind = goldfish.config.mode == "random"
@@ -393,7 +218,7 @@ def tabulate(
                 AttackedBucket(
                     bucket=outline.bucket,
                     attack=name,
-                    num_queries=probe.samples if name == "sampling" else probe.width,
+                    num_queries=num_answers[name],
                     best_verbatim=clopper_pearson(
                         int(numbers[f"{name}.best"][here_N].sum()), count
                     ),
@@ -411,12 +236,13 @@ def find_extracted(numbers: ScoreMatrix) -> NDArray[np.float64]:
     """Return ``[N]`` 1 if any attack extracted a document, else 0; NaN if it was not attacked.
 
     Args:
-        numbers: ``[N]`` rows of `attack`, NaN for documents that were not attacked.
+        numbers: ``[N]``, NaN for documents that were not attacked.
     """
     names = [name for name in numbers.names if name.endswith(".any")]
     extracted_N: NDArray[np.float64] = np.stack([numbers[name] for name in names]).max(axis=0)
     return extracted_N
 
 
-def _list_attacks(goldfish: Goldfish | None) -> tuple[str, ...]:
+def list_attacks(goldfish: Goldfish | None) -> tuple[str, ...]:
+    """Return the names of the attacks; filling needs a mask."""
     return ("beam_search", "sampling", *(() if goldfish is None else ("fill",)))

@@ -18,7 +18,7 @@ and beams are ranked by the learned tokens, which a wrong guess before them make
 guesses were free, the best beams would be those with the most guesses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,11 +28,8 @@ from torch import Tensor
 
 from memguard.audit.batching import BatchResult, Job, Progress
 from memguard.audit.decoding import Decoder
+from memguard.audit.probe import IsFree
 from memguard.model.kv_cache import GrowingRows
-
-IsFree = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-"""Takes R rows of tokens [R, T] and C next tokens of each [R, C]; returns which of these are
-free."""
 
 _GUESS_WEIGHT = 0.05
 

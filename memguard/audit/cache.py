@@ -15,7 +15,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from memguard.runtime import Runtime
 
 KEY_BYTES = 16
-# Documents measured at a time: this limits the token results in memory, and each part is stored
-# before the next one starts.
-_SHARD_DOCUMENTS = 2048
 
 
 def compute_fingerprint(parts: Mapping[str, Any]) -> str:
@@ -124,82 +121,83 @@ class ScoreMatrix:
         return name in self.names
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheSlot:
-    """The part of a cache that stores numbers of one kind."""
+@dataclass(kw_only=True, slots=True, eq=False)
+class StoredNumbers:
+    """The numbers of N items by one request: from the cache, and those that are measured now.
 
-    cache: RecordCache | None
-    """None disables caching; only the main rank uses it."""
-    fingerprint: str | None
-    """See `compute_fingerprint`; None, which disables caching, if the model's identity is not
-    known."""
-
-
-def collect_scores(
-    names: tuple[str, ...],
-    keys: Sequence[bytes],
-    sizes: Sequence[int],
-    measure: Callable[[Sequence[int]], ArrayLike],
-    *,
-    slot: CacheSlot,
-    peers: "Runtime",
-    on_progress: Callable[[int, int], None] | None = None,
-) -> ScoreMatrix:
-    """Return the numbers of all documents, measuring only those that are not cached.
-
-    Every rank calls this with the same keys and gets all numbers.
-
-    Args:
-        names: names of the numbers.
-        keys: ``[N]``, see `compute_key`; equal keys are measured once.
-        sizes: ``[N]`` tokens; the longest are measured first, grouped with similar lengths.
-        measure: returns the rows of documents, given by index; all ranks call it with the same
-            indices.
-        slot: the cache to read, and to add new numbers to.
-        peers: this rank and the process group.
-        on_progress: called with the documents done and all documents.
+    Every rank has the same items and measures the same missing ones; only the main rank reads and
+    writes the cache.
     """
-    rows = np.full((len(keys), len(names)), np.nan)
-    cached: dict[bytes, NDArray[np.float64]] = {}
-    if peers.is_main and slot.cache is not None and slot.fingerprint is not None:
-        cached = slot.cache.load(slot.fingerprint, names)
-    firsts: dict[bytes, int] = {}
-    for index, key in enumerate(keys):
-        if key not in cached:
-            firsts.setdefault(key, index)
-    longest_first = sorted(firsts.values(), key=lambda index: -sizes[index])
-    missing = peers.broadcast_object(longest_first)
-    num_cached = len(keys) - len(missing)
-    if on_progress is not None and num_cached:
-        on_progress(num_cached, len(keys))
-    is_storable = True
-    for start in range(0, len(missing), _SHARD_DOCUMENTS):
-        shard = missing[start : start + _SHARD_DOCUMENTS]
-        measured = np.array(measure(shard), dtype=np.float64).reshape(len(shard), len(names))
-        rows[shard] = measured
-        if peers.is_main and is_storable:
-            is_storable = _store(slot, names, [keys[index] for index in shard], measured)
-        if on_progress is not None:
-            on_progress(num_cached + start + len(shard), len(keys))
-    if peers.is_main:
+
+    names: tuple[str, ...]
+    keys: Sequence[bytes | None]
+    """[N]; None for items without numbers, whose rows stay NaN."""
+    missing: frozenset[int]
+    """First item of each key that is not cached."""
+    _cached: dict[bytes, NDArray[np.float64]]
+    _cache: RecordCache | None
+    _fingerprint: str | None
+    _peers: "Runtime"
+
+    @classmethod
+    def open(
+        cls,
+        names: tuple[str, ...],
+        keys: Sequence[bytes | None],
+        *,
+        cache: RecordCache | None,
+        fingerprint: str | None,
+        peers: "Runtime",
+    ) -> "StoredNumbers":
+        """Read the cache.
+
+        Args:
+            names: names of the numbers.
+            keys: ``[N]``, see `compute_key`; equal keys are measured once.
+            cache: None disables caching.
+            fingerprint: see `compute_fingerprint`; None disables caching, because the identity of
+                the model is not known.
+            peers: this rank and the process group.
+        """
+        cached: dict[bytes, NDArray[np.float64]] = {}
+        if peers.is_main and cache is not None and fingerprint is not None:
+            cached = cache.load(fingerprint, names)
+        firsts: dict[bytes, int] = {}
         for index, key in enumerate(keys):
-            rows[index] = cached[key] if key in cached else rows[firsts[key]]
-    return ScoreMatrix(names=names, rows=peers.broadcast_object(rows))
-
-
-def _store(
-    slot: CacheSlot, names: Sequence[str], keys: Sequence[bytes], rows: NDArray[np.float64]
-) -> bool:
-    """Store measured numbers; return False, with a warning, if they cannot be stored."""
-    if slot.cache is None or slot.fingerprint is None:
-        return True
-    try:
-        slot.cache.store(slot.fingerprint, names, keys, rows)
-    except OSError as error:
-        warnings.warn(
-            f"scores cannot be cached in '{slot.cache.folder}' ({error.strerror}): an interrupted "
-            "audit would start from the beginning",
-            stacklevel=2,
+            if key is not None and key not in cached:
+                firsts.setdefault(key, index)
+        return cls(
+            names=names,
+            keys=keys,
+            missing=frozenset(peers.broadcast_object(sorted(firsts.values()))),
+            _cached=cached,
+            _cache=cache if fingerprint is not None else None,
+            _fingerprint=fingerprint,
+            _peers=peers,
         )
-        return False
-    return True
+
+    def add(self, items: Sequence[int], rows: ArrayLike) -> None:
+        """Keep and store the rows ``[n, names]`` of measured items."""
+        measured = np.array(rows, dtype=np.float64).reshape(len(items), len(self.names))
+        keys = [key for item in items if (key := self.keys[item]) is not None]
+        self._cached.update(zip(keys, measured, strict=True))
+        if not self._peers.is_main or self._cache is None or self._fingerprint is None:
+            return
+        try:
+            self._cache.store(self._fingerprint, self.names, keys, measured)
+        except OSError as error:
+            warnings.warn(
+                f"scores cannot be cached in '{self._cache.folder}' ({error.strerror}): an "
+                "interrupted audit would start from the beginning",
+                stacklevel=2,
+            )
+            self._cache = None
+
+    def finish(self) -> ScoreMatrix:
+        """Return the numbers of all items, on every rank."""
+        rows = np.full((len(self.keys), len(self.names)), np.nan)
+        if self._peers.is_main:
+            for index, key in enumerate(self.keys):
+                if key is not None:
+                    rows[index] = self._cached[key]
+        return ScoreMatrix(names=self.names, rows=self._peers.broadcast_object(rows))

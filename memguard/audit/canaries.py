@@ -32,16 +32,13 @@ from memguard.audit.epsilon_bound import (
     compute_guess_scores,
     compute_one_run_bound,
 )
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import SECRET, AuditDocument
 from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
-from memguard.audit.suite import CanaryProbe
 from memguard.records import CanaryScore, CanaryScores
 
 MIN_REFERENCES_TO_EXTRAPOLATE = 8
 """With fewer, the fit does not describe the tail: with 8 references, 20 true bits are estimated as
 11 to 39."""
-SECRET = ExtractionProbe(min_prefix_tokens=1)
-"""Defines the window of a canary: its completion, given its prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +123,10 @@ class AuditCanary:
 
 def score_canaries(
     canaries: Sequence[AuditCanary],
-    probe: CanaryProbe,
     model: ScoreMatrix,
     base: ScoreMatrix | None,
+    *,
+    delta: float,
 ) -> CanaryScores | None:
     """Return the results of the canaries; None unless some were trained and some left out.
 
@@ -137,9 +135,9 @@ def score_canaries(
 
     Args:
         canaries: C canaries, in an order that does not depend on the coins.
-        probe: settings.
-        model: numbers of each canary's window, see `TeacherForcedScores`.
+        model: numbers of each canary's window, see `probes.canaries`.
         base: the same numbers of the model before training.
+        delta: of the bound of epsilon.
     """
     coin_C = np.array([canary.was_trained for canary in canaries], dtype=bool)
     if not coin_C.any() or coin_C.all():
@@ -154,7 +152,7 @@ def score_canaries(
     ranked_scores = compute_guess_scores(
         nll_C[ranked_C], None if base_C is None else base_C[ranked_C]
     )
-    bound = compute_one_run_bound(ranked_scores, coin_C[ranked_C], delta=probe.delta)
+    bound = compute_one_run_bound(ranked_scores, coin_C[ranked_C], delta=delta)
     assert bound is not None, "there are canaries"
     by_rank_C: list[float | None] = [None] * len(canaries)
     extrapolated_C = by_rank_C
@@ -197,7 +195,7 @@ def score_canaries(
         num_right=bound.num_right,
         epsilon_lower_bound=bound.epsilon,
         epsilon_ceiling=bound.ceiling,
-        delta=probe.delta,
+        delta=delta,
         assumptions=list(ASSUMPTIONS),
         canaries=[describe(index) for index in range(len(canaries))],
     )

@@ -32,7 +32,7 @@ from memguard.audit.batching import (
     Result,
     find_longest_run,
 )
-from memguard.audit.extraction import Window
+from memguard.audit.probe import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import GrowingRows, can_cache
@@ -65,27 +65,6 @@ DECODED_TOKENS = 16_384
 _LIVE_SHARE = 0.75
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Request:
-    """A prompt to continue."""
-
-    prompt_ids: NDArray[np.integer]
-    """[P], at least one token."""
-    num_new: int
-    """Tokens to add; for 0 the model does not run."""
-    document: str = ""
-    """Document id, which seeds sampling."""
-
-    @classmethod
-    def of(cls, window: Window, kept: int = 0) -> "Request":
-        """Return the request to continue a window after ``kept`` tokens of its continuation."""
-        return cls(
-            prompt_ids=window.input_ids[: window.prefix_tokens + kept],
-            num_new=window.continuation_tokens - kept,
-            document=window.document.id,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -175,7 +154,7 @@ class Decoder:
 
     def continue_greedily(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Prompt],
         on_progress: Progress | None = None,
         *,
         is_done: IsDone | None = None,
@@ -214,7 +193,7 @@ class Decoder:
 
     def sample(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Prompt],
         scheme: SamplingScheme,
         num_samples: int,
         seed: int,
@@ -247,7 +226,7 @@ class Decoder:
 
     def _decode(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Prompt],
         num_samples: int,
         prepare: Callable[[Sequence[tuple[int, int]]], Choose],
         on_progress: Progress | None,
@@ -260,7 +239,7 @@ class Decoder:
             for sample in range(num_samples if request.num_new else 0)
         ]
         jobs = [
-            Job(input_ids=requests[index].prompt_ids, num_new=requests[index].num_new)
+            Job(input_ids=requests[index].input_ids, num_new=requests[index].num_new)
             for index, _ in pairs
         ]
 
@@ -279,7 +258,7 @@ class Decoder:
             )
             return growth.run(
                 GrowingRows(self.lm, is_cached=cached, room=num_steps),
-                [requests[index].prompt_ids for index in distinct],
+                [requests[index].input_ids for index in distinct],
                 copies=[distinct.index(index) for index, _ in rows],
             )
 
@@ -377,7 +356,7 @@ def _choose_for(choose: Choose, rows: Sequence[int], step: int) -> Callable[[Ten
     return lambda hidden_RD: choose(hidden_RD, rows, step)
 
 
-def _draw_uniform(request: Request, sample: int, seed: int) -> NDArray[np.float64]:
+def _draw_uniform(request: Prompt, sample: int, seed: int) -> NDArray[np.float64]:
     """Return the numbers in [0, 1) that select one sample's tokens."""
     purpose = f"sampling\0{request.document}"
     return derive_generator(seed, purpose, sample).random(request.num_new)

@@ -23,7 +23,9 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import Window, compute_type_token_ratio, count_needed_90
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probabilistic import NEVER, attack_cost
-from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
+from memguard.audit.probe import Measured, join
+from memguard.audit.probes.extraction import MAIN
+from memguard.config.settings import SamplingScheme
 from memguard.records import PRIVATE_MODE, DocumentScore, write_atomically
 
 SCHEMA_NAME = "memguard.scores/1"
@@ -73,12 +75,35 @@ class ModelResults:
     """Results of the probes that run on the model and on its base, for [N] documents each."""
 
     teacher_forced: ScoreMatrix
-    """The score matrix."""
+    """Numbers of one teacher-forced pass: those of the extraction probe, and those of other probes
+    as ``sampled.0``, ``membership.loss``, ``grid.0.num_correct``, ..."""
     near_verbatim: NearVerbatim | NotGenerated
     canaries: ScoreMatrix | None = None
     """One row per secret; None without the probe or without secrets."""
     written: ScoreMatrix | None = None
     """Overlap of generated text with the true text; None without the probe."""
+    attacked: ScoreMatrix | None = None
+    """Results of the attacks; None without the probe."""
+
+    @classmethod
+    def collect(cls, measured: Mapping[str, Measured]) -> "ModelResults":
+        """Return the results from those of each probe."""
+
+        def find(name: str) -> ScoreMatrix | None:
+            return measured[name].columns if name in measured else None
+
+        parts = {"": "extraction", "sampled.": "sampling", "membership.": "membership"}
+        parts["grid."] = "grid"
+        present = {
+            place: matrix for place, name in parts.items() if (matrix := find(name)) is not None
+        }
+        return cls(
+            teacher_forced=join(present),
+            near_verbatim=measured["extraction"].detail,
+            canaries=find("canaries"),
+            written=find("generation"),
+            attacked=find("attacks"),
+        )
 
     @property
     def near_verbatim_N(self) -> NDArray[np.float64]:
@@ -90,7 +115,7 @@ class ModelResults:
 
 def build_scores(
     windows: Sequence[Window],
-    teacher_forced: TeacherForcedScores,
+    schemes: Sequence[SamplingScheme],
     model: ModelResults,
     base: ModelResults | None,
 ) -> DocumentScores:
@@ -98,14 +123,14 @@ def build_scores(
 
     Args:
         windows: ``[N]`` main windows.
-        teacher_forced: describes the numbers in the score matrices.
+        schemes: sampling schemes of the suite; none if it has no sampling probe.
         model: results of the model.
         base: results of the model before training; None leaves its columns null.
     """
     documents = [window.document for window in windows]
     missing_N = np.full(len(windows), np.nan)
-    of_model = _judge(windows, teacher_forced, model)
-    of_base = {} if base is None else _judge(windows, teacher_forced, base)
+    of_model = _judge(windows, schemes, model)
+    of_base = {} if base is None else _judge(windows, schemes, base)
     ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
     columns: dict[str, NDArray[Any]] = {
         name: np.array([getattr(document, name) for document in documents], dtype=kind)
@@ -147,7 +172,7 @@ def describe_window(
 
 
 def _judge(
-    windows: Sequence[Window], teacher_forced: TeacherForcedScores, results: ModelResults
+    windows: Sequence[Window], schemes: Sequence[SamplingScheme], results: ModelResults
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of one model: matches, margins and attack cost."""
     numbers, near = results.teacher_forced, results.near_verbatim
@@ -162,10 +187,10 @@ def _judge(
         "attack_log10_queries": missing_N,
         "attack_scheme": np.full(len(windows), None, dtype=object),
     }
-    if teacher_forced.schemes:
-        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(teacher_forced.schemes))])
+    if schemes:
+        logprob_SN = np.stack([numbers[f"sampled.{i}"] for i in range(len(schemes))])
         cost = attack_cost(logprob_SN, measured["verbatim"] == 1)
-        labels = [None, "greedy", *(scheme.label for scheme in teacher_forced.schemes)]
+        labels = [None, "greedy", *(scheme.label for scheme in schemes)]
         columns["attack_log10_queries"] = cost.log10_queries_N
         columns["attack_scheme"] = np.array(labels, dtype=object)[cost.scheme_N - NEVER]
     return columns

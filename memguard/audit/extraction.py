@@ -9,8 +9,7 @@ otherwise it diverges at the first token that differs (by induction over the tok
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -118,12 +117,9 @@ class Window:
         )
 
 
-class ExtractionProbe(Settings):
-    """Continue each document from its own prefix and count the correct tokens."""
+class WindowSettings(Settings):
+    """Which tokens of a document are its prefix and its continuation."""
 
-    VERSION: ClassVar[int] = 2
-
-    name: Literal["extraction"] = Field("extraction", description="Which probe.")
     continuation_tokens: PositiveInt = Field(
         50, description="Length of the continuation, the last tokens of a text (tokens)."
     )
@@ -132,20 +128,6 @@ class ExtractionProbe(Settings):
     )
     min_prefix_tokens: PositiveInt = Field(
         5, description="Documents with fewer tokens before the continuation are too short."
-    )
-    max_edit_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.1,
-        description="Near-verbatim: maximum edits between greedy and true text, as a share of its "
-        "tokens.",
-    )
-    generation_floor: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.5,
-        description="Documents with a lower teacher-forced accuracy are not generated, except for "
-        "a sample; 0 generates all.",
-    )
-    num_generated_below_floor: PositiveInt = Field(
-        10,
-        description="Documents of each bucket in that sample; if one matches, all are generated.",
     )
 
     def adapt(
@@ -197,9 +179,9 @@ class ExtractionProbe(Settings):
             continuation_tokens=end - start,
         )
 
-    def num_edits_allowed(self, continuation_tokens: int) -> int:
-        """Return the maximum number of edits of a near-verbatim text of S tokens."""
-        return int(Fraction(repr(self.max_edit_share)) * continuation_tokens)
+
+SECRET = WindowSettings(min_prefix_tokens=1)
+"""Defines the window of a canary: its completion, given its prompt."""
 
 
 SizeT = TypeVar("SizeT", int, NDArray[np.int64])

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Part, Window
+from memguard.audit.extraction import AuditDocument, Part, Window, WindowSettings
 from memguard.records import CutDocuments, Role
 
 WhichWindow = Literal["last", "first"]
@@ -83,7 +83,7 @@ def choose_part(
     identity: Identity,
     *,
     kind: Part,
-    probe: ExtractionProbe,
+    probe: WindowSettings,
     window: WhichWindow,
 ) -> AuditDocument:
     """Return the part of a document that is audited, without special tokens after its text.

@@ -9,7 +9,7 @@ All windows that start at the same token of a document share one passage, becaus
 depend only on the tokens before it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -72,6 +72,47 @@ class TokenResult:
     sampled: NDArray[np.float32] | None = None
     """[S, C] log-probability (nats) under each scheme; -inf if the scheme excludes the token."""
 
+    def restrict(
+        self,
+        whole: Passage,
+        part: Passage,
+        wanted: ScoreSelection,
+        measured: ScoreSelection,
+    ) -> "TokenResult":
+        """Return the results of a passage with which this one begins.
+
+        Args:
+            whole: the passage of these results.
+            part: a passage with the same first tokens.
+            wanted: results to keep for each token.
+            measured: what was computed.
+        """
+        size = len(part.input_ids)
+        labels = slice(part.first_label - whole.first_label, size - whole.first_label)
+        choices = slice(part.first_choice - whole.first_choice, size - whole.first_choice)
+        if part.first_choice == size:
+            choices = slice(0, 0)
+        sampled = None
+        if wanted.schemes:
+            assert self.sampled is not None, "schemes were requested"
+            rows = [measured.schemes.index(scheme) for scheme in wanted.schemes]
+            sampled = self.sampled[rows, choices]
+        return TokenResult(
+            logprob=self.logprob[labels],
+            argmax=self.argmax[choices],
+            correct=self.correct[choices],
+            margin=self.margin[choices],
+            entropy=self._keep(self.entropy, "entropy", labels, wanted),
+            variance_logprob=self._keep(self.variance_logprob, "variance_logprob", labels, wanted),
+            sampled=sampled,
+        )
+
+    @staticmethod
+    def _keep(
+        values: NDArray[np.float32] | None, name: str, labels: slice, wanted: ScoreSelection
+    ) -> NDArray[np.float32] | None:
+        return None if values is None or name not in wanted.needs else values[labels]
+
     def cut(self, first: int, last: int) -> "TokenResult":
         """Return the tokens ``first:last`` of the last C, without entropy and variance."""
         where = slice(first, last)
@@ -107,3 +148,15 @@ def stack(results: Sequence[TokenResult]) -> TokenResult:
         has_values = values[0] is not None
         columns[field.name] = np.stack(values, axis=-2) if has_values else None
     return TokenResult(**columns)  # type: ignore[arg-type]
+
+
+def stack_by_size(
+    results: Sequence[TokenResult | None],
+) -> Iterator[tuple[list[int], TokenResult]]:
+    """Yield the indices of results with equal numbers of tokens, and these stacked ``[n, ...]``."""
+    by_size: dict[int, list[int]] = {}
+    for index, result in enumerate(results):
+        if result is not None:
+            by_size.setdefault(len(result.logprob), []).append(index)
+    for where in by_size.values():
+        yield where, stack([result for index in where if (result := results[index]) is not None])

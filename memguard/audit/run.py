@@ -1,30 +1,29 @@
 """One audit: documents in, report and scores out; one model is in memory at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from memguard.audit import attacks, generation
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit import attacks
 from memguard.audit.canaries import AuditCanary, score_canaries
 from memguard.audit.context import AuditContext, AuditedModel
-from memguard.audit.document_scores import DocumentScores, build_scores
+from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES, Codec, compare_passes, plan_plain
-from memguard.audit.model_probes import ModelProbes, list_own_passes
+from memguard.audit.membership_scores import compare_passes
 from memguard.audit.parts import WhichWindow, find_cut
+from memguard.audit.probe import Inputs, Measured
+from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.membership import MEAN
+from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.runner import Runner
 from memguard.audit.selection import select_windows
-from memguard.audit.suite import (
-    AttackProbe,
-    CanaryProbe,
-    GenerationProbe,
-    GridProbe,
-    MaskConsistencyProbe,
-    MembershipProbe,
-    SamplingProbe,
-    Suite,
-)
+from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, summarise
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.warnings import Tally
 from memguard.records import AuditResults, MaskChange
 
@@ -91,55 +90,61 @@ def run_audit(
         max_documents_per_bucket=max_documents_per_bucket,
     )
     windows = selection.windows
-    teacher_forced = plan_one_pass(suite, tiny_margin=tiny_margin, codec=context.codec)
-    probe = partial(ModelProbes, suite=suite, tiny_margin=tiny_margin, seed=seed, context=context)
-    with probe(model=model) as probes:
-        ours = probes.measure(teacher_forced, windows, canaries)
-        own = probes.measure_own_passes(windows, has_reference=reference is not None)
-        attacked = probes.measure_attacks(windows)
+    inputs = Inputs(
+        windows=windows,
+        max_edit_share=suite.extraction.max_edit_share,
+        seed=seed,
+        tiny_margin=tiny_margin,
+        canaries=canaries,
+        codec=context.codec,
+        goldfish=context.goldfish,
+        has_reference=reference is not None,
+    )
+    run = partial(Runner, context=context, seed=seed)
+    with run(audited=model, model="trained", name="model") as runner:
+        ours = runner.measure(suite.probes, inputs)
     theirs = None
     if base is not None:
-        with probe(model=base) as probes:
-            theirs = probes.measure(teacher_forced, windows, canaries, is_base=True)
-    if reference is not None and "reference" in list_own_passes(suite):
-        with probe(model=reference) as probes:
-            plans = [plan_plain(window, max_tokens=reference.max_tokens) for window in windows]
-            own["reference"] = probes.measure_means(plans, "reference model")
-    plain = own.pop("plain", None)
+        with run(audited=base, model="base", name="base model") as runner:
+            theirs = ModelResults.collect(runner.measure(suite.probes, inputs))
+    others: dict[str, Measured] = {}
+    if reference is not None:
+        with run(audited=reference, model="reference", name="reference model") as runner:
+            others = runner.measure(suite.probes, inputs)
+    results = ModelResults.collect(ours)
     mask_changes, num_mask_texts = _compare_masks(windows, suite, context)
-    scores = build_scores(windows, teacher_forced, ours, theirs)
-    canary_scores, written, attack_rows = None, [], []
-    if (canary_probe := suite.find(CanaryProbe)) is not None and ours.canaries is not None:
+    sampling = suite.find(SamplingProbe)
+    scores = build_scores(windows, () if sampling is None else sampling.schemes, results, theirs)
+    canary_scores, attack_rows = None, []
+    if (canary_probe := suite.find(CanaryProbe)) is not None and results.canaries is not None:
         canary_scores = score_canaries(
-            canaries, canary_probe, ours.canaries, theirs.canaries if theirs else None
+            canaries,
+            results.canaries,
+            theirs.canaries if theirs else None,
+            delta=canary_probe.delta,
         )
-    if (generation_probe := suite.find(GenerationProbe)) is not None and ours.written is not None:
-        written = generation.tabulate(
-            generation_probe, ours.written, theirs.written if theirs else None
-        )
+    attacked = results.attacked
     if (attack_probe := suite.find(AttackProbe)) is not None and attacked is not None:
         attack_rows = attacks.tabulate(
-            attack_probe,
             windows,
             attacked,
             selection.buckets,
             context.goldfish,
+            num_answers=attack_probe.num_answers,
             num_tightened=context.num_tightened,
         )
     summary = summarise(
         Evidence(
             windows=windows,
             outlines=selection.buckets,
-            teacher_forced=teacher_forced,
-            model=ours,
+            model=results,
             base=theirs,
             scores=scores,
-            own_membership={} if plain is None else compare_passes(plain, own),
+            own_membership=_compare_own_passes(ours, others),
             canaries=canary_scores,
             mask_changes=mask_changes,
             num_mask_texts=num_mask_texts,
             why_not={**_explain_canaries(canaries), **context.why_not},
-            written=written,
             attacks=attack_rows,
             attacked_N=None if attacked is None else attacks.find_extracted(attacked),
             is_other_kind=is_other_kind,
@@ -157,19 +162,19 @@ def run_audit(
     )
 
 
-def plan_one_pass(suite: Suite, *, tiny_margin: float, codec: Codec | None) -> TeacherForcedScores:
-    """Return the plan of the single pass over each document."""
-    membership, sampling = suite.find(MembershipProbe), suite.find(SamplingProbe)
-    grid = suite.find(GridProbe)
-    names = () if membership is None else membership.scores
-    return TeacherForcedScores(
-        extraction=suite.extraction,
-        tiny_margin=tiny_margin,
-        schemes=() if sampling is None else sampling.schemes,
-        cells=() if grid is None else grid.cells,
-        membership=tuple(name for name in names if MEMBERSHIP_SCORES[name].own_pass is None),
-        decode=None if codec is None else codec.decode,
-    )
+def _compare_own_passes(
+    ours: Mapping[str, Measured], others: Mapping[str, Measured]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the membership scores that need passes of their own."""
+    means = {
+        name.removesuffix(f".{MEAN}"): measured["membership"].columns[name]
+        for measured in (ours, others)
+        if "membership" in measured
+        for name in measured["membership"].columns.names
+        if name.endswith(f".{MEAN}")
+    }
+    plain_N = means.pop("plain", None)
+    return {} if plain_N is None else compare_passes(plain_N, means)
 
 
 def _explain_canaries(canaries: Sequence[AuditCanary]) -> dict[str, str]:

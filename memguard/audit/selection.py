@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, Window, WindowSettings
 from memguard.errors import DataError
 from memguard.records import Role
 from memguard.seeds import derive_generator
@@ -57,7 +57,7 @@ class Selection:
 
 def select_windows(
     documents: Sequence[AuditDocument],
-    probe: ExtractionProbe,
+    probe: WindowSettings,
     *,
     seed: int,
     min_documents: int = 5,
@@ -177,7 +177,7 @@ def _draw(ids: list[str], seed: int, bucket: str, size: int | None) -> list[str]
 def _check(
     documents: Sequence[AuditDocument],
     windows: Sequence[Window | None],
-    probe: ExtractionProbe,
+    probe: WindowSettings,
     min_documents: int,
 ) -> None:
     trained = [document for document in documents if document.role == "trained"]
@@ -194,7 +194,7 @@ def _check(
     )
 
 
-def _suggest(trained: list[AuditDocument], probe: ExtractionProbe, min_documents: int) -> str:
+def _suggest(trained: list[AuditDocument], probe: WindowSettings, min_documents: int) -> str:
     """Suggest settings that work, computed from the lengths of the documents."""
     if len(trained) < min_documents:
         num_enough = sum(probe.window(document) is not None for document in trained)

@@ -1,190 +1,22 @@
-"""Settings of the probes, and suites: the probes of an audit, read from a YAML file.
+"""Suites: the probes of an audit, read from a YAML file."""
 
-    extraction        the documents' continuations, in one pass (extraction.py)
-    grid              other windows of the same documents (this file)
-    sampling          cost of sampling the continuation (probabilistic.py)
-    membership        trained against control documents (membership.py)
-    canaries          random secrets, trained or not at random (canaries.py)
-    generation        overlap of greedy and sampled text with the true one (generation.py)
-    attacks           beam search, and an attacker who knows the mask (attacks.py)
-    mask_consistency  whether reformatted copies escape the mask (mask_consistency.py)
-
-If the definition of a probe's results changes, its VERSION changes; every record contains it.
-"""
-
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
-import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from memguard.assets import find_asset
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES
+from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.generation import GenerationProbe
+from memguard.audit.probes.grid import GridProbe
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.sampling import SamplingProbe
 from memguard.config import AuditConfig, Document, load_yaml, validate
-from memguard.config.settings import Count, Name, PositiveInt, SamplingScheme, Settings
+from memguard.config.settings import Name, PositiveInt, Settings
 from memguard.errors import ConfigError
-
-_Answers = Annotated[int, Field(ge=1, le=100_000)]
-_Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-
-
-class GridCell(Settings):
-    """One window, the same in each document that is long enough."""
-
-    offset: int
-    prefix_tokens: int
-    continuation_tokens: int
-
-    def window(self, document: AuditDocument) -> Window | None:
-        """Return the window.
-
-        None for conversations, for documents that are too short, and for windows longer than the
-        model's context.
-        """
-        size = self.prefix_tokens + self.continuation_tokens
-        ids = document.grid_ids
-        is_within = self.offset + size <= len(ids) and size <= len(document.input_ids)
-        if document.format != "text" or not is_within:
-            return None
-        if ids is not document.input_ids:
-            supervised = np.ones(len(ids), dtype=bool)
-            document = replace(document, input_ids=ids, supervised=supervised)
-        return Window(
-            document=document,
-            start=self.offset,
-            prefix_tokens=self.prefix_tokens,
-            continuation_tokens=self.continuation_tokens,
-        )
-
-
-class GridProbe(Settings):
-    """Other windows of a document: prefix length x offset x continuation length.
-
-    At offset o the model receives tokens o .. o+P as if the text began there, and continues them.
-    Offsets count from the start of a document, so that several windows of a text longer than the
-    model's context can be audited. In a document that was trained in pieces they count from the
-    start of the audited piece (`audit.window`), because no window spans two pieces.
-
-    Extraction depends on the length and the position of the prefix: text that is not extracted in
-    one window may be extracted in another. Cells with the same offset share a pass.
-    """
-
-    VERSION: ClassVar[int] = 1
-
-    name: Literal["grid"] = Field("grid", description="Which probe.")
-    offsets: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
-        (0,),
-        description="Tokens to skip before the prefix, counted from the start of the document, "
-        "or of its audited piece (tokens).",
-    )
-    prefix_tokens: _Lengths = Field((25, 50), description="Lengths of the prefix (tokens).")
-    continuation_tokens: _Lengths = Field(
-        (50,), description="Lengths of the continuation (tokens)."
-    )
-
-    @property
-    def cells(self) -> tuple[GridCell, ...]:
-        """Every combination, offsets outermost."""
-        return tuple(
-            GridCell(offset=offset, prefix_tokens=prefix, continuation_tokens=size)
-            for offset in self.offsets
-            for prefix in self.prefix_tokens
-            for size in self.continuation_tokens
-        )
-
-
-Share = Annotated[float, Field(gt=0, lt=1)]
-
-
-class SamplingProbe(Settings):
-    """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
-
-    VERSION: ClassVar[int] = 1
-
-    name: Literal["sampling"] = Field("sampling", description="Which probe.")
-    schemes: Annotated[tuple[SamplingScheme, ...], Field(min_length=1)] = Field(
-        (SamplingScheme(), SamplingScheme(top_k=40)),
-        description="Sampling schemes; the cheapest counts.",
-    )
-
-
-class MembershipProbe(Settings):
-    """Membership inference: trained against control documents, by token log-probabilities."""
-
-    VERSION: ClassVar[int] = 2
-
-    name: Literal["membership"] = Field("membership", description="Which probe.")
-    scores: tuple[str, ...] = Field(
-        ("loss", "zlib", "min_k", "min_k_plus_plus"),
-        description="Scores; lowercase, recall and reference need an additional pass.",
-    )
-    fpr: tuple[Share, ...] = Field(
-        (0.001, 0.01, 0.1), description="False-positive rates for the true-positive rates."
-    )
-    recall_documents: PositiveInt = Field(
-        4, description="Control documents used as prefix for 'recall' (documents)."
-    )
-
-    @field_validator("scores")
-    @classmethod
-    def _check_scores(cls, scores: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [score for score in scores if score not in MEMBERSHIP_SCORES]
-        if unknown:
-            raise ValueError(f"must be of {', '.join(MEMBERSHIP_SCORES)}; got {unknown[0]!r}")
-        return scores
-
-
-class CanaryProbe(Settings):
-    """Likelihood of trained secrets, compared with secrets that were never trained."""
-
-    VERSION: ClassVar[int] = 3
-
-    name: Literal["canaries"] = Field("canaries", description="Which probe.")
-    delta: Annotated[float, Field(ge=0, lt=1)] = Field(
-        1e-5, description="Delta of the lower bound on epsilon."
-    )
-
-
-class GenerationProbe(Settings):
-    """Generate text from the first wrong token on, and compare it with the true text."""
-
-    VERSION: ClassVar[int] = 2
-
-    name: Literal["generation"] = Field("generation", description="Which probe.")
-    nucleus: SamplingScheme | None = Field(
-        SamplingScheme(top_p=0.95),
-        description="Sampling in addition to greedy decoding; null for none.",
-    )
-    max_documents_per_bucket: PositiveInt | None = Field(
-        100, description="Size of the seeded sample of each bucket; null takes all."
-    )
-
-
-class AttackProbe(Settings):
-    """Attacks by an attacker who may submit several answers and knows the mask."""
-
-    VERSION: ClassVar[int] = 1
-
-    name: Literal["attacks"] = Field("attacks", description="Which probe.")
-    width: _Answers = Field(16, description="Beams, and answers per document.")
-    candidates: _Answers = Field(64, description="Tokens tried for each dropped token.")
-    samples: _Answers = Field(16, description="Samples of the sampling attack.")
-    scheme: SamplingScheme = Field(SamplingScheme(), description="Sampling scheme of this attack.")
-    max_documents_per_bucket: PositiveInt | None = Field(
-        40, description="Size of the seeded sample of each bucket that is attacked; null takes all."
-    )
-
-
-class MaskConsistencyProbe(Settings):
-    """Whether copies of a text with other formatting have the same mask."""
-
-    VERSION: ClassVar[int] = 1
-
-    name: Literal["mask_consistency"] = Field("mask_consistency", description="Which probe.")
-    max_passages: PositiveInt = Field(200, description="Trained documents that are rewritten.")
-
 
 Probe = (
     ExtractionProbe

@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, ModelResults
-from memguard.audit.extraction import ExtractionProbe, Window, list_clusters
+from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.findings import collect_findings
 from memguard.audit.membership import compute_membership, is_member
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.suite import MembershipProbe, Suite
+from memguard.audit.suite import Suite
 from memguard.audit.tables import (
-    ProbeTable,
     build_attack_cost,
     build_buckets,
     build_measures,
     list_tables,
 )
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.audit.verdict import Canaries, Coverage, DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_collapsed
@@ -112,8 +112,6 @@ class Evidence:
     windows: Sequence[Window]
     outlines: Sequence[BucketOutline]
     """Buckets in the report's order, including those without documents."""
-    teacher_forced: TeacherForcedScores
-    """Plan of the pass; names the columns of the score matrices."""
     model: ModelResults
     base: ModelResults | None
     scores: DocumentScores
@@ -122,8 +120,6 @@ class Evidence:
     """Membership scores that need an additional pass."""
     canaries: CanaryScores | None = None
     mask_changes: Sequence[MaskChange] = ()
-    written: Sequence[ProbeTable] = ()
-    """Results of the generation probe."""
     attacks: Sequence[AttackedBucket] = ()
     attacked_N: NDArray[np.float64] | None = None
     """1 if an attack extracted a document, 0 if none did, NaN if it was not attacked; None without
@@ -154,8 +150,8 @@ def summarise(
     model, base = evidence.model, evidence.base
     is_near_tie_N = model.teacher_forced["is_near_tie"] > 0
     is_near_tie_N |= scores["greedy_margin"] < tiny_margin
-    tables = list_tables(evidence.windows, evidence.teacher_forced, model, base)
-    measures = build_measures([*tables, *evidence.written], documents, outlines)
+    tables = list_tables(evidence.windows, suite, model, base)
+    measures = build_measures(tables, documents, outlines)
     attack_cost = build_attack_cost(scores, outlines)
     buckets = build_buckets(
         measures, scores, outlines, is_near_tie_N, attack_cost=attack_cost, attacks=evidence.attacks
@@ -163,7 +159,7 @@ def summarise(
     findings, num_findings = collect_findings(scores, [d.text_hmac for d in documents])
     generated = describe_generated(suite.extraction, model.near_verbatim)
     dose_response = tally == "complete"
-    membership, membership_scores = [], _list_membership(evidence)
+    membership, membership_scores = [], _list_membership(suite, evidence)
     if (membership_probe := suite.find(MembershipProbe)) is not None:
         membership = compute_membership(
             documents, membership_scores, fpr=membership_probe.fpr, seed=seed
@@ -269,10 +265,12 @@ def _count_trained(evidence: Evidence) -> int:
     )
 
 
-def _list_membership(evidence: Evidence) -> dict[str, NDArray[np.float64]]:
+def _list_membership(suite: Suite, evidence: Evidence) -> dict[str, NDArray[np.float64]]:
     """Return every membership score by its name in `MEMBERSHIP_SCORES`."""
     numbers = evidence.model.teacher_forced
-    scores = {name: numbers[f"membership.{name}"] for name in evidence.teacher_forced.membership}
+    probe = suite.find(MembershipProbe)
+    names = () if probe is None else probe.one_pass
+    scores = {name: numbers[f"membership.{name}"] for name in names}
     if evidence.base is not None and "loss" in scores:
         scores["loss_minus_base"] = scores["loss"] - evidence.base.teacher_forced["membership.loss"]
     return scores | dict(evidence.own_membership)
@@ -308,7 +306,7 @@ def _list_probe_runs(
         "sampling": (_count_measured(numbers, "sampled."), "it has no sampling scheme"),
         "membership": (_count_compared(membership), _explain_no_membership(windows)),
         "canaries": (num_canaries, "there were no canaries"),
-        "generation": (_count_written(evidence.written), "no document was continued"),
+        "generation": (_count_written(evidence.model.written), "no document was continued"),
         "attacks": (_count_attacked(evidence.attacks), "no document was attacked"),
         "mask_consistency": (evidence.num_mask_texts, "no trained document is plain text"),
     }
@@ -335,9 +333,8 @@ def _count_measured(numbers: ScoreMatrix, start: str) -> int:
     return int((~np.isnan(numbers.rows[:, columns])).any(axis=1).sum())
 
 
-def _count_written(tables: Sequence[ProbeTable]) -> int:
-    is_known = [~np.isnan(values_N) for table in tables for values_N in table.model.values()]
-    return int(np.any(is_known, axis=0).sum()) if is_known else 0
+def _count_written(numbers: ScoreMatrix | None) -> int:
+    return 0 if numbers is None else int((~np.isnan(numbers.rows)).any(axis=1).sum())
 
 
 def _count_attacked(attacks: Sequence[AttackedBucket]) -> int:

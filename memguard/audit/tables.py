@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, ModelResults, describe_window
 from memguard.audit.extraction import AuditDocument, Window, list_clusters
 from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.probabilistic import summarise_attack_cost
+from memguard.audit.probes.generation import METRICS as GENERATED
+from memguard.audit.probes.generation import GenerationProbe
+from memguard.audit.probes.grid import GridProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import (
     clopper_pearson,
@@ -29,8 +33,7 @@ from memguard.audit.statistics import (
     compute_mean_difference,
     compute_paired_difference,
 )
-from memguard.audit.suite import GridProbe
-from memguard.audit.teacher_forcing import TeacherForcedScores
+from memguard.audit.suite import Suite
 from memguard.records import (
     NUM_RISK_QUERIES,
     AttackCostBucket,
@@ -118,19 +121,19 @@ class ProbeTable:
 
 def list_tables(
     windows: Sequence[Window],
-    teacher_forced: TeacherForcedScores,
+    suite: Suite,
     model: ModelResults,
     base: ModelResults | None,
 ) -> list[ProbeTable]:
-    """Return the extraction probe's table and one for each cell of the grid.
+    """Return the tables of the extraction probe, each cell of the grid, and each decoding method.
 
     Args:
         windows: ``[N]`` main windows.
-        teacher_forced: plan of the pass; names the columns of the score matrices.
+        suite: the probes.
         model: results of the model.
         base: results of the model before training.
     """
-    probe = teacher_forced.extraction
+    probe = suite.extraction
     results = [result for result in (model, base) if result is not None]
     size_N = np.array([window.continuation_tokens for window in windows], dtype=np.int64)
     values = [describe_window(result.teacher_forced, size_N) for result in results]
@@ -147,7 +150,8 @@ def list_tables(
         base=None if base is None else values[1],
     )
     tables = [main]
-    for index, cell in enumerate(teacher_forced.cells):
+    grid, generation = suite.find(GridProbe), suite.find(GenerationProbe)
+    for index, cell in enumerate(() if grid is None else grid.cells):
         size_N = np.full(len(windows), cell.continuation_tokens, dtype=np.int64)
         values = [describe_window(r.teacher_forced, size_N, f"grid.{index}.") for r in results]
         tables.append(
@@ -159,7 +163,29 @@ def list_tables(
                 base=None if base is None else values[1],
             )
         )
+    if generation is not None and model.written is not None:
+        tables += _list_generated(generation, model.written, None if base is None else base.written)
     return tables
+
+
+def _list_generated(
+    probe: GenerationProbe, model: ScoreMatrix, base: ScoreMatrix | None
+) -> list[ProbeTable]:
+    """Return a table for each decoding method."""
+
+    def pick(numbers: ScoreMatrix, decoding: str) -> dict[str, NDArray[np.float64]]:
+        return {name: numbers[f"{decoding}.{name}"] for name in GENERATED}
+
+    return [
+        ProbeTable(
+            probe=probe.name,
+            version=probe.VERSION,
+            parameters={"decoding": label},
+            model=pick(model, decoding),
+            base=None if base is None else pick(base, decoding),
+        )
+        for decoding, label in probe.decodings.items()
+    ]
 
 
 def build_measures(

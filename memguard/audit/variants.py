@@ -13,17 +13,20 @@ document.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.cache import ScoreMatrix
+from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
 from memguard.audit.extraction import Window, list_clusters
-from memguard.audit.model_probes import ModelProbes
 from memguard.audit.near_verbatim import NotGenerated
-from memguard.audit.run import plan_one_pass
+from memguard.audit.passages import Passage, TokenResult
+from memguard.audit.probe import Inputs, Measured, Model, Probe, Rounds, Score, View
+from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.runner import Runner
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import clopper_pearson, compute_mean, compute_paired_difference
 from memguard.audit.suite import Suite
@@ -96,25 +99,67 @@ def measure_variant(
         seed: of the audit.
         context: of the audit.
     """
-    plan = plan_one_pass(suite, tiny_margin=tiny_margin, codec=context.codec)
-    probes = ModelProbes(
-        model=model, suite=suite, tiny_margin=tiny_margin, seed=seed, context=context
+    inputs = Inputs(
+        windows=windows,
+        max_edit_share=suite.extraction.max_edit_share,
+        seed=seed,
+        tiny_margin=tiny_margin,
+        codec=context.codec,
     )
-    with probes:
-        numbers = probes.measure_documents(plan, windows, name)
-        near = probes.measure_near_verbatim(numbers, windows, f"{name}, near-verbatim")
-        losses = None
-        if heldout.pieces:
-            pieces = [(piece.input_ids, piece.supervised) for piece in heldout.pieces]
-            losses = probes.measure_losses(pieces, f"{name}, held-out loss")
-    results = ModelResults(teacher_forced=numbers, near_verbatim=near)
+    probes: list[Probe] = [*suite.probes, _HeldoutProbe(pieces=heldout.pieces)]
+    with Runner(audited=model, model="variant", name=name, context=context, seed=seed) as runner:
+        measured = runner.measure(probes, inputs)
+    results = ModelResults.collect(measured)
+    near, sampling = results.near_verbatim, suite.find(SamplingProbe)
     return VariantResults(
         name=name,
         description=description,
-        scores=build_scores(windows, plan, results, None),
+        scores=build_scores(windows, () if sampling is None else sampling.schemes, results, None),
         reason_not_generated=near.reason if isinstance(near, NotGenerated) else None,
-        heldout=losses,
+        heldout=measured["heldout"].columns if "heldout" in measured else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _HeldoutProbe:
+    """The loss of each held-out piece; no probe of a suite."""
+
+    name: str = "heldout"
+    models: ClassVar[tuple[Model, ...]] = ("variant",)
+    after: ClassVar[tuple[str, ...]] = ()
+    pieces: Sequence[HeldoutPiece]
+
+    def measure(self, inputs: Inputs, view: View) -> Rounds:
+        """Sum the losses of each piece (nats), and count its tokens with loss."""
+        pieces = self.pieces
+        if not pieces:
+            return None
+
+        def reduce(items: Sequence[int], results: Sequence[TokenResult]) -> list[list[float]]:
+            rows = []
+            for index, result in zip(items, results, strict=True):
+                supervised = pieces[index].supervised[1:]
+                logprob = result.logprob[supervised].astype(np.float64)
+                rows.append([-float(logprob.sum()), float(supervised.sum())])
+            return rows
+
+        (losses,) = yield [
+            Score(
+                items=pieces,
+                passages=[
+                    Passage(
+                        input_ids=piece.input_ids, first_label=1, first_choice=len(piece.input_ids)
+                    )
+                    for piece in pieces
+                ],
+                keys=[compute_key(piece.input_ids, piece.supervised) for piece in pieces],
+                names=("nll", "num_tokens"),
+                reduce=reduce,
+                parameters={"kind": "loss of a text", "version": 1},
+                stage=f"{view.name}: held-out loss",
+            )
+        ]
+        return Measured(columns=losses)
 
 
 def compare_variants(

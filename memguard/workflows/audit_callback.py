@@ -3,20 +3,17 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
-from memguard.audit.cache import ScoreMatrix
+from memguard.audit.context import AuditContext
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
-from memguard.audit.extraction import (
-    ExtractionProbe,
-    Window,
-    compute_first_divergence,
-    find_greedy_margin,
-)
-from memguard.audit.generation import measure_edits
-from memguard.audit.near_verbatim import find_near_verbatim
+from memguard.audit.extraction import Window
+from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probe import Inputs
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import load_audit_suite
@@ -44,8 +41,7 @@ def build_monitor(
         return None
     probe = load_audit_suite(config.audit).extraction
     windows = _choose_windows(config, corpus, probe)
-    scorer = ModelScorer(lm, config.audit.batch_tokens, runtime)
-    decoder = Decoder(lm, config.audit.batch_tokens or DECODED_TOKENS, runtime)
+    model = ModelInTraining(lm=lm, batch_tokens=config.audit.batch_tokens, runtime=runtime)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     documents = [index_of[window.document.id] for window in windows]
 
@@ -53,8 +49,7 @@ def build_monitor(
         document_N=np.array(documents, dtype=np.int64),
         sha256=_hash_sample(documents, windows, probe),
         ask=lambda: take_snapshot(
-            scorer,
-            decoder,
+            model,
             windows,
             probe,
             seed=config.seed,
@@ -82,9 +77,31 @@ def _hash_sample(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInTraining:
+    """The model that is being trained, for the runner of an audit; nothing is loaded or freed."""
+
+    lm: CausalLM
+    batch_tokens: int | None
+    runtime: Runtime
+    identity: None = None
+    """Weights change at each step: their numbers are not cached."""
+    max_tokens: None = None
+
+    def scorer(self) -> ModelScorer:
+        """Return a scorer."""
+        return ModelScorer(self.lm, self.batch_tokens, self.runtime)
+
+    def decoder(self) -> Decoder:
+        """Return a decoder."""
+        return Decoder(self.lm, self.batch_tokens or DECODED_TOKENS, self.runtime)
+
+    def free(self) -> None:
+        """Keep the model."""
+
+
 def take_snapshot(
-    scorer: ModelScorer,
-    decoder: Decoder,
+    model: ModelInTraining,
     windows: Sequence[Window],
     probe: ExtractionProbe,
     *,
@@ -96,34 +113,28 @@ def take_snapshot(
     Raises:
         ConfigError: near-verbatim matches are needed but the model cannot generate text here.
     """
-    names = ("num_correct", "first_divergence", "greedy_margin")
-    results = scorer.score([window.passage() for window in windows])
-    rows = [
-        [
-            result.correct.sum(),
-            compute_first_divergence(result.correct),
-            find_greedy_margin(result.margin, result.correct),
-        ]
-        for result in results
-    ]
-    teacher_forced = ScoreMatrix(names=names, rows=np.array(rows, dtype=np.float64))
-
-    obstacle = decoder.find_obstacle()
-    if obstacle is not None and needs_near_verbatim:
+    runner = Runner(
+        audited=model,
+        model="trained",
+        name="",
+        context=AuditContext(peers=model.runtime),
+        seed=seed,
+    )
+    inputs = Inputs(
+        windows=windows, max_edit_share=probe.max_edit_share, seed=seed, tiny_margin=0.0
+    )
+    measured = runner.measure([probe], inputs)[probe.name]
+    near, numbers = measured.detail, measured.columns
+    if isinstance(near, NotGenerated) and needs_near_verbatim:
         raise ConfigError(
             "'budget.metric' near_verbatim needs generated text, and this run cannot generate "
-            f"any: {obstacle}. Set budget.metric=verbatim"
+            f"any: {near.reason}. Set budget.metric=verbatim"
         )
-    near_verbatim_N = None
-    if obstacle is None:
-        measure = partial(measure_edits, probe, decoder, windows, teacher_forced)
-        near = find_near_verbatim(probe, windows, teacher_forced, measure, seed=seed)
-        near_verbatim_N = near.matched_N
     size_N = np.array([window.continuation_tokens for window in windows])
     return MemorizationSnapshot(
-        token_accuracy_N=teacher_forced["num_correct"] / size_N,
-        verbatim_N=teacher_forced["num_correct"] == size_N,
-        near_verbatim_N=near_verbatim_N,
+        token_accuracy_N=numbers["num_correct"] / size_N,
+        verbatim_N=numbers["num_correct"] == size_N,
+        near_verbatim_N=near.matched_N if isinstance(near, NearVerbatim) else None,
     )
 
 

@@ -8,7 +8,8 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext, CompareMasks, OnProgress
 from memguard.audit.mask_consistency import measure_mask_consistency
 from memguard.audit.membership_scores import Codec
-from memguard.audit.suite import MaskConsistencyProbe, Suite
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.suite import Suite
 from memguard.config import AuditConfig, GoldfishConfig
 from memguard.config.mitigations import find_mitigation
 from memguard.data.chat import find_special_ids

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.canaries import SECRET, AuditCanary
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.canaries import AuditCanary
+from memguard.audit.extraction import SECRET, AuditDocument
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import Selection, select_windows
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite

@@ -36,20 +36,21 @@ import tokenizers
 import torch
 import transformers
 from harness import Rounds, Table, Verdict, build_parser, take_turns, timed
+from memguard.audit.generation import measure_edits
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from rapidfuzz.distance import Levenshtein
 from workload import build_llama, draw_model
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import TINY_MARGINS, AuditDocument, ExtractionProbe, Window
-from memguard.audit.generation import measure_edits
+from memguard.audit.extraction import TINY_MARGINS, AuditDocument, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import find_near_verbatim
 from memguard.audit.passages import Passage, ScoreSelection
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.run import plan_one_pass
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import load_suite
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.model.checks import build_causal_lm
 
 CONTINUATION_TOKENS = 50

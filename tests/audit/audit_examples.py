@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from numpy.typing import NDArray
 from record_examples import make_document, make_outline
 from tiny_families import build
@@ -14,23 +15,20 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
 from memguard.audit.decoding import Continuation, IsDone, Request
 from memguard.audit.document_scores import DocumentScores, ModelResults
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.extraction import MAIN, ExtractionProbe
+from memguard.audit.probes.grid import GridProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.selection import BucketOutline
-from memguard.audit.suite import (
-    CanaryProbe,
-    GridProbe,
-    MembershipProbe,
-    SamplingProbe,
-    Suite,
-    load_suite,
-)
+from memguard.audit.suite import Suite, load_suite
 from memguard.audit.summary import Evidence
 from memguard.audit.tables import build_buckets, build_measures, list_tables
-from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.records import BucketScores, DocumentScore

@@ -20,8 +20,8 @@ from memguard.audit.attacks import (
 )
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.suite import AttackProbe
 from memguard.config import GoldfishConfig
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish

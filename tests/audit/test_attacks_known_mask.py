@@ -18,9 +18,10 @@ from memguard.audit.attacks import (
     find_dropped,
 )
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import BucketOutline
-from memguard.audit.suite import AttackProbe
 from memguard.config import GoldfishConfig
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import TokenLetters

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from memguard.audit.extraction import (
     AuditDocument,
-    ExtractionProbe,
     compute_extraction_strength,
     compute_first_divergence,
     compute_type_token_ratio,
@@ -20,6 +19,7 @@ from memguard.audit.extraction import (
     find_min_margin,
     is_near_tie,
 )
+from memguard.audit.probes.extraction import ExtractionProbe
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
 

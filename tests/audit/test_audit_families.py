@@ -12,7 +12,8 @@ from record_examples import make_document
 from tiny_families import VOCAB_SIZE, build
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model

@@ -14,12 +14,12 @@ import transformers
 from memguard.audit.extraction import (
     TINY_MARGINS,
     AuditDocument,
-    ExtractionProbe,
     Window,
     compute_first_divergence,
     is_near_tie,
 )
 from memguard.audit.passages import TokenResult
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model

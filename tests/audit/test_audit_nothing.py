@@ -14,10 +14,10 @@ from audit_examples import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memguard.audit.extraction import ExtractionProbe
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.suite import MembershipProbe
 from memguard.errors import ModelError
 from memguard.model.checks import build_causal_lm
 

@@ -31,11 +31,15 @@ from ranks import RankPool
 from memguard.audit import cache
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import AuditDocument
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.grid import GridProbe
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.suite import GridProbe, MaskConsistencyProbe, MembershipProbe, SamplingProbe
 from memguard.errors import DataError
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import choose_sample, select_windows
 from memguard.errors import DataError
 

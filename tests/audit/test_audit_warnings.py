@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from audit_examples import build_evidence, build_rows, build_suite, tabulate
 
-from memguard.audit.extraction import ExtractionProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import BucketOutline
 from memguard.audit.summary import summarise
 from memguard.audit.warnings import collect_banners, is_collapsed

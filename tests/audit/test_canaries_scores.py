@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.canaries import SECRET, AuditCanary, score_canaries
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.suite import CanaryProbe
+from memguard.audit.canaries import AuditCanary, score_canaries
+from memguard.audit.extraction import SECRET, AuditDocument
+from memguard.audit.probes.canaries import CanaryProbe
 from memguard.records import CanaryScores
 
 MakeDocument = Callable[..., AuditDocument]

@@ -16,13 +16,14 @@ from audit_examples import (
     say_by_context,
     tabulate,
 )
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from pyarrow import parquet
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import SCHEMA_NAME, ModelResults, build_scores, save_scores
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.teacher_forcing import MAIN, TeacherForcedScores
+from memguard.audit.probes.extraction import MAIN, ExtractionProbe
 from memguard.config.settings import SamplingScheme
 from memguard.records import DocumentScore
 

@@ -5,17 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from memguard.audit.generation import generate_continuations, name_numbers, tabulate
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.generation import generate_continuations, name_numbers, tabulate
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.overlap import compute_overlap
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.generation import GenerationProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.suite import GenerationProbe
 from memguard.audit.tables import METRICS
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 

@@ -9,7 +9,7 @@ import torch
 from audit_examples import CHARACTERS, Held, build_suite, build_tiny_layer
 
 from memguard.audit.context import AuditContext
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import (
     Codec,
     choose_shots,
@@ -18,9 +18,10 @@ from memguard.audit.membership_scores import (
     plan_plain,
     plan_recall,
 )
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.suite import MembershipProbe
 from memguard.model.causal_lm import CausalLM
 from memguard.records import MembershipScores
 

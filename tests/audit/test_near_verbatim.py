@@ -10,20 +10,21 @@ import transformers
 from audit_examples import build_tiny_layer
 from hypothesis import given
 from hypothesis import strategies as st
+from memguard.audit.generation import generate_edits
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from nltk.metrics.distance import edit_distance
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.generation import generate_edits
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.near_verbatim import (
     NAMES,
     EditDistance,
     NearVerbatim,
     find_near_verbatim,
 )
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.model.causal_lm import CausalLM
 
 MakeDocument = Callable[..., AuditDocument]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import AuditDocument
 from memguard.audit.parts import (
     Identity,
     WhichWindow,
@@ -18,6 +18,7 @@ from memguard.audit.parts import (
     list_contexts,
     list_pieces,
 )
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import select_windows
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from audit_examples import build_tiny_layer
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from pydantic import ValidationError
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe
+from memguard.audit.extraction import AuditDocument
+from memguard.audit.probes.extraction import IN_A_WINDOW, ExtractionProbe
+from memguard.audit.probes.grid import GridCell, GridProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.suite import GridCell, GridProbe
-from memguard.audit.teacher_forcing import IN_A_CELL, TeacherForcedScores
 
 MakeDocument = Callable[..., AuditDocument]
 
@@ -65,7 +66,7 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
         assert cut is not None
         (numbers,) = alone.measure([cut], scorer.score(alone.plan(cut)))
         expected = dict(zip(alone.names, numbers, strict=True))
-        for name in IN_A_CELL:
+        for name in IN_A_WINDOW:
             assert found[f"grid.{index}.{name}"] == pytest.approx(expected[name], abs=1e-4)
     longer = GridCell(offset=0, prefix_tokens=60, continuation_tokens=5)
     assert longer.window(part) is None, "65 tokens are more than the context"
@@ -98,11 +99,11 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
         for index, cell in enumerate(grid.cells):
             own = cell.window(document)
             if own is None:
-                assert all(np.isnan(found[f"grid.{index}.{name}"]) for name in IN_A_CELL)
+                assert all(np.isnan(found[f"grid.{index}.{name}"]) for name in IN_A_WINDOW)
                 continue
             alone = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=1e-3)
             (numbers,) = alone.measure([own], scorer.score([own.passage()]))
             for name, expected in zip(alone.names, numbers, strict=True):
-                if name in IN_A_CELL:
+                if name in IN_A_WINDOW:
                     # Sums of 15 fp32 log-probabilities, each good to about 1e-6.
                     assert found[f"grid.{index}.{name}"] == pytest.approx(expected, abs=1e-4)

@@ -19,8 +19,11 @@ from audit_examples import (
 )
 
 from memguard.audit.context import AuditContext
-from memguard.audit.extraction import ExtractionProbe
-from memguard.audit.suite import CanaryProbe, GridProbe, MaskConsistencyProbe, MembershipProbe
+from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.grid import GridProbe
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.membership import MembershipProbe
 from memguard.records import MaskChange, ProbeRun
 
 

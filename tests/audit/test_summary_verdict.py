@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_examples import make_outline
 
-from memguard.audit.extraction import ExtractionProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.statistics import compute_trend
 from memguard.audit.summary import COPIES, compute_trends, count_copies, summarise
 from memguard.records import AuditResults, BucketScores, CanaryScores, DocumentScore

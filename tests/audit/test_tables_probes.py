@@ -5,16 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from audit_examples import Scripted, build_evidence, build_rows, say_by_context, say_known
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
-from memguard.audit.suite import GridProbe
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.grid import GridProbe
 from memguard.audit.tables import METRICS, build_attack_cost, list_tables
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.settings import SamplingScheme
 from memguard.records import DocumentScore
 

@@ -9,10 +9,11 @@ import pytest
 from audit_examples import CHARACTERS, Said, Scripted, say_by_context
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memguard.audit.teacher_forcing import TeacherForcedScores
 
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
-from memguard.audit.suite import GridCell, GridProbe
-from memguard.audit.teacher_forcing import IN_A_CELL, TeacherForcedScores
+from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.probes.extraction import IN_A_WINDOW, ExtractionProbe
+from memguard.audit.probes.grid import GridCell, GridProbe
 from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
@@ -133,7 +134,7 @@ def test_numbers_equal_naive_loops(
     num_fitting = 0
     for index, cell in enumerate(cells):
         end = cell.offset + cell.prefix_tokens + cell.continuation_tokens
-        numbers = dict.fromkeys(IN_A_CELL, math.nan)
+        numbers = dict.fromkeys(IN_A_WINDOW, math.nan)
         if form == "text" and end <= size:
             num_fitting += 1
             ids = document.input_ids[cell.offset :].tolist()

@@ -7,17 +7,20 @@ from typing import TypeVar
 import evidence_examples
 import numpy as np
 import report_examples as examples
+from memguard.audit.teacher_forcing import TeacherForcedScores
 from record_examples import make_document
 
 from memguard import records as r
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
-from memguard.audit.extraction import ExtractionProbe, Window
+from memguard.audit.extraction import Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.selection import BucketOutline
-from memguard.audit.suite import MembershipProbe, SamplingProbe, Suite
+from memguard.audit.suite import Suite
 from memguard.audit.summary import Evidence, summarise
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.settings import SamplingScheme
 
 ChoiceT = TypeVar("ChoiceT")

@@ -1,0 +1,14 @@
+"""The probes: one file each, with settings and measurement. No torch.
+
+    extraction.py        the documents' continuations: verbatim and near-verbatim
+    grid.py              other windows of the same documents
+    sampling.py          cost of sampling the continuation
+    membership.py        trained against control documents
+    canaries.py          random secrets, trained or not at random
+    generation.py        overlap of greedy and sampled text with the true one
+    attacks.py           beam search, and an attacker who knows the mask
+    mask_consistency.py  whether reformatted copies escape the mask
+
+`audit/probe.py` says what a probe is. If the definition of a probe's results changes, its VERSION
+changes; every record contains it.
+"""

@@ -1,0 +1,298 @@
+"""Runs probes on one model, in rounds: merges their requests, and reads and fills the cache.
+
+Scores of a round are measured in one pass: passages of the same item that begin with the same
+tokens are merged into the longest of them, because a token's results depend only on the tokens
+before it. Each request is cached by itself, so that another probe in the suite leaves the numbers
+of the others in the cache; where only some requests lack an item, only their passages run.
+
+All ranks run the same rounds: the main rank decides what is missing and shares all numbers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from memguard.audit.beams import BeamRequest, search_beams
+from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
+from memguard.audit.context import AuditContext, AuditedModel
+from memguard.audit.decoding import Decoder
+from memguard.audit.passages import Passage, ScoreSelection
+from memguard.audit.probe import (
+    CannotGenerate,
+    Generate,
+    Generated,
+    Measured,
+    Model,
+    Probe,
+    Prompt,
+    Request,
+    Rounds,
+    Score,
+    View,
+)
+
+_SHARD_ITEMS = 2048
+"""Items scored at a time: this limits the token results in memory, and their numbers are stored
+before the next ones start."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runner:
+    """Runs probes on one model and frees it when the `with` block ends."""
+
+    audited: AuditedModel
+    model: Model
+    name: str
+    """Of the model in progress lines."""
+    context: AuditContext
+    seed: int
+    """Of sampled texts."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.audited.free()
+
+    def measure(self, probes: Sequence[Probe], inputs: Any) -> dict[str, Measured]:
+        """Return the results of the probes that measure this kind of model, by name.
+
+        Args:
+            probes: of a suite.
+            inputs: passed to each probe.
+
+        Raises:
+            ModelError: see `Batching.run`.
+        """
+        done: dict[str, Measured] = {}
+        waiting = [probe for probe in probes if self.model in probe.models]
+        running: dict[str, tuple[Rounds, Sequence[Request]]] = {}
+        while waiting or running:
+            for probe in list(waiting):
+                unfinished = {other.name for other in waiting} | running.keys()
+                if not unfinished.intersection(probe.after):
+                    waiting.remove(probe)
+                    view = View(
+                        model=self.model,
+                        name=self.name,
+                        max_tokens=self.audited.max_tokens,
+                        before=dict(done),
+                    )
+                    rounds = probe.measure(inputs, view)
+                    _advance(probe.name, rounds, partial(next, rounds), running, done)
+            self._run_round(running, done)
+        return done
+
+    def _run_round(
+        self,
+        running: dict[str, tuple[Rounds, Sequence[Request]]],
+        done: dict[str, Measured],
+    ) -> None:
+        """Execute the requests of all running probes, and give each its numbers."""
+        current = list(running.items())
+        scores = [r for _, (_, requests) in current for r in requests if isinstance(r, Score)]
+        scored = dict(zip(map(id, scores), self._score(scores), strict=True))
+        for name, (rounds, requests) in current:
+            try:
+                answers = [
+                    scored[id(request)] if isinstance(request, Score) else self._generate(request)
+                    for request in requests
+                ]
+            except CannotGenerate as reason:
+                answer = partial(rounds.throw, reason)
+            else:
+                answer = partial(rounds.send, answers)
+            _advance(name, rounds, answer, running, done)
+
+    # -- scores ------------------------------------------------------------------------------------
+
+    def _score(self, requests: Sequence[Score]) -> list[ScoreMatrix]:
+        groups: dict[int, list[Score]] = {}
+        for request in requests:
+            groups.setdefault(id(request.items), []).append(request)
+        answers: dict[int, ScoreMatrix] = {}
+        for group in groups.values():
+            answers |= zip(map(id, group), self._score_group(group), strict=True)
+        return [answers[id(request)] for request in requests]
+
+    def _score_group(self, group: Sequence[Score]) -> list[ScoreMatrix]:
+        """Measure requests about the same items in one pass over what is missing."""
+        stores = [self._open(request, request.passages) for request in group]
+        sizes = [max((len(p.input_ids) for p in of if p), default=0) for of in
+                 zip(*(request.passages for request in group), strict=True)]  # fmt: skip
+        missing = sorted({i for store in stores for i in store.missing}, key=lambda i: -sizes[i])
+        wanted = ScoreSelection(
+            needs=frozenset().union(*(request.selection.needs for request in group)),
+            schemes=tuple(dict.fromkeys(s for r in group for s in r.selection.schemes)),
+        )
+        num_items = sum(size > 0 for size in sizes)
+        report = self._report(next((r.stage for r in group if r.stage), ""))
+        num_cached = num_items - len(missing)
+        if report is not None and num_cached:
+            report(num_cached, num_items)
+        for start in range(0, len(missing), _SHARD_ITEMS):
+            shard = missing[start : start + _SHARD_ITEMS]
+            self._score_shard(group, stores, shard, wanted)
+            if report is not None:
+                report(num_cached + start + len(shard), num_items)
+        return [store.finish() for store in stores]
+
+    def _score_shard(
+        self,
+        group: Sequence[Score],
+        stores: Sequence[StoredNumbers],
+        shard: Sequence[int],
+        wanted: ScoreSelection,
+    ) -> None:
+        merged: list[Passage] = []
+        places: list[list[tuple[int, int]]] = [[] for _ in group]
+        """For each request, its items of the shard and the passages that contain theirs."""
+        for item in shard:
+            needed = {
+                number: passage
+                for number, (request, store) in enumerate(zip(group, stores, strict=True))
+                if item in store.missing and (passage := request.passages[item]) is not None
+            }
+            for passage, numbers in merge(needed):
+                for number in numbers:
+                    places[number].append((item, len(merged)))
+                merged.append(passage)
+        results = self.audited.scorer().score(merged, wanted)
+        for request, store, where in zip(group, stores, places, strict=True):
+            if not where:
+                continue
+            items = [item for item, _ in where]
+            parts = []
+            for item, place in where:
+                own = request.passages[item]
+                assert own is not None, "only items with a passage are missing"
+                parts.append(results[place].restrict(merged[place], own, request.selection, wanted))
+            store.add(items, request.reduce(items, parts))
+
+    # -- generated text ----------------------------------------------------------------------------
+
+    def _generate(self, request: Generate) -> ScoreMatrix:
+        store = self._open(request, request.prompts)
+        items = sorted(store.missing, key=lambda item: -_size(request.prompts[item]))
+        decoder = self.audited.decoder() if items else None
+        if decoder is not None:
+            if request.beams is None and request.scheme is None and request.is_done is not None:
+                # Only this decoding has a substitute, so that the audit can go on without it.
+                obstacle = decoder.find_obstacle()
+                if obstacle is not None:
+                    raise CannotGenerate(obstacle)
+            for start in range(0, len(items), _SHARD_ITEMS):
+                shard = items[start : start + _SHARD_ITEMS]
+                prompts = [p for item in shard if (p := request.prompts[item]) is not None]
+                texts = self._decode(request, decoder, shard, prompts)
+                store.add(shard, request.reduce(shard, texts))
+        return store.finish()
+
+    def _decode(
+        self, request: Generate, decoder: Decoder, items: Sequence[int], prompts: Sequence[Prompt]
+    ) -> list[Generated]:
+        report = self._report(request.stage)
+        if request.beams is not None:
+            free, costs = request.is_free, request.guess_costs
+            searched = search_beams(
+                decoder,
+                [
+                    BeamRequest(
+                        prompt_ids=prompt.input_ids,
+                        num_new=prompt.num_new,
+                        is_free=None if free is None else free(item),
+                        guess_cost=costs[item] if costs else 0.0,
+                    )
+                    for item, prompt in zip(items, prompts, strict=True)
+                ],
+                request.beams,
+                candidates=request.candidates,
+                on_progress=report,
+            )
+            return [Generated(samples=beams.ids_WS) for beams in searched]
+        if request.scheme is not None:
+            drawn = decoder.sample(prompts, request.scheme, request.samples, self.seed, report)
+            return [Generated(samples=samples) for samples in drawn]
+        is_done = None
+        if (ends := request.is_done) is not None:
+            is_done = lambda index, step, token: ends(items[index], step, token)  # noqa: E731
+        continued = decoder.continue_greedily(prompts, report, is_done=is_done)
+        return [Generated(samples=one.token_ids[None], min_gap=one.min_gap) for one in continued]
+
+    # -- cache and progress ------------------------------------------------------------------------
+
+    def _open(self, request: Request, present: Sequence[object | None]) -> StoredNumbers:
+        identity, cache, fingerprint = self.audited.identity, self.context.cache, None
+        if identity is not None:
+            fingerprint = compute_fingerprint({"model": identity, **request.parameters})
+        return StoredNumbers.open(
+            request.names,
+            [
+                key if one is not None else None
+                for key, one in zip(request.keys, present, strict=True)
+            ],
+            cache=cache,
+            fingerprint=fingerprint,
+            peers=self.context.peers,
+        )
+
+    def _report(self, stage: str) -> Callable[[int, int], None] | None:
+        show = self.context.on_progress
+        if show is None or not stage:
+            return None
+        return lambda done, total: show(stage, done, total)
+
+
+def _advance(
+    name: str,
+    rounds: Rounds,
+    step: Callable[[], Sequence[Request]],
+    running: dict[str, tuple[Rounds, Sequence[Request]]],
+    done: dict[str, Measured],
+) -> None:
+    """Take the next requests of a probe, or its results if it has ended."""
+    try:
+        running[name] = (rounds, step())
+    except StopIteration as end:
+        running.pop(name, None)
+        if end.value is not None:
+            done[name] = end.value
+
+
+def merge(passages: Mapping[int, Passage]) -> Iterator[tuple[Passage, list[int]]]:
+    """Yield passages that contain those of an item, each with the numbers of what it contains.
+
+    Args:
+        passages: passages by number.
+    """
+    longest_first = sorted(passages.items(), key=lambda pair: -len(pair[1].input_ids))
+    groups: list[tuple[Passage, list[int]]] = []
+    for number, passage in longest_first:
+        for place, (whole, numbers) in enumerate(groups):
+            if np.array_equal(whole.input_ids[: len(passage.input_ids)], passage.input_ids):
+                groups[place] = (_cover(whole, passage), [*numbers, number])
+                break
+        else:
+            groups.append((passage, [number]))
+    yield from groups
+
+
+def _cover(whole: Passage, part: Passage) -> Passage:
+    """Return the longer passage with the labels and choices of both."""
+    # A part without choices has its first one behind its end, which may be inside the whole.
+    has_choices = part.first_choice < len(part.input_ids)
+    first_choice = min(whole.first_choice, part.first_choice) if has_choices else whole.first_choice
+    return Passage(
+        input_ids=whole.input_ids,
+        first_label=min(whole.first_label, part.first_label),
+        first_choice=first_choice,
+    )
+
+
+def _size(prompt: Prompt | None) -> int:
+    return 0 if prompt is None else len(prompt.input_ids) + prompt.num_new
