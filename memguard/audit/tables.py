@@ -6,7 +6,7 @@
                    every extraction rate
 
 Every metric has a change from the base model: fine-tuned minus base on the same documents.
-Intervals of means treat a cluster of near-duplicates as one observation.
+Near-duplicates are less evidence than different texts, in every interval.
 """
 
 import math
@@ -23,11 +23,14 @@ from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.probabilistic import summarise_attack_cost
 from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import (
-    clopper_pearson,
     compute_difference,
     compute_mean,
     compute_mean_difference,
     compute_paired_difference,
+    compute_paired_rates,
+    compute_rate,
+    find_difference_bounds,
+    subtract,
 )
 from memguard.audit.suite import GridProbe
 from memguard.audit.teacher_forcing import TeacherForcedScores
@@ -54,7 +57,10 @@ class Metric:
     unit: str
     is_rate: bool = False
     """Whether the values of documents are 1 or 0."""
+    is_length: bool = False
+    """Whether it counts tokens of the continuation."""
     bounds: tuple[float, float] | None = None
+    """Smallest and largest value; of a length, see `ProbeTable.find_bounds`."""
     higher_is_better: bool = False
     is_confidential: bool = False
     """Whether the value of a single text would confirm a guess of it: shown for two texts or more.
@@ -71,7 +77,7 @@ def _share(meaning: str, *, higher_is_better: bool = False) -> Metric:
 
 
 def _length(meaning: str) -> Metric:
-    return Metric(meaning=meaning, unit="tokens")
+    return Metric(meaning=meaning, unit="tokens", is_length=True)
 
 
 METRICS: dict[str, Metric] = {
@@ -110,10 +116,16 @@ class ProbeTable:
     probe: str
     version: int
     parameters: Mapping[str, Any]
+    continuation_tokens: int
+    """Tokens of a continuation, the largest value of a length."""
     model: Mapping[str, NDArray[np.float64]]
     """Values by metric."""
     base: Mapping[str, NDArray[np.float64]] | None
     """Values of the model before training."""
+
+    def find_bounds(self, metric: Metric) -> tuple[float, float] | None:
+        """Return the smallest and largest value of a metric; None if there are none."""
+        return (0.0, float(self.continuation_tokens)) if metric.is_length else metric.bounds
 
 
 def list_tables(
@@ -143,6 +155,7 @@ def list_tables(
         probe=probe.name,
         version=probe.VERSION,
         parameters=probe.model_dump(mode="json", exclude={"name"}),
+        continuation_tokens=probe.continuation_tokens,
         model=values[0],
         base=None if base is None else values[1],
     )
@@ -155,6 +168,7 @@ def list_tables(
                 probe="grid",
                 version=GridProbe.VERSION,
                 parameters=cell.model_dump(mode="json"),
+                continuation_tokens=cell.continuation_tokens,
                 model=values[0],
                 base=None if base is None else values[1],
             )
@@ -185,13 +199,12 @@ def build_measures(
             kind = METRICS[metric]
             buckets = [
                 _measure(
-                    kind,
+                    _Estimator(kind=kind, bounds=table.find_bounds(kind), cluster_N=cluster_N),
                     outline,
                     value_N,
                     base_N,
                     name_N == outline.bucket,
                     None if outline.role == "control" else control_N,
-                    cluster_N,
                 )
                 for outline in outlines
             ]
@@ -210,18 +223,87 @@ def build_measures(
     return measures
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Estimator:
+    """Estimates one metric over selections of N documents."""
+
+    kind: Metric
+    bounds: tuple[float, float] | None
+    cluster_N: NDArray[np.int64]
+
+    def estimate(
+        self, value_N: NDArray[np.float64], where_N: NDArray[np.bool_]
+    ) -> Rate | Interval | None:
+        """Return the mean, or the rate, of the selected documents."""
+        clusters = self.cluster_N[where_N]
+        if self.kind.is_rate:
+            return compute_rate(value_N[where_N], clusters)
+        return compute_mean(value_N[where_N], self.bounds, clusters)
+
+    def compute_change(
+        self,
+        value_N: NDArray[np.float64],
+        base_N: NDArray[np.float64],
+        where_N: NDArray[np.bool_],
+    ) -> Interval | None:
+        """Return the values minus the base model's, over the same documents."""
+        values, others, clusters = value_N[where_N], base_N[where_N], self.cluster_N[where_N]
+        if self.kind.is_rate:
+            return compute_paired_rates(values, others, clusters=clusters)
+        return compute_paired_difference(values, others, bounds=self.bounds, clusters=clusters)
+
+    def subtract_control(
+        self,
+        value_N: NDArray[np.float64],
+        where_N: NDArray[np.bool_],
+        control_N: NDArray[np.bool_],
+    ) -> Interval | None:
+        """Return the values of the selected documents minus those of the control."""
+        if self.kind.is_rate:
+            ones, others = (
+                compute_rate(value_N[here_N], self.cluster_N[here_N])
+                for here_N in (where_N, control_N)
+            )
+            return compute_difference(ones, others)
+        return compute_mean_difference(
+            value_N[where_N],
+            value_N[control_N],
+            bounds=self.bounds,
+            first_clusters=self.cluster_N[where_N],
+            second_clusters=self.cluster_N[control_N],
+        )
+
+    def subtract_changes(
+        self,
+        value_N: NDArray[np.float64],
+        base_N: NDArray[np.float64],
+        where_N: NDArray[np.bool_],
+        control_N: NDArray[np.bool_],
+    ) -> Interval | None:
+        """Return the change from the base model minus that of the control."""
+        limits = find_difference_bounds((0.0, 1.0) if self.kind.is_rate else self.bounds)
+        if limits is None:
+            return self.subtract_control(value_N - base_N, where_N, control_N)
+        ones, others = (
+            self.compute_change(value_N, base_N, here_N) for here_N in (where_N, control_N)
+        )
+        if ones is None or others is None:
+            return None
+        return subtract(ones, others, (2 * limits[0], 2 * limits[1]))
+
+
 def _measure(
-    kind: Metric,
+    estimator: _Estimator,
     outline: BucketOutline,
     value_N: NDArray[np.float64],
     base_N: NDArray[np.float64] | None,
     here_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
-    cluster_N: NDArray[np.int64],
 ) -> MeasuredBucket:
     known_N = here_N & ~np.isnan(value_N)
     num_documents, num_missing = int(known_N.sum()), int(here_N.sum() - known_N.sum())
-    if kind.is_confidential and len(np.unique(cluster_N[known_N])) < 2:
+    is_single = len(np.unique(estimator.cluster_N[known_N])) < 2
+    if estimator.kind.is_confidential and is_single:
         return MeasuredBucket(
             bucket=outline.bucket,
             num_documents=num_documents,
@@ -233,72 +315,36 @@ def _measure(
             change_from_base_minus_control=None,
         )
     both_N = known_N if base_N is None else known_N & ~np.isnan(base_N)
-    change_from_base = excess = None
+    minus_control = change_from_base = excess = None
+    if control_N is not None:
+        other_N = control_N & ~np.isnan(value_N)
+        minus_control = estimator.subtract_control(value_N, known_N, other_N)
     if base_N is not None and both_N.any():
-        change_from_base = compute_paired_difference(
-            value_N[both_N], base_N[both_N], clusters=cluster_N[both_N]
-        )
-        # The difference of two rates is not a rate itself.
-        excess = _subtract_control(value_N - base_N, both_N, control_N, cluster_N)
+        change_from_base = estimator.compute_change(value_N, base_N, both_N)
+        if control_N is not None:
+            other_N = control_N & ~np.isnan(value_N - base_N)
+            excess = estimator.subtract_changes(value_N, base_N, both_N, other_N)
     return MeasuredBucket(
         bucket=outline.bucket,
         num_documents=num_documents,
         num_missing=num_missing,
-        model=_estimate(kind, value_N, known_N, cluster_N),
-        base=None if base_N is None else _estimate(kind, base_N, both_N, cluster_N),
+        model=estimator.estimate(value_N, known_N),
+        base=None if base_N is None else estimator.estimate(base_N, both_N),
         change_from_base=change_from_base,
-        minus_control=_subtract_control(
-            value_N, known_N, control_N, cluster_N, is_rate=kind.is_rate
-        ),
+        minus_control=minus_control,
         change_from_base_minus_control=excess,
     )
 
 
-def _subtract_control(
-    value_N: NDArray[np.float64],
-    known_N: NDArray[np.bool_],
-    control_N: NDArray[np.bool_] | None,
-    cluster_N: NDArray[np.int64],
-    *,
-    is_rate: bool = False,
-) -> Interval | None:
-    """Return the difference of two means; None without a control or documents in both."""
-    if control_N is None:
-        return None
-    other_N = control_N & ~np.isnan(value_N)
-    if is_rate:
-        return compute_difference(_count(value_N[known_N]), _count(value_N[other_N]))
-    return compute_mean_difference(
-        value_N[known_N],
-        value_N[other_N],
-        first_clusters=cluster_N[known_N],
-        second_clusters=cluster_N[other_N],
-    )
-
-
-def _estimate(
-    kind: Metric,
-    value_N: NDArray[np.float64],
-    where_N: NDArray[np.bool_],
-    cluster_N: NDArray[np.int64],
-) -> Rate | Interval | None:
-    if kind.is_rate:
-        return _count(value_N[where_N])
-    return compute_mean(value_N[where_N], bounds=kind.bounds, clusters=cluster_N[where_N])
-
-
-def _count(matched_N: NDArray[np.float64]) -> Rate:
-    return clopper_pearson(int(matched_N.sum()), len(matched_N))
-
-
 def build_attack_cost(
-    scores: DocumentScores, outlines: Sequence[BucketOutline]
+    scores: DocumentScores, outlines: Sequence[BucketOutline], cluster_N: NDArray[np.int64]
 ) -> list[AttackCostBucket]:
     """Return the attack cost of each bucket; empty if the suite has no sampling scheme.
 
     Args:
         scores: columns of all documents.
         outlines: the buckets.
+        cluster_N: near-duplicate clusters of the documents.
     """
     ours, theirs = scores["attack_log10_queries"], scores["base_attack_log10_queries"]
     # Infinite, not NaN, if no scheme can generate the document.
@@ -309,8 +355,8 @@ def build_attack_cost(
     return [
         AttackCostBucket(
             bucket=bucket,
-            model=summarise_attack_cost(ours[here_N]),
-            base=summarise_attack_cost(theirs[here_N]) if has_base else None,
+            model=summarise_attack_cost(ours[here_N], cluster_N[here_N]),
+            base=summarise_attack_cost(theirs[here_N], cluster_N[here_N]) if has_base else None,
         )
         for bucket, here_N in here.items()
     ]

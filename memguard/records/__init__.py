@@ -90,6 +90,7 @@ from memguard.records.scores import (
     ModelScores,
     Rate,
     RiskName,
+    Texts,
 )
 from memguard.records.verdict import (
     LEVEL_NAMES,
