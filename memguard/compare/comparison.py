@@ -276,6 +276,7 @@ def _build_cell(report: AuditReport, bucket: BucketScores, scores: ModelScores) 
         num_matched=scores.verbatim.num_matched,
         rate=scores.verbatim.rate,
         ci=scores.verbatim.ci,
+        texts=scores.verbatim.texts,
         near_verbatim=None if near is None else _share(near),
         teacher_forced_90=_share(scores.teacher_forced_90),
         mean_token_accuracy=None if accuracy is None else accuracy.value,
@@ -286,7 +287,7 @@ def _build_cell(report: AuditReport, bucket: BucketScores, scores: ModelScores) 
 
 
 def _share(rate: Rate) -> MatchedShare:
-    return MatchedShare(num_matched=rate.num_matched, rate=rate.rate, ci=rate.ci)
+    return MatchedShare(num_matched=rate.num_matched, rate=rate.rate, ci=rate.ci, texts=rate.texts)
 
 
 def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:

@@ -9,10 +9,10 @@
 
 A share is over the documents of all seeds together. If no document occurs twice, its interval is
 that of a rate (`compute_rate`, which counts near-duplicates as less evidence); else a jackknife
-over texts, so that a document that several seeds drew counts once as evidence. With several seeds it also covers Student's t interval over the shares of the seeds,
-so that differences between seeds are not averaged away; with three seeds this interval is wide. The
-interval of the risk extends to the highest upper end of all shares, because attacks run on fewer
-documents.
+over texts, so that a document that several seeds drew counts once as evidence. With several seeds
+it also covers Student's t interval over the shares of the seeds, so that differences between seeds
+are not averaged away; with three seeds this interval is wide. The interval of the risk extends to
+the highest upper end of all shares, because attacks run on fewer documents.
 """
 
 import math

@@ -53,14 +53,18 @@ class Rate(Record):
         return self.num_documents if self.texts is None else self.texts.num_effective
 
 
+MIN_FOR_MEANS = 25
+"""Documents below which the interval of a mean of bounded values is marked."""
+
+
 class Interval(Record):
     """An estimate with its 95 % interval."""
 
     value: float
     ci: tuple[float, float] | None
     few_documents: bool = False
-    """Whether it is of a mean of bounded values over fewer than 25 documents (effective number, if
-    some are near-duplicates), where an interval may cover less often than 95 %."""
+    """Whether it is of a mean of bounded values over fewer than `MIN_FOR_MEANS` documents
+    (effective number, if some are near-duplicates), and may be too narrow."""
 
 
 class DocumentScore(Record):

@@ -55,7 +55,7 @@ def test_change_from_base_is_model_minus_base_of_the_same_documents(
     make_document: MakeDocument,
 ) -> None:
     draw = np.random.default_rng(0)
-    trained = draw.random(12)
+    trained = 0.6 + 0.4 * draw.random(12)
     base = np.concatenate([np.full(8, 0.25), trained - np.linspace(0.1, 0.6, 12)])
     measure = _measure(make_document, "token_accuracy", [0.25] * 8, trained.tolist(), base.tolist())
     assert (measure.probe, measure.version, measure.parameters) == ("grid", 3, {"offset": 1})

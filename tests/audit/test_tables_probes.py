@@ -120,7 +120,8 @@ def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]
         extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0
     )
     model = _ask(Scripted(say_by_context), teacher_forced, windows)
-    assert build_attack_cost(build_scores(windows, teacher_forced, model, None), []) == []
+    scores = build_scores(windows, teacher_forced, model, None)
+    assert build_attack_cost(scores, [], np.arange(len(windows))) == []
 
 
 @pytest.mark.parametrize(("num_with_base", "is_shown"), [(0, False), (2, False), (3, True)])

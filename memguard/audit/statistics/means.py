@@ -31,10 +31,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from memguard.audit.statistics.intervals import TAIL, count_effective, find_clusters, subtract
-from memguard.records import Interval
+from memguard.records import MIN_FOR_MEANS, Interval
 
-FEW_DOCUMENTS = 25
-"""Effective number of documents below which the interval of a bounded mean is marked."""
 # Relative to the size of the values; smaller differences are rounding errors.
 _ROUNDING = 1e-12
 
@@ -99,7 +97,7 @@ def compute_mean(
             value=mean,
             # Rounding must not leave the bounds.
             ci=(max(low, bounds[0]), min(high, bounds[1])),
-            few_documents=left_out.num_effective < FEW_DOCUMENTS,
+            few_documents=left_out.num_effective < MIN_FOR_MEANS,
         )
     if left_out.compute_variance() <= 0:
         return Interval(value=mean, ci=None)
@@ -170,7 +168,8 @@ def compute_mean_difference(
     if limits is not None:
         one = compute_mean(values_D, bounds, first_clusters)
         other = compute_mean(others_E, bounds, second_clusters)
-        assert one is not None and other is not None, "both have documents"
+        assert one is not None, "it has documents"
+        assert other is not None, "it has documents"
         return subtract(one, other, limits)
     return _compute_welch(
         _leave_clusters_out(values_D, first_clusters),

@@ -119,8 +119,9 @@ def compute_paired_rates(
 
         (b - c - n d)^2 <= z^2 n (2 q + d (1 - d))
 
-    If b or c is 0, the interval also covers Clopper and Pearson's of the other, because the score
-    interval alone is too narrow there. None without documents; no interval below two texts.
+    If b or c is 0, the interval also covers Clopper and Pearson's of the other of n; else, if b + c
+    is n, that of b of n, of which the difference is 2 b / n - 1. None without documents; no
+    interval below two texts.
 
     Args:
         first: ``[num_documents]`` 1 or true where a document matches under one setting, else 0.
@@ -153,16 +154,16 @@ def compute_paired_interval(
     """
     if num_effective <= 1:
         return None
-    low, high = _find_tango(only_first, only_second, num_documents, num_effective)
-    if not only_second:
-        ends = compute_exact_interval(only_first, num_documents, num_effective)
-        assert ends is not None, "the number is above 1"
-        low, high = min(low, ends[0]), max(high, ends[1])
-    if not only_first:
-        ends = compute_exact_interval(only_second, num_documents, num_effective)
-        assert ends is not None, "the number is above 1"
-        low, high = min(low, -ends[1]), max(high, -ends[0])
-    return low, high
+    joined = [_find_tango(only_first, only_second, num_documents, num_effective)]
+    firsts = compute_exact_interval(only_first, num_documents, num_effective)
+    seconds = compute_exact_interval(only_second, num_documents, num_effective)
+    if firsts and not only_second:
+        joined.append(firsts)
+    if seconds and not only_first:
+        joined.append((-seconds[1], -seconds[0]))
+    if firsts and len(joined) == 1 and only_first + only_second == num_documents:
+        joined.append((2 * firsts[0] - 1, 2 * firsts[1] - 1))
+    return min(low for low, _ in joined), max(high for _, high in joined)
 
 
 def _find_tango(
@@ -173,7 +174,7 @@ def _find_tango(
     estimate = (only_first - only_second) / num_documents
 
     def is_accepted(d: float) -> bool:
-        # q is the larger root of 2 n q^2 + linear q - c d (1 - d), in the form without cancellation.
+        # q is the larger root of 2 n q^2 + linear q - c d (1 - d), without cancellation.
         linear, product = (2 * n - b + c) * d - b - c, c * d * (1 - d)
         root = math.sqrt(max(0.0, linear**2 + 8 * n * product))
         if linear < 0:
