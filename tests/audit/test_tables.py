@@ -12,7 +12,8 @@ from record_examples import make_outline
 from scipy import stats
 
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.tables import METRICS, ProbeTable, build_measures
+from memguard.audit.metrics import METRICS
+from memguard.audit.tables import ProbeTable, build_measures
 from memguard.records import Interval, Measure, Rate
 
 MakeDocument = Callable[..., AuditDocument]

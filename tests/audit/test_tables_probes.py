@@ -10,10 +10,11 @@ from record_examples import make_outline
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window, list_clusters
+from memguard.audit.metrics import METRICS
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
 from memguard.audit.suite import GridProbe
-from memguard.audit.tables import METRICS, build_attack_cost, list_tables
+from memguard.audit.tables import build_attack_cost, list_tables
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.settings import SamplingScheme
 from memguard.records import DocumentScore

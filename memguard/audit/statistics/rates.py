@@ -4,6 +4,15 @@ Near-duplicates are memorised together, so n documents in clusters of copies are
 n different texts. A rate keeps its counts, and every interval is computed at the effective number
 of documents, `count_effective`, with the same rate: it contains the rate, and without copies it is
 the usual one.
+
+Coverage of nominal 95 % by `scripts/check_intervals.py`, exact, for 12 to 100 documents and rates
+from 0 to 1: the lowest of all cases, and the lowest of their means. In pairs, fours or half in fours,
+copies match alike, half of the clusters alike, or independently.
+
+                                        no copies    copies       a third is one text
+    rates                               .95 (.97)    .95 (.97)    .92 (.99)
+    rates of the same documents         .94 (.96)    .94 (.98)    .92 (.99)
+    rates minus those of a control      .88 (.96)    .86 (.96)    .88 (.96)
 """
 
 import math
