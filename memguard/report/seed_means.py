@@ -347,14 +347,8 @@ def show_counts(setting: Setting, metric: Greedy) -> Cell:
         cell = make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
     elif num_documents:
         num_matched = sum(share.num_matched for share in shares)
-        one = shares[0] if len(shares) == 1 else None
-        cell = make_rate_cell(
-            num_matched / num_documents,
-            one and one.ci,
-            num_matched,
-            num_documents,
-            one and one.texts,
-        )
+        ci, texts = (shares[0].ci, shares[0].texts) if len(shares) == 1 else (None, None)
+        cell = make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents, texts)
     else:
         cell = make_rate_cell(None, None, 0, 0)
     control = [other for other in setting.control if other.near_verbatim]
