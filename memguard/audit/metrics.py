@@ -5,6 +5,7 @@ Estimator    a metric's mean or rate, its change from the base model, and the di
 control, each with the interval that its kind of values has
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,10 @@ METRICS: dict[str, Metric] = {
     "first_divergence": _length("Tokens that greedy decoding matches before its first wrong one."),
     "longest_run": _length("Longest run of correct tokens."),
     "logprob": Metric(
-        meaning="Mean log-probability of a token.", unit="nats", is_confidential=True
+        meaning="Mean log-probability of a token.",
+        unit="nats",
+        bounds=(-math.inf, 0.0),
+        is_confidential=True,
     ),
     "rouge_l": _share("Longest common subsequence with the generated text (ROUGE-L F1)."),
     "longest_copied_run": _length("Longest run of the true text in the generated text."),
@@ -144,7 +148,7 @@ class Estimator:
     ) -> Interval | None:
         """Return the change from the base model minus that of the control."""
         limits = find_difference_bounds((0.0, 1.0) if self.kind.is_rate else self.bounds)
-        if limits is None:
+        if limits is None or not math.isfinite(limits[1]):
             return self.subtract_control(value_N - base_N, where_N, control_N)
         ones, others = (
             self.compute_change(value_N, base_N, here_N) for here_N in (where_N, control_N)

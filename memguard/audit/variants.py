@@ -21,6 +21,7 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
 from memguard.audit.extraction import Window, list_clusters
+from memguard.audit.metrics import METRICS
 from memguard.audit.model_probes import ModelProbes
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.run import plan_one_pass
@@ -196,7 +197,9 @@ def _build_variant(
                     risk: compute_rate(matched_N, clusters) for risk, matched_N in matches.items()
                 },
                 attack_cost=costs.get(outline.bucket),
-                mean_logprob=compute_mean(logprob_N, clusters=clusters) if is_shown else None,
+                mean_logprob=compute_mean(logprob_N, METRICS["logprob"].bounds, clusters)
+                if is_shown
+                else None,
                 differences=differences,
                 logprob_difference=logprob_difference,
             )

@@ -71,7 +71,8 @@ def _hold_against(first: FrontPoint, point: FrontPoint) -> FrontPoint:
     ci = difference.ci
     change = Interval(
         value=difference.value / first.utility,
-        ci=ci and (ci[0] / first.utility, ci[1] / first.utility),
+        # No loss falls by more than all of it.
+        ci=ci and (max(-1.0, ci[0] / first.utility), ci[1] / first.utility),
     )
     return point.model_copy(update={"utility_change": change})
 
@@ -134,7 +135,7 @@ def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
 
 
 def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> FrontPoint:
-    utility = compute_mean([run.heldout_nll for run in runs])
+    utility = compute_mean([run.heldout_nll for run in runs], (0.0, math.inf))
     assert utility is not None, "a setting has a run"
     most_trained = [_find_most_trained(run) for run in runs]
     tables = [run.table for run in most_trained]

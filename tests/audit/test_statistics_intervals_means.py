@@ -198,6 +198,20 @@ def test_a_single_cluster_away_from_the_bound_excludes_nothing_towards_it() -> N
     assert mirrored.ci == pytest.approx((1 - rare.ci[1], 1.0))
 
 
+def test_one_bound_ends_students_interval() -> None:
+    values = [-0.01] * 9 + [-1.0]
+    free, ended = compute_mean(values), compute_mean(values, (-math.inf, 0.0))
+    assert free.ci[1] > 0
+    assert ended == Interval(value=free.value, ci=(free.ci[0], 0.0))
+    assert compute_mean([-1.0, -1.0], (-math.inf, 0.0)).ci is None
+    # A difference of two such values has no bound.
+    zeros = [0.0] * 10
+    paired = compute_paired_difference(values, zeros, bounds=(-math.inf, 0.0))
+    apart = compute_mean_difference(values, zeros, bounds=(-math.inf, 0.0))
+    assert paired == free
+    assert apart == compute_mean_difference(values, zeros)
+
+
 def test_lists_of_other_lengths_and_missing_values_are_refused() -> None:
     with pytest.raises(AssertionError, match="each document needs one cluster"):
         compute_mean([1.0, 2.0], clusters=[0])

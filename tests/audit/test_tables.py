@@ -243,7 +243,8 @@ def test_numbers_stay_within_their_bounds(
     def draw_values() -> NDArray[np.float64]:
         if kind.is_rate:
             return draw.integers(0, 2, 30).astype(float)
-        return span * draw.beta(spread, spread, 30)
+        values = span * draw.beta(spread, spread, 30)
+        return -values if metric == "logprob" else values
 
     values, base = draw_values(), draw_values()
     documents = [
@@ -262,6 +263,7 @@ def test_numbers_stay_within_their_bounds(
         value = row.model.rate if isinstance(row.model, Rate) else row.model and row.model.value
         assert value == pytest.approx(part.mean())
         if metric == "logprob":
+            assert row.model.ci is None or row.model.ci[1] <= 0
             continue
         for least, most, found in (
             (0, 1, row.model),

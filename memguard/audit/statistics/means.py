@@ -82,8 +82,9 @@ def compute_mean(
 
     Args:
         values: ``[num_documents]`` one value per document.
-        bounds: smallest and largest possible value; the error is computed on the logit scale. None:
-            on the scale of the values.
+        bounds: smallest and largest possible value. If both are finite, the error is computed on
+            the logit scale; else on the scale of the values, and the interval ends at a bound that
+            it would cross. None: there are none.
         clusters: ``[num_documents]`` names or numbers of near-duplicate clusters; None: every
             document is its own cluster.
     """
@@ -91,27 +92,27 @@ def compute_mean(
     if not len(values_D):
         return None
     mean = math.fsum(values_D) / len(values_D)
+    least, most = (-math.inf, math.inf) if bounds is None else bounds
+    is_bounded = math.isfinite(least) and math.isfinite(most)
+    # Rounding must not leave the bounds.
+    slack = _ROUNDING * (most - least) if is_bounded else math.inf
+    is_inside = values_D.min() >= least - slack and values_D.max() <= most + slack
+    assert is_inside, f"a value is outside its bounds {bounds}"
+    mean = min(max(mean, least), most)
     left_out = _leave_clusters_out(values_D, clusters)
-    if bounds is not None:
-        slack = _ROUNDING * (bounds[1] - bounds[0])
-        is_inside = values_D.min() >= bounds[0] - slack and values_D.max() <= bounds[1] + slack
-        assert is_inside, f"a value is outside its bounds {bounds}"
-        mean = min(max(mean, bounds[0]), bounds[1])
-    if left_out is None:
+    is_equal = left_out is not None and left_out.compute_variance() <= 0
+    if left_out is None or (is_equal and not is_bounded):
         return Interval(value=mean, ci=None)
-    if bounds is not None:
-        is_equal = left_out.compute_variance() <= 0
-        low, high = (_bound_equal if is_equal else _compute_bounded)(left_out, bounds)
-        return Interval(
-            value=mean,
-            # Rounding must not leave the bounds.
-            ci=(max(low, bounds[0]), min(high, bounds[1])),
-            few_documents=left_out.num_effective < MIN_FOR_MEANS,
-        )
-    if left_out.compute_variance() <= 0:
-        return Interval(value=mean, ci=None)
-    reach = _find_quantile(left_out.freedom) * math.sqrt(left_out.compute_variance())
-    return Interval(value=mean, ci=(mean - reach, mean + reach))
+    if is_bounded:
+        low, high = (_bound_equal if is_equal else _compute_bounded)(left_out, (least, most))
+    else:
+        reach = _find_quantile(left_out.freedom) * math.sqrt(left_out.compute_variance())
+        low, high = mean - reach, mean + reach
+    return Interval(
+        value=mean,
+        ci=(max(low, least), min(high, most)),
+        few_documents=is_bounded and left_out.num_effective < MIN_FOR_MEANS,
+    )
 
 
 def compute_paired_difference(
@@ -152,8 +153,8 @@ def compute_mean_difference(
 ) -> Interval | None:
     """Return the mean of the first minus that of the second, for different documents.
 
-    Between bounds, the intervals of the two means are combined by `subtract`. Without, both errors
-    are computed by the jackknife over clusters and combined as in Welch (1947):
+    Between finite bounds, the intervals of the two means are combined by `subtract`. Without, both
+    errors are computed by the jackknife over clusters and combined as in Welch (1947):
 
         degrees of freedom = (v1 + v2)^2 / (v1^2 / f1 + v2^2 / f2)
 
@@ -174,7 +175,7 @@ def compute_mean_difference(
     if not len(values_D) or not len(others_E):
         return None
     limits = find_difference_bounds(bounds)
-    if limits is not None:
+    if limits is not None and math.isfinite(limits[1]):
         one = compute_mean(values_D, bounds, first_clusters)
         other = compute_mean(others_E, bounds, second_clusters)
         assert one is not None, "it has documents"
