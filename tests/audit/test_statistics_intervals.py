@@ -113,6 +113,8 @@ def test_rate_of_copies_keeps_its_counts_and_names_its_texts() -> None:
     assert compute_difference(copied, other).ci == pytest.approx(compute_difference(once, other).ci)
     single = compute_rate([1, 1, 0], [5, 5, 5])
     assert (single.rate, single.ci) == (2 / 3, None)
+    with pytest.raises(AssertionError, match="none is missing"):
+        compute_rate([1.0, math.nan])
 
 
 _MATCHES = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 9)), max_size=24)

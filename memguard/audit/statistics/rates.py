@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from memguard.audit.statistics.intervals import TAIL, Z, count_effective, find_clusters, subtract
@@ -38,7 +38,7 @@ def compute_rate(matched: ArrayLike, clusters: ArrayLike | None = None) -> Rate:
         clusters: ``[num_documents]`` names or numbers of near-duplicate clusters; None: every
             document is its own cluster.
     """
-    matched_D = np.asarray(matched, dtype=np.bool_)
+    matched_D = _as_matches(matched)
     cluster_D, size_C = find_clusters(len(matched_D), clusters)
     texts = None
     if len(size_C) < len(matched_D):
@@ -48,6 +48,12 @@ def compute_rate(matched: ArrayLike, clusters: ArrayLike | None = None) -> Rate:
             num_effective=count_effective(size_C),
         )
     return clopper_pearson(int(matched_D.sum()), len(matched_D), texts)
+
+
+def _as_matches(values: ArrayLike) -> NDArray[np.bool_]:
+    values_D = np.asarray(values)
+    assert np.isin(values_D, (0, 1)).all(), "a document matches or not: 1 or 0, none is missing"
+    return values_D.astype(np.bool_)
 
 
 def clopper_pearson(num_matched: int, num_documents: int, texts: Texts | None = None) -> Rate:
@@ -137,7 +143,7 @@ def compute_paired_rates(
         second: the same documents in the same order under the other setting.
         clusters: ``[num_documents]`` near-duplicate clusters; None: every document is its own.
     """
-    first_D, second_D = np.asarray(first, dtype=np.bool_), np.asarray(second, dtype=np.bool_)
+    first_D, second_D = _as_matches(first), _as_matches(second)
     assert first_D.shape == second_D.shape, "pairs need two values per document"
     count = len(first_D)
     if not count:
