@@ -69,6 +69,7 @@ from memguard.records.record import (
 )
 from memguard.records.scores import (
     BLIND,
+    MIN_FOR_MEANS,
     MIN_FOR_QUANTILES,
     NUM_RISK_QUERIES,
     RISK_NAMES,
@@ -90,6 +91,7 @@ from memguard.records.scores import (
     ModelScores,
     Rate,
     RiskName,
+    Texts,
 )
 from memguard.records.verdict import (
     LEVEL_NAMES,
