@@ -139,7 +139,10 @@ def measure_edits(
 
 
 def tabulate(
-    probe: GenerationProbe, model: ScoreMatrix, base: ScoreMatrix | None
+    probe: GenerationProbe,
+    model: ScoreMatrix,
+    base: ScoreMatrix | None,
+    continuation_tokens: int,
 ) -> list[ProbeTable]:
     """Return a table for each decoding method.
 
@@ -147,12 +150,14 @@ def tabulate(
         probe: settings.
         model: ``[N]`` numbers of all documents, NaN if nothing was generated.
         base: the same numbers of the model before training.
+        continuation_tokens: tokens of a true continuation.
     """
     return [
         ProbeTable(
             probe=probe.name,
             version=probe.VERSION,
             parameters={"decoding": label},
+            continuation_tokens=continuation_tokens,
             model={name: model[f"{decoding}.{name}"] for name in _METRICS},
             base=None if base is None else {name: base[f"{decoding}.{name}"] for name in _METRICS},
         )

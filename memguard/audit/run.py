@@ -115,7 +115,10 @@ def run_audit(
         )
     if (generation_probe := suite.find(GenerationProbe)) is not None and ours.written is not None:
         written = generation.tabulate(
-            generation_probe, ours.written, theirs.written if theirs else None
+            generation_probe,
+            ours.written,
+            theirs.written if theirs else None,
+            suite.extraction.continuation_tokens,
         )
     if (attack_probe := suite.find(AttackProbe)) is not None and attacked is not None:
         attack_rows = attacks.tabulate(

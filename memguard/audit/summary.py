@@ -156,7 +156,7 @@ def summarise(
     is_near_tie_N |= scores["greedy_margin"] < tiny_margin
     tables = list_tables(evidence.windows, evidence.teacher_forced, model, base)
     measures = build_measures([*tables, *evidence.written], documents, outlines)
-    attack_cost = build_attack_cost(scores, outlines)
+    attack_cost = build_attack_cost(scores, outlines, list_clusters(documents))
     buckets = build_buckets(
         measures, scores, outlines, is_near_tie_N, attack_cost=attack_cost, attacks=evidence.attacks
     )

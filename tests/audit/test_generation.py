@@ -11,10 +11,10 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
 from memguard.audit.generation import generate_continuations, name_numbers, tabulate
+from memguard.audit.metrics import METRICS
 from memguard.audit.overlap import compute_overlap
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import GenerationProbe
-from memguard.audit.tables import METRICS
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
@@ -139,7 +139,8 @@ def test_draws_do_not_depend_on_the_batch_and_each_number_has_a_meaning(
     )
     assert together == alone
     numbers = ScoreMatrix(names=name_numbers(probe), rows=np.array(together))
-    greedy, nucleus = tabulate(probe, numbers, None)
+    greedy, nucleus = tabulate(probe, numbers, None, 50)
+    assert greedy.find_bounds(METRICS["longest_copied_run"]) == (0, 50)
     assert (greedy.parameters, nucleus.parameters) == (
         {"decoding": "greedy"},
         {"decoding": "T=1, top-p 0.95"},

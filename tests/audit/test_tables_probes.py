@@ -9,11 +9,12 @@ from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
-from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window
+from memguard.audit.extraction import AuditDocument, ExtractionProbe, Window, list_clusters
+from memguard.audit.metrics import METRICS
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
 from memguard.audit.suite import GridProbe
-from memguard.audit.tables import METRICS, build_attack_cost, list_tables
+from memguard.audit.tables import build_attack_cost, list_tables
 from memguard.audit.teacher_forcing import TeacherForcedScores
 from memguard.config.settings import SamplingScheme
 from memguard.records import DocumentScore
@@ -94,8 +95,9 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
     model = _ask(Scripted(knows), teacher_forced, windows)
     base = _ask(Scripted(say_known(lambda ids: False)), teacher_forced, windows)
+    cluster_N = list_clusters([window.document for window in windows])
     even, known, empty = build_attack_cost(
-        build_scores(windows, teacher_forced, model, base), outlines
+        build_scores(windows, teacher_forced, model, base), outlines, cluster_N
     )
     assert (even.bucket, known.bucket, empty.bucket) == ("x0", "x1", "empty")
     assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
@@ -107,7 +109,9 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     assert even.model.within[QUERY_BOUNDS[-1]].num_matched == 0
     assert (empty.model.num_documents, empty.model.median) == (0, None)
     assert (
-        build_attack_cost(build_scores(windows, teacher_forced, model, None), outlines)[0].base
+        build_attack_cost(build_scores(windows, teacher_forced, model, None), outlines, cluster_N)[
+            0
+        ].base
         is None
     )
 
@@ -117,7 +121,8 @@ def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]
         extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0
     )
     model = _ask(Scripted(say_by_context), teacher_forced, windows)
-    assert build_attack_cost(build_scores(windows, teacher_forced, model, None), []) == []
+    scores = build_scores(windows, teacher_forced, model, None)
+    assert build_attack_cost(scores, [], np.arange(len(windows))) == []
 
 
 @pytest.mark.parametrize(("num_with_base", "is_shown"), [(0, False), (2, False), (3, True)])
