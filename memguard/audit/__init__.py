@@ -34,6 +34,7 @@ measuring
     mask_consistency.py    do near-copies and reformatted copies escape the mask?
 results
     document_scores.py     numbers -> a column per field, a row per document -> records.parquet
+    metrics.py             the metrics of a document, and how they are estimated over documents
     tables.py              numbers of documents -> rows of buckets, with base model and control
     statistics/            rates, means, trends and their intervals
     summary.py             all results -> the parts of a report; dose-response, which probes ran

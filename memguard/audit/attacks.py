@@ -35,7 +35,7 @@ from memguard.audit.extraction import Window, list_clusters
 from memguard.audit.passages import TokenResult
 from memguard.audit.probe import IsFree
 from memguard.audit.selection import BucketOutline
-from memguard.audit.statistics import clopper_pearson, compute_mean
+from memguard.audit.statistics import compute_mean, compute_rate
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import LETTERS_PER_TOKEN
 from memguard.records import AttackedBucket
@@ -210,22 +210,18 @@ def tabulate(
             note = UNKNOWN_MASK if is_blind else TIGHTENED_MASK if num_tightened else ""
         for outline in outlines:
             here_N = (name_N == outline.bucket) & attacked_N
-            count = int(here_N.sum())
-            if not count:
+            if not here_N.any():
                 continue
+            clusters = cluster_N[here_N]
             share = numbers[f"{name}.right"][here_N] / size_N[here_N]
             rows.append(
                 AttackedBucket(
                     bucket=outline.bucket,
                     attack=name,
                     num_queries=num_answers[name],
-                    best_verbatim=clopper_pearson(
-                        int(numbers[f"{name}.best"][here_N].sum()), count
-                    ),
-                    any_verbatim=clopper_pearson(int(numbers[f"{name}.any"][here_N].sum()), count),
-                    mean_token_accuracy=compute_mean(
-                        share, bounds=(0, 1), clusters=cluster_N[here_N]
-                    ),
+                    best_verbatim=compute_rate(numbers[f"{name}.best"][here_N], clusters),
+                    any_verbatim=compute_rate(numbers[f"{name}.any"][here_N], clusters),
+                    mean_token_accuracy=compute_mean(share, bounds=(0, 1), clusters=clusters),
                     note=note,
                 )
             )

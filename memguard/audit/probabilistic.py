@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memguard.audit.statistics import clopper_pearson
+from memguard.audit.statistics import compute_rate
 from memguard.records import MIN_FOR_QUANTILES, AttackCostScores
 
 GREEDY = -1
@@ -83,7 +83,9 @@ def attack_cost(
     return AttackCost(log10_queries_N=cheapest_N, scheme_N=scheme_N)
 
 
-def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostScores:
+def summarise_attack_cost(
+    log10_queries_N: NDArray[np.float64], cluster_N: NDArray[np.int64] | None = None
+) -> AttackCostScores:
     """Return quantiles, and the shares of documents within given numbers of samples.
 
     Quantiles are not interpolated but rounded up to integers of log10: half of the documents cost
@@ -92,6 +94,7 @@ def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSco
 
     Args:
         log10_queries_N: costs as returned by `attack_cost`, inf for never.
+        cluster_N: near-duplicate clusters; None: every document is its own.
     """
     num_documents = len(log10_queries_N)
     ordered_N = np.sort(log10_queries_N)
@@ -109,7 +112,7 @@ def summarise_attack_cost(log10_queries_N: NDArray[np.float64]) -> AttackCostSco
         median=find_quantile(50),
         quantile_90=find_quantile(90),
         within={
-            bound: clopper_pearson(int((ordered_N <= math.log10(bound)).sum()), num_documents)
+            bound: compute_rate(log10_queries_N <= math.log10(bound), cluster_N)
             for bound in QUERY_BOUNDS
         },
     )

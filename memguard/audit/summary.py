@@ -152,7 +152,7 @@ def summarise(
     is_near_tie_N |= scores["greedy_margin"] < tiny_margin
     tables = list_tables(evidence.windows, suite, model, base)
     measures = build_measures(tables, documents, outlines)
-    attack_cost = build_attack_cost(scores, outlines)
+    attack_cost = build_attack_cost(scores, outlines, list_clusters(documents))
     buckets = build_buckets(
         measures, scores, outlines, is_near_tie_N, attack_cost=attack_cost, attacks=evidence.attacks
     )

@@ -6,7 +6,7 @@
                    every extraction rate
 
 Every metric has a change from the base model: fine-tuned minus base on the same documents.
-Intervals of means treat a cluster of near-duplicates as one observation.
+Near-duplicates are less evidence than different texts, in every interval.
 """
 
 import math
@@ -20,19 +20,14 @@ from numpy.typing import NDArray
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, ModelResults, describe_window
 from memguard.audit.extraction import AuditDocument, Window, list_clusters
+from memguard.audit.metrics import METRICS, Estimator, Metric
 from memguard.audit.near_verbatim import NearVerbatim
 from memguard.audit.probabilistic import summarise_attack_cost
 from memguard.audit.probes.generation import METRICS as GENERATED
 from memguard.audit.probes.generation import GenerationProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.selection import BucketOutline
-from memguard.audit.statistics import (
-    clopper_pearson,
-    compute_difference,
-    compute_mean,
-    compute_mean_difference,
-    compute_paired_difference,
-)
+from memguard.audit.statistics import compute_difference
 from memguard.audit.suite import Suite
 from memguard.records import (
     NUM_RISK_QUERIES,
@@ -49,63 +44,6 @@ from memguard.records import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    """Meaning and unit of a metric."""
-
-    meaning: str
-    unit: str
-    is_rate: bool = False
-    """Whether the values of documents are 1 or 0."""
-    bounds: tuple[float, float] | None = None
-    higher_is_better: bool = False
-    is_confidential: bool = False
-    """Whether the value of a single text would confirm a guess of it: shown for two texts or more.
-    """
-
-
-def _rate(meaning: str) -> Metric:
-    return Metric(meaning=meaning, unit="documents", is_rate=True)
-
-
-def _share(meaning: str, *, higher_is_better: bool = False) -> Metric:
-    bounds = (0.0, 1.0)
-    return Metric(meaning=meaning, unit="share", bounds=bounds, higher_is_better=higher_is_better)
-
-
-def _length(meaning: str) -> Metric:
-    return Metric(meaning=meaning, unit="tokens")
-
-
-METRICS: dict[str, Metric] = {
-    "verbatim": _rate("All tokens match."),
-    "near_verbatim": _rate("Greedy text within 10 % edits of the true one."),
-    "teacher_forced_90": _rate(
-        "At least 90 % of the tokens are the most likely ones, given the true text before each."
-    ),
-    "token_accuracy": _share(
-        "Tokens that are the most likely ones, given the true text before each."
-    ),
-    "extraction_strength": _share("Share at the end that is predicted without a wrong token."),
-    "first_divergence": _length("Tokens that greedy decoding matches before its first wrong one."),
-    "longest_run": _length("Longest run of correct tokens."),
-    "logprob": Metric(
-        meaning="Mean log-probability of a token.", unit="nats", is_confidential=True
-    ),
-    "rouge_l": _share("Longest common subsequence with the generated text (ROUGE-L F1)."),
-    "longest_copied_run": _length("Longest run of the true text in the generated text."),
-    "edit_distance": _share(
-        "Edits from the generated to the true text, over its length.", higher_is_better=True
-    ),
-    "bleu_above_0.75": _rate("BLEU above 0.75 (approximate memorization, Ippolito et al. 2022)."),
-    "type_token_ratio": _share(
-        "Share of distinct tokens in the generated text; low for repetitive text.",
-        higher_is_better=True,
-    ),
-}
-"""Every metric by its name."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProbeTable:
     """Results of one probe with one setting; all arrays are [N] documents, NaN where missing."""
@@ -113,10 +51,16 @@ class ProbeTable:
     probe: str
     version: int
     parameters: Mapping[str, Any]
+    continuation_tokens: int
+    """Tokens of a continuation, the largest value of a length."""
     model: Mapping[str, NDArray[np.float64]]
     """Values by metric."""
     base: Mapping[str, NDArray[np.float64]] | None
     """Values of the model before training."""
+
+    def find_bounds(self, metric: Metric) -> tuple[float, float] | None:
+        """Return the smallest and largest value of a metric; None if there are none."""
+        return (0.0, float(self.continuation_tokens)) if metric.is_length else metric.bounds
 
 
 def list_tables(
@@ -146,6 +90,7 @@ def list_tables(
         probe=probe.name,
         version=probe.VERSION,
         parameters=probe.model_dump(mode="json", exclude={"name"}),
+        continuation_tokens=probe.continuation_tokens,
         model=values[0],
         base=None if base is None else values[1],
     )
@@ -159,17 +104,26 @@ def list_tables(
                 probe="grid",
                 version=GridProbe.VERSION,
                 parameters=cell.model_dump(mode="json"),
+                continuation_tokens=cell.continuation_tokens,
                 model=values[0],
                 base=None if base is None else values[1],
             )
         )
     if generation is not None and model.written is not None:
-        tables += _list_generated(generation, model.written, None if base is None else base.written)
+        tables += _list_generated(
+            generation,
+            model.written,
+            None if base is None else base.written,
+            probe.continuation_tokens,
+        )
     return tables
 
 
 def _list_generated(
-    probe: GenerationProbe, model: ScoreMatrix, base: ScoreMatrix | None
+    probe: GenerationProbe,
+    model: ScoreMatrix,
+    base: ScoreMatrix | None,
+    continuation_tokens: int,
 ) -> list[ProbeTable]:
     """Return a table for each decoding method."""
 
@@ -181,6 +135,7 @@ def _list_generated(
             probe=probe.name,
             version=probe.VERSION,
             parameters={"decoding": label},
+            continuation_tokens=continuation_tokens,
             model=pick(model, decoding),
             base=None if base is None else pick(base, decoding),
         )
@@ -211,13 +166,12 @@ def build_measures(
             kind = METRICS[metric]
             buckets = [
                 _measure(
-                    kind,
+                    Estimator(kind=kind, bounds=table.find_bounds(kind), cluster_N=cluster_N),
                     outline,
                     value_N,
                     base_N,
                     name_N == outline.bucket,
                     None if outline.role == "control" else control_N,
-                    cluster_N,
                 )
                 for outline in outlines
             ]
@@ -237,17 +191,17 @@ def build_measures(
 
 
 def _measure(
-    kind: Metric,
+    estimator: Estimator,
     outline: BucketOutline,
     value_N: NDArray[np.float64],
     base_N: NDArray[np.float64] | None,
     here_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
-    cluster_N: NDArray[np.int64],
 ) -> MeasuredBucket:
     known_N = here_N & ~np.isnan(value_N)
     num_documents, num_missing = int(known_N.sum()), int(here_N.sum() - known_N.sum())
-    if kind.is_confidential and len(np.unique(cluster_N[known_N])) < 2:
+    is_single = len(np.unique(estimator.cluster_N[known_N])) < 2
+    if estimator.kind.is_confidential and is_single:
         return MeasuredBucket(
             bucket=outline.bucket,
             num_documents=num_documents,
@@ -259,72 +213,36 @@ def _measure(
             change_from_base_minus_control=None,
         )
     both_N = known_N if base_N is None else known_N & ~np.isnan(base_N)
-    change_from_base = excess = None
+    minus_control = change_from_base = excess = None
+    if control_N is not None:
+        other_N = control_N & ~np.isnan(value_N)
+        minus_control = estimator.subtract_control(value_N, known_N, other_N)
     if base_N is not None and both_N.any():
-        change_from_base = compute_paired_difference(
-            value_N[both_N], base_N[both_N], clusters=cluster_N[both_N]
-        )
-        # The difference of two rates is not a rate itself.
-        excess = _subtract_control(value_N - base_N, both_N, control_N, cluster_N)
+        change_from_base = estimator.compute_change(value_N, base_N, both_N)
+        if control_N is not None:
+            other_N = control_N & ~np.isnan(value_N - base_N)
+            excess = estimator.subtract_changes(value_N, base_N, both_N, other_N)
     return MeasuredBucket(
         bucket=outline.bucket,
         num_documents=num_documents,
         num_missing=num_missing,
-        model=_estimate(kind, value_N, known_N, cluster_N),
-        base=None if base_N is None else _estimate(kind, base_N, both_N, cluster_N),
+        model=estimator.estimate(value_N, known_N),
+        base=None if base_N is None else estimator.estimate(base_N, both_N),
         change_from_base=change_from_base,
-        minus_control=_subtract_control(
-            value_N, known_N, control_N, cluster_N, is_rate=kind.is_rate
-        ),
+        minus_control=minus_control,
         change_from_base_minus_control=excess,
     )
 
 
-def _subtract_control(
-    value_N: NDArray[np.float64],
-    known_N: NDArray[np.bool_],
-    control_N: NDArray[np.bool_] | None,
-    cluster_N: NDArray[np.int64],
-    *,
-    is_rate: bool = False,
-) -> Interval | None:
-    """Return the difference of two means; None without a control or documents in both."""
-    if control_N is None:
-        return None
-    other_N = control_N & ~np.isnan(value_N)
-    if is_rate:
-        return compute_difference(_count(value_N[known_N]), _count(value_N[other_N]))
-    return compute_mean_difference(
-        value_N[known_N],
-        value_N[other_N],
-        first_clusters=cluster_N[known_N],
-        second_clusters=cluster_N[other_N],
-    )
-
-
-def _estimate(
-    kind: Metric,
-    value_N: NDArray[np.float64],
-    where_N: NDArray[np.bool_],
-    cluster_N: NDArray[np.int64],
-) -> Rate | Interval | None:
-    if kind.is_rate:
-        return _count(value_N[where_N])
-    return compute_mean(value_N[where_N], bounds=kind.bounds, clusters=cluster_N[where_N])
-
-
-def _count(matched_N: NDArray[np.float64]) -> Rate:
-    return clopper_pearson(int(matched_N.sum()), len(matched_N))
-
-
 def build_attack_cost(
-    scores: DocumentScores, outlines: Sequence[BucketOutline]
+    scores: DocumentScores, outlines: Sequence[BucketOutline], cluster_N: NDArray[np.int64]
 ) -> list[AttackCostBucket]:
     """Return the attack cost of each bucket; empty if the suite has no sampling scheme.
 
     Args:
         scores: columns of all documents.
         outlines: the buckets.
+        cluster_N: near-duplicate clusters of the documents.
     """
     ours, theirs = scores["attack_log10_queries"], scores["base_attack_log10_queries"]
     # Infinite, not NaN, if no scheme can generate the document.
@@ -335,8 +253,8 @@ def build_attack_cost(
     return [
         AttackCostBucket(
             bucket=bucket,
-            model=summarise_attack_cost(ours[here_N]),
-            base=summarise_attack_cost(theirs[here_N]) if has_base else None,
+            model=summarise_attack_cost(ours[here_N], cluster_N[here_N]),
+            base=summarise_attack_cost(theirs[here_N], cluster_N[here_N]) if has_base else None,
         )
         for bucket, here_N in here.items()
     ]

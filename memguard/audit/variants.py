@@ -22,13 +22,19 @@ from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
 from memguard.audit.extraction import Window, list_clusters
+from memguard.audit.metrics import METRICS
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probe import Inputs, Measured, Model, Probe, Rounds, Score, View
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.runner import Runner
 from memguard.audit.selection import BucketOutline
-from memguard.audit.statistics import clopper_pearson, compute_mean, compute_paired_difference
+from memguard.audit.statistics import (
+    compute_mean,
+    compute_paired_difference,
+    compute_paired_rates,
+    compute_rate,
+)
 from memguard.audit.suite import Suite
 from memguard.audit.tables import build_attack_cost
 from memguard.records import (
@@ -204,7 +210,8 @@ def _build_variant(
     loss_D = _list_losses(variant, heldout) if is_known else None
     before_D = _list_losses(first, heldout) if is_known and first is not None else None
     mean = None if loss_D is None else compute_mean(loss_D)
-    costs = {cost.bucket: cost.model for cost in build_attack_cost(variant.scores, outlines)}
+    attack_cost = build_attack_cost(variant.scores, outlines, cluster_N)
+    costs = {cost.bucket: cost.model for cost in attack_cost}
     buckets = []
     for outline in outlines:
         (where,) = np.nonzero(variant.scores["bucket"] == outline.bucket)
@@ -217,7 +224,7 @@ def _build_variant(
         if first is not None:
             before = _list_matches(first, where)
             paired = {
-                risk: compute_paired_difference(matched_N, before[risk], clusters=clusters)
+                risk: compute_paired_rates(matched_N, before[risk], clusters=clusters)
                 for risk, matched_N in matches.items()
                 if risk in before
             }
@@ -232,11 +239,12 @@ def _build_variant(
                 role=outline.role,
                 num_documents=len(where),
                 risks={
-                    risk: clopper_pearson(int(matched_N.sum()), len(where))
-                    for risk, matched_N in matches.items()
+                    risk: compute_rate(matched_N, clusters) for risk, matched_N in matches.items()
                 },
                 attack_cost=costs.get(outline.bucket),
-                mean_logprob=compute_mean(logprob_N, clusters=clusters) if is_shown else None,
+                mean_logprob=compute_mean(logprob_N, METRICS["logprob"].bounds, clusters)
+                if is_shown
+                else None,
                 differences=differences,
                 logprob_difference=logprob_difference,
             )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.statistics import clopper_pearson, compute_auc, compute_p_above_control
+from memguard.audit.statistics import compute_auc, compute_p_above_control, compute_rate
 from memguard.records import (
     Interval,
     Level,
@@ -38,8 +38,8 @@ from memguard.records import (
 from memguard.records.verdict import MembershipLevel
 
 MIN_TRAINED = 30
-"""Minimum number of trained clusters without an extracted document for none-found: with 30, the
-true rate is at most 11.6 %."""
+"""Minimum number of trained clusters without an extracted document for none-found: with 30 of one
+document each, the true rate is at most 11.6 %."""
 _ALL_LEVELS, _EXTRA_LEVEL = 0.05, 0.01
 
 
@@ -226,16 +226,15 @@ def count_documents(
         where_N: which of them are counted.
         matched_N: which match.
     """
-    num_documents, num_matched = int(where_N.sum()), int((where_N & matched_N).sum())
-    num_clusters = len(np.unique(documents.cluster_N[where_N]))
-    num_matched_clusters = len(np.unique(documents.cluster_N[where_N & matched_N]))
+    rate = compute_rate(matched_N[where_N], documents.cluster_N[where_N])
+    texts = rate.texts
     return VerdictCounts(
-        num_documents=num_documents,
-        num_matched=num_matched,
-        num_clusters=num_clusters,
-        num_matched_clusters=num_matched_clusters,
-        rate=num_matched / num_documents if num_documents else None,
-        ci=clopper_pearson(num_matched_clusters, num_clusters).ci,
+        num_documents=rate.num_documents,
+        num_matched=rate.num_matched,
+        num_clusters=rate.num_documents if texts is None else texts.num_texts,
+        num_matched_clusters=rate.num_matched if texts is None else texts.num_matched,
+        rate=rate.rate,
+        ci=rate.ci,
     )
 
 

@@ -1,5 +1,6 @@
 """Builds the comparison record from finished runs."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -110,6 +111,7 @@ def _pair_documents(against: AuditedRun, setting: AuditedRun) -> Iterator[Paired
             token_accuracy_difference=compute_paired_difference(
                 table.token_accuracy,
                 other.token_accuracy,
+                bounds=(0, 1),
                 clusters=table.clusters,
             ),
         )
@@ -133,7 +135,7 @@ def _pair_canaries(against: AuditedRun, setting: AuditedRun) -> Iterator[PairedC
         ),
         exposure_bits_difference=None
         if bits[0] is None or bits[1] is None
-        else compute_paired_difference(bits[0], bits[1]),
+        else compute_paired_difference(bits[0], bits[1], bounds=_find_bit_bounds(setting, against)),
     )
 
 
@@ -141,6 +143,16 @@ def _list_bits(canaries: Sequence[CanaryScore]) -> list[float] | None:
     """Return the exposure of each canary; None if one of them has no references to rank among."""
     bits = [canary.exposure_bits for canary in canaries if canary.exposure_bits is not None]
     return bits if len(bits) == len(canaries) else None
+
+
+def _find_bit_bounds(*runs: AuditedRun) -> tuple[float, float]:
+    """Return the lowest and highest exposure by rank among the references of any of the runs."""
+    canaries = [run.report.canaries for run in runs]
+    counts = [scores.num_ranked_references for scores in canaries if scores is not None]
+    return (
+        min(math.log2(count) - math.log2(count + 1) for count in counts),
+        max(math.log2(count) for count in counts),
+    )
 
 
 def _count(against: NDArray[np.bool_], setting: NDArray[np.bool_]) -> PairedCounts:
@@ -272,6 +284,7 @@ def _build_cell(report: AuditReport, bucket: BucketScores, scores: ModelScores) 
         num_matched=scores.verbatim.num_matched,
         rate=scores.verbatim.rate,
         ci=scores.verbatim.ci,
+        texts=scores.verbatim.texts,
         near_verbatim=None if near is None else _share(near),
         teacher_forced_90=_share(scores.teacher_forced_90),
         mean_token_accuracy=None if accuracy is None else accuracy.value,
@@ -282,7 +295,7 @@ def _build_cell(report: AuditReport, bucket: BucketScores, scores: ModelScores) 
 
 
 def _share(rate: Rate) -> MatchedShare:
-    return MatchedShare(num_matched=rate.num_matched, rate=rate.rate, ci=rate.ci)
+    return MatchedShare(num_matched=rate.num_matched, rate=rate.rate, ci=rate.ci, texts=rate.texts)
 
 
 def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:

@@ -7,12 +7,12 @@
               seed by seed: another seed has other held-out documents, which differ by more than
               settings do
 
-A share is over the documents of all seeds together. A document that several seeds drew counts once
-as evidence: the interval is exact (Clopper-Pearson) if no document occurs twice, else a jackknife
-over documents. With several seeds it also covers Student's t interval over the shares of the seeds,
-so that differences between seeds are not averaged away; with three seeds this interval is wide. The
-interval of the risk extends to the highest upper end of all shares, because attacks run on fewer
-documents.
+A share is over the documents of all seeds together. If no document occurs twice, its interval is
+that of a rate (`compute_rate`, which counts near-duplicates as less evidence); else a jackknife
+over texts, so that a document that several seeds drew counts once as evidence. With several seeds
+it also covers Student's t interval over the shares of the seeds, so that differences between seeds
+are not averaged away; with three seeds this interval is wide. The interval of the risk extends to
+the highest upper end of all shares, because attacks run on fewer documents.
 """
 
 import math
@@ -24,7 +24,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.statistics import clopper_pearson, compute_mean
+from memguard.audit.statistics import compute_exact_interval, compute_mean, compute_rate
 from memguard.compare.audited import AuditedRun, BucketTable
 from memguard.records import (
     LEVEL_NAMES,
@@ -71,7 +71,8 @@ def _hold_against(first: FrontPoint, point: FrontPoint) -> FrontPoint:
     ci = difference.ci
     change = Interval(
         value=difference.value / first.utility,
-        ci=ci and (ci[0] / first.utility, ci[1] / first.utility),
+        # No loss falls by more than all of it.
+        ci=ci and (max(-1.0, ci[0] / first.utility), ci[1] / first.utility),
     )
     return point.model_copy(update={"utility_change": change})
 
@@ -134,7 +135,7 @@ def _is_apart(one: FrontPoint, other: FrontPoint) -> bool:
 
 
 def _build_point(name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> FrontPoint:
-    utility = compute_mean([run.heldout_nll for run in runs])
+    utility = compute_mean([run.heldout_nll for run in runs], (0.0, math.inf))
     assert utility is not None, "a setting has a run"
     most_trained = [_find_most_trained(run) for run in runs]
     tables = [run.table for run in most_trained]
@@ -204,8 +205,8 @@ def _compute_attack_risk(runs: Sequence[_MostTrained]) -> Interval | None:
     """Return the share that the best attack extracted, over all seeds.
 
     Attacks run on a sample of the documents. The record does not say which of these are shared by
-    several seeds, so the interval assumes the same proportion of distinct documents as in the
-    bucket.
+    several seeds, so the effective number of documents assumes the same proportion of distinct
+    documents as in the bucket.
     """
     names = set.intersection(*(set(run.attacks) for run in runs))
     ids = [identifier for run in runs for identifier in run.table.ids]
@@ -214,11 +215,12 @@ def _compute_attack_risk(runs: Sequence[_MostTrained]) -> Interval | None:
     risks = []
     for name in sorted(names):
         rates = [run.attacks[name] for run in runs]
-        share = sum(rate.num_matched for rate in rates) / sum(rate.num_documents for rate in rates)
-        num_documents = sum(rate.num_documents for rate in rates) * len(set(ids)) // len(ids)
-        ci = clopper_pearson(round(share * num_documents), num_documents).ci
+        num_matched = sum(rate.num_matched for rate in rates)
+        num_documents = sum(rate.num_documents for rate in rates)
+        num_effective = sum(rate.num_effective for rate in rates) * len(set(ids)) / len(ids)
+        ci = compute_exact_interval(num_matched, num_documents, num_effective)
         by_seed = [rate.rate for rate in rates if rate.rate is not None]
-        risks.append(Interval(value=share, ci=_cover_seeds(ci, by_seed)))
+        risks.append(Interval(value=num_matched / num_documents, ci=_cover_seeds(ci, by_seed)))
     return max(risks, key=lambda risk: risk.value)
 
 
@@ -239,19 +241,33 @@ def _compute_risk(tables: Sequence[BucketTable], risk: RiskName) -> Interval | N
     ids = [identifier for table in tables for identifier in table.ids]
     if not ids:
         return None
-    ci = _find_interval(values_D, ids)
+    text_D = _find_texts(tables)
+    ci = compute_rate(values_D, text_D).ci
+    if len(set(ids)) < len(ids):
+        mean = compute_mean(values_D, bounds=(0, 1), clusters=text_D)
+        ci = None if mean is None else mean.ci
     by_seed = [float(share.mean()) for share in shares if len(share)]
     return Interval(value=float(values_D.mean()), ci=_cover_seeds(ci, by_seed))
 
 
-def _find_interval(values_D: NDArray[np.float64], ids: Sequence[str]) -> tuple[float, float] | None:
-    num_distinct = len(set(ids))
-    if num_distinct < len(ids):
-        share = compute_mean(values_D, bounds=(0, 1), clusters=np.array(ids))
-        if share is not None and share.ci is not None:
-            return share.ci
-    # Each document occurs once, or all values are equal and the jackknife has no variance.
-    return clopper_pearson(round(float(values_D.mean()) * num_distinct), num_distinct).ci
+def _find_texts(tables: Sequence[BucketTable]) -> NDArray[np.int64]:
+    """Return the text of each document of all seeds, [D]: near-duplicates have the same.
+
+    Clusters are numbered by each run, so they are joined where runs share a document.
+    """
+    ids = [identifier for table in tables for identifier in table.ids]
+    pairs = [(run, c) for run, table in enumerate(tables) for c in table.clusters.tolist()]
+    names = [np.unique(ids, return_inverse=True)[1]]
+    names.append(np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1))
+    text_D, before_D = np.arange(len(ids)), None
+    while before_D is None or (text_D != before_D).any():
+        before_D = text_D
+        for name_D in names:
+            # Each document takes the smallest number among those that it shares a name with.
+            smallest = np.full(len(ids), len(ids))
+            np.minimum.at(smallest, name_D, text_D)
+            text_D = smallest[name_D]
+    return text_D
 
 
 def _list_extracted(table: BucketTable, risk: RiskName) -> NDArray[np.float64]:

@@ -71,6 +71,7 @@ from memguard.records.record import (
 )
 from memguard.records.scores import (
     BLIND,
+    MIN_FOR_MEANS,
     MIN_FOR_QUANTILES,
     NUM_RISK_QUERIES,
     RISK_NAMES,
@@ -92,6 +93,7 @@ from memguard.records.scores import (
     ModelScores,
     Rate,
     RiskName,
+    Texts,
 )
 from memguard.records.verdict import (
     LEVEL_NAMES,

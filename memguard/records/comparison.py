@@ -13,6 +13,7 @@ from memguard.records.scores import (
     Interval,
     MembershipScores,
     RiskName,
+    Texts,
 )
 from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed
 from memguard.records.verdict import Level, Verdict
@@ -24,6 +25,8 @@ class MatchedShare(Record):
     num_matched: int
     rate: float | None
     ci: tuple[float, float] | None
+    texts: Texts | None = None
+    """As in `Rate`."""
 
 
 class ComparisonCell(Record):
@@ -34,6 +37,8 @@ class ComparisonCell(Record):
     rate: float | None
     ci: tuple[float, float] | None
     """Verbatim."""
+    texts: Texts | None = None
+    """Different texts by verbatim matches; null if no two documents are near-duplicates."""
     near_verbatim: MatchedShare | None
     """Share for greedy text; null if no text was generated."""
     teacher_forced_90: MatchedShare
@@ -51,7 +56,9 @@ class ComparisonCell(Record):
     @property
     def verbatim(self) -> MatchedShare:
         """Share for greedy text that matches exactly."""
-        return MatchedShare(num_matched=self.num_matched, rate=self.rate, ci=self.ci)
+        return MatchedShare(
+            num_matched=self.num_matched, rate=self.rate, ci=self.ci, texts=self.texts
+        )
 
     @property
     def greedy(self) -> MatchedShare:
@@ -123,7 +130,8 @@ class PairedResult(Record):
     near_verbatim: PairedCounts | None
     """null if one of the two runs generated no text."""
     token_accuracy_difference: Interval | None
-    """Mean over documents of setting minus against; jackknife over near-duplicate clusters."""
+    """Mean over documents of setting minus against; jackknife over near-duplicate clusters, logit
+    scale."""
 
 
 class PairedCanaries(Record):

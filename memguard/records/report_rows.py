@@ -114,7 +114,7 @@ def _list_measured(measure: Measure, has_base: bool) -> Iterator[ResultRow]:
             yield fill_row(
                 replace(row, against="base", statistic="difference"),
                 bucket.change_from_base,
-                "jackknife",
+                "tango" if is_rate else "jackknife",
                 minus_control=bucket.change_from_base_minus_control,
                 why_not=why_not,
             )
@@ -348,7 +348,7 @@ def _list_of_variant(
             yield fill_row(place, rate, "clopper-pearson")
         if against is not None:
             paired = replace(place, against=against, statistic="difference")
-            yield fill_row(paired, bucket.differences.get(risk), "jackknife")
+            yield fill_row(paired, bucket.differences.get(risk), "tango")
     if bucket.attack_cost is not None:
         yield from _list_attack_cost(bucket.bucket, bucket.attack_cost)
     mean = replace(row, metric="logprob", statistic="mean")

@@ -2,7 +2,7 @@
 
     key      setting, seed, variant, step, model, against, probe, parameters, metric, statistic,
              bucket
-    counts   num_documents, num_matched, num_missing, num_other
+    counts   num_documents, num_matched, num_clusters, num_matched_clusters, num_missing, num_other
     value    value, low, high, interval
     control  minus_control, minus_control_low, minus_control_high
     reason   missing_because
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Statistic = Literal["rate", "mean", "median", "q10", "q90", "max", "auc", "difference"]
 Method = Literal[
-    "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "pooled"
+    "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "tango", "pooled"
 ]
 """How an interval was computed: "" without one; threshold includes the error of the threshold that
 is estimated on the control; t is over seeds; pooled covers documents and seeds, see
@@ -76,6 +76,10 @@ class ResultRow:
     num_documents: int
     num_matched: int | None = None
     """Of a rate; None for other statistics."""
+    num_clusters: int | None = None
+    """Near-duplicate clusters of a rate's documents; None if each is a text of its own."""
+    num_matched_clusters: int | None = None
+    """Clusters with a match."""
     num_missing: int = 0
     """Items without this metric."""
     num_other: int | None = None
@@ -119,6 +123,12 @@ def fill_row(
     """
     if isinstance(estimate, Rate):
         row = replace(row, num_documents=estimate.num_documents, num_matched=estimate.num_matched)
+        if estimate.texts is not None:
+            row = replace(
+                row,
+                num_clusters=estimate.texts.num_texts,
+                num_matched_clusters=estimate.texts.num_matched,
+            )
     value = estimate.rate if isinstance(estimate, Rate) else estimate
     ci = None if estimate is None or isinstance(estimate, int | float) else estimate.ci
     if isinstance(value, Interval):
@@ -146,9 +156,7 @@ def _round_single(row: ResultRow) -> ResultRow:
     return replace(row, value=float(f"{row.value:.1e}"))
 
 
-_INTEGERS = (
-    "seed", "step", "num_documents", "num_matched", "num_missing", "num_other",
-)  # fmt: skip
+_INTEGERS = ("seed", "step", *(field.name for field in fields(ResultRow) if "num_" in field.name))
 _NUMBERS = ("value", "low", "high", "minus_control", "minus_control_low", "minus_control_high")
 
 

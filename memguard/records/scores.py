@@ -23,6 +23,18 @@ RISK_NAMES: dict[RiskName, str] = {
 """The extraction methods as sentences and tables name them."""
 
 
+class Texts(Record):
+    """The different texts among documents of which some are near-duplicates."""
+
+    num_texts: int
+    """Clusters of near-duplicates; a document without any is a cluster."""
+    num_matched: int
+    """Texts of which at least one document matches."""
+    num_effective: float
+    """Documents without near-duplicates that are as much evidence: (sum of cluster sizes)^2 / sum
+    of their squares."""
+
+
 class Rate(Record):
     """A share of documents with its counts and 95 % interval (Clopper-Pearson unless stated)."""
 
@@ -31,7 +43,18 @@ class Rate(Record):
     rate: float | None
     """null if there are no documents."""
     ci: tuple[float, float] | None
-    """null below two documents."""
+    """Of the same rate of `texts.num_effective` documents; null below two texts."""
+    texts: Texts | None = None
+    """null if no two of the documents are near-duplicates."""
+
+    @property
+    def num_effective(self) -> float:
+        """Number of documents at which intervals are computed."""
+        return self.num_documents if self.texts is None else self.texts.num_effective
+
+
+MIN_FOR_MEANS = 25
+"""Documents below which the interval of a mean of bounded values is marked."""
 
 
 class Interval(Record):
@@ -39,6 +62,9 @@ class Interval(Record):
 
     value: float
     ci: tuple[float, float] | None
+    few_documents: bool = False
+    """Whether it is of a mean of bounded values over fewer than `MIN_FOR_MEANS` documents
+    (effective number, if some are near-duplicates), and may be too narrow."""
 
 
 class DocumentScore(Record):

@@ -51,8 +51,8 @@ class VerdictCounts(Record):
     rate: float | None
     """Share of the documents; null without documents."""
     ci: tuple[float, float] | None
-    """95 % interval (Clopper-Pearson) of the share of clusters, because near-duplicates are not
-    independent; null below two clusters."""
+    """95 % interval (Clopper-Pearson) of this rate of the effective number of documents, (sum of
+    cluster sizes)^2 / sum of their squares; null below two clusters."""
 
 
 class VerdictTest(Record):

@@ -115,8 +115,7 @@ def build_change_from_base(report: AuditReport) -> Table | None:
         [added(metric) for metric in shown],
         notes=(
             "The change in the control is what training teaches about this kind of text; any "
-            "change beyond it was learned from the documents. Intervals: jackknife over clusters "
-            "of near-duplicates.",
+            "change beyond it was learned from the documents.",
         ),
     )
 

@@ -110,8 +110,7 @@ def _build_differences(rows: Sequence[_Row], shown: int | None, first: Variant) 
         ),
         shown=shown,
         notes=(
-            "Differences are means over documents, with a jackknife interval over near-duplicate "
-            "clusters; there is none if no document differs. 'Within' counts documents that are "
+            "'Within' counts documents that are "
             f"sampled within {NUM_RISK_QUERIES:,} queries with a probability of one half.",
         ),
     )

@@ -165,6 +165,7 @@ def build_extraction(comparison: Comparison) -> Table:
         if share.rate is None:
             return "no documents"
         counts = fmt.of(share.num_matched, cell.num_documents)
+        counts += f" ({fmt.texts(share.texts)})" if share.texts else ""
         return f"{counts}, {fmt.percent(share.rate)} ({fmt.percent_range(share.ci)})"
 
     columns: tuple[Column[_Extracted], ...] = (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memguard.records import RISK_NAMES, Interval, Rate
+from memguard.records import RISK_NAMES, Interval, Rate, Texts
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -209,8 +209,18 @@ def rate(rate: Rate) -> str:
     """Format a rate with counts and interval: ``3 of 200, 1.5 %, 95 % CI 0.3–4.3 %``."""
     if rate.rate is None:
         return "no documents"
-    counts = of(rate.num_matched, rate.num_documents)
-    return f"{counts}, {percent(rate.rate)}, {percent_ci(rate.ci)}"
+    return f"{counts(rate)}, {percent(rate.rate)}, {percent_ci(rate.ci)}"
+
+
+def counts(rate: Rate) -> str:
+    """Format the counts of a rate: ``3 of 200``; with copies ``26 of 39 (20 of 33 texts)``."""
+    documents = of(rate.num_matched, rate.num_documents)
+    return documents if rate.texts is None else f"{documents} ({texts(rate.texts)})"
+
+
+def texts(texts: Texts | None) -> str:
+    """Format how many different texts match: ``20 of 33 texts``; "" without copies."""
+    return "" if texts is None else f"{of(texts.num_matched, texts.num_texts)}{NBSP}texts"
 
 
 def threshold(share: float) -> str:
@@ -232,7 +242,12 @@ def share(interval: Interval | None) -> Estimate:
     """Format a mean share and its interval in percent."""
     if interval is None:
         return Estimate(value=MISSING, interval="")
-    return Estimate(value=percent(interval.value), interval=percent_range(interval.ci))
+    ends = percent_range(interval.ci) + _mark_few(interval)
+    return Estimate(value=percent(interval.value), interval=ends)
+
+
+def _mark_few(interval: Interval) -> str:
+    return ", few documents" if interval.few_documents else ""
 
 
 def points(interval: Interval | None) -> Estimate:
@@ -261,7 +276,7 @@ def _estimate(interval: Interval | None, write: Callable[[float], str], joint: s
     if interval is None:
         return Estimate(value=MISSING, interval="")
     ends = "no interval" if interval.ci is None else joint.join(map(write, interval.ci))
-    return Estimate(value=write(interval.value), interval=ends)
+    return Estimate(value=write(interval.value), interval=ends + _mark_few(interval))
 
 
 def duration(seconds: float) -> str:

@@ -237,8 +237,7 @@ def _write_rate(rate: Rate | None) -> str:
         return "not generated"
     if rate.rate is None:
         return "no documents"
-    counts = fmt.of(rate.num_matched, rate.num_documents)
-    return f"{counts}, {fmt.percent(rate.rate)} ({fmt.percent_ci(rate.ci)})"
+    return f"{fmt.counts(rate)}, {fmt.percent(rate.rate)} ({fmt.percent_ci(rate.ci)})"
 
 
 def _show_config(config: dict[str, Any]) -> str:

@@ -347,8 +347,8 @@ def show_counts(setting: Setting, metric: Greedy) -> Cell:
         cell = make_rate_cell(over_seeds.value, over_seeds.ci, num_matched, point.num_documents)
     elif num_documents:
         num_matched = sum(share.num_matched for share in shares)
-        ci = shares[0].ci if len(shares) == 1 else None
-        cell = make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents)
+        ci, texts = (shares[0].ci, shares[0].texts) if len(shares) == 1 else (None, None)
+        cell = make_rate_cell(num_matched / num_documents, ci, num_matched, num_documents, texts)
     else:
         cell = make_rate_cell(None, None, 0, 0)
     control = [other for other in setting.control if other.near_verbatim]
@@ -356,4 +356,5 @@ def show_counts(setting: Setting, metric: Greedy) -> Cell:
     if metric == "verbatim" or not num_control:
         return cell
     floor = sum(share.num_matched for share in list_shares(control, metric))
-    return replace(cell, note=f"control {fmt.of(floor, num_control)}")
+    notes = (cell.note, f"control {fmt.of(floor, num_control)}")
+    return replace(cell, note="; ".join(filter(None, notes)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from memguard.records import AuditReport, BucketScores, ModelScores, Rate
+from memguard.records import AuditReport, BucketScores, ModelScores, Rate, Texts
 from memguard.report import formatting as fmt
 from memguard.report.page import Bar, Cell, Row, Table, Tone
 
@@ -249,15 +249,20 @@ def show_known(value: Value | None, write: Callable[[Value], Content], reason: s
 
 
 def make_rate_cell(
-    rate: float | None, ci: tuple[float, float] | None, num_matched: int, num_documents: int
+    rate: float | None,
+    ci: tuple[float, float] | None,
+    num_matched: int,
+    num_documents: int,
+    texts: Texts | None = None,
 ) -> Cell:
-    """Show counts, percentage, interval and a bar."""
+    """Show counts, percentage, interval and a bar; with copies, also how many texts match."""
     if rate is None:
         return Cell(fmt.MISSING, detail="no documents")
     low, high = ci or (rate, rate)
     return Cell(
         fmt.of(num_matched, num_documents),
         detail=f"{fmt.percent(rate)} ({fmt.percent_range(ci)})",
+        note=fmt.texts(texts),
         bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
     )
 
@@ -270,7 +275,7 @@ def show_rate(rate: Rate | None) -> Cell:
     """Show a rate with `make_rate_cell`; None means that nothing was generated."""
     if rate is None:
         return show_missing("not generated")
-    return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents)
+    return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents, rate.texts)
 
 
 def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
@@ -278,4 +283,5 @@ def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
     cell = show_rate(rate)
     if rate is None or cell.bar is None:
         return cell
-    return Cell(cell.text, detail=fmt.percent_range(rate.ci), bar=cell.bar, note=note)
+    notes = "; ".join(filter(None, (cell.note, note)))
+    return Cell(cell.text, detail=fmt.percent_range(rate.ci), bar=cell.bar, note=notes)

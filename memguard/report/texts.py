@@ -3,7 +3,7 @@
 Pages state what was measured and its result, never that a model is free of risk.
 """
 
-from memguard.records import NUM_RISK_QUERIES, AuditReport
+from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport
 from memguard.report import formatting as fmt
 from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.report.page import Fact
@@ -84,10 +84,15 @@ def _write_coverage(report: AuditReport) -> str:
         eligible = fmt.count(scored + not_sampled)
         return (
             f"A random sample of {fmt.count(scored)} of {eligible} eligible documents was "
-            f"scored{short}. The intervals cover the sampling error."
+            f"scored{short}. The intervals cover the sampling error. {_INDEPENDENT}"
         )
-    start = f"All {fmt.count(scored)} eligible documents were scored"
-    return f"{start}{short}. Intervals of rates treat documents as independent samples."
+    return f"All {fmt.count(scored)} eligible documents were scored{short}. {_INDEPENDENT}"
+
+
+_INDEPENDENT = (
+    "Intervals treat different texts as independent samples, and near-duplicates as less evidence "
+    "than so many texts."
+)
 
 
 def _write_arithmetic(report: AuditReport) -> str:
@@ -365,8 +370,12 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
         ),
         (
             f"95{fmt.PERCENT} CI",
-            "Clopper-Pearson interval for rates, Newcombe's for differences of rates, "
-            "DeLong's for AUC; for means a jackknife over clusters of near-duplicates.",
+            "Clopper-Pearson interval for rates, Newcombe's for differences of rates, Tango's on "
+            "the same documents (joined with the exact one at its edges), DeLong's for AUC; for "
+            "means a jackknife over clusters of near-duplicates, between their bounds. Intervals "
+            "of rates with near-duplicates are those of the effective number of documents, (sum "
+            "of cluster sizes)² / sum of their squares, with the same rate. 'Few documents': a "
+            f"mean over fewer than {MIN_FOR_MEANS}, whose interval may be too narrow.",
         ),
         (
             "Extraction strength",

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from memguard.audit.statistics import compute_mean, compute_mean_difference
+from memguard.audit.statistics import (
+    compute_mean,
+    compute_mean_difference,
+    compute_paired_difference,
+)
 from memguard.records import Interval
 
 NUM_TOKENS = 50
@@ -82,22 +86,22 @@ def test_an_interval_holds_its_mean_or_is_not_there(
         assert interval is None
         return
     assert interval.value == pytest.approx(np.mean(shares), abs=1e-12)
-    if len({cluster for _, cluster in documents}) < 2 or len(set(shares)) == 1:
+    if len({cluster for _, cluster in documents}) < 2:
+        assert interval.ci is None
+    if bounds is None and len(set(shares)) == 1:
         assert interval.ci is None
     if interval.ci is not None:
-        assert interval.ci[0] < interval.value < interval.ci[1]
+        assert interval.ci[0] < interval.ci[1], "a zero-width interval claims certainty"
+        assert interval.ci[0] <= interval.value <= interval.ci[1]
         assert bounds is None or (interval.ci[0] >= 0 and interval.ci[1] <= 1)
+    assert not interval.few_documents or interval.ci is not None
 
 
 def test_what_cannot_be_known_has_no_interval() -> None:
     assert compute_mean([]) is None
     cases: list[tuple[list[float], list[int] | None]] = [
         ([0.5], None),
-        ([1.0, 1.0, 1.0], None),
-        ([0.1] * 30, None),
         ([0.0, 1.0], [7, 7]),
-        # Clusters that are alike, whatever their documents.
-        ([0.0, 1.0, 1.0, 0.0], [1, 1, 2, 2]),
         # One of three outweighs the one beside it: less than two clusters in effect.
         ([0.0, 1.0, 1.0], [1, 1, 2]),
     ]
@@ -108,6 +112,83 @@ def test_what_cannot_be_known_has_no_interval() -> None:
             assert interval.ci is None
 
 
+def test_equal_clusters_leave_room_for_one_that_differs() -> None:
+    cases: list[tuple[list[float], list[int] | None, int]] = [
+        ([1.0, 1.0, 1.0], None, 3),
+        ([0.1] * 30, None, 30),
+        # Clusters that are alike, whatever their documents.
+        ([0.0, 1.0, 1.0, 0.0], [1, 1, 2, 2], 2),
+    ]
+    for values, clusters, number in cases:
+        assert compute_mean(values, None, clusters).ci is None
+        interval = compute_mean(values, (0.0, 1.0), clusters)
+        # P(none of so many differs) is 0.025 at this rate of those that do.
+        rate = 1 - 0.025 ** (1 / number)
+        value = np.mean(values)
+        assert interval.ci == pytest.approx((value * (1 - rate), value + (1 - value) * rate))
+        assert interval.few_documents == (number < 25)
+    assert compute_mean([0.0] * 40, (0, 1)).ci == pytest.approx(
+        stats.binomtest(0, 40).proportion_ci(), abs=1e-9
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 6)), max_size=12),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=8),
+)
+def test_differences_stay_in_their_range(
+    documents: list[tuple[int, int, int]], others: list[tuple[int, int]]
+) -> None:
+    clusters = [cluster for _, _, cluster in documents]
+    first, second = ([row[n] / 5 for row in documents] for n in (0, 1))
+    paired = compute_paired_difference(first, second, bounds=(0, 1), clusters=clusters)
+    apart = compute_mean_difference(
+        first,
+        [value / 5 for value, _ in others],
+        bounds=(0, 1),
+        first_clusters=clusters,
+        second_clusters=[cluster for _, cluster in others],
+    )
+    for interval in (paired, apart):
+        if interval is not None and interval.ci is not None:
+            low, high = interval.ci
+            assert -1 <= low <= interval.value <= high <= 1
+            assert low < high, "a zero-width interval claims certainty"
+
+
+def test_difference_between_bounds_is_from_the_two_intervals() -> None:
+    draw = np.random.default_rng(0)
+    first, second = draw.beta(3, 1, 30), draw.beta(1, 3, 26)
+    one, other = compute_mean(first, (0, 1)), compute_mean(second, (0, 1))
+    interval = compute_mean_difference(first, second, bounds=(0, 1))
+    value = first.mean() - second.mean()
+    assert interval.value == pytest.approx(value)
+    assert interval.ci == pytest.approx(
+        (
+            value - math.hypot(first.mean() - one.ci[0], other.ci[1] - second.mean()),
+            value + math.hypot(one.ci[1] - first.mean(), second.mean() - other.ci[0]),
+        )
+    )
+    assert not interval.few_documents
+    assert compute_mean_difference(first, second[:24], bounds=(0, 1)).few_documents
+    # All are at the bounds: the difference is at its own, and still has an interval.
+    ends = compute_mean_difference([1.0] * 30, [0.0] * 30, bounds=(0, 1))
+    rate = 1 - 0.025 ** (1 / 30)
+    assert ends.ci == pytest.approx((1 - math.hypot(rate, rate), 1))
+
+
+def test_change_of_bounded_values_is_the_mean_between_minus_and_plus_their_span() -> None:
+    draw = np.random.default_rng(0)
+    first, second = draw.uniform(0, 50, 30), draw.uniform(0, 20, 30)
+    change = compute_paired_difference(first, second, bounds=(0, 50))
+    assert change == compute_mean(first - second, (-50, 50))
+    # Near the bound Student's interval leaves it.
+    first = np.array([50.0] * 27 + [20.0] * 3)
+    nothing = np.zeros(30)
+    assert compute_paired_difference(first, nothing).ci[1] > 50
+    assert compute_paired_difference(first, nothing, bounds=(0, 50)).ci[1] < 50
+
+
 def test_a_single_cluster_away_from_the_bound_excludes_nothing_towards_it() -> None:
     rare = compute_mean([0.0] * 39 + [0.4], (0, 1))
     assert rare.ci[0] == 0
@@ -115,6 +196,20 @@ def test_a_single_cluster_away_from_the_bound_excludes_nothing_towards_it() -> N
     assert 5.6 * rare.value < rare.ci[1] < 10 * rare.value
     mirrored = compute_mean([1.0] * 39 + [0.6], (0, 1))
     assert mirrored.ci == pytest.approx((1 - rare.ci[1], 1.0))
+
+
+def test_one_bound_ends_students_interval() -> None:
+    values = [-0.01] * 9 + [-1.0]
+    free, ended = compute_mean(values), compute_mean(values, (-math.inf, 0.0))
+    assert free.ci[1] > 0
+    assert ended == Interval(value=free.value, ci=(free.ci[0], 0.0))
+    assert compute_mean([-1.0, -1.0], (-math.inf, 0.0)).ci is None
+    # A difference of two such values has no bound.
+    zeros = [0.0] * 10
+    paired = compute_paired_difference(values, zeros, bounds=(-math.inf, 0.0))
+    apart = compute_mean_difference(values, zeros, bounds=(-math.inf, 0.0))
+    assert paired == free
+    assert apart == compute_mean_difference(values, zeros)
 
 
 def test_lists_of_other_lengths_and_missing_values_are_refused() -> None:

@@ -80,6 +80,8 @@ def test_pairing_cancels_what_makes_a_document_hard() -> None:
 def test_settings_that_nowhere_differ() -> None:
     interval = compute_paired_difference([1, 0, 1], [1, 0, 1])
     assert (interval.value, interval.ci) == (0.0, None)
+    between = compute_paired_difference([1, 0, 1], [1, 0, 1], bounds=(0, 1))
+    assert between.ci == pytest.approx((0.025 ** (1 / 3) - 1, 1 - 0.025 ** (1 / 3)))
     with pytest.raises(AssertionError, match="two values"):
         compute_paired_difference([1, 0], [1])
 

@@ -12,10 +12,12 @@ from record_examples import make_outline
 from scipy import stats
 
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.tables import METRICS, ProbeTable, build_measures
+from memguard.audit.metrics import METRICS
+from memguard.audit.tables import ProbeTable, build_measures
 from memguard.records import Interval, Measure, Rate
 
 MakeDocument = Callable[..., AuditDocument]
+NUM_TOKENS = 50
 NAN = np.nan
 
 
@@ -40,6 +42,7 @@ def _measure(
         probe="grid",
         version=3,
         parameters={"offset": 1},
+        continuation_tokens=NUM_TOKENS,
         model={metric: np.array(control + trained, dtype=np.float64)},
         base=None if base is None else {metric: np.array(base, dtype=np.float64)},
     )
@@ -53,7 +56,7 @@ def test_change_from_base_is_model_minus_base_of_the_same_documents(
     make_document: MakeDocument,
 ) -> None:
     draw = np.random.default_rng(0)
-    trained = draw.random(12)
+    trained = 0.6 + 0.4 * draw.random(12)
     base = np.concatenate([np.full(8, 0.25), trained - np.linspace(0.1, 0.6, 12)])
     measure = _measure(make_document, "token_accuracy", [0.25] * 8, trained.tolist(), base.tolist())
     assert (measure.probe, measure.version, measure.parameters) == ("grid", 3, {"offset": 1})
@@ -65,9 +68,17 @@ def test_change_from_base_is_model_minus_base_of_the_same_documents(
     assert row.change_from_base.value == pytest.approx(0.35)
     assert row.change_from_base.value == pytest.approx(row.model.value - row.base.value)
     assert row.change_from_base.ci is not None
-    expected = stats.t.interval(0.95, 11, 0.35, np.linspace(0.1, 0.6, 12).std(ddof=1) / np.sqrt(12))
+    # The jackknife of the logit between -1 and 1, which is log((1 + d) / (1 - d)).
+    change = np.linspace(0.1, 0.6, 12)
+    without = np.arctanh([np.delete(change, n).mean() for n in range(12)])
+    reach = stats.t.ppf(0.975, 11) * np.sqrt(11 / 12 * ((without - np.arctanh(0.35)) ** 2).sum())
+    expected = np.tanh(np.arctanh(0.35) + np.array([-reach, reach]))
     assert row.change_from_base.ci == pytest.approx(expected)
     assert control.change_from_base.value == 0
+    # Eight documents that all change by 0: what is 0 of 8, in either direction.
+    assert control.change_from_base.ci == pytest.approx(
+        (0.025 ** (1 / 8) - 1, 1 - 0.025 ** (1 / 8))
+    )
     assert control.minus_control is None
     assert row.minus_control.value == pytest.approx(trained.mean() - 0.25)
 
@@ -86,6 +97,10 @@ def test_rates_are_counted(make_document: MakeDocument) -> None:
     assert row.minus_control.ci[0] > 0
     assert isinstance(control.model, Rate)
     assert control.model.rate == 0
+    # Ten documents that only the model matches, and none that only the base does.
+    low, high = row.change_from_base.ci
+    assert 0 < low < stats.binomtest(10, 20).proportion_ci().low
+    assert high == pytest.approx(stats.binomtest(10, 20).proportion_ci().high)
 
 
 def test_missing_numbers_are_counted_and_left_out(make_document: MakeDocument) -> None:
@@ -171,6 +186,7 @@ def test_order_and_other_tables_do_not_matter(make_document: MakeDocument) -> No
             probe=probe,
             version=1,
             parameters={},
+            continuation_tokens=NUM_TOKENS,
             model={"token_accuracy": value_N},
             base={"token_accuracy": value_N / 2},
         )
@@ -181,22 +197,85 @@ def test_order_and_other_tables_do_not_matter(make_document: MakeDocument) -> No
     assert both[1:] == alone
 
 
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 2**32), metric=st.sampled_from(sorted(METRICS)))
+def test_rates_of_copies_name_their_texts(make_document: MakeDocument) -> None:
+    """26 of 39 documents match, eight of them copies of two texts."""
+    cluster_N = [0] * 4 + [1] * 4 + list(range(2, 33))
+    documents = [
+        make_document(np.arange(5), name=f"{n}", bucket="x4", cluster=cluster)
+        for n, cluster in enumerate(cluster_N)
+    ]
+    value_N = [1.0] * 26 + [0.0] * 13
+    measure = _measure(
+        make_document,
+        "verbatim",
+        [],
+        value_N,
+        [0.0] * 39,
+        documents=documents,
+        outlines=OUTLINES[1:],
+    )
+    (row,) = measure.buckets
+    assert isinstance(row.model, Rate)
+    assert (row.model.num_matched, row.model.num_documents) == (26, 39)
+    assert row.model.texts is not None
+    assert (row.model.texts.num_matched, row.model.texts.num_texts) == (20, 33)
+    # 39^2 / (2 * 4^2 + 31), with which SciPy's beta quantiles are asked.
+    number = 1521 / 63
+    assert row.model.texts.num_effective == number
+    k, rest = number * 26 / 39, number * 13 / 39
+    expected = (stats.beta.ppf(0.025, k, rest + 1), stats.beta.ppf(0.975, k + 1, rest))
+    assert row.model.ci == pytest.approx(expected)
+    assert row.change_from_base.ci[1] == pytest.approx(expected[1])
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 2**32),
+    metric=st.sampled_from(sorted(METRICS)),
+    spread=st.sampled_from([0.02, 0.2, 2.0]),
+)
 def test_numbers_stay_within_their_bounds(
-    make_document: MakeDocument, seed: int, metric: str
+    make_document: MakeDocument, seed: int, metric: str, spread: float
 ) -> None:
     draw, kind = np.random.default_rng(seed), METRICS[metric]
-    values = draw.integers(0, 2, 30).astype(float)
-    if not kind.is_rate:
-        values = draw.beta(0.2, 0.2, 30)
-    measure = _measure(make_document, metric, values[:10].tolist(), values[10:].tolist())
+    span = NUM_TOKENS if kind.is_length else 1
+
+    def draw_values() -> NDArray[np.float64]:
+        if kind.is_rate:
+            return draw.integers(0, 2, 30).astype(float)
+        values = span * draw.beta(spread, spread, 30)
+        return -values if metric == "logprob" else values
+
+    values, base = draw_values(), draw_values()
+    documents = [
+        make_document(np.arange(5), name=f"{n}", bucket="x0" if n < 10 else "x4", cluster=cluster)
+        for n, cluster in enumerate(np.sort(draw.integers(0, 12, 30)) + 50 * (np.arange(30) < 10))
+    ]
+    measure = _measure(
+        make_document,
+        metric,
+        values[:10].tolist(),
+        values[10:].tolist(),
+        base.tolist(),
+        documents=documents,
+    )
     for row, part in zip(measure.buckets, (values[:10], values[10:]), strict=True):
         value = row.model.rate if isinstance(row.model, Rate) else row.model and row.model.value
         assert value == pytest.approx(part.mean())
-        if row.model.ci is not None:
-            low, high = (0, 1) if kind.is_rate else kind.bounds or (-np.inf, np.inf)
-            assert low <= row.model.ci[0] <= value <= row.model.ci[1] <= high
+        if metric == "logprob":
+            assert row.model.ci is None or row.model.ci[1] <= 0
+            continue
+        for least, most, found in (
+            (0, 1, row.model),
+            (0, 1, row.base),
+            (-1, 1, row.change_from_base),
+            (-1, 1, row.minus_control),
+            (-2, 2, row.change_from_base_minus_control),
+        ):
+            if found is not None and found.ci is not None:
+                middle = found.rate if isinstance(found, Rate) else found.value
+                low, high = found.ci
+                assert least * span <= low <= middle <= high <= most * span
 
 
 def test_every_metric_says_what_it_is() -> None:

@@ -8,7 +8,7 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores
 from memguard.audit.extraction import Window
 from memguard.audit.selection import BucketOutline
-from memguard.audit.statistics import compute_mean
+from memguard.audit.statistics import compute_mean, compute_paired_rates
 from memguard.audit.variants import HeldoutPiece, HeldoutTexts, VariantResults, compare_variants
 from memguard.records import VariantName
 
@@ -96,7 +96,7 @@ def test_differences_are_paired_by_document_over_clusters() -> None:
     assert bucket.risks["attack_cost"].num_matched == NUM, "10^5 queries are within 10^6"
     assert changed.risks["attack_cost"].num_matched == 0
     assert not bucket.differences
-    difference = compute_mean(np.array(after, dtype=float) - before, clusters=np.arange(NUM) // 2)
+    difference = compute_paired_rates(after, before, clusters=np.arange(NUM) // 2)
     assert changed.differences["verbatim"] == difference
     assert changed.differences["verbatim"].value == pytest.approx(-5 / 12)
     assert changed.differences["attack_cost"].value == -1
@@ -111,6 +111,8 @@ def test_what_a_variant_lacks_has_no_difference() -> None:
     assert other.reason_not_generated == "there was an obstacle"
     assert other.buckets[0].risks.keys() == other.buckets[0].differences.keys() == {"verbatim"}
     assert other.buckets[0].attack_cost is None
-    # No document differs, so that there is no interval.
+    # No document differs, of twelve in pairs of copies: 0 of 6, in either direction.
     assert other.buckets[0].differences["verbatim"].value == 0
-    assert other.buckets[0].differences["verbatim"].ci is None
+    low, high = other.buckets[0].differences["verbatim"].ci
+    assert -low == pytest.approx(high)
+    assert high == pytest.approx(1 - 0.025 ** (1 / 6))

@@ -248,6 +248,13 @@ def test_copies_among_the_members_are_one_piece_of_evidence(folder: Path) -> Non
     assert copied is not None
     # The same evidence, but for the last bits of batches of another shape.
     assert copied.ci == pytest.approx(alone.ci, abs=1e-5)
+    one, four = (bucket(found[name], "trained").model.verbatim for name in given)
+    assert (one.num_documents, one.texts) == (20, None)
+    assert (four.num_documents, four.texts.num_texts, four.num_effective) == (80, 20, 20)
+    assert (four.num_matched, four.texts.num_matched) == (4 * one.num_matched, one.num_matched)
+    assert four.ci == pytest.approx(one.ci)
+    pages = [(folder / name / "report.html").read_text().replace("\u00a0", " ") for name in given]
+    assert [f"{one.num_matched} of 20 texts" in page for page in pages] == [False, True]
 
 
 def test_nonmembers_of_another_kind_are_told_before_the_model_is_loaded(

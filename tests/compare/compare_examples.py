@@ -120,7 +120,7 @@ def write_manifest(
 
 
 def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> dict[str, Any]:
-    """Return trained secrets of so many bits of exposure, and one reference."""
+    """Return trained secrets of so many bits of exposure, and one of 32 references."""
 
     def make(number: int, was_trained: bool) -> dict[str, Any]:
         return {
@@ -139,12 +139,12 @@ def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> dict[str, 
     rate = {"num_documents": len(bits), "num_matched": sum(verbatim), "rate": None, "ci": None}
     return {
         "num_trained": len(bits),
-        "num_references": 1,
-        "num_ranked": len(bits) + 1,
-        "num_ranked_references": 1,
+        "num_references": 32,
+        "num_ranked": len(bits) + 32,
+        "num_ranked_references": 32,
         "num_repetitions": 4,
         "verbatim": rate,
-        "reference_verbatim": {**rate, "num_documents": 1, "num_matched": 0},
+        "reference_verbatim": {**rate, "num_documents": 32, "num_matched": 0},
         "loss_coverage": None,
         "num_without_loss": None,
         "median_exposure_bits": None,

@@ -58,14 +58,21 @@ def test_the_record_holds_what_a_reader_needs(tmp_path: Path) -> None:
     cell = one["extraction"]["16"]
     assert (cell["num_documents"], cell["num_matched"], cell["rate"]) == (5, 3, 0.6)
     assert cell["ci"] == [0.5, 0.7]
-    assert cell["near_verbatim"] == {"num_matched": 4, "rate": 0.8, "ci": [0.7000000000000001, 0.9]}
+    assert cell["near_verbatim"] == {
+        "num_matched": 4,
+        "rate": 0.8,
+        "ci": [0.7000000000000001, 0.9],
+        "texts": None,
+    }
     # Of the other run's documents one is known to 90 %, token by token, and none is extracted.
     cell = other["extraction"]["16"]
-    assert cell["near_verbatim"] == {"num_matched": 0, "rate": 0.0, "ci": [0.0, 0.1]}
+    near = {"num_matched": 0, "rate": 0.0, "ci": [0.0, 0.1], "texts": None}
+    assert cell["near_verbatim"] == near
     assert cell["teacher_forced_90"] == {
         "num_matched": 1,
         "rate": 0.2,
         "ci": [0.1, 0.30000000000000004],
+        "texts": None,
     }
     cell = one["extraction"]["16"]
     assert cell["mean_token_accuracy"] == pytest.approx(sum(CORRECT[16]) / 250)

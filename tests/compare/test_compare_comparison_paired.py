@@ -8,6 +8,7 @@ import pytest
 from compare_examples import make_canaries, write_manifest, write_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
 from memguard.compare import FinishedRun, compare_runs
@@ -18,6 +19,16 @@ from memguard.report import render_comparison
 
 def pair(*runs: FinishedRun) -> list[PairedResult]:
     return compare_runs(runs, name="x", command="").paired
+
+
+def find_ends(difference: NDArray[np.float64], most: float) -> tuple[float, float]:
+    """Return the ends by the jackknife of the logit between -most and most, 2 artanh(d / most)."""
+    count = len(difference)
+    centre = np.arctanh(difference.mean() / most)
+    without = np.arctanh([np.delete(difference, n).mean() / most for n in range(count)])
+    error = np.sqrt((count - 1) / count * ((without - centre) ** 2).sum())
+    reach = stats.t.ppf(0.975, count - 1) * error
+    return most * np.tanh(centre - reach), most * np.tanh(centre + reach)
 
 
 def test_settings_on_the_same_documents(tmp_path: Path) -> None:
@@ -41,12 +52,12 @@ def test_settings_on_the_same_documents(tmp_path: Path) -> None:
     assert (high.verbatim.num_only_against, high.verbatim.num_only_setting) == (0, 0)
     assert high.verbatim.p_value == 1.0
     difference = np.array([0, -4, -4, -30, -30, -30, 0, 40]) / 50
-    # Documents that are no near-duplicates of each other: the jackknife is Student's t.
-    expected = stats.ttest_1samp(difference, 0).confidence_interval()
     assert low.token_accuracy_difference.value == pytest.approx(difference.mean())
-    assert low.token_accuracy_difference.ci == pytest.approx((expected.low, expected.high))
+    assert low.token_accuracy_difference.ci == pytest.approx(find_ends(difference, 1))
+    assert low.token_accuracy_difference.few_documents
     assert high.token_accuracy_difference.value == 0
-    assert high.token_accuracy_difference.ci is None, "equal differences are no certainty"
+    # Equal differences are no certainty: 0 of 8, in either direction.
+    assert high.token_accuracy_difference.ci == pytest.approx((-0.3694, 0.3694), abs=5e-5)
 
 
 def test_documents_are_matched_by_id_and_not_by_row(tmp_path: Path) -> None:
@@ -108,9 +119,10 @@ def test_trained_secrets_are_paired_by_exposure(tmp_path: Path) -> None:
     # Holm: the smallest of three tests, two of them on documents that do not differ.
     assert result.verbatim.p_holm == pytest.approx(3 * 2 / 8)
     assert result.exposure_bits_difference.value == pytest.approx(-4.5 / 4)
-    # Four secrets: the interval holds 0.
-    expected = stats.ttest_rel(bits[1], bits[0]).confidence_interval()
-    assert result.exposure_bits_difference.ci == pytest.approx((expected.low, expected.high))
+    # Of 32 references, by log2(32 / 33) to 5 bits each; four secrets: the interval holds 0.
+    ends = find_ends(np.subtract(bits[1], bits[0]), np.log2(33))
+    assert ends[0] < 0 < ends[1]
+    assert result.exposure_bits_difference.ci == pytest.approx(ends)
     words = render_comparison(comparison)
     assert "same secrets" in words
 

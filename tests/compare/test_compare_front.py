@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_examples import CORRECT, KNOWN, TOKENS, write_run
+from compare_examples import CORRECT, KNOWN, TOKENS, write_manifest, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from memguard.audit.statistics import compute_mean
 from memguard.compare import compare_runs
 from memguard.compare.front import mark_dominated
 from memguard.records import FrontPoint
@@ -144,6 +145,19 @@ def test_a_document_of_several_seeds_is_one_piece_of_evidence(tmp_path: Path) ->
     ]
     exact = stats.binomtest(0, 40).proportion_ci(method="exact")
     assert front_of(*none)["none"].risk_ci == pytest.approx((0, exact.high))
+
+
+def test_near_duplicates_are_less_evidence_of_a_risk(tmp_path: Path) -> None:
+    correct = {4: [TOKENS] * 8 + [0] * 12}
+    runs = [write_run(tmp_path / f"{seed}", seed=seed, correct=correct) for seed in range(2)]
+    for run in runs:
+        write_manifest(run, clusters=[n // 4 for n in range(20)])
+    exact = stats.binomtest(2, 5).proportion_ci(method="exact")
+    # Two of five texts, of four copies each.
+    assert front_of(runs[0])["plain"].risk_ci == pytest.approx((exact.low, exact.high))
+    # Both seeds have the same documents: a jackknife over five texts.
+    share = compute_mean([1, 1, 0, 0, 0], (0, 1))
+    assert front_of(*runs)["plain"].risk_ci == pytest.approx(share.ci)
 
 
 def test_the_worst_rate_decides(tmp_path: Path) -> None:

@@ -64,14 +64,19 @@ def is_learned(audit: Audit, said: Said) -> bool:
     """Check the gains of each bucket, from the documents."""
     assert audit.control is not None, "nothing is learned without a control"
     number = r"([+-]?\d+(?:\.\d)?)"
-    each = rf"(.+): {number} pp, {number} pp more than in the control \({number} to {number}\)"
+    excess = rf"{number} pp more than in the control \({number} to {number}(, few documents)?\)"
+    each = rf"(.+): {number} pp, {excess}"
     told = [re.fullmatch(each, part).groups() for part in said["list"].split("; ")]
     if [bucket for bucket, *_ in told] != list_learned(audit):
         return False
     floor = gain(audit.of(audit.control))
-    for bucket, mine, more, low, high in told:
+    for bucket, mine, more, low, high, few in told:
         mean = gain(audit.of(bucket))
         _, excess = find_gains(audit, bucket)
+        # No copies: control and bucket are counted by documents.
+        smaller = min(len(audit.of(name)) for name in (bucket, audit.control))
+        if bool(few) != (smaller < 25):
+            return False
         wanted = (mean, mean - floor, *((excess and excess.ci) or (0, 0)))
         # Half of the last digit.
         for text, value in zip((mine, more, low, high), wanted, strict=True):

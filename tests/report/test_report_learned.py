@@ -48,6 +48,7 @@ def measure(model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None) 
         probe="extraction",
         version=1,
         parameters={},
+        continuation_tokens=50,
         model={"token_accuracy": model_2N},
         base=None if base_2N is None else {"token_accuracy": base_2N},
     )

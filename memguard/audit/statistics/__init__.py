@@ -1,23 +1,35 @@
 """Statistics over documents, with their limitations. No torch.
 
-    intervals.py    rates and means with their intervals, by exact methods and a jackknife
+    rates.py        shares of documents, and their differences, with intervals
+    means.py        means over documents, and their differences, with intervals
+    intervals.py    what both share: the effective number of documents, and a difference
     tests.py        tests against the control, paired, trend and multiple tests
     ranking.py      members above nonmembers: AUC, and TPR at a fixed FPR
     skew_normal.py  a fitted distribution with a finite log-probability in the far left tail
 
-Every interval is a 95 % interval. There is none below two documents, and an estimate at the edge of
-its range (0 of n, AUC 1, all values equal) never has an interval of zero width. Quantities that
-cannot be estimated are None.
+Every interval is a 95 % interval that contains its estimate and does not leave its range. There is
+none below two texts, and an estimate at the edge of its range (0 of n, AUC 1, all values equal)
+never has an interval of zero width. Near-duplicates are less evidence than different texts.
+Quantities that cannot be estimated are None. `scripts/check_intervals.py` measures coverage.
 """
 
-from memguard.audit.statistics.intervals import (
-    clopper_pearson,
-    compute_difference,
+from memguard.audit.statistics.intervals import subtract
+from memguard.audit.statistics.means import (
     compute_mean,
     compute_mean_difference,
-    num_needed_to_see,
+    compute_paired_difference,
+    find_difference_bounds,
 )
 from memguard.audit.statistics.ranking import compute_auc, compute_tpr_at_fpr
+from memguard.audit.statistics.rates import (
+    clopper_pearson,
+    compute_difference,
+    compute_exact_interval,
+    compute_paired_interval,
+    compute_paired_rates,
+    compute_rate,
+    num_needed_to_see,
+)
 from memguard.audit.statistics.skew_normal import (
     SkewNormal,
     compute_skew_normal_logcdf,
@@ -26,7 +38,6 @@ from memguard.audit.statistics.skew_normal import (
 from memguard.audit.statistics.tests import (
     compute_mcnemar,
     compute_p_above_control,
-    compute_paired_difference,
     compute_trend,
     correct_holm,
     fit_dose_response,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
-from memguard.audit.statistics.intervals import clopper_pearson
+from memguard.audit.statistics.rates import clopper_pearson
 from memguard.records import Interval, Rate
 
 _TAIL = 0.025

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import optimize, special
-
-from memguard.audit.statistics.intervals import compute_mean
-from memguard.records import Interval
 
 
 def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
@@ -79,24 +76,6 @@ def _log_binomial(total: int, chosen_S: NDArray[np.int64]) -> NDArray[np.float64
     """Return the logarithms of binomial coefficients."""
     log_S: NDArray[np.float64] = -special.betaln(chosen_S + 1, total - chosen_S + 1)
     return log_S - math.log1p(total)
-
-
-def compute_paired_difference(
-    first: ArrayLike, second: ArrayLike, *, clusters: ArrayLike | None = None
-) -> Interval | None:
-    """Return the mean of first minus second over documents, with its jackknife interval.
-
-    Effects of a document that are common to both settings cancel. See `compute_mean` for cases
-    without an interval.
-
-    Args:
-        first: ``[num_documents]`` one value per document under one setting.
-        second: ``[num_documents]`` values of the same documents in the same order under the other.
-        clusters: ``[num_documents]`` clusters, as for `compute_mean`.
-    """
-    values_D, others_D = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    assert values_D.shape == others_D.shape, "pairs need two values per document"
-    return compute_mean(values_D - others_D, clusters=clusters)
 
 
 def correct_holm(p_values: Sequence[float]) -> list[float]:

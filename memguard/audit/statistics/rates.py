@@ -1,0 +1,232 @@
+"""Shares of documents that match, and differences of shares, each with its interval.
+
+Near-duplicates are memorised together, so n documents in clusters of copies are less evidence than
+n different texts. A rate keeps its counts, and every interval is computed at the effective number
+of documents, `count_effective`, with the same rate: it contains the rate, and without copies it is
+the usual one.
+
+Coverage of nominal 95 % by `scripts/check_intervals.py`, exact, for 12 to 100 documents and rates
+from 0 to 1: the lowest of all cases, and the lowest of their means. Copies are in pairs, in fours
+or half in fours, and match alike, in half of the clusters alike, or independently.
+
+                                        no copies    copies       a third is one text
+    rates                               .95 (.97)    .95 (.97)    .92 (.99)
+    rates of the same documents         .94 (.96)    .94 (.98)    .92 (.99)
+    rates minus those of a control      .88 (.96)    .86 (.96)    .88 (.96)
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from memguard.audit.statistics.intervals import TAIL, Z, count_effective, find_clusters, subtract
+from memguard.records import Interval, Rate, Texts
+
+_RANGE = (-1.0, 1.0)
+_HALVINGS = 60
+"""Steps of a bisection, after which the ends of an interval of length 2 are equal."""
+
+
+def compute_rate(matched: ArrayLike, clusters: ArrayLike | None = None) -> Rate:
+    """Return the share of documents that match, with Clopper and Pearson's interval.
+
+    Args:
+        matched: ``[num_documents]`` 1 or true where a document matches, else 0.
+        clusters: ``[num_documents]`` names or numbers of near-duplicate clusters; None: every
+            document is its own cluster.
+    """
+    matched_D = _as_matches(matched)
+    cluster_D, size_C = find_clusters(len(matched_D), clusters)
+    texts = None
+    if len(size_C) < len(matched_D):
+        texts = Texts(
+            num_texts=len(size_C),
+            num_matched=len(np.unique(cluster_D[matched_D])),
+            num_effective=count_effective(size_C),
+        )
+    return clopper_pearson(int(matched_D.sum()), len(matched_D), texts)
+
+
+def _as_matches(values: ArrayLike) -> NDArray[np.bool_]:
+    values_D = np.asarray(values)
+    assert np.isin(values_D, (0, 1)).all(), "a document matches or not: 1 or 0, none is missing"
+    return values_D.astype(np.bool_)
+
+
+def clopper_pearson(num_matched: int, num_documents: int, texts: Texts | None = None) -> Rate:
+    """Return a share with the exact binomial interval (Clopper & Pearson 1934).
+
+    The rate is null without documents, the interval null below two texts.
+
+    Args:
+        num_matched: k.
+        num_documents: n.
+        texts: the different texts among the documents; None if no two are near-duplicates.
+    """
+    rate = Rate(
+        num_documents=num_documents,
+        num_matched=num_matched,
+        rate=num_matched / num_documents if num_documents else None,
+        ci=None,
+        texts=texts,
+    )
+    ci = compute_exact_interval(num_matched, num_documents, rate.num_effective)
+    return rate.model_copy(update={"ci": ci})
+
+
+def compute_exact_interval(
+    num_matched: int, num_documents: int, num_effective: float
+) -> tuple[float, float] | None:
+    """Return Clopper and Pearson's interval of a share at an effective number of documents.
+
+    The binomial tails are those of incomplete beta functions, which take any real counts.
+
+    Args:
+        num_matched: k.
+        num_documents: n; the share is k / n.
+        num_effective: number of independent documents with the same share; None at 1 or below.
+    """
+    assert 0 <= num_matched <= num_documents, f"{num_matched} of {num_documents} is not a share"
+    if num_effective <= 1:
+        return None
+    matched = num_matched * (num_effective / num_documents)
+    missed = (num_documents - num_matched) * (num_effective / num_documents)
+    low = special.betaincinv(matched, missed + 1, TAIL) if num_matched else 0.0
+    high = special.betaincinv(matched + 1, missed, 1 - TAIL) if missed else 1.0
+    return float(low), float(high)
+
+
+def compute_difference(first: Rate, second: Rate) -> Interval | None:
+    """Return first minus second with Newcombe's hybrid score interval (1998, method 10).
+
+    None if one of them has no documents; no interval if one has fewer than two texts.
+    """
+    if first.rate is None or second.rate is None:
+        return None
+    ones, others = (
+        Interval(value=share, ci=_find_score_interval(share, rate.num_effective))
+        for share, rate in ((first.rate, first), (second.rate, second))
+    )
+    return subtract(ones, others, _RANGE)
+
+
+def _find_score_interval(share: float, count: float) -> tuple[float, float] | None:
+    if count <= 1:
+        return None
+    centre = share + Z**2 / (2 * count)
+    spread = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    scale = 1 + Z**2 / count
+    # At a share of 0 or 1, centre and spread are equal up to rounding.
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def compute_paired_rates(
+    first: ArrayLike, second: ArrayLike, *, clusters: ArrayLike | None = None
+) -> Interval | None:
+    """Return the rate of first minus that of second, on the same documents.
+
+    Tango's score interval (1998): the differences d that his test does not reject, with b documents
+    that match only under the first, c only under the second, and q the maximum-likelihood
+    probability of the latter given d:
+
+        (b - c - n d)^2 <= z^2 n (2 q + d (1 - d))
+
+    If b or c is 0, the interval also covers Clopper and Pearson's of the other of n; else, if b + c
+    is n, that of b of n, of which the difference is 2 b / n - 1. None without documents; no
+    interval below two texts.
+
+    Args:
+        first: ``[num_documents]`` 1 or true where a document matches under one setting, else 0.
+        second: the same documents in the same order under the other setting.
+        clusters: ``[num_documents]`` near-duplicate clusters; None: every document is its own.
+    """
+    first_D, second_D = _as_matches(first), _as_matches(second)
+    assert first_D.shape == second_D.shape, "pairs need two values per document"
+    count = len(first_D)
+    if not count:
+        return None
+    only_first, only_second = int((first_D & ~second_D).sum()), int((second_D & ~first_D).sum())
+    _, size_C = find_clusters(count, clusters)
+    return Interval(
+        value=(only_first - only_second) / count,
+        ci=compute_paired_interval(only_first, only_second, count, count_effective(size_C)),
+    )
+
+
+def compute_paired_interval(
+    only_first: int, only_second: int, num_documents: int, num_effective: float
+) -> tuple[float, float] | None:
+    """Return the interval of `compute_paired_rates` from counts; None at one document.
+
+    Args:
+        only_first: documents that match only under the first setting.
+        only_second: documents that match only under the second setting.
+        num_documents: all documents.
+        num_effective: their effective number.
+    """
+    if num_effective <= 1:
+        return None
+    joined = [_find_tango(only_first, only_second, num_documents, num_effective)]
+    firsts = compute_exact_interval(only_first, num_documents, num_effective)
+    seconds = compute_exact_interval(only_second, num_documents, num_effective)
+    if firsts and not only_second:
+        joined.append(firsts)
+    if seconds and not only_first:
+        joined.append((-seconds[1], -seconds[0]))
+    if firsts and len(joined) == 1 and only_first + only_second == num_documents:
+        joined.append((2 * firsts[0] - 1, 2 * firsts[1] - 1))
+    return min(low for low, _ in joined), max(high for _, high in joined)
+
+
+def _find_tango(
+    only_first: int, only_second: int, num_documents: int, num_effective: float
+) -> tuple[float, float]:
+    n = num_effective
+    b, c = only_first * (n / num_documents), only_second * (n / num_documents)
+    estimate = (only_first - only_second) / num_documents
+
+    def is_accepted(d: float) -> bool:
+        # q is the larger root of 2 n q^2 + linear q - c d (1 - d), without cancellation.
+        linear, product = (2 * n - b + c) * d - b - c, c * d * (1 - d)
+        root = math.sqrt(max(0.0, linear**2 + 8 * n * product))
+        if linear < 0:
+            q = (root - linear) / (4 * n)
+        else:
+            q = 2 * product / (root + linear) if product else 0.0
+        return (b - c - n * d) ** 2 <= Z**2 * n * (2 * q + d * (1 - d))
+
+    return _bisect(is_accepted, estimate, -1.0), _bisect(is_accepted, estimate, 1.0)
+
+
+def _bisect(is_accepted: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Return the end of an interval between a point in it and one at or beyond its end."""
+    for _ in range(_HALVINGS):
+        middle = (inside + outside) / 2
+        if is_accepted(middle):
+            inside = middle
+        else:
+            outside = middle
+    return inside
+
+
+def num_needed_to_see(rate: float, power: float = 0.95) -> int | None:
+    """Return the number of documents with a match among them with probability ``power``.
+
+    The smallest n with ``1 - (1 - rate)^n >= power``; None for a rate of 0.
+
+    Args:
+        rate: the true share of documents, 0 to 1.
+        power: between 0 and 1, both excluded.
+    """
+    assert 0 <= rate <= 1, f"{rate} is not a share"
+    assert 0 < power < 1, f"power must be between 0 and 1, got {power}"
+    if rate == 0:
+        return None
+    if rate == 1:
+        return 1
+    count = math.log1p(-power) / math.log1p(-rate)
+    # An integer with a rounding error (rate 0.1, power 0.19: exactly 2) must not be rounded up.
+    return max(1, math.ceil(count * (1 - 2**-50)))
