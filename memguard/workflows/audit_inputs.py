@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.canaries import AuditCanary
-from memguard.audit.extraction import SECRET, AuditDocument
+from memguard.audit.extraction import SECRET, AuditDocument, WindowSettings
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
-from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import Selection, select_windows
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
@@ -91,7 +90,7 @@ def choose_piece(
     identity: Identity,
     *,
     seq_len: int,
-    probe: ExtractionProbe,
+    probe: WindowSettings,
     window: WhichWindow,
 ) -> AuditDocument:
     """Return the piece of a document that is audited, cut as in training.

@@ -6,25 +6,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from numpy.typing import NDArray
 from record_examples import make_document, make_outline
 from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
-from memguard.audit.decoding import Continuation, IsDone, Request
+from memguard.audit.context import AuditContext
+from memguard.audit.decoding import Continuation, IsDone
 from memguard.audit.document_scores import DocumentScores, ModelResults
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.probe import Inputs, Measured, Model, Probe, Prompt
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import MAIN, ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome, run_audit
+from memguard.audit.runner import Runner
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite, load_suite
 from memguard.audit.summary import Evidence
@@ -132,7 +134,7 @@ class WrongDecoder:
         return None
 
     def continue_greedily(
-        self, requests: Sequence[Request], on_progress: Any = None, *, is_done: IsDone
+        self, requests: Sequence[Prompt], on_progress: Any = None, *, is_done: IsDone
     ) -> list[Continuation]:
         continued = []
         for index, request in enumerate(requests):
@@ -149,6 +151,8 @@ class Held:
     """An audited model around a scorer; counts how often it was taken up and put down."""
 
     answers: Any
+    writer: Any = None
+    """A decoder; None takes one that is always wrong."""
     identity: str | None = None
     max_tokens: int | None = None
     num_asked: int = 0
@@ -159,10 +163,39 @@ class Held:
         return self.answers
 
     def decoder(self) -> Any:
-        return WrongDecoder()
+        return self.writer or WrongDecoder()
 
     def free(self) -> None:
         self.num_freed += 1
+
+
+def run_probes(
+    probes: Sequence[Probe],
+    audited: Any,
+    windows: Sequence[Window],
+    *,
+    model: Model = "trained",
+    context: AuditContext | None = None,
+    **inputs: Any,
+) -> dict[str, Measured]:
+    """Return what probes measure on a model: a `Held`, or a scorer that is held here."""
+    held = audited if hasattr(audited, "scorer") else Held(audited)
+    known = {"max_edit_share": 0.1, "seed": 0, "tiny_margin": 1e-3, **inputs}
+    runner = Runner(
+        audited=held,
+        model=model,
+        name="model",
+        context=context or AuditContext(),
+        seed=known["seed"],
+    )
+    return runner.measure(probes, Inputs(windows=windows, **known))
+
+
+def score_together(
+    probes: Sequence[Probe], audited: Any, windows: Sequence[Window], **inputs: Any
+) -> ScoreMatrix:
+    """Return all numbers of one pass, named as in `ModelResults.teacher_forced`."""
+    return ModelResults.collect(run_probes(probes, audited, windows, **inputs)).teacher_forced
 
 
 def build_tiny_llama(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> Any:
@@ -341,7 +374,6 @@ def build_evidence(
     return Evidence(
         windows=[_cut(score) for score in scores],
         outlines=outlines,
-        teacher_forced=TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=1e-3),
         model=ModelResults(
             teacher_forced=_tabulate(rows), near_verbatim=generated or not_generated
         ),
@@ -352,7 +384,8 @@ def build_evidence(
 
 def build_rows(evidence: Evidence) -> list[BucketScores]:
     """Return the rows of the main table."""
-    tables = list_tables(evidence.windows, evidence.teacher_forced, evidence.model, evidence.base)
+    suite = build_suite(ExtractionProbe())
+    tables = list_tables(evidence.windows, suite, evidence.model, evidence.base)
     documents = [window.document for window in evidence.windows]
     measures = build_measures(tables, documents, evidence.outlines)
     hangs_N = np.zeros(len(documents), dtype=bool)
