@@ -125,7 +125,9 @@ class Runner:
         stores = [self._open(request, request.passages) for request in group]
         sizes = [max((len(p.input_ids) for p in of if p), default=0) for of in
                  zip(*(request.passages for request in group), strict=True)]  # fmt: skip
-        missing = sorted({i for store in stores for i in store.missing}, key=lambda i: -sizes[i])
+        # By index where sizes are equal: sets have no order.
+        unmeasured = {index for store in stores for index in store.missing}
+        missing = sorted(unmeasured, key=lambda index: (-sizes[index], index))
         wanted = ScoreSelection(
             needs=frozenset().union(*(request.selection.needs for request in group)),
             schemes=tuple(dict.fromkeys(s for r in group for s in r.selection.schemes)),
@@ -178,7 +180,7 @@ class Runner:
 
     def _generate(self, request: Generate) -> ScoreMatrix:
         store = self._open(request, request.prompts)
-        items = sorted(store.missing, key=lambda item: -_size(request.prompts[item]))
+        items = sorted(store.missing, key=lambda item: (-_size(request.prompts[item]), item))
         decoder = self.audited.decoder() if items else None
         if decoder is not None:
             if request.beams is None and request.scheme is None and request.is_done is not None:

@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from audit_examples import Held, run_probes
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from memguard.audit.attacks import (
-    AttackResult,
-    attack_by_beam_search,
-    attack_by_filling,
-    attack_by_sampling,
-    measure_guess_cost,
-)
+from memguard.audit import runner
+from memguard.audit.attacks import measure_guess_cost
+from memguard.audit.beams import BeamRequest, Beams
+from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probes.attacks import NUMBERS, AttackProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.config import GoldfishConfig
 from memguard.config.settings import SamplingScheme
@@ -102,52 +100,58 @@ def overfitted(make_document: Callable[..., AuditDocument]) -> Overfitted:
 
 
 @pytest.fixture(scope="module")
-def filled(overfitted: Overfitted) -> list[AttackResult]:
-    """What who knows the mask gets of the trained texts."""
-    return fill(overfitted, overfitted.trained)
+def attacked(overfitted: Overfitted) -> ScoreMatrix:
+    """What all attacks get of the trained texts."""
+    return attack(overfitted, overfitted.trained, samples=PROBE.samples)
 
 
-def fill(subject: Overfitted, windows: Sequence[Window], **changes: Any) -> list[AttackResult]:
-    probe = PROBE.model_copy(update=changes)
-    return attack_by_filling(probe, subject.decoder, subject.scorer, windows, subject.goldfish)
+def attack(
+    subject: Overfitted,
+    windows: Sequence[Window],
+    *,
+    goldfish: Goldfish | None = None,
+    samples: int = 1,
+    **changes: Any,
+) -> ScoreMatrix:
+    """Return the numbers of all attacks, with the mask of training unless another is given."""
+    probe = PROBE.model_copy(update={"samples": samples, **changes})
+    held = Held(subject.scorer, subject.decoder)
+    known = goldfish or subject.goldfish
+    return run_probes([probe], held, windows, goldfish=known)[probe.name].columns
 
 
-def num_any(results: Sequence[AttackResult]) -> int:
-    return sum(result.any_verbatim for result in results)
+def num_any(numbers: ScoreMatrix, name: str) -> int:
+    return int(numbers[f"{name}.any"].sum())
 
 
-def accuracy(results: Sequence[AttackResult]) -> float:
-    return sum(result.num_correct for result in results) / (SIZE * len(results))
+def accuracy(numbers: ScoreMatrix, name: str) -> float:
+    return float(numbers[f"{name}.right"].mean()) / SIZE
 
 
 def test_who_knows_the_mask_gets_what_beam_search_and_sampling_do_not(
-    overfitted: Overfitted, filled: list[AttackResult]
+    overfitted: Overfitted, attacked: ScoreMatrix
 ) -> None:
     """Measured: beams 1 of 12, draws 0, filling 6, of which 4 by the first answer; control 0."""
-    greedy = attack_by_beam_search(
-        PROBE.model_copy(update={"width": 1}), overfitted.decoder, overfitted.trained
-    )
-    beams = attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)
-    drawn = attack_by_sampling(PROBE, overfitted.decoder, overfitted.trained, seed=0)
-    control = fill(overfitted, overfitted.control)
-    assert num_any(greedy) == 0
-    assert num_any(beams) <= 2
-    assert num_any(drawn) <= 1
-    assert num_any(filled) >= 4
-    assert sum(result.best_verbatim for result in filled) >= 2
-    assert accuracy(filled) > accuracy(beams) + 0.15
-    for result in filled:
-        assert (result.num_correct == SIZE) == result.best_verbatim
-        assert result.any_verbatim >= result.best_verbatim
+    greedy = attack(overfitted, overfitted.trained, width=1)
+    control = attack(overfitted, overfitted.control)
+    assert num_any(greedy, "beam_search") == 0
+    assert num_any(attacked, "beam_search") <= 2
+    assert num_any(attacked, "sampling") <= 1
+    assert num_any(attacked, "fill") >= 4
+    assert attacked["fill.best"].sum() >= 2
+    assert accuracy(attacked, "fill") > accuracy(attacked, "beam_search") + 0.15
+    best_N = attacked["fill.best"]
+    assert ((attacked["fill.right"] == SIZE) == best_N).all()
+    assert (attacked["fill.any"] >= best_N).all()
 
-    assert num_any(control) == 0
+    assert num_any(control, "fill") == 0
     # Chance is one in 24; a model that has learned nothing of them is not far above.
-    assert accuracy(control) < 0.2
+    assert accuracy(control, "fill") < 0.2
 
 
-def test_a_wider_search_gets_more(overfitted: Overfitted, filled: list[AttackResult]) -> None:
-    narrow = fill(overfitted, overfitted.trained, width=8)
-    assert num_any(narrow) < num_any(filled)
+def test_a_wider_search_gets_more(overfitted: Overfitted, attacked: ScoreMatrix) -> None:
+    narrow = attack(overfitted, overfitted.trained, width=8)
+    assert num_any(narrow, "fill") < num_any(attacked, "fill")
 
 
 def test_free_guesses_lead_from_one_guess_to_the_next(
@@ -155,7 +159,7 @@ def test_free_guesses_lead_from_one_guess_to_the_next(
 ) -> None:
     """Why a guess has a cost: without one no beam ends in a trained text."""
     monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", lambda *_: 0.0)
-    assert num_any(fill(overfitted, overfitted.trained)) <= 2
+    assert num_any(attack(overfitted, overfitted.trained), "fill") <= 2
 
 
 # A product of many small numbers says little of them: few tokens are hashed.
@@ -164,20 +168,17 @@ def test_other_masks_are_known_as_well(
     mode: str, width: int, make_document: Callable[..., AuditDocument]
 ) -> None:
     subject = overfit(mode, width, make_document)
-    beams = attack_by_beam_search(PROBE, subject.decoder, subject.trained)
-    filled = fill(subject, subject.trained)
-    assert accuracy(filled) > accuracy(beams) + 0.1
-    assert num_any(filled) > num_any(beams)
-    assert num_any(fill(subject, subject.control)) == 0
+    found = attack(subject, subject.trained)
+    assert accuracy(found, "fill") > accuracy(found, "beam_search") + 0.1
+    assert num_any(found, "fill") > num_any(found, "beam_search")
+    assert num_any(attack(subject, subject.control), "fill") == 0
 
 
 def test_a_mask_that_was_drawn_leaves_beam_search(overfitted: Overfitted) -> None:
     drawn = Goldfish(GoldfishConfig(name="goldfish", k=3, mode="random"))
-    found = attack_by_filling(
-        PROBE, overfitted.decoder, overfitted.scorer, overfitted.trained, drawn
-    )
-    beams = attack_by_beam_search(PROBE, overfitted.decoder, overfitted.trained)
-    assert found == beams
+    found = attack(overfitted, overfitted.trained, goldfish=drawn)
+    for number in NUMBERS:
+        assert found[f"fill.{number}"].tolist() == found[f"beam_search.{number}"].tolist()
 
 
 def test_a_window_inside_a_document_is_masked_by_its_place_there(
@@ -195,7 +196,7 @@ def test_a_window_inside_a_document_is_masked_by_its_place_there(
     goldfish.drop_mask = note  # type: ignore[method-assign]
     document = make_document(np.arange(20) % VOCAB, first_position=100)
     window = Window(document=document, start=3, prefix_tokens=12, continuation_tokens=2)
-    attack_by_filling(PROBE, overfitted.decoder, overfitted.scorer, [window], goldfish)
+    attack(overfitted, [window], goldfish=goldfish)
     # The prefix ends at 100 + 3 + 12; then two tokens are tried.
     assert [len(places) for places in requested] == [115, 116, 117]
 
@@ -211,13 +212,16 @@ def test_the_first_answer_of_a_sampler_is_the_one_drawn_most_often(
     other, third = (truth + 1) % VOCAB, (truth + 2) % VOCAB
     draws = [np.stack([other, truth, third, truth])]
     monkeypatch.setattr(overfitted.decoder, "sample", lambda *args: draws)
-    probe = AttackProbe(samples=4, scheme=SamplingScheme(top_k=5))
-    (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)
-    assert result == AttackResult(best_verbatim=True, any_verbatim=True, num_correct=SIZE)
+    scheme = SamplingScheme(top_k=5)
+
+    def judge() -> list[float]:
+        found = attack(overfitted, [window], samples=4, scheme=scheme, width=1)
+        return [float(found[f"sampling.{number}"][0]) for number in NUMBERS]
+
+    assert judge() == [True, True, SIZE]
     # Of texts drawn equally often the first one.
     draws[0] = np.stack([other, truth, third, third, truth, other])
-    (result,) = attack_by_sampling(probe, overfitted.decoder, [window], seed=0)
-    assert (result.best_verbatim, result.any_verbatim, result.num_correct) == (False, True, 0)
+    assert judge() == [False, True, 0]
 
 
 # -- what a guess costs ------------------------------------------------------------------------
@@ -235,25 +239,41 @@ def test_a_guess_costs_more_than_a_learned_token_and_less_than_not_knowing() -> 
 
 
 def test_the_cost_is_read_from_what_a_prefix_was_trained_on(
-    overfitted: Overfitted, make_document: Callable[..., AuditDocument]
+    overfitted: Overfitted,
+    make_document: Callable[..., AuditDocument],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tokens without loss, and the first ones, say nothing of what was learned."""
-    from memguard.audit.attacks import _measure_guess_costs
+    costs: list[float] = []
+    original = runner.search_beams
 
+    def note(
+        decoder: Decoder, requests: Sequence[BeamRequest], *args: Any, **fields: Any
+    ) -> list[Beams]:
+        costs.extend(request.guess_cost for request in requests if request.is_free is not None)
+        return original(decoder, requests, *args, **fields)
+
+    monkeypatch.setattr(runner, "search_beams", note)
     ids = overfitted.trained[1].input_ids
     supervised = np.ones(len(ids), dtype=bool)
     window, unlearned = (
         Window(
-            document=make_document(ids, supervised=flags),
+            document=make_document(ids, name=name, supervised=flags),
             start=0,
             prefix_tokens=PREFIX,
             continuation_tokens=SIZE,
         )
-        for flags in (supervised, ~supervised)
+        for name, flags in (("learned", supervised), ("unlearned", ~supervised))
     )
-    short = Window(document=make_document(ids), start=0, prefix_tokens=5, continuation_tokens=SIZE)
-    scorer, goldfish = overfitted.scorer, overfitted.goldfish
-    costs = _measure_guess_costs(scorer, [window, unlearned, short], goldfish)
+    short = Window(
+        document=make_document(ids, name="short"),
+        start=0,
+        prefix_tokens=5,
+        continuation_tokens=SIZE,
+    )
+    goldfish = overfitted.goldfish
+    attack(overfitted, [window, unlearned, short], width=1)
+    # The longest first.
     assert costs[1:] == [0.1, 0.1]
     with torch.no_grad():
         model = overfitted.decoder.lm.model

@@ -1,25 +1,23 @@
 """What an attacker knows of a goldfish's mask: that which training applied, or nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from audit_examples import Held, Scripted, run_probes, say_by_context
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memguard.audit import attacks
-from memguard.audit.attacks import (
-    TIGHTENED_MASK,
-    UNKNOWN_MASK,
-    AttackResult,
-    drops_next,
-    find_dropped,
-)
+from memguard.audit import attacks, runner
+from memguard.audit.attacks import TIGHTENED_MASK, UNKNOWN_MASK, drops_next, find_dropped
+from memguard.audit.beams import BeamRequest, Beams
 from memguard.audit.cache import ScoreMatrix
+from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probe import Prompt
+from memguard.audit.probes.attacks import NUMBERS, AttackProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import BucketOutline
 from memguard.config import GoldfishConfig
@@ -142,46 +140,73 @@ GOLDFISH = Goldfish(GoldfishConfig(name="goldfish", k=4))
 @pytest.fixture
 def windows(make_document: Callable[..., AuditDocument]) -> list[Window]:
     probe = ExtractionProbe(continuation_tokens=10)
-    documents = [make_document(np.arange(30), name=str(n), bucket=b) for n, b in enumerate("aabbb")]
+    documents = [
+        make_document(np.arange(30) + number, name=str(number), bucket=bucket)
+        for number, bucket in enumerate("aabbb")
+    ]
     found = [probe.window(document) for document in documents]
     return [window for window in found if window is not None]
 
 
-def _result(number: int) -> AttackResult:
-    return AttackResult(
-        best_verbatim=number == 1,
-        any_verbatim=number >= 1,
-        num_correct=10 * (number == 1) or number,
+def name_numbers(goldfish: Goldfish | None) -> tuple[str, ...]:
+    return tuple(
+        f"{attack}.{number}" for attack in attacks.list_attacks(goldfish) for number in NUMBERS
     )
+
+
+def answer(prompt_ids: NDArray[np.integer], *num_right: int) -> NDArray[np.int32]:
+    """Return an answer for each number of right tokens; nothing is right of document 0."""
+    truth = prompt_ids[-1] + 1 + np.arange(10)
+    is_known = prompt_ids[0] > 0
+    return np.array(
+        [np.where(np.arange(10) < (size if is_known else 0), truth, 0) for size in num_right],
+        dtype=np.int32,
+    )
+
+
+class Sampler:
+    """A decoder whose draws are wrong twice and right once."""
+
+    def sample(self, prompts: Sequence[Prompt], *args: Any) -> list[NDArray[np.int32]]:
+        report = args[-1]
+        report(len(prompts), len(prompts))
+        return [answer(prompt.input_ids, 0, 10, 0) for prompt in prompts]
+
+
+def search_beams(
+    _: object, requests: Sequence[BeamRequest], *args: object, on_progress: Any, **fields: object
+) -> list[Beams]:
+    """Return the text as the first beam, or half of it where the mask is known."""
+    on_progress(len(requests), len(requests))
+    sizes = [10 if request.is_free is None else 5 for request in requests]
+    return [
+        Beams(ids_WS=answer(request.prompt_ids, size, 0), score_W=np.zeros(2))
+        for request, size in zip(requests, sizes, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("goldfish", [None, GOLDFISH])
 def test_numbers_of_a_document_stand_in_the_order_of_their_names(
     windows: list[Window], goldfish: Goldfish | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("attack_by_beam_search", "attack_by_sampling", "attack_by_filling"):
-        answer = [_result(number) for number in range(2)]
-        monkeypatch.setattr(attacks, name, lambda *_, answer=answer, **__: answer)
     told: list[str] = []
-    rows = attacks.attack(
-        PROBE,
-        None,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        windows[:2],
-        goldfish,
-        seed=0,
-        progress=told.append,  # type: ignore[arg-type]
-    )
+    monkeypatch.setattr(runner, "search_beams", search_beams)
+    context = AuditContext(on_progress=lambda stage, *_: told.append(stage))
+    held = Held(Scripted(say_by_context), Sampler())
+    measured = run_probes([PROBE], held, windows[:2], context=context, goldfish=goldfish)
+    numbers = measured[PROBE.name].columns
     kinds = ["beam_search", "sampling", *(["fill"] if goldfish else [])]
-    assert attacks.name_numbers(goldfish) == tuple(
+    assert numbers.names == tuple(
         f"{kind}.{each}" for kind in kinds for each in ("best", "any", "right")
     )
-    assert rows == [[0, 0, 0] * len(kinds), [1, 1, 10] * len(kinds)]
-    assert told == ["beam search", "sampling", "filling dropped tokens"][: len(kinds)]
+    found = [1, 1, 10, 0, 1, 0, 0, 0, 5]
+    assert numbers.rows.tolist() == [[0] * 3 * len(kinds), found[: 3 * len(kinds)]]
+    attacked_by = ["beam search", "sampling", "filling dropped tokens"][: len(kinds)]
+    assert told == [f"attack by {how}" for how in attacked_by]
 
 
 def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window]) -> None:
-    names = attacks.name_numbers(GOLDFISH)
+    names = name_numbers(GOLDFISH)
     rows = np.full((5, len(names)), np.nan)
     # One of bucket a, two of b; the others were not drawn.
     rows[0] = [1, 1, 10, 0, 1, 4, 0, 0, 0]
@@ -194,7 +219,7 @@ def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window
         for name in ("b", "a", "nobody")
     ]
     numbers = ScoreMatrix(names=names, rows=rows)
-    table = attacks.tabulate(PROBE, windows, numbers, outlines, GOLDFISH)
+    table = attacks.tabulate(windows, numbers, outlines, GOLDFISH, num_answers=PROBE.num_answers)
     assert [(row.attack, row.bucket, row.num_queries) for row in table] == [
         ("beam_search", "b", 3),
         ("beam_search", "a", 3),
@@ -212,14 +237,24 @@ def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window
 
 def test_a_mask_nobody_knows_is_told_beside_the_attack(windows: list[Window]) -> None:
     drawn = Goldfish(GoldfishConfig(name="goldfish", k=4, mode="random"))
-    names = attacks.name_numbers(drawn)
+    names = name_numbers(drawn)
     numbers = ScoreMatrix(names=names, rows=np.zeros((5, len(names))))
     outlines = [
         BucketOutline(
             bucket="a", role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0
         )
     ]
-    table = attacks.tabulate(PROBE, windows, numbers, outlines, drawn)
-    assert [row.note for row in table] == ["", "", UNKNOWN_MASK]
-    table = attacks.tabulate(PROBE, windows, numbers, outlines, GOLDFISH, num_tightened=1)
-    assert [row.note for row in table] == ["", "", TIGHTENED_MASK]
+
+    def list_notes(goldfish: Goldfish, num_tightened: int = 0) -> list[str]:
+        table = attacks.tabulate(
+            windows,
+            numbers,
+            outlines,
+            goldfish,
+            num_answers=PROBE.num_answers,
+            num_tightened=num_tightened,
+        )
+        return [row.note for row in table]
+
+    assert list_notes(drawn) == ["", "", UNKNOWN_MASK]
+    assert list_notes(GOLDFISH, num_tightened=1) == ["", "", TIGHTENED_MASK]

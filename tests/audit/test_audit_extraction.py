@@ -19,6 +19,7 @@ from memguard.audit.extraction import (
     find_min_margin,
     is_near_tie,
 )
+from memguard.audit.probe import Inputs
 from memguard.audit.probes.extraction import ExtractionProbe
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
@@ -53,10 +54,10 @@ def test_thresholds_are_exact() -> None:
     assert (count_needed_90(50), count_needed_90(51), count_needed_90(1)) == (45, 46, 1)
     assert count_needed_90(np.array([10, 11])).tolist() == [9, 10]
     # 0.1 * 30 is 3.0000000000000004 and 0.29 * 100 is 28.999999999999996 in floating point.
-    assert ExtractionProbe().num_edits_allowed(30) == 3
-    assert ExtractionProbe().num_edits_allowed(59) == 5
-    assert ExtractionProbe(max_edit_share=0.29).num_edits_allowed(100) == 29
-    assert ExtractionProbe(max_edit_share=0).num_edits_allowed(50) == 0
+    cases = [(0.1, 30, 3), (0.1, 59, 5), (0.29, 100, 29), (0.0, 50, 0)]
+    for share, size, allowed in cases:
+        inputs = Inputs(windows=(), max_edit_share=share, seed=0, tiny_margin=0.0)
+        assert inputs.num_edits_allowed(size) == allowed
 
 
 @given(

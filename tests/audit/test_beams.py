@@ -16,7 +16,8 @@ from ranks import RankPool
 from tiny_families import VOCAB_SIZE, build
 
 from memguard.audit.beams import BeamRequest, Beams, search_beams
-from memguard.audit.decoding import Decoder, Request
+from memguard.audit.decoding import Decoder
+from memguard.audit.probe import Prompt
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
@@ -120,7 +121,7 @@ def test_one_beam_is_greedy(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> No
     requests = make_requests(6)
     decoder = Decoder(lm, 300)
     greedy = decoder.continue_greedily(
-        [Request(prompt_ids=each.prompt_ids, num_new=each.num_new) for each in requests]
+        [Prompt(input_ids=each.prompt_ids, num_new=each.num_new) for each in requests]
     )
     for beams, tokens in zip(search_beams(decoder, requests, 1), greedy, strict=True):
         assert beams.ids_WS.tolist() == [tokens.token_ids.tolist()]

@@ -3,28 +3,31 @@
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow
 import pytest
+from audit_examples import Held, Said, Scripted, run_probes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from ranks import RankPool
 
-from memguard.audit import cache as cache_module
+from memguard.audit import runner
 from memguard.audit.cache import (
     KEY_BYTES,
-    CacheSlot,
     RecordCache,
     ScoreMatrix,
-    collect_scores,
     compute_fingerprint,
     compute_key,
 )
-from memguard.runtime import Runtime, start_runtime
+from memguard.audit.context import AuditContext
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.probe import Inputs, Measured, Model, Rounds, Score, View
+from memguard.runtime import start_runtime
 
 NAMES = ("one", "membership.zlib", "grid.0.num_correct")
 
@@ -152,31 +155,67 @@ def test_fingerprint_is_of_values_not_of_their_order() -> None:
 COLUMNS = ("square", "missing")
 
 
-class Measure:
-    """Squares of the documents' numbers; may fail after so many calls."""
+class Squarer:
+    """A model that says a number's square; may fail at one of its calls."""
 
-    def __init__(self, values: Sequence[int], fails_at_call: int | None = None) -> None:
-        self.values, self.fails_at_call = values, fails_at_call
+    def __init__(self, fails_at_call: int | None = None) -> None:
+        self.fails_at_call = fails_at_call
         self.requested: list[list[int]] = []
+        self._model = Scripted(lambda ids: Said(right=True, logprob=float(ids[0]) ** 2, margin=1))
 
-    def __call__(self, indices: Sequence[int]) -> list[list[float]]:
+    def score(
+        self, passages: Sequence[Passage], requested: ScoreSelection, on_progress: Any = None
+    ) -> list[TokenResult]:
         if len(self.requested) + 1 == self.fails_at_call:
             raise KeyboardInterrupt
-        self.requested.append([self.values[index] for index in indices])
-        return [[self.values[index] ** 2, np.nan] for index in indices]
+        self.requested.append([int(passage.input_ids[0]) for passage in passages])
+        return self._model.score(passages, requested)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Squares:
+    """A probe of texts that repeat a number as often as it says, and twice more."""
+
+    models: ClassVar[tuple[Model, ...]] = ("trained",)
+    after: ClassVar[tuple[str, ...]] = ()
+    values: Sequence[int]
+    name: str = "squares"
+
+    def measure(self, inputs: Inputs, view: View) -> Rounds:
+        (numbers,) = yield [
+            Score(
+                items=self.values,
+                passages=[
+                    Passage(
+                        input_ids=np.full(value + 2, value, dtype=np.int32),
+                        first_label=value + 1,
+                        first_choice=value + 2,
+                    )
+                    for value in self.values
+                ],
+                keys=[compute_key(np.array([value])) for value in self.values],
+                names=COLUMNS,
+                reduce=lambda _, results: [[float(one.logprob[0]), np.nan] for one in results],
+                parameters={"probe": self.name},
+                stage=self.name,
+            )
+        ]
+        return Measured(columns=numbers)
 
 
 def collect(
-    values: Sequence[int], measure: Measure, folder: Path | None, **fields: Any
+    values: Sequence[int],
+    squarer: Squarer,
+    folder: Path | None,
+    *,
+    identity: str | None = "m",
+    **context: Any,
 ) -> ScoreMatrix:
+    """Measure the squares as an audit would."""
+    probe, held = Squares(values=values), Held(squarer, identity=identity)
     cache = None if folder is None else RecordCache(folder)
-    return collect_scores(
-        COLUMNS,
-        [compute_key(np.array([value])) for value in values],
-        values,
-        measure,
-        **{"slot": CacheSlot(cache=cache, fingerprint="f"), "peers": Runtime(), **fields},
-    )
+    measured = run_probes([probe], held, [], context=AuditContext(cache=cache, **context))
+    return measured[probe.name].columns
 
 
 def check(found: ScoreMatrix, values: Sequence[int]) -> None:
@@ -187,73 +226,71 @@ def check(found: ScoreMatrix, values: Sequence[int]) -> None:
 
 
 def test_longest_first_and_each_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_SHARD_DOCUMENTS", 3)
+    monkeypatch.setattr(runner, "_SHARD_ITEMS", 3)
     values = [5, 2, 9, 2, 7, 5, 1]
-    measure = Measure(values)
+    squarer = Squarer()
     steps: list[tuple[int, int]] = []
-    found = collect(values, measure, None, on_progress=lambda *step: steps.append(step))
+    found = collect(values, squarer, None, on_progress=lambda _, *step: steps.append(step))
     check(found, values)
-    assert measure.requested == [[9, 7, 5], [2, 1]]
+    assert squarer.requested == [[9, 7, 5], [2, 1]]
     # Two are copies of others: known before anything is asked.
     assert steps == [(2, 7), (5, 7), (7, 7)]
 
 
 def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     values = list(range(20))
-    check(collect(values, Measure(values), tmp_path), values)
-    again = Measure(values)
+    check(collect(values, Squarer(), tmp_path), values)
+    again = Squarer()
     steps: list[tuple[int, int]] = []
-    found = collect(values, again, tmp_path, on_progress=lambda *step: steps.append(step))
+    found = collect(values, again, tmp_path, on_progress=lambda _, *step: steps.append(step))
     check(found, values)
     assert again.requested == []
     assert steps == [(20, 20)]
     more = [*range(15, 25)]
-    rest = Measure(more)
+    rest = Squarer()
     check(collect(more, rest, tmp_path), more)
     assert rest.requested == [[24, 23, 22, 21, 20]]
 
 
 def test_without_a_name_or_a_place_nothing_is_kept(tmp_path: Path) -> None:
-    unknown = CacheSlot(cache=RecordCache(tmp_path), fingerprint=None)
-    nowhere = CacheSlot(cache=None, fingerprint="f")
-    for slot in (unknown, nowhere):
+    for folder, identity in ((tmp_path, None), (None, "m")):
         for _ in range(2):
-            measure = Measure([3, 1])
-            check(collect([3, 1], measure, None, slot=slot), [3, 1])
-            assert measure.requested == [[3, 1]]
+            squarer = Squarer()
+            check(collect([3, 1], squarer, folder, identity=identity), [3, 1])
+            assert squarer.requested == [[3, 1]]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_documents(tmp_path: Path) -> None:
-    measure = Measure([])
-    assert collect([], measure, tmp_path).rows.shape == (0, 2)
-    assert measure.requested == []
+    squarer = Squarer()
+    assert collect([], squarer, tmp_path).rows.shape == (0, 2)
+    assert squarer.requested == []
 
 
 def test_an_interrupted_one_goes_on_with_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_SHARD_DOCUMENTS", 4)
+    monkeypatch.setattr(runner, "_SHARD_ITEMS", 4)
     values = list(range(18))
     with pytest.raises(KeyboardInterrupt):
-        collect(values, Measure(values, fails_at_call=3), tmp_path)
-    rest = Measure(values)
+        collect(values, Squarer(fails_at_call=3), tmp_path)
+    rest = Squarer()
     check(collect(values, rest, tmp_path), values)
     assert [value for shard in rest.requested for value in shard] == list(range(9, -1, -1))
 
 
 def test_a_damaged_part_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_SHARD_DOCUMENTS", 4)
+    monkeypatch.setattr(runner, "_SHARD_ITEMS", 4)
     values = list(range(8))
-    check(collect(values, Measure(values), tmp_path), values)
-    parts = sorted((tmp_path / "f").iterdir())
+    check(collect(values, Squarer(), tmp_path), values)
+    parts = sorted(tmp_path.rglob("*.parquet"))
     assert len(parts) == 2
     parts[0].write_bytes(parts[0].read_bytes()[:-9])
-    rest = Measure(values)
+    rest = Squarer()
     check(collect(values, rest, tmp_path), values)
     assert sum(map(len, rest.requested)) == 4
     # It is whole again.
-    again = Measure(values)
+    again = Squarer()
     check(collect(values, again, tmp_path), values)
     assert again.requested == []
 
@@ -261,30 +298,30 @@ def test_a_damaged_part_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_folder_that_cannot_be_written_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_SHARD_DOCUMENTS", 4)
+    monkeypatch.setattr(runner, "_SHARD_ITEMS", 4)
     # The superuser writes into any folder, but nobody into a file.
     folder = tmp_path / "file"
     folder.write_text("")
     values = list(range(12))
-    measure = Measure(values)
+    squarer = Squarer()
     with pytest.warns(UserWarning, match="scores cannot be cached in '.*file'") as told:
-        check(collect(values, measure, folder), values)
+        check(collect(values, squarer, folder), values)
     assert len(told) == 1
-    assert sum(map(len, measure.requested)) == 12
+    assert sum(map(len, squarer.requested)) == 12
 
 
 def collect_on_ranks(folder: Path, values: list[int]) -> tuple[list[float], list[list[int]]]:
     with start_runtime() as runtime:
-        measure = Measure(values)
+        squarer = Squarer()
         # Only the first rank may look: the others might see another state of the folder.
         mine = folder if runtime.is_main else folder / "elsewhere"
-        found = collect(values, measure, mine, peers=runtime)
-        return found["square"].tolist(), measure.requested
+        found = collect(values, squarer, mine, peers=runtime)
+        return found["square"].tolist(), squarer.requested
 
 
 def test_two_ranks_agree(tmp_path: Path, ranks: RankPool) -> None:
     values = list(range(6))
-    check(collect(values[:3], Measure(values), tmp_path), values[:3])
+    check(collect(values[:3], Squarer(), tmp_path), values[:3])
     for requested in ([[5, 4, 3]], []):  # three were known; then all are
         for squares, found in ranks(collect_on_ranks, 2, tmp_path, values):
             assert squares == [value**2 for value in values]

@@ -17,7 +17,8 @@ from tiny_families import VOCAB_SIZE, build
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
-from memguard.audit.decoding import Continuation, Decoder, Request
+from memguard.audit.decoding import Continuation, Decoder
+from memguard.audit.probe import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
@@ -32,12 +33,12 @@ from memguard.runtime import start_runtime
 SCHEME = SamplingScheme(temperature=0.8, top_k=12, top_p=0.9)
 
 
-def make_requests(num: int, *, longest: int = 20, seed: int = 0) -> list[Request]:
+def make_requests(num: int, *, longest: int = 20, seed: int = 0) -> list[Prompt]:
     """Prompts of 1 to 40 tokens with 0 to ``longest`` to add."""
     draw = np.random.default_rng(seed)
     return [
-        Request(
-            prompt_ids=draw.integers(0, VOCAB_SIZE, draw.integers(1, 41)),
+        Prompt(
+            input_ids=draw.integers(0, VOCAB_SIZE, draw.integers(1, 41)),
             num_new=int(draw.integers(0, longest + 1)),
             document=f"d{index}",
         )
@@ -45,14 +46,14 @@ def make_requests(num: int, *, longest: int = 20, seed: int = 0) -> list[Request
     ]
 
 
-def generate(model: Any, requests: Sequence[Request]) -> list[list[int]]:
+def generate(model: Any, requests: Sequence[Prompt]) -> list[list[int]]:
     """Continue each prompt alone, so that nothing is padded, by transformers."""
     # Of the checkpoint's own settings only where a text would end, which is suppressed.
     ends = model.generation_config.eos_token_id
     model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
     continued = []
     for request in requests:
-        ids = torch.from_numpy(np.asarray(request.prompt_ids, dtype=np.int64))[None]
+        ids = torch.from_numpy(np.asarray(request.input_ids, dtype=np.int64))[None]
         if request.num_new == 0:
             continued.append([])
             continue
@@ -100,8 +101,8 @@ def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
     lines = (shared_data / "text" / "documents.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"][:2000] for line in lines[:24]]
     requests = [
-        Request(
-            prompt_ids=np.array(tokenizer(text).input_ids[: 20 + 7 * index]),
+        Prompt(
+            input_ids=np.array(tokenizer(text).input_ids[: 20 + 7 * index]),
             num_new=50 - index,
         )
         for index, text in enumerate(texts)
@@ -158,8 +159,8 @@ def test_rows_that_are_done_leave_the_batch(
     """A finished row beside longer ones would run beyond the model's positions."""
     draw = np.random.default_rng(2)
     requests = [
-        Request(prompt_ids=draw.integers(0, VOCAB_SIZE, 61), num_new=3),
-        Request(prompt_ids=draw.integers(0, VOCAB_SIZE, 40), num_new=24),
+        Prompt(input_ids=draw.integers(0, VOCAB_SIZE, 61), num_new=3),
+        Prompt(input_ids=draw.integers(0, VOCAB_SIZE, 40), num_new=24),
     ]
     continued = Decoder(lm, 1000).continue_greedily(requests)
     assert to_lists(continued) == generate(lm.model, requests)
@@ -174,7 +175,7 @@ def test_ties_go_to_the_lowest_id(lm: CausalLM, monkeypatch: pytest.MonkeyPatch)
         lm, "hidden_states", lambda ids, *args, **kwargs: torch.zeros(*ids.shape, 32)
     )
     (continued,) = Decoder(lm, 10).continue_greedily(
-        [Request(prompt_ids=np.array([5, 6]), num_new=4)]
+        [Prompt(input_ids=np.array([5, 6]), num_new=4)]
     )
     # The end-of-text tokens of this model's configuration are others.
     assert continued.token_ids.tolist() == [0, 0, 0, 0]
@@ -201,10 +202,10 @@ def test_end_of_text_is_suppressed_as_generate_does(ends: int | list[int]) -> No
 def test_gaps_are_between_the_best_two_tokens_along_the_text(lm: CausalLM) -> None:
     requests = [request for request in make_requests(6, seed=5) if request.num_new]
     for request, one in zip(requests, Decoder(lm, 90).continue_greedily(requests), strict=True):
-        ids = np.concatenate([request.prompt_ids, one.token_ids])
+        ids = np.concatenate([request.input_ids, one.token_ids])
         with torch.no_grad():
             logits_TV = lm.model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
-        chosen = logits_TV[len(request.prompt_ids) - 1 : -1].double()
+        chosen = logits_TV[len(request.input_ids) - 1 : -1].double()
         chosen[:, list(lm.end_token_ids)] = -torch.inf
         best = chosen.topk(2).values
         # fp32 logits of some units: sums in another order move them by about 1e-6.
@@ -236,7 +237,7 @@ def test_a_request_ends_where_the_rest_is_not_needed(lm: CausalLM, batch_tokens:
 def test_no_forward_runs_after_all_requests_are_done(
     lm: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [Request(prompt_ids=np.arange(1, 9), num_new=20) for _ in range(3)]
+    requests = [Prompt(input_ids=np.arange(1, 9), num_new=20) for _ in range(3)]
     decoder, calls = Decoder(lm, 4000), 0
     original = lm.hidden_states
 
@@ -271,7 +272,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(lm: CausalLM, scheme: Samp
     """Pairs of tokens, 4,000 draws, against the product of their two probabilities."""
     prompt = np.array([3, 14, 15])
     num_draws = 4000
-    request = Request(prompt_ids=prompt, num_new=2, document="pi")
+    request = Prompt(input_ids=prompt, num_new=2, document="pi")
     (drawn,) = Decoder(lm, 8000).sample([request], scheme, num_draws, seed=1)
     assert drawn.shape == (num_draws, 2)
     p_V = probabilities(lm, prompt, scheme)
@@ -314,16 +315,16 @@ def test_draws_belong_to_seed_document_and_sample(lm: CausalLM) -> None:
     request, other = make_requests(2, seed=5)
     decoder = Decoder(lm, 500)
     requested = [
-        Request(prompt_ids=request.prompt_ids, num_new=12, document="a"),
-        Request(prompt_ids=request.prompt_ids, num_new=12, document="b"),
-        Request(prompt_ids=other.prompt_ids, num_new=5, document="c"),
+        Prompt(input_ids=request.input_ids, num_new=12, document="a"),
+        Prompt(input_ids=request.input_ids, num_new=12, document="b"),
+        Prompt(input_ids=other.input_ids, num_new=5, document="c"),
     ]
     a, b, c = decoder.sample(requested, SCHEME, 4, seed=0)
     assert a.shape == (4, 12)
     assert c.shape == (4, 5)
     assert len({tuple(row) for row in np.concatenate([a, b]).tolist()}) == 8
     # Whatever else is asked, in any order; of more samples and more tokens the first are the same.
-    longer = Request(prompt_ids=request.prompt_ids, num_new=15, document="a")
+    longer = Prompt(input_ids=request.input_ids, num_new=15, document="a")
     found = decoder.sample([requested[2], longer], SCHEME, 6, seed=0)
     assert found[0][:4].tolist() == c.tolist()
     assert found[1][:4, :12].tolist() == a.tolist()
@@ -443,7 +444,7 @@ def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
 
 
 def ask(lm: CausalLM, ids: Sequence[int], num_new: int) -> list[NDArray[np.int32]]:
-    request = Request(prompt_ids=np.array(ids), num_new=num_new)
+    request = Prompt(input_ids=np.array(ids), num_new=num_new)
     return Decoder(lm, 64).continue_greedily([request])
 
 
@@ -489,7 +490,7 @@ def test_damaged_weights_are_refused(lm: CausalLM, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ModelError, match="not finite"):
         ask(lm, [1, 2], 3)
     with pytest.raises(ModelError, match="not finite"):
-        Decoder(lm, 64).sample([Request(prompt_ids=np.array([1]), num_new=2)], SCHEME, 2, 0)
+        Decoder(lm, 64).sample([Prompt(input_ids=np.array([1]), num_new=2)], SCHEME, 2, 0)
 
 
 def test_model_comes_back_as_it_was(lm: CausalLM) -> None:

@@ -11,7 +11,8 @@ from cli_examples import succeed
 from test_decoding import generate, make_requests, to_lists
 from tiny_families import build
 
-from memguard.audit.decoding import Continuation, Decoder, Request
+from memguard.audit.decoding import Continuation, Decoder
+from memguard.audit.probe import Prompt
 from memguard.hf.load import load_model, plan_devices
 from memguard.model.checks import build_causal_lm
 from memguard.model.kv_cache import can_cache
@@ -30,9 +31,9 @@ def assert_same_tokens(ours: list[Continuation], theirs: list[list[int]]) -> Non
         assert to_lists([ours[index]])[0] == theirs[index]
 
 
-def score_logits(model: Any, requests: list[Request]) -> list[torch.Tensor]:
+def score_logits(model: Any, requests: list[Prompt]) -> list[torch.Tensor]:
     with torch.no_grad():
-        ids = [torch.from_numpy(np.asarray(one.prompt_ids))[None].long() for one in requests]
+        ids = [torch.from_numpy(np.asarray(one.input_ids))[None].long() for one in requests]
         return [model(input_ids=one.to(model.device)).logits[0].float().cpu() for one in ids]
 
 

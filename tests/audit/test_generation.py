@@ -5,18 +5,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from memguard.audit.generation import generate_continuations, name_numbers, tabulate
-from memguard.audit.teacher_forcing import TeacherForcedScores
+from audit_examples import Held, build_suite, run_probes
 from tiny_families import build
 
-from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
+from memguard.audit.document_scores import ModelResults
 from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.metrics import METRICS
 from memguard.audit.overlap import compute_overlap
+from memguard.audit.probe import Measured
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.generation import GenerationProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.tables import METRICS
+from memguard.audit.tables import list_tables
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 
@@ -66,34 +67,30 @@ def windows(lm: CausalLM, make_document: Callable[..., AuditDocument]) -> list[W
     return found
 
 
-def _one_pass(lm: CausalLM, windows: list[Window]) -> ScoreMatrix:
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=SIZE), tiny_margin=1e-3
-    )
-    results = ModelScorer(lm, 256).score([teacher_forced.plan(window)[0] for window in windows])
-    return ScoreMatrix(names=teacher_forced.names, rows=teacher_forced.measure(windows, results))
+def _measure(
+    lm: CausalLM,
+    windows: list[Window],
+    decoder: Decoder,
+    probe: GenerationProbe = PROBE,
+    *,
+    seed: int = 0,
+) -> dict[str, Measured]:
+    held = Held(ModelScorer(lm, 256), decoder)
+    return run_probes([EXTRACTION, probe], held, windows, seed=seed)
 
 
 @pytest.mark.parametrize("batch_tokens", [40, 4096])
 def test_numbers_are_those_of_what_generate_writes(
     lm: CausalLM, windows: list[Window], batch_tokens: int
 ) -> None:
-    teacher_forced = _one_pass(lm, windows)
-    assert teacher_forced["first_divergence"].tolist() == [0, 5, SIZE - 1, SIZE, 1]
-    rows = generate_continuations(
-        PROBE,
-        EXTRACTION,
-        Decoder(lm, batch_tokens),
-        windows,
-        teacher_forced,
-        seed=0,
-        progress=lambda how: None,
-    )
-    names = name_numbers(PROBE)
-    for window, row in zip(windows, rows, strict=True):
+    measured = _measure(lm, windows, Decoder(lm, batch_tokens))
+    divergence_N = measured["extraction"].columns["first_divergence"]
+    assert divergence_N.tolist() == [0, 5, SIZE - 1, SIZE, 1]
+    numbers = measured["generation"].columns
+    for window, row in zip(windows, numbers.rows, strict=True):
         written = _generate(lm, window.input_ids[: window.prefix_tokens])
         expected = compute_overlap(window.continuation_ids, written)
-        found = dict(zip(names, row, strict=True))
+        found = dict(zip(numbers.names, row, strict=True))
         # The same tokens: exact.
         assert found["greedy.rouge_l"] == expected.rouge_l
         assert found["greedy.longest_copied_run"] == expected.longest_run_tokens
@@ -106,41 +103,25 @@ def test_numbers_are_those_of_what_generate_writes(
 def test_what_is_verbatim_costs_no_step(
     lm: CausalLM, windows: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = [windows[3]]
-    teacher_forced = _one_pass(lm, known)
-    monkeypatch.setattr(lm, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
-    (row,) = generate_continuations(
-        PROBE,
-        EXTRACTION,
-        Decoder(lm, 256),
-        known,
-        teacher_forced,
-        seed=0,
-        progress=lambda how: None,
-    )
-    assert dict(zip(name_numbers(PROBE), row, strict=True))["greedy.edit_distance"] == 0
+    writer = build_causal_lm(lm.model)
+    monkeypatch.setattr(writer, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
+    numbers = _measure(lm, [windows[3]], Decoder(writer, 256))["generation"].columns
+    assert numbers["greedy.edit_distance"].tolist() == [0]
 
 
 def test_draws_do_not_depend_on_the_batch_and_each_number_has_a_meaning(
     lm: CausalLM, windows: list[Window]
 ) -> None:
     probe = GenerationProbe()
-    teacher_forced = _one_pass(lm, windows)
-    together, alone = (
-        generate_continuations(
-            probe,
-            EXTRACTION,
-            Decoder(lm, tokens),
-            windows,
-            teacher_forced,
-            seed=1,
-            progress=lambda how: None,
-        )
-        for tokens in (4096, 1)
+    measured, other = (
+        _measure(lm, windows, Decoder(lm, tokens), probe, seed=1) for tokens in (4096, 1)
     )
-    assert together == alone
-    numbers = ScoreMatrix(names=name_numbers(probe), rows=np.array(together))
-    greedy, nucleus = tabulate(probe, numbers, None)
+    together, alone = (one["generation"].columns.rows for one in (measured, other))
+    assert not np.isnan(together).any()
+    assert together.tolist() == alone.tolist()
+    suite = build_suite(EXTRACTION, probe)
+    _, greedy, nucleus = list_tables(windows, suite, ModelResults.collect(measured), None)
+    assert greedy.find_bounds(METRICS["longest_copied_run"]) == (0, SIZE)
     assert (greedy.parameters, nucleus.parameters) == (
         {"decoding": "greedy"},
         {"decoding": "T=1, top-p 0.95"},

@@ -7,29 +7,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from audit_examples import build_tiny_layer
+from audit_examples import Held, build_tiny_layer, run_probes
 from hypothesis import given
 from hypothesis import strategies as st
-from memguard.audit.generation import generate_edits
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from nltk.metrics.distance import edit_distance
 
-from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.near_verbatim import (
-    NAMES,
-    EditDistance,
-    NearVerbatim,
-    find_near_verbatim,
-)
+from memguard.audit.near_verbatim import EditDistance, NearVerbatim
+from memguard.audit.probe import Measured, Prompt
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.model.causal_lm import CausalLM
 
 MakeDocument = Callable[..., AuditDocument]
 VOCAB, SIZE, PREFIX, END = 61, 20, 9, 7
-# Floor 1: every document that is not verbatim is below it.
+# Floor 0: no document is below it, so that all that are not verbatim are generated.
 PROBE = ExtractionProbe(continuation_tokens=SIZE, generation_floor=0)
 
 _tokens = st.integers(0, 4)
@@ -108,28 +101,25 @@ def windows(
     return found
 
 
-def score(lm: CausalLM, windows: Sequence[Window]) -> ScoreMatrix:
-    teacher_forced = TeacherForcedScores(extraction=PROBE, tiny_margin=1e-3)
-    results = ModelScorer(lm, 512).score([teacher_forced.plan(window)[0] for window in windows])
-    return ScoreMatrix(names=teacher_forced.names, rows=teacher_forced.measure(windows, results))
+def measure(
+    lm: CausalLM,
+    windows: Sequence[Window],
+    probe: ExtractionProbe = PROBE,
+    decoder: Decoder | None = None,
+) -> Measured:
+    held = Held(ModelScorer(lm, 512), decoder or Decoder(lm, 300))
+    return run_probes([probe], held, windows, max_edit_share=probe.max_edit_share)[probe.name]
 
 
 def find(
-    lm: CausalLM, windows: Sequence[Window], probe: ExtractionProbe = PROBE, **fields: Any
+    lm: CausalLM,
+    windows: Sequence[Window],
+    probe: ExtractionProbe = PROBE,
+    decoder: Decoder | None = None,
 ) -> NearVerbatim:
-    teacher_forced = score(lm, windows)
-    decoder = Decoder(lm, fields.pop("batch_tokens", 300))
-
-    def measure(indices: Sequence[int]) -> ScoreMatrix:
-        rows = generate_edits(
-            probe,
-            decoder,
-            [windows[index] for index in indices],
-            teacher_forced["first_divergence"][list(indices)].astype(int).tolist(),
-        )
-        return ScoreMatrix(names=NAMES, rows=np.array(rows).reshape(-1, len(NAMES)))
-
-    return find_near_verbatim(probe, windows, teacher_forced, measure, seed=0)
+    found = measure(lm, windows, probe, decoder).detail
+    assert isinstance(found, NearVerbatim)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -139,7 +129,7 @@ def find(
 def test_matches_are_those_of_plain_generation(
     lm: CausalLM, windows: list[Window], generated: list[list[int]], batch_tokens: int
 ) -> None:
-    found = find(lm, windows, batch_tokens=batch_tokens)
+    found = find(lm, windows, decoder=Decoder(lm, batch_tokens))
     edits = [
         edit_distance(written, window.continuation_ids.tolist())
         for written, window in zip(generated, windows, strict=True)
@@ -157,27 +147,31 @@ def test_texts_that_left_for_good_are_not_generated_to_their_end(
     lm: CausalLM, windows: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = Decoder(lm, 4000)
-    continued = []
+    sizes: list[tuple[int, int]] = []
     original = decoder.continue_greedily
 
-    def note(*args: Any, **kwargs: Any) -> Any:
-        continued.extend(original(*args, **kwargs))
+    def note(prompts: Sequence[Prompt], *args: Any, **kwargs: Any) -> Any:
+        continued = original(prompts, *args, **kwargs)
+        for prompt, one in zip(prompts, continued, strict=True):
+            sizes.append((len(one.token_ids), prompt.num_new))
         return continued
 
     monkeypatch.setattr(decoder, "continue_greedily", note)
     random_texts = windows[50:]
-    generate_edits(PROBE, decoder, random_texts, [0] * len(random_texts))
-    assert max(len(one.token_ids) for one in continued) < SIZE
+    find(lm, random_texts, decoder=decoder)
+    assert len(sizes) == len(random_texts)
+    assert all(size < num_new for size, num_new in sizes)
     # Two edits allowed: the third wrong token may be seen no earlier.
-    assert min(len(one.token_ids) for one in continued) >= 3
+    assert min(size for size, _ in sizes) >= 3
 
 
 def test_only_a_sample_below_the_floor_is_generated(lm: CausalLM, windows: list[Window]) -> None:
     probe = ExtractionProbe(
         continuation_tokens=SIZE, generation_floor=0.5, num_generated_below_floor=3
     )
-    accuracy_N = score(lm, windows)["num_correct"] / SIZE
-    found = find(lm, windows, probe)
+    measured = measure(lm, windows, probe)
+    accuracy_N = measured.columns["num_correct"] / SIZE
+    found = measured.detail
     assert found.num_below_floor == int((accuracy_N < 0.5).sum()) >= 10
     assert (found.num_checked, found.num_matched_below_floor) == (3, 0)
     assert int(np.isnan(found.num_edits_N).sum()) == found.num_below_floor - 3
