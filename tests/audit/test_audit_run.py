@@ -15,6 +15,7 @@ from audit_examples import (
     EVERY_PROBE,
     Held,
     Scripted,
+    WrongDecoder,
     audit,
     build_canaries,
     build_documents,
@@ -28,7 +29,7 @@ from audit_examples import (
 )
 from ranks import RankPool
 
-from memguard.audit import cache
+from memguard.audit import runner
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument
@@ -180,7 +181,7 @@ def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> N
 
 def test_planning_and_summarising_need_no_torch() -> None:
     modules = (
-        "summary membership statistics suite selection extraction cache teacher_forcing "
+        "summary membership statistics suite selection extraction cache probe attacks "
         "membership_scores document_scores tables verdict warnings canaries"
     )
     code = (
@@ -224,15 +225,23 @@ def test_a_second_audit_asks_no_model(small: list[AuditDocument], tmp_path: Path
 def test_whatever_numbers_depend_on_is_asked_anew(
     small: list[AuditDocument], tmp_path: Path
 ) -> None:
-    """Another document, setting, model or arithmetic; but not another seed or bucket."""
+    """Another document, setting, model or arithmetic; but not another seed, bucket or probe."""
+    generated: list[int] = []
+
+    class Counting(WrongDecoder):
+        def continue_greedily(self, requests: Any, *more: Any, **fields: Any) -> Any:
+            generated.append(len(requests))
+            return WrongDecoder.continue_greedily(self, requests, *more, **fields)
 
     def count(
         documents: Sequence[AuditDocument] = small, identity: str | None = "m", **fields: Any
     ) -> int:
+        generated.clear()
         scorer = Scripted(say_by_context)
         suite = build_suite(ExtractionProbe(), MembershipProbe(scores=("loss", "zlib")))
         values: dict[str, Any] = {"suite": suite, "tiny_margin": 1e-3}
-        _run_kept(tmp_path, documents, Held(scorer, identity=identity), **{**values, **fields})
+        held = Held(scorer, writer=Counting(), identity=identity)
+        _run_kept(tmp_path, documents, held, **{**values, **fields})
         return sum(scorer.calls)
 
     def change(**fields: Any) -> list[AuditDocument]:
@@ -254,17 +263,24 @@ def test_whatever_numbers_depend_on_is_asked_anew(
     assert count(identity="m bf16") == 18
     assert count(identity="other weights") == 18
     assert count(tiny_margin=0.25) == 18
+    grid = GridProbe(prefix_tokens=(8,), continuation_tokens=(5,))
     probes = (
         (ExtractionProbe(continuation_tokens=40),),
-        (ExtractionProbe(max_edit_share=0.2),),
-        (ExtractionProbe(), GridProbe()),
+        (ExtractionProbe(), grid),
         (ExtractionProbe(), SamplingProbe()),
         (ExtractionProbe(), MembershipProbe(scores=("loss",))),
     )
     for each in probes:
         suite = build_suite(*each)
-        assert count(suite=suite) >= 18
-        assert count(suite=suite) == 0
+        assert count(suite=suite) == 18
+        assert (count(suite=suite), generated) == (0, [])
+    # Only the texts depend on the number of edits.
+    more_edits = build_suite(ExtractionProbe(max_edit_share=0.2))
+    assert (count(suite=more_edits), generated != []) == (0, True)
+    assert (count(suite=more_edits), generated) == (0, [])
+    # Known one by one, in whichever suite.
+    together = build_suite(ExtractionProbe(), grid, SamplingProbe())
+    assert count(suite=together) == 0
     # Whose numbers nobody can name is asked each time.
     assert count(identity=None) == count(identity=None) == 18
 
@@ -272,7 +288,7 @@ def test_whatever_numbers_depend_on_is_asked_anew(
 def test_an_interrupted_audit_goes_on_with_the_rest(
     small: list[AuditDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_SHARD_DOCUMENTS", 5)
+    monkeypatch.setattr(runner, "_SHARD_ITEMS", 5)
     suite = build_suite(ExtractionProbe(), SamplingProbe())
 
     class Stopped(Scripted):

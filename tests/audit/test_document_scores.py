@@ -14,9 +14,9 @@ from audit_examples import (
     know,
     list_records,
     say_by_context,
+    score_together,
     tabulate,
 )
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from pyarrow import parquet
 
 from memguard.audit.cache import ScoreMatrix
@@ -43,10 +43,11 @@ def _windows(
     return [window for window in windows if window is not None]
 
 
-def _numbers(teacher_forced: TeacherForcedScores, rows: Sequence[dict[str, float]]) -> ScoreMatrix:
+def _numbers(rows: Sequence[dict[str, float]], num_schemes: int = 0) -> ScoreMatrix:
     """Rows with only what a test cares about; the rest is 1."""
-    table = [[row.get(name, 1.0) for name in teacher_forced.names] for row in rows]
-    return ScoreMatrix(names=teacher_forced.names, rows=np.array(table, dtype=np.float64))
+    names = (*MAIN, *(f"sampled.{index}" for index in range(num_schemes)))
+    table = [[row.get(name, 1.0) for name in names] for row in rows]
+    return ScoreMatrix(names=names, rows=np.array(table, dtype=np.float64))
 
 
 def _results(numbers: ScoreMatrix, near: NearVerbatim | None = None) -> ModelResults:
@@ -56,11 +57,11 @@ def _results(numbers: ScoreMatrix, near: NearVerbatim | None = None) -> ModelRes
 
 def _score(
     windows: Sequence[Window],
-    teacher_forced: TeacherForcedScores,
     model: ModelResults,
     base: ModelResults | None = None,
+    schemes: Sequence[SamplingScheme] = (),
 ) -> list[DocumentScore]:
-    scores = build_scores(windows, teacher_forced, model, base)
+    scores = build_scores(windows, schemes, model, base)
     return scores.build_records(range(len(scores)))
 
 
@@ -72,10 +73,9 @@ def test_verdicts_go_by_each_documents_own_length(make_document: MakeDocument) -
         *_windows(make_document, probe, 2),
         *_windows(make_document, probe, 3, supervised=supervised, format="messages"),
     ]
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0)
     assert [window.continuation_tokens for window in windows] == [5, 5, 10, 10, 10]
-    numbers = _numbers(teacher_forced, [{"num_correct": count} for count in (5, 4, 10, 9, 8)])
-    scores = _score(windows, teacher_forced, _results(numbers))
+    numbers = _numbers([{"num_correct": count} for count in (5, 4, 10, 9, 8)])
+    scores = _score(windows, _results(numbers))
     assert [score.verbatim for score in scores] == [True, False, True, False, False]
     # 0.9 of 5 is 4.5, so all 5 are needed; of 10 it is 9.
     assert [score.teacher_forced_90 for score in scores] == [True, False, True, True, False]
@@ -84,16 +84,12 @@ def test_verdicts_go_by_each_documents_own_length(make_document: MakeDocument) -
 
 def test_records_say_what_the_numbers_say(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0)
     windows = _windows(make_document, probe, 3, num_copies=2, num_repetitions=7)
-    scorer = Scripted(say_by_context)
-    passages = [passage for window in windows for passage in teacher_forced.plan(window)]
-    rows = teacher_forced.measure(windows, scorer.score(passages))
-    model = ScoreMatrix(names=teacher_forced.names, rows=rows)
-    scores = _score(windows, teacher_forced, _results(model))
+    model = score_together([probe], Scripted(say_by_context), windows, tiny_margin=1.0)
+    scores = _score(windows, _results(model))
     assert len(scores) == 3
-    for window, row, score in zip(windows, rows, scores, strict=True):
-        numbers = dict(zip(teacher_forced.names, row, strict=True))
+    for window, row, score in zip(windows, model.rows, scores, strict=True):
+        numbers = dict(zip(model.names, row, strict=True))
         document = window.document
         assert (score.id, score.bucket, score.role) == (document.id, "trained", "trained")
         assert (score.num_copies, score.num_repetitions, score.num_tokens) == (2, 7, 20)
@@ -125,11 +121,10 @@ def _near(num_edits: list[float], matched: list[bool]) -> NearVerbatim:
 
 def test_what_was_generated_stands_in_the_records(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0)
-    numbers = _numbers(teacher_forced, [{}, {}, {}])
+    numbers = _numbers([{}, {}, {}])
     near = _near([np.nan, np.inf, 2.0], [False, False, True])
     windows = _windows(make_document, probe, 3)
-    scores = _score(windows, teacher_forced, _results(numbers, near))
+    scores = _score(windows, _results(numbers, near))
     assert [(s.near_verbatim, s.num_edits, s.greedy_margin) for s in scores] == [
         (False, None, None),
         (False, None, 0.5),
@@ -139,19 +134,16 @@ def test_what_was_generated_stands_in_the_records(make_document: MakeDocument) -
 
 def test_a_margin_that_is_missing_is_null(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0)
-    numbers = _numbers(teacher_forced, [{"min_margin": np.nan}, {"min_margin": 0.5}])
-    scores = _score(_windows(make_document, probe, 2), teacher_forced, _results(numbers))
+    numbers = _numbers([{"min_margin": np.nan}, {"min_margin": 0.5}])
+    scores = _score(_windows(make_document, probe, 2), _results(numbers))
     assert [score.min_margin for score in scores] == [None, 0.5]
 
 
 def test_the_base_stands_beside_with_every_number(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=10)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0, schemes=SCHEMES[:1])
     windows = _windows(make_document, probe, 2)
-    model = _numbers(teacher_forced, [{"num_correct": 10, "sampled.0": -1.0}] * 2)
+    model = _numbers([{"num_correct": 10, "sampled.0": -1.0}] * 2, 1)
     base = _numbers(
-        teacher_forced,
         [
             {
                 "num_correct": 9,
@@ -163,9 +155,10 @@ def test_the_base_stands_beside_with_every_number(make_document: MakeDocument) -
             },
             {"num_correct": 10, "sampled.0": -1.0},
         ],
+        1,
     )
     near = _near([np.nan, 0.0], [False, True])
-    one, two = _score(windows, teacher_forced, _results(model), _results(base, near))
+    one, two = _score(windows, _results(model), _results(base, near), SCHEMES[:1])
     assert (one.base_num_correct, one.base_first_divergence, one.base_longest_run) == (9, 3, 6)
     assert (one.base_verbatim, one.base_teacher_forced_90) == (False, True)
     assert (one.base_logprob, one.base_extraction_strength) == (-20.0, 0.25)
@@ -179,10 +172,8 @@ def test_the_base_stands_beside_with_every_number(make_document: MakeDocument) -
 
 def test_attack_cost_is_that_of_the_cheapest_way(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=10)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0, schemes=SCHEMES)
     windows = _windows(make_document, probe, 5)
     numbers = _numbers(
-        teacher_forced,
         [
             {"num_correct": 10, "sampled.0": -5.0, "sampled.1": -4.0},
             {"sampled.0": -9.0, "sampled.1": -3.0},
@@ -190,8 +181,9 @@ def test_attack_cost_is_that_of_the_cheapest_way(make_document: MakeDocument) ->
             {"sampled.0": HALF, "sampled.1": HALF},
             {"sampled.0": -np.inf, "sampled.1": -np.inf},
         ],
+        2,
     )
-    scores = _score(windows, teacher_forced, _results(numbers))
+    scores = _score(windows, _results(numbers), schemes=SCHEMES)
     ways = [score.attack_scheme for score in scores]
     assert ways == ["greedy", "T=1, top-k 3", "T=1", "T=1", None]
     costs = [score.attack_log10_queries for score in scores]
@@ -203,22 +195,19 @@ def test_attack_cost_is_that_of_the_cheapest_way(make_document: MakeDocument) ->
 
 def test_records_of_a_few_documents(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0)
-    numbers = _numbers(teacher_forced, [{"num_correct": count} for count in range(4)])
-    scores = build_scores(_windows(make_document, probe), teacher_forced, _results(numbers), None)
+    numbers = _numbers([{"num_correct": count} for count in range(4)])
+    scores = build_scores(_windows(make_document, probe), (), _results(numbers), None)
     assert len(scores) == 4
     assert scores["num_correct"].tolist() == [0, 1, 2, 3]
     assert [score.id for score in scores.build_records([3, 1])] == ["d3", "d1"]
     assert scores.build_records([]) == []
-    assert len(MAIN) == len(teacher_forced.names)
 
 
 def test_a_number_that_every_document_has_is_not_lost(make_document: MakeDocument) -> None:
     probe = ExtractionProbe(continuation_tokens=8)
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1.0)
-    numbers = _numbers(teacher_forced, [{}, {"logprob": np.nan}])
+    numbers = _numbers([{}, {"logprob": np.nan}])
     with pytest.raises(AssertionError, match="every document has logprob"):
-        _score(_windows(make_document, probe, 2), teacher_forced, _results(numbers))
+        _score(_windows(make_document, probe, 2), _results(numbers))
 
 
 def load_scores(path: Path) -> list[DocumentScore]:

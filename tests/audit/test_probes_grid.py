@@ -1,19 +1,36 @@
 """Cells of the grid: their order, what they leave out, and that sharing a pass changes nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from audit_examples import build_tiny_layer
-from memguard.audit.teacher_forcing import TeacherForcedScores
+from audit_examples import build_tiny_layer, score_together
 from pydantic import ValidationError
 
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probes.extraction import IN_A_WINDOW, ExtractionProbe
 from memguard.audit.probes.grid import GridCell, GridProbe
 from memguard.audit.scoring import ModelScorer
 
 MakeDocument = Callable[..., AuditDocument]
+
+
+class Counting(ModelScorer):
+    """Remembers how many passages it scored."""
+
+    num_passages = 0
+
+    def score(self, passages: Sequence[Passage], *more: Any, **fields: Any) -> list[TokenResult]:
+        self.num_passages += len(passages)
+        return super().score(passages, *more, **fields)
+
+
+def _score(probes: Sequence[Any], scorer: ModelScorer, window: Window) -> dict[str, float]:
+    """Return the numbers of one window by name."""
+    numbers = score_together(probes, scorer, [window])
+    return dict(zip(numbers.names, numbers.rows[0].tolist(), strict=True))
 
 
 def test_cells_are_all_combinations_offsets_outermost() -> None:
@@ -41,18 +58,15 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
     )
     probe = ExtractionProbe(continuation_tokens=10)
     grid = GridProbe(offsets=(0, 136, 170, 195), prefix_tokens=(8, 60), continuation_tokens=(4,))
-    teacher_forced = TeacherForcedScores(extraction=probe, tiny_margin=1e-3, cells=grid.cells)
     window = probe.window(part)
     assert window is not None
-    scorer = ModelScorer(layer, 512)
-    (row,) = teacher_forced.measure([window], scorer.score(teacher_forced.plan(window)))
-    found = dict(zip(teacher_forced.names, row, strict=True))
+    scorer = Counting(layer, 512)
+    found = _score([probe, grid], scorer, window)
     # The passes start at 0, at 136 with the main window's, and at 170.
-    assert len(teacher_forced.plan(window)) == 3
-    alone = TeacherForcedScores(extraction=probe, tiny_margin=1e-3)
-    (main,) = alone.measure([window], scorer.score(alone.plan(window)))
-    # fp32 sums in batches of another shape.
-    np.testing.assert_allclose(row[: len(main)], main, atol=1e-4)
+    assert scorer.num_passages == 3
+    for name, value in _score([probe], scorer, window).items():
+        # fp32 sums in batches of another shape.
+        assert found[name] == pytest.approx(value, abs=1e-4, nan_ok=True), name
     for index, cell in enumerate(grid.cells):
         end = cell.offset + cell.prefix_tokens + cell.continuation_tokens
         if end > 200:
@@ -61,11 +75,9 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
             continue
         text = make_document(ids[cell.offset : end])
         ask = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
-        alone = TeacherForcedScores(extraction=ask, tiny_margin=1e-3)
         cut = ask.window(text)
         assert cut is not None
-        (numbers,) = alone.measure([cut], scorer.score(alone.plan(cut)))
-        expected = dict(zip(alone.names, numbers, strict=True))
+        expected = _score([ask], scorer, cut)
         for name in IN_A_WINDOW:
             assert found[f"grid.{index}.{name}"] == pytest.approx(expected[name], abs=1e-4)
     longer = GridCell(offset=0, prefix_tokens=60, continuation_tokens=5)
@@ -88,22 +100,17 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
     documents = [make_document(draw.integers(0, 61, size)) for size in (64, 40, 33)]
     grid = GridProbe(offsets=(0, 9), prefix_tokens=(5, 16), continuation_tokens=(4, 15))
     scorer = ModelScorer(build_tiny_layer(), 256)
-    together = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=8), tiny_margin=1e-3, cells=grid.cells
-    )
+    probe = ExtractionProbe(continuation_tokens=8)
     for document in documents:
-        window = together.extraction.window(document)
+        window = probe.window(document)
         assert window is not None
-        (row,) = together.measure([window], scorer.score(together.plan(window), together.requested))
-        found = dict(zip(together.names, row, strict=True))
+        found = _score([probe, grid], scorer, window)
         for index, cell in enumerate(grid.cells):
             own = cell.window(document)
             if own is None:
                 assert all(np.isnan(found[f"grid.{index}.{name}"]) for name in IN_A_WINDOW)
                 continue
-            alone = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=1e-3)
-            (numbers,) = alone.measure([own], scorer.score([own.passage()]))
-            for name, expected in zip(alone.names, numbers, strict=True):
-                if name in IN_A_WINDOW:
-                    # Sums of 15 fp32 log-probabilities, each good to about 1e-6.
-                    assert found[f"grid.{index}.{name}"] == pytest.approx(expected, abs=1e-4)
+            alone = _score([probe], scorer, own)
+            for name in IN_A_WINDOW:
+                # Sums of 15 fp32 log-probabilities, each good to about 1e-6.
+                assert found[f"grid.{index}.{name}"] == pytest.approx(alone[name], abs=1e-4)

@@ -4,31 +4,39 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from audit_examples import Scripted, build_evidence, build_rows, say_by_context, say_known
-from memguard.audit.teacher_forcing import TeacherForcedScores
+from audit_examples import (
+    Scripted,
+    build_evidence,
+    build_rows,
+    build_suite,
+    say_by_context,
+    say_known,
+    score_together,
+)
 from record_examples import make_outline
 
-from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
-from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.extraction import AuditDocument, Window, list_clusters
+from memguard.audit.metrics import METRICS
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.probabilistic import QUERY_BOUNDS
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
-from memguard.audit.tables import METRICS, build_attack_cost, list_tables
+from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.suite import Suite
+from memguard.audit.tables import build_attack_cost, list_tables
 from memguard.config.settings import SamplingScheme
 from memguard.records import DocumentScore
 
 MakeDocument = Callable[..., AuditDocument]
 
 
-def _ask(
-    scorer: Scripted, teacher_forced: TeacherForcedScores, windows: list[Window]
-) -> ModelResults:
-    passages = [passage for window in windows for passage in teacher_forced.plan(window)]
-    rows = teacher_forced.measure(windows, scorer.score(passages, teacher_forced.requested))
+PROBE = ExtractionProbe(continuation_tokens=6)
+
+
+def _ask(scorer: Scripted, suite: Suite, windows: list[Window]) -> ModelResults:
     return ModelResults(
-        teacher_forced=ScoreMatrix(names=teacher_forced.names, rows=rows),
+        teacher_forced=score_together(suite.probes, scorer, windows, tiny_margin=1.0),
         near_verbatim=NotGenerated(reason="it is not tested here"),
     )
 
@@ -36,9 +44,8 @@ def _ask(
 @pytest.fixture
 def windows(make_document: MakeDocument) -> list[Window]:
     draw = np.random.default_rng(0)
-    probe = ExtractionProbe(continuation_tokens=6)
     cut = [
-        probe.window(
+        PROBE.window(
             make_document(draw.integers(0, 90, size), name=f"d{size}", bucket=f"x{size % 2}")
         )
         for size in range(14, 26)
@@ -48,12 +55,10 @@ def windows(make_document: MakeDocument) -> list[Window]:
 
 def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> None:
     grid = GridProbe(offsets=(0, 4), prefix_tokens=(3, 8), continuation_tokens=(4,))
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0, cells=grid.cells
-    )
-    model = _ask(Scripted(say_by_context), teacher_forced, windows)
-    base = _ask(Scripted(say_known(lambda ids: True)), teacher_forced, windows)
-    tables = list_tables(windows, teacher_forced, model, base)
+    suite = build_suite(PROBE, grid)
+    model = _ask(Scripted(say_by_context), suite, windows)
+    base = _ask(Scripted(say_known(lambda ids: True)), suite, windows)
+    tables = list_tables(windows, suite, model, base)
     assert [table.probe for table in tables] == ["extraction", *["grid"] * 4]
     assert tables[0].parameters["continuation_tokens"] == 6
     assert "name" not in tables[0].parameters
@@ -81,23 +86,20 @@ def test_a_table_for_the_window_and_one_for_each_cell(windows: list[Window]) -> 
             assert found["logprob"] == sum(each.logprob for each in said) / size
             assert table.base["verbatim"][number] == 1
             assert table.base["logprob"][number] == -0.125
-    assert list_tables(windows, teacher_forced, model, None)[0].base is None
+    assert list_tables(windows, suite, model, None)[0].base is None
 
 
 def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=6),
-        tiny_margin=1.0,
-        schemes=(SamplingScheme(), SamplingScheme(top_k=40)),
-    )
+    sampling = SamplingProbe(schemes=(SamplingScheme(), SamplingScheme(top_k=40)))
+    suite = build_suite(PROBE, sampling)
     outlines = [make_outline(name, num_repetitions=1) for name in ("x0", "x1", "empty")]
     odd = {tuple(w.input_ids.tolist()) for w in windows if w.document.bucket == "x1"}
     knows = say_known(lambda ids: any(row[: len(ids)] == ids for row in odd))
-    model = _ask(Scripted(knows), teacher_forced, windows)
-    base = _ask(Scripted(say_known(lambda ids: False)), teacher_forced, windows)
-    even, known, empty = build_attack_cost(
-        build_scores(windows, teacher_forced, model, base), outlines
-    )
+    model = _ask(Scripted(knows), suite, windows)
+    base = _ask(Scripted(say_known(lambda ids: False)), suite, windows)
+    cluster_N = list_clusters([window.document for window in windows])
+    scores = build_scores(windows, sampling.schemes, model, base)
+    even, known, empty = build_attack_cost(scores, outlines, cluster_N)
     assert (even.bucket, known.bucket, empty.bucket) == ("x0", "x1", "empty")
     assert (even.model.num_documents, even.model.num_never, even.model.median) == (6, 6, None)
     # No quantiles of six documents: one of them would be a single document.
@@ -107,18 +109,14 @@ def test_attack_cost_of_each_bucket(windows: list[Window]) -> None:
     assert known.model.within[1].num_matched == 6
     assert even.model.within[QUERY_BOUNDS[-1]].num_matched == 0
     assert (empty.model.num_documents, empty.model.median) == (0, None)
-    assert (
-        build_attack_cost(build_scores(windows, teacher_forced, model, None), outlines)[0].base
-        is None
-    )
+    alone = build_scores(windows, sampling.schemes, model, None)
+    assert build_attack_cost(alone, outlines, cluster_N)[0].base is None
 
 
 def test_no_attack_cost_where_no_way_to_draw_was_asked_for(windows: list[Window]) -> None:
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=6), tiny_margin=1.0
-    )
-    model = _ask(Scripted(say_by_context), teacher_forced, windows)
-    assert build_attack_cost(build_scores(windows, teacher_forced, model, None), []) == []
+    model = _ask(Scripted(say_by_context), build_suite(PROBE), windows)
+    scores = build_scores(windows, (), model, None)
+    assert build_attack_cost(scores, [], np.arange(len(windows))) == []
 
 
 @pytest.mark.parametrize(("num_with_base", "is_shown"), [(0, False), (2, False), (3, True)])

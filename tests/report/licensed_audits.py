@@ -7,7 +7,6 @@ from typing import TypeVar
 import evidence_examples
 import numpy as np
 import report_examples as examples
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from record_examples import make_document
 
 from memguard import records as r
@@ -15,7 +14,7 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import ModelResults, build_scores
 from memguard.audit.extraction import Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.extraction import MAIN, ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.selection import BucketOutline
@@ -289,26 +288,20 @@ def _report(audit: Audit, apart: bool, rng: np.random.Generator) -> r.AuditRepor
     windows = [
         _window(audit, one, number, apart, rng) for number, one in enumerate(audit.documents)
     ]
-    probes = [ExtractionProbe(), *([SamplingProbe()] if audit.sampled else [])]
+    schemes = (SamplingScheme(),) if audit.sampled else ()
+    probes = [ExtractionProbe(), *([SamplingProbe(schemes=schemes)] if audit.sampled else [])]
     probes += [MembershipProbe(scores=("loss",))] if audit.asks else []
     suite = Suite(name="mine", version=1, probes=tuple(probes))
-    teacher_forced = TeacherForcedScores(
-        extraction=suite.extraction,
-        tiny_margin=TINY_MARGIN,
-        schemes=(SamplingScheme(),) if audit.sampled else (),
-        membership=("loss",) if audit.asks else (),
-    )
-    model = _measure(audit, teacher_forced, of_base=False, generated=audit.generated)
+    model = _measure(audit, of_base=False, generated=audit.generated)
     base = None
     if audit.has_base:
-        base = _measure(audit, teacher_forced, of_base=True, generated=audit.base_generated)
+        base = _measure(audit, of_base=True, generated=audit.base_generated)
     evidence = Evidence(
         windows=windows,
         outlines=audit.outlines,
-        teacher_forced=teacher_forced,
         model=model,
         base=base,
-        scores=build_scores(windows, teacher_forced, model, base),
+        scores=build_scores(windows, schemes, model, base),
         attacks=[
             r.AttackedBucket(
                 bucket=bucket,
@@ -367,23 +360,26 @@ def _window(
     return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)
 
 
-def _measure(
-    audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: bool, generated: bool
-) -> ModelResults:
+def _measure(audit: Audit, *, of_base: bool, generated: bool) -> ModelResults:
     return ModelResults(
-        teacher_forced=_tabulate(audit, teacher_forced, of_base=of_base),
+        teacher_forced=_tabulate(audit, of_base=of_base),
         near_verbatim=_generate(audit, of_base=of_base)
         if generated
         else NotGenerated(reason=REASON),
     )
 
 
-def _tabulate(audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: bool) -> ScoreMatrix:
+def _tabulate(audit: Audit, *, of_base: bool) -> ScoreMatrix:
+    names = (
+        *MAIN,
+        *(["sampled.0"] if audit.sampled else []),
+        *(["membership.loss"] if audit.asks else []),
+    )
     rows = []
     for one in audit.documents:
         answer = one.base if of_base else one.model
         assert answer is not None, "a base model scores all documents"
-        numbers = dict.fromkeys(teacher_forced.names, 0.0)
+        numbers = dict.fromkeys(names, 0.0)
         numbers |= {
             "num_correct": answer.num_correct,
             "first_divergence": answer.num_correct,
@@ -393,15 +389,13 @@ def _tabulate(audit: Audit, teacher_forced: TeacherForcedScores, *, of_base: boo
             "is_near_tie": float(one.hangs),
             "argmax_type_token_ratio": 1 / one.size if audit.collapsed else 1.0,
         }
-        if "membership.loss" in numbers:
+        if audit.asks:
             numbers["membership.loss"] = one.base_loss if of_base else one.loss
         if audit.sampled:
             numbers["sampled.0"] = DRAWN if one.is_drawn and not of_base else NOT_DRAWN
-        rows.append([numbers[name] for name in teacher_forced.names])
-    shape = len(audit.documents), len(teacher_forced.names)
-    return ScoreMatrix(
-        names=teacher_forced.names, rows=np.array(rows, dtype=np.float64).reshape(shape)
-    )
+        rows.append([numbers[name] for name in names])
+    shape = len(audit.documents), len(names)
+    return ScoreMatrix(names=names, rows=np.array(rows, dtype=np.float64).reshape(shape))
 
 
 def _generate(audit: Audit, *, of_base: bool) -> NearVerbatim:

@@ -1,24 +1,55 @@
-"""Every number of one pass against a plain loop over the windows, asked one by one."""
+"""Every number of one round against a plain loop over the windows, asked one by one."""
 
+import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
-from audit_examples import CHARACTERS, Said, Scripted, say_by_context
+from audit_examples import CHARACTERS, Said, Scripted, say_by_context, score_together
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memguard.audit.teacher_forcing import TeacherForcedScores
 
 from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.probe import Inputs, Score, View
 from memguard.audit.probes.extraction import IN_A_WINDOW, ExtractionProbe
-from memguard.audit.probes.grid import GridCell, GridProbe
+from memguard.audit.probes.grid import GridProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.sampling import SamplingProbe
 from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
 SCORES = ("loss", "min_k", "min_k_plus_plus", "zlib")
 SCHEMES = (SamplingScheme(), SamplingScheme(top_k=3), SamplingScheme(temperature=0.5))
+
+
+@dataclass
+class Recorder(Scripted):
+    """Remembers the passages of all calls, and what was asked of them last."""
+
+    passages: list[Passage] = field(default_factory=list)
+    selection: ScoreSelection | None = None
+
+    def score(
+        self,
+        passages: Sequence[Passage],
+        requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
+        on_progress: Any = None,
+    ) -> list[TokenResult]:
+        self.passages += passages
+        self.selection = requested
+        return Scripted.score(self, passages, requested, on_progress)
+
+
+def _score_alone(probes: Sequence[Any], window: Window, **inputs: Any) -> dict[str, float]:
+    """Return the numbers of one window by name."""
+    scorer = inputs.pop("scorer", None) or Scripted(say_by_context)
+    numbers = score_together(probes, scorer, [window], **{"tiny_margin": 1.0, **inputs})
+    return dict(zip(numbers.names, numbers.rows[0].tolist(), strict=True))
 
 
 def _ask_alone(ids: Sequence[int], prefix: int, size: int) -> list[Said]:
@@ -70,7 +101,7 @@ def _score_members_naively(window: Window) -> dict[str, float]:
 
 
 @st.composite
-def _cases(draw: st.DrawFn) -> tuple[int, ExtractionProbe, tuple[GridCell, ...], list[bool], str]:
+def _cases(draw: st.DrawFn) -> tuple[int, ExtractionProbe, GridProbe, list[bool], str]:
     size = draw(st.integers(3, 40))
     small = st.integers(1, 12)
     probe = ExtractionProbe(
@@ -84,32 +115,23 @@ def _cases(draw: st.DrawFn) -> tuple[int, ExtractionProbe, tuple[GridCell, ...],
         continuation_tokens=draw(st.lists(small, min_size=1, max_size=2)),
     )
     supervised = draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    return size, probe, grid.cells, supervised, draw(st.sampled_from(["text", "messages"]))
+    return size, probe, grid, supervised, draw(st.sampled_from(["text", "messages"]))
 
 
 @settings(deadline=None, max_examples=150)
 @given(_cases())
 def test_numbers_equal_naive_loops(
     make_document: MakeDocument,
-    case: tuple[int, ExtractionProbe, tuple[GridCell, ...], list[bool], str],
+    case: tuple[int, ExtractionProbe, GridProbe, list[bool], str],
 ) -> None:
-    size, probe, cells, supervised, form = case
+    size, probe, grid, supervised, form = case
     document = make_document(np.arange(size) % 90, supervised=np.array(supervised), format=form)
     window = probe.window(document)
     if window is None:
         return
-    teacher_forced = TeacherForcedScores(
-        extraction=probe,
-        tiny_margin=1.0,
-        schemes=SCHEMES,
-        cells=cells,
-        membership=SCORES,
-        decode=CHARACTERS.decode,
-    )
-    plan = teacher_forced.plan(window)
-    scorer = Scripted(say_by_context)
-    (row,) = teacher_forced.measure([window], scorer.score(plan, teacher_forced.requested))
-    found = dict(zip(teacher_forced.names, row, strict=True))
+    scorer = Recorder(say_by_context)
+    probes = [probe, grid, SamplingProbe(schemes=SCHEMES), MembershipProbe(scores=SCORES)]
+    found = _score_alone(probes, window, scorer=scorer, codec=CHARACTERS)
 
     said = _ask_alone(window.input_ids, window.prefix_tokens, window.continuation_tokens)
     expected: dict[str, float] = dict(_count_naively(said))
@@ -132,7 +154,7 @@ def test_numbers_equal_naive_loops(
     for name, value in _score_members_naively(window).items():
         expected[f"membership.{name}"] = value
     num_fitting = 0
-    for index, cell in enumerate(cells):
+    for index, cell in enumerate(grid.cells):
         end = cell.offset + cell.prefix_tokens + cell.continuation_tokens
         numbers = dict.fromkeys(IN_A_WINDOW, math.nan)
         if form == "text" and end <= size:
@@ -146,47 +168,43 @@ def test_numbers_equal_naive_loops(
         assert found[name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
 
     # One passage for each place where something starts, and none longer than it must be.
-    fitting = [cell for cell in cells if cell.window(document) is not None]
+    fitting = [cell for cell in grid.cells if cell.window(document) is not None]
     starts = [window.start, *(cell.offset for cell in fitting)]
     assert len(fitting) == num_fitting
-    assert len(plan) == len(set(starts))
+    assert len(scorer.passages) == len(set(starts))
     ends = {window.start: len(window.input_ids)}
     for cell in fitting:
         length = cell.prefix_tokens + cell.continuation_tokens
         ends[cell.offset] = max(ends.get(cell.offset, 0), length)
-    assert [len(passage.input_ids) for passage in plan] == list(ends.values())
+    lengths = [len(passage.input_ids) for passage in scorer.passages]
+    assert sorted(lengths) == sorted(ends.values())
 
 
 def test_a_cell_at_the_windows_start_shares_its_passage(make_document: MakeDocument) -> None:
-    document = make_document(np.arange(40))
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=10),
-        tiny_margin=1.0,
-        cells=GridProbe(offsets=(0, 5, 30), prefix_tokens=(4, 8), continuation_tokens=(6,)).cells,
-    )
-    window = teacher_forced.extraction.window(document)
+    probe = ExtractionProbe(continuation_tokens=10)
+    grid = GridProbe(offsets=(0, 5, 30), prefix_tokens=(4, 8), continuation_tokens=(6,))
+    window = probe.window(make_document(np.arange(40)))
     assert window is not None
-    plan = teacher_forced.plan(window)
+    scorer = Recorder(say_by_context)
+    _score_alone([probe, grid], window, scorer=scorer)
     # Offset 30 leaves 10 tokens: 4 + 6 fit, 8 + 6 do not.
-    assert [passage.input_ids[0] for passage in plan] == [0, 5, 30]
-    assert [len(passage.input_ids) for passage in plan] == [40, 14, 10]
-    assert [passage.first_choice for passage in plan] == [4, 4, 4]
+    assert [passage.input_ids[0] for passage in scorer.passages] == [0, 5, 30]
+    assert [len(passage.input_ids) for passage in scorer.passages] == [40, 14, 10]
+    assert [passage.first_choice for passage in scorer.passages] == [4, 4, 4]
     # Without membership nothing but choices is scored.
-    assert [passage.first_label for passage in plan] == [4, 4, 4]
+    assert [passage.first_label for passage in scorer.passages] == [4, 4, 4]
 
 
 def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocument) -> None:
     """What is said of one does not depend on what it is measured beside."""
     draw = np.random.default_rng(0)
     probe = ExtractionProbe(continuation_tokens=6)
-    teacher_forced = TeacherForcedScores(
-        extraction=probe,
-        tiny_margin=1.0,
-        schemes=SCHEMES,
-        cells=GridProbe(offsets=(0, 9), prefix_tokens=(4, 8), continuation_tokens=(5,)).cells,
-        membership=SCORES,
-        decode=CHARACTERS.decode,
-    )
+    probes = [
+        probe,
+        GridProbe(offsets=(0, 9), prefix_tokens=(4, 8), continuation_tokens=(5,)),
+        SamplingProbe(schemes=SCHEMES),
+        MembershipProbe(scores=SCORES),
+    ]
     windows = []
     for size in (30, 12, 30, 25, 17, 12):
         form = "messages" if size == 25 else "text"
@@ -200,37 +218,37 @@ def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocumen
         assert window is not None
         windows.append(window)
     scorer = Scripted(say_by_context)
-    plans = [teacher_forced.plan(window) for window in windows]
-    passages = [passage for plan in plans for passage in plan]
-    together = teacher_forced.measure(windows, scorer.score(passages, teacher_forced.requested))
-    for row, window, plan in zip(together, windows, plans, strict=True):
-        (alone,) = teacher_forced.measure([window], scorer.score(plan, teacher_forced.requested))
+    together = score_together(probes, scorer, windows, tiny_margin=1.0, codec=CHARACTERS)
+    assert len(scorer.calls) == 1
+    for row, window in zip(together.rows, windows, strict=True):
+        alone = _score_alone(probes, window, codec=CHARACTERS)
+        assert tuple(alone) == together.names
         # float64 sums of the same numbers.
-        np.testing.assert_allclose(row, alone, rtol=1e-12)
+        np.testing.assert_allclose(row, list(alone.values()), rtol=1e-12)
 
 
-def test_only_what_is_asked_for_is_asked_of_the_model() -> None:
-    probe = ExtractionProbe()
-    plain = TeacherForcedScores(
-        extraction=probe, tiny_margin=1.0, membership=("loss", "min_k", "zlib")
-    )
-    assert plain.requested.needs == frozenset()
-    assert plain.requested.schemes == ()
-    more = TeacherForcedScores(extraction=probe, tiny_margin=1.0, membership=("min_k_plus_plus",))
-    assert more.requested.needs == {"entropy", "variance_logprob"}
+def test_only_what_is_asked_for_is_asked_of_the_model(make_document: MakeDocument) -> None:
+    probe = ExtractionProbe(continuation_tokens=4)
+    window = probe.window(make_document(np.arange(12)))
+    assert window is not None
+
+    def ask(scores: tuple[str, ...], *more: Any) -> ScoreSelection | None:
+        scorer = Recorder(say_by_context)
+        _score_alone([probe, MembershipProbe(scores=scores), *more], window, scorer=scorer)
+        return scorer.selection
+
+    assert ask(("loss", "min_k", "zlib")) == ScoreSelection()
+    everything = frozenset({"entropy", "variance_logprob"})
+    assert ask(("min_k_plus_plus",)) == ScoreSelection(needs=everything)
+    schemes = SamplingProbe(schemes=SCHEMES[:2])
+    assert ask(("loss",), schemes) == ScoreSelection(schemes=SCHEMES[:2])
 
 
 def test_scores_of_text_are_missing_without_a_tokenizer(make_document: MakeDocument) -> None:
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(continuation_tokens=4),
-        tiny_margin=1.0,
-        membership=("loss", "zlib"),
-    )
-    window = teacher_forced.extraction.window(make_document(np.arange(12)))
+    probe = ExtractionProbe(continuation_tokens=4)
+    window = probe.window(make_document(np.arange(12)))
     assert window is not None
-    results = Scripted(say_by_context).score(teacher_forced.plan(window))
-    (row,) = teacher_forced.measure([window], results)
-    found = dict(zip(teacher_forced.names, row, strict=True))
+    found = _score_alone([probe, MembershipProbe(scores=("loss", "zlib"))], window)
     assert math.isfinite(found["membership.loss"])
     assert math.isnan(found["membership.zlib"])
 
@@ -240,36 +258,60 @@ def test_only_tokens_with_loss_count_for_membership(make_document: MakeDocument)
     supervised = np.zeros(30, dtype=bool)
     supervised[8:12] = supervised[20:28] = True
     document = make_document(np.arange(30), supervised=supervised, format="messages")
-    teacher_forced = TeacherForcedScores(
-        extraction=ExtractionProbe(), tiny_margin=1.0, membership=("loss",)
-    )
-    window = teacher_forced.extraction.window(document)
+    probe = ExtractionProbe()
+    window = probe.window(document)
     assert window is not None
-    (passage,) = teacher_forced.plan(window)
+    scorer = Recorder(say_by_context)
+    found = _score_alone([probe, MembershipProbe(scores=("loss",))], window, scorer=scorer)
+    (passage,) = scorer.passages
     assert (passage.first_label, passage.first_choice, len(passage.input_ids)) == (1, 20, 28)
-    (found,) = teacher_forced.measure([window], Scripted(say_by_context).score([passage]))
     places = [*range(8, 12), *range(20, 28)]
     said = [say_by_context(document.input_ids[: place + 1]).logprob for place in places]
-    assert found[teacher_forced.names.index("membership.loss")] == pytest.approx(sum(said) / 12)
+    assert found["membership.loss"] == pytest.approx(sum(said) / 12)
 
 
-def test_what_numbers_depend_on_is_in_their_parameters() -> None:
-    """Whatever changes a number must change the name that cached numbers have."""
-    probe = ExtractionProbe()
-    base = TeacherForcedScores(
-        extraction=probe, tiny_margin=1.0, membership=("loss",), schemes=SCHEMES[:1]
-    )
-    fields = {
-        "extraction": probe.adapt(prefix_tokens=9),
-        "tiny_margin": 2.0,
-        "schemes": SCHEMES[1:2],
-        "cells": GridProbe().cells,
-        "membership": ("min_k",),
-        "decode": CHARACTERS.decode,
+def _name_requests(probes: Sequence[Any], windows: Sequence[Window], **inputs: Any) -> set[str]:
+    """Return what the numbers of each request of the first round are cached by."""
+    values: dict[str, Any] = {"max_edit_share": 0.1, "seed": 0, "tiny_margin": 1.0, **inputs}
+    view = View(model="trained", name="model", max_tokens=None, before={})
+    named = set()
+    for probe in probes:
+        for request in next(probe.measure(Inputs(windows=windows, **values), view)):
+            assert isinstance(request, Score)
+            keys = [key.hex() for key in request.keys]
+            named.add(json.dumps([dict(request.parameters), request.names, keys]))
+    return named
+
+
+def test_what_numbers_depend_on_is_in_their_parameters(make_document: MakeDocument) -> None:
+    """Whatever changes a number must change the name that cached numbers have, and no other's."""
+    document = make_document(np.arange(40))
+    probe = ExtractionProbe(continuation_tokens=10)
+    grid = GridProbe(prefix_tokens=(8,), continuation_tokens=(6,))
+    sampling, membership = SamplingProbe(schemes=SCHEMES[:1]), MembershipProbe(scores=("loss",))
+    shorter = GridProbe(prefix_tokens=(7,), continuation_tokens=(6,))
+    more_edits = ExtractionProbe(continuation_tokens=10, max_edit_share=0.2)
+
+    def name(settings: ExtractionProbe, *others: Any, **inputs: Any) -> set[str]:
+        window = settings.window(document)
+        assert window is not None
+        return _name_requests([settings, *others], [window], **inputs)
+
+    before = name(probe, grid, sampling, membership)
+    assert len(before) == 4
+    changes = {
+        # Another window: all but the cell, which is where it was.
+        "window": (name(probe.adapt(prefix_tokens=9), grid, sampling, membership), 3),
+        "tiny margin": (name(probe, grid, sampling, membership, tiny_margin=2.0), 1),
+        "schemes": (name(probe, grid, SamplingProbe(schemes=SCHEMES[1:2]), membership), 1),
+        "cells": (name(probe, shorter, sampling, membership), 1),
+        "membership": (name(probe, grid, sampling, MembershipProbe(scores=("min_k",))), 1),
+        "text": (name(probe, grid, sampling, membership, codec=CHARACTERS), 1),
+        "near-verbatim": (name(more_edits, grid, sampling, membership), 0),
     }
-    before = {name: getattr(base, name) for name in fields}
-    seen = [base.parameters]
-    for name, value in fields.items():
-        changed = TeacherForcedScores(**{**before, name: value}).parameters
-        assert changed not in seen, name
-        seen.append(changed)
+    seen: list[set[str]] = []
+    for change, (after, count) in changes.items():
+        assert len(after - before) == count, change
+        assert after - before not in seen, change
+        seen.append(after - before)
+    assert name(probe) < before
