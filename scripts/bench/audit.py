@@ -29,26 +29,25 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
 from harness import Rounds, Table, Verdict, build_parser, take_turns, timed
-from memguard.audit.generation import measure_edits
-from memguard.audit.teacher_forcing import TeacherForcedScores
 from rapidfuzz.distance import Levenshtein
 from workload import build_llama, draw_model
 
-from memguard.audit.cache import ScoreMatrix
-from memguard.audit.decoding import Decoder
+from memguard.audit.context import AuditContext
+from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.extraction import TINY_MARGINS, AuditDocument, Window
 from memguard.audit.membership_scores import Codec
-from memguard.audit.near_verbatim import find_near_verbatim
 from memguard.audit.passages import Passage, ScoreSelection
+from memguard.audit.probe import Inputs, Measured, Model, Probe, Score, View, join
+from memguard.audit.probe import Rounds as ProbeRounds
 from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.run import plan_one_pass
+from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import load_suite
 from memguard.model.checks import build_causal_lm
@@ -113,6 +112,44 @@ GPU_ROWS = tuple(
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnePass:
+    """The scores that probes ask for in their first round, which share one pass."""
+
+    models: ClassVar[tuple[Model, ...]] = ("trained",)
+    after: ClassVar[tuple[str, ...]] = ()
+    probes: Sequence[Probe] = (ExtractionProbe(),)
+    name: str = "extraction"
+
+    def measure(self, inputs: Inputs, view: View) -> ProbeRounds:
+        """Score all documents; generate nothing."""
+        first = [next(probe.measure(inputs, view), ()) for probe in self.probes]
+        requests = [r for requests in first for r in requests if isinstance(r, Score)]
+        numbers = yield requests
+        return Measured(columns=join({f"{n}.": m for n, m in enumerate(numbers)}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model as the runner uses it; its numbers are not cached."""
+
+    held_scorer: ModelScorer
+    held_decoder: Decoder
+    identity: None = None
+    max_tokens: None = None
+
+    def scorer(self) -> ModelScorer:
+        """Return the scorer."""
+        return self.held_scorer
+
+    def decoder(self) -> Decoder:
+        """Return the decoder."""
+        return self.held_decoder
+
+    def free(self) -> None:
+        """Keep the model."""
+
+
 class Bench:
     """A model and its documents."""
 
@@ -173,11 +210,32 @@ class Bench:
         return ModelScorer(self.lm, batch * len(windows[0].input_ids))
 
     def measure(
-        self, teacher_forced: TeacherForcedScores, windows: Sequence[Window], scorer: ModelScorer
-    ) -> np.ndarray:
-        """Return all numbers of one pass ``[N, len(names)]``."""
-        passages = [passage for window in windows for passage in teacher_forced.plan(window)]
-        return teacher_forced.measure(windows, scorer.score(passages, teacher_forced.requested))
+        self,
+        probes: Sequence[Probe],
+        windows: Sequence[Window],
+        scorer: ModelScorer,
+        *,
+        decoder: Decoder | None = None,
+        codec: Codec | None = None,
+    ) -> Measured:
+        """Return what an audit's runner measures, of the extraction probe."""
+        loaded = Loaded(
+            held_scorer=scorer, held_decoder=decoder or Decoder(self.lm, DECODED_TOKENS)
+        )
+        runner = Runner(
+            audited=loaded, model="trained", name="model", context=AuditContext(), seed=0
+        )
+        return runner.measure(probes, self.build_inputs(windows, codec))["extraction"]
+
+    def build_inputs(self, windows: Sequence[Window], codec: Codec | None = None) -> Inputs:
+        """Return the inputs of an audit of these windows."""
+        return Inputs(
+            windows=windows,
+            max_edit_share=ExtractionProbe().max_edit_share,
+            seed=0,
+            tiny_margin=self.margin,
+            codec=codec,
+        )
 
     @torch.no_grad()
     def score_plainly(self, windows: Sequence[Window]) -> None:
@@ -255,12 +313,13 @@ def compare_with_generate(
 ) -> None:
     """Print one row of the first table."""
     windows = bench.make_windows(row.prefix_tokens, row.num_documents)
-    teacher_forced = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     scorer = bench.scorer(windows, row.batch)
     verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        verdicts["ours"] = bench.measure(teacher_forced, windows, scorer)
+        numbers = bench.measure([OnePass()], windows, scorer).columns
+        verdicts["ours"] = numbers["0.num_correct"] == CONTINUATION_TOKENS
+        verdicts["sure"] = numbers["0.is_near_tie"] == 0
 
     def batched() -> None:
         verdicts["batched"] = bench.judge_by_generating(windows, row.batch)
@@ -281,9 +340,9 @@ def compare_with_generate(
         limits.append(verdict.check(f"{row} (b)", ratio, at_least=row.min_alone))
     else:
         cells += ["", ""]
-    verbatim = verdicts["ours"][:, teacher_forced.names.index("num_correct")] == CONTINUATION_TOKENS
-    is_sure = verdicts["ours"][:, teacher_forced.names.index("is_near_tie")] == 0
-    same = compare_verdicts(verdict, str(row), verbatim, verdicts["batched"], is_sure)
+    same = compare_verdicts(
+        verdict, str(row), verdicts["ours"], verdicts["batched"], verdicts["sure"]
+    )
     table.row(str(row), *cells, same, end=", ".join(filter(None, limits)))
 
 
@@ -294,22 +353,18 @@ def compare_default_audit(
     windows = bench.make_thirds(row.prefix_tokens, row.num_documents)
     suite = load_suite("extraction")
     codec = build_codec(bench.lm.vocab_size)
-    teacher_forced = plan_one_pass(suite, tiny_margin=bench.margin, codec=codec)
-    probe, scorer = suite.extraction, bench.scorer(windows, row.batch)
+    scorer = bench.scorer(windows, row.batch)
     decoder = Decoder(bench.lm, row.batch * len(windows[0].input_ids))
     verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        numbers = ScoreMatrix(
-            names=teacher_forced.names, rows=bench.measure(teacher_forced, windows, scorer)
-        )
-        generate = partial(measure_edits, probe, decoder, windows, numbers)
-        near = find_near_verbatim(probe, windows, numbers, generate, seed=0)
+        measured = bench.measure(suite.probes, windows, scorer, decoder=decoder, codec=codec)
+        near = measured.detail
         verdicts["ours"] = near.matched_N
         verdicts["sure"] = ~(near.min_gap_N < bench.margin)
 
     def batched() -> None:
-        limit = probe.num_edits_allowed(CONTINUATION_TOKENS)
+        limit = bench.build_inputs(windows).num_edits_allowed(CONTINUATION_TOKENS)
         verdicts["batched"] = np.array(
             [
                 Levenshtein.distance(one.tolist(), other.tolist(), score_cutoff=limit) <= limit
@@ -333,14 +388,13 @@ def compare_scores(
     """Print one row of the third table."""
     windows = bench.make_windows(50, num_documents)
     vocab_size = bench.lm.vocab_size
-    suite = load_suite("extraction")
-    everything = plan_one_pass(suite, tiny_margin=bench.margin, codec=build_codec(vocab_size))
-    verbatim = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=bench.margin)
+    everything = OnePass(probes=load_suite("extraction").probes)
+    codec = build_codec(vocab_size)
     scorer = ModelScorer(bench.lm)
     rows = [Passage(input_ids=w.input_ids, first_label=1, first_choice=1) for w in windows]
     works: dict[str, Callable[[], object]] = {
-        "all": lambda: bench.measure(everything, windows, scorer),
-        "verbatim": lambda: bench.measure(verbatim, windows, scorer),
+        "all": lambda: bench.measure([everything], windows, scorer, codec=codec),
+        "verbatim": lambda: bench.measure([OnePass()], windows, scorer),
         "rows": lambda: scorer.score(rows, ScoreSelection()),
         "plain": lambda: bench.score_plainly(windows),
     }
@@ -374,12 +428,11 @@ def compare_scores(
 def find_best_batches(bench: Bench, batches: Sequence[int]) -> None:
     """Print the batch at which each side is fastest."""
     windows = bench.make_windows(50, max(batches))
-    teacher_forced = TeacherForcedScores(extraction=ExtractionProbe(), tiny_margin=bench.margin)
     best: dict[str, tuple[float, int]] = {}
     for batch in batches:
 
         def one(n: int = batch) -> None:
-            bench.measure(teacher_forced, windows, bench.scorer(windows, n))
+            bench.measure([OnePass()], windows, bench.scorer(windows, n))
 
         def generate(n: int = batch) -> None:
             bench.judge_by_generating(windows[:n], n)
