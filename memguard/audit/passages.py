@@ -90,8 +90,6 @@ class TokenResult:
         size = len(part.input_ids)
         labels = slice(part.first_label - whole.first_label, size - whole.first_label)
         choices = slice(part.first_choice - whole.first_choice, size - whole.first_choice)
-        if part.first_choice == size:
-            choices = slice(0, 0)
         sampled = None
         if wanted.schemes:
             assert self.sampled is not None, "schemes were requested"
