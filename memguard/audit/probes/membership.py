@@ -86,7 +86,7 @@ class MembershipProbe(Settings):
         if view.model == "reference":
             if "reference" in self.own_passes:
                 plain = [plan_plain(w, max_tokens=view.max_tokens) for w in inputs.windows]
-                requests["reference."] = _score_means(plain, "reference model")
+                requests["reference."] = _score_means(plain, plain, "reference model")
         else:
             if self.one_pass:
                 requests[""] = self._score(inputs)
@@ -169,7 +169,11 @@ class MembershipProbe(Settings):
         if passages or (inputs.has_reference and "reference" in self.own_passes):
             plain = [plan_plain(window, max_tokens=limit) for window in windows]
             passages["plain."] = (plain, "plain")
-        return {name: _score_means(*planned) for name, planned in passages.items()}
+        return {
+            # The plain passages are those of the main windows, and share their pass.
+            name: _score_means(windows if name == "plain." else planned, planned, stage)
+            for name, (planned, stage) in passages.items()
+        }
 
 
 def _find_trained(window: Window) -> NDArray[np.bool_]:
@@ -178,14 +182,16 @@ def _find_trained(window: Window) -> NDArray[np.bool_]:
     return window.document.supervised[window.start + 1 : window.start + size]
 
 
-def _score_means(passages: Sequence[Passage | None], stage: str) -> Score:
+def _score_means(
+    items: Sequence[object], passages: Sequence[Passage | None], stage: str
+) -> Score:
     """Return the request for the mean log-probability of the scored tokens of each passage."""
 
     def reduce(_: Sequence[int], results: Sequence[TokenResult]) -> list[float]:
         return [float(result.logprob.mean(dtype=np.float64)) for result in results]
 
     return Score(
-        items=passages,
+        items=items,
         passages=passages,
         keys=[b"" if passage is None else key_of_passage(passage) for passage in passages],
         names=(MEAN,),
