@@ -156,9 +156,7 @@ def _round_single(row: ResultRow) -> ResultRow:
     return replace(row, value=float(f"{row.value:.1e}"))
 
 
-_INTEGERS = (
-    "num_clusters", "num_matched_clusters", "seed", "step", "num_documents", "num_matched", "num_missing", "num_other",
-)  # fmt: skip
+_INTEGERS = ("seed", "step", *(field.name for field in fields(ResultRow) if "num_" in field.name))
 _NUMBERS = ("value", "low", "high", "minus_control", "minus_control_low", "minus_control_high")
 
 
