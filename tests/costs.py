@@ -195,13 +195,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--accept-costs", action="store_true", help="write costs into budget.json")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the dearest files, so that no worker is left alone with one of them at the end."""
-    units = {name: cost.units for name, cost in budget.read().items()}
-    items.sort(key=lambda item: -units.get(budget.file_of(item.nodeid), 0.0))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if not any(config.getoption(name) for name in _OPTIONS):
         return
