@@ -17,11 +17,12 @@ running the probes
     decoding.py, beams.py  prompts -> generated tokens
     cache.py               rows of numbers, cached on disk and computed once
     context.py             the models, tokenizer, cache and process group of an audit
-    model_probes.py        each probe of a suite, run on one model
+    probe.py               what a probe is, and the requests it makes of a model
+    probes/                each probe: its settings and its measurement
+    runner.py              runs probes on one model: merges requests, reads and fills the cache
     variants.py            forms of one model, such as quantised ones, and paired differences
     run.py                 one audit: the model, its base, the reference; then the summary
 measuring
-    teacher_forcing.py     one pass -> a row of numbers
     near_verbatim.py       generated text within a few edits of the true one
     overlap.py             overlap of generated and true text
     probabilistic.py       log-probabilities -> number of queries
@@ -29,7 +30,6 @@ measuring
                            are members and nonmembers one kind of text?
     canaries.py            random secrets: extraction and exposure
     epsilon_bound.py       a lower bound on epsilon, from guesses of the canaries' coins
-    generation.py          generated continuations and their overlap with the true ones
     attacks.py             extraction by an attacker with many queries, or with the mask
     mask_consistency.py    do near-copies and reformatted copies escape the mask?
 results

@@ -111,17 +111,6 @@ class TokenResult:
     ) -> NDArray[np.float32] | None:
         return None if values is None or name not in wanted.needs else values[labels]
 
-    def cut(self, first: int, last: int) -> "TokenResult":
-        """Return the tokens ``first:last`` of the last C, without entropy and variance."""
-        where = slice(first, last)
-        return TokenResult(
-            logprob=self.logprob[len(self.logprob) - len(self.argmax) :][where],
-            argmax=self.argmax[where],
-            correct=self.correct[where],
-            margin=self.margin[where],
-            sampled=None if self.sampled is None else self.sampled[:, where],
-        )
-
     def keep_labels(self, kept: NDArray[np.bool_]) -> "TokenResult":
         """Return the first labels where ``kept`` ``[at most L]`` is true, without choices."""
         where = np.flatnonzero(kept)

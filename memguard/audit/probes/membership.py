@@ -182,9 +182,7 @@ def _find_trained(window: Window) -> NDArray[np.bool_]:
     return window.document.supervised[window.start + 1 : window.start + size]
 
 
-def _score_means(
-    items: Sequence[object], passages: Sequence[Passage | None], stage: str
-) -> Score:
+def _score_means(items: Sequence[object], passages: Sequence[Passage | None], stage: str) -> Score:
     """Return the request for the mean log-probability of the scored tokens of each passage."""
 
     def reduce(_: Sequence[int], results: Sequence[TokenResult]) -> list[float]:
