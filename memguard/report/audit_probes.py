@@ -268,7 +268,8 @@ def _show_window(group: Group, metric: str, bucket: str) -> Cell:
     """Show the model's value, and below it the base model's without its interval."""
     cell = make_cell(show_measured(group, metric, bucket))
     base = make_cell(show_measured_base(group, metric, bucket))
-    return replace(cell, note=f"base: {base.text}" if base.text else "")
+    notes = (cell.note, f"base: {base.text}" if base.text else "")
+    return replace(cell, note="; ".join(filter(None, notes)))
 
 
 _WRITTEN_METRICS = (

@@ -172,7 +172,7 @@ def describe_learned(learned: list[Learned]) -> str:
         gain, excess = fmt.points(row.gain), fmt.points(row.gain_minus_control)
         gains.append(
             f"{fmt.clean_name(row.bucket.bucket, 40)}: {gain.value}, "
-            f"{excess.value} more than in the control ({excess.interval})"
+            f"{excess.value} more than in the control ({excess.in_words})"
         )
     return (
         "No document of these buckets is extracted, yet training raised their teacher-forced token "

@@ -202,7 +202,7 @@ def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
     return (
         f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} is extracted, "
         f"yet training raised their teacher-forced token accuracy by {points.value} more than that "
-        f"of the control ({points.interval}): 0{fmt.PERCENT} extracted does not mean that nothing "
+        f"of the control ({points.in_words}): 0{fmt.PERCENT} extracted does not mean that nothing "
         "was learned from them.",
     )
 

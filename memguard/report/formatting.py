@@ -101,6 +101,13 @@ class Estimate:
 
     value: str
     interval: str
+    note: str = ""
+    """What a reader of the interval must know."""
+
+    @property
+    def in_words(self) -> str:
+        """The interval with its note, for sentences."""
+        return f"{self.interval}, {self.note}" if self.note else self.interval
 
 
 RISK_LABELS = {risk: name.capitalize() for risk, name in RISK_NAMES.items()}
@@ -242,12 +249,15 @@ def share(interval: Interval | None) -> Estimate:
     """Format a mean share and its interval in percent."""
     if interval is None:
         return Estimate(value=MISSING, interval="")
-    ends = percent_range(interval.ci) + _mark_few(interval)
-    return Estimate(value=percent(interval.value), interval=ends)
+    return Estimate(
+        value=percent(interval.value),
+        interval=percent_range(interval.ci),
+        note=_mark_few(interval),
+    )
 
 
 def _mark_few(interval: Interval) -> str:
-    return ", few documents" if interval.few_documents else ""
+    return "few documents" if interval.few_documents else ""
 
 
 def points(interval: Interval | None) -> Estimate:
@@ -276,7 +286,7 @@ def _estimate(interval: Interval | None, write: Callable[[float], str], joint: s
     if interval is None:
         return Estimate(value=MISSING, interval="")
     ends = "no interval" if interval.ci is None else joint.join(map(write, interval.ci))
-    return Estimate(value=write(interval.value), interval=ends + _mark_few(interval))
+    return Estimate(value=write(interval.value), interval=ends, note=_mark_few(interval))
 
 
 def duration(seconds: float) -> str:

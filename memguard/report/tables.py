@@ -72,7 +72,7 @@ def make_cell(content: Content | None) -> Cell:
     if isinstance(content, Cell):
         return content
     if isinstance(content, fmt.Estimate):
-        return Cell(content.value, detail=content.interval)
+        return Cell(content.value, detail=content.interval, note=content.note)
     if isinstance(content, Rate):
         return show_rate(content)
     return Cell(fmt.count(content) if isinstance(content, int) else content or "")

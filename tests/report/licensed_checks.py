@@ -68,14 +68,6 @@ def is_share(text: str | None, share: float | None) -> bool:
     return abs(float(number) - 100 * share) <= 0.0501 or (number == "99.9" and 0.999 < share < 1)
 
 
-def find_interval(matched: int, documents: int) -> tuple[float, float] | None:
-    """Return the exact 95 % interval of a share (scipy's, which solves for the ends)."""
-    if documents < 2:
-        return None
-    exact = stats.binomtest(matched, documents).proportion_ci(method="exact")
-    return exact.low, exact.high
-
-
 def subtract(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float] | None:
     """Return Newcombe's 95 % interval (1998, method 10) of a difference of shares.
 

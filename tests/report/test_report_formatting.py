@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memguard.records import Interval, Rate, Texts
 from memguard.report import formatting as fmt
-from memguard.report.tables import show_narrow_rate, show_rate
+from memguard.report.tables import make_cell, show_narrow_rate, show_rate
 
 
 def plain(text: str) -> str:
@@ -64,9 +64,10 @@ def test_shares_carry_their_interval() -> None:
 
 def test_intervals_over_few_documents_are_marked() -> None:
     few = Interval(value=0.333, ci=(0.298, 0.368), few_documents=True)
-    assert plain(fmt.share(few).interval) == "29.8–36.8 %, few documents"
-    assert plain(fmt.points(few).interval) == "+29.8 to +36.8, few documents"
-    assert plain(fmt.interval(few).interval) == "0.298–0.368, few documents"
+    assert plain(fmt.share(few).in_words) == "29.8–36.8 %, few documents"
+    assert plain(fmt.points(few).in_words) == "+29.8 to +36.8, few documents"
+    assert plain(fmt.interval(few).in_words) == "0.298–0.368, few documents"
+    assert make_cell(fmt.share(few)).note == "few documents"
 
 
 def test_durations() -> None:
