@@ -54,6 +54,7 @@ class RecordCache:
     def __init__(self, folder: Path) -> None:
         """Use a folder, which the first `store` creates."""
         self.folder = folder
+        self.is_writable = True
 
     def load(self, fingerprint: str, names: Sequence[str]) -> dict[bytes, NDArray[np.float64]]:
         """Return ``[len(names)]`` numbers for each cached key; NaN is a missing number."""
@@ -183,6 +184,8 @@ class StoredNumbers:
         self._cached.update(zip(keys, measured, strict=True))
         if not self._peers.is_main or self._cache is None or self._fingerprint is None:
             return
+        if not self._cache.is_writable:
+            return  # Said once.
         try:
             self._cache.store(self._fingerprint, self.names, keys, measured)
         except OSError as error:
@@ -191,7 +194,7 @@ class StoredNumbers:
                 "interrupted audit would start from the beginning",
                 stacklevel=2,
             )
-            self._cache = None
+            self._cache.is_writable = False
 
     def finish(self) -> ScoreMatrix:
         """Return the numbers of all items, on every rank."""
