@@ -80,7 +80,7 @@ def test_a_second_audit_loads_no_model_and_says_the_same(
     assert report_of(folder, "second") == report_of(folder, "first")
     assert scores_of(folder, "second") == scores_of(folder, "first")
     files = [file for file in cache.rglob("*") if file.is_file()]
-    # Model and base are the same weights here: one file for each request of three probes, and one of
+    # Model and base are the same weights here: a file for each of three probes, and one of
     # generated text.
     assert len(files) == 4
     words = json.loads((folder / "documents.jsonl").read_text().splitlines()[0])["text"].split()
