@@ -1,6 +1,7 @@
 """Near-verbatim extraction: its results, and the edits of a text while it is generated."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,11 @@ class NotGenerated:
     """Reason why near-verbatim matches are not known."""
 
     reason: str
+
+
+def count_edits_allowed(max_edit_share: float, continuation_tokens: int) -> int:
+    """Return the maximum number of edits of a near-verbatim text of S tokens, rounded down."""
+    return int(Fraction(repr(max_edit_share)) * continuation_tokens)
 
 
 class EditDistance:

@@ -14,7 +14,6 @@ Requests are the same on every rank, in the same order: draws use the audit's se
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import Codec
+from memguard.audit.near_verbatim import count_edits_allowed
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.config.settings import SamplingScheme
 
@@ -57,7 +57,7 @@ class Inputs:
 
     def num_edits_allowed(self, continuation_tokens: int) -> int:
         """Return the maximum number of edits of a near-verbatim text of S tokens."""
-        return int(Fraction(repr(self.max_edit_share)) * continuation_tokens)
+        return count_edits_allowed(self.max_edit_share, continuation_tokens)
 
 
 class CannotGenerate(Exception):

@@ -4,8 +4,9 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import ExtractionProbe
+from memguard.audit.near_verbatim import count_edits_allowed
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.statistics import clopper_pearson
 
 _DESCRIPTION = """
@@ -48,7 +49,7 @@ class NearVerbatimMatch(evaluate.Metric):
         references: list[list[int]],
         max_edit_share: float = 0.1,
     ) -> dict:
-        probe = ExtractionProbe(max_edit_share=max_edit_share)
+        share = ExtractionProbe(max_edit_share=max_edit_share).max_edit_share
         for index, true in enumerate(references):
             if not true:
                 raise ValueError(f"reference {index} has no token; a continuation has at least one")
@@ -60,7 +61,7 @@ class NearVerbatimMatch(evaluate.Metric):
         ]
         shares = {
             "near_verbatim_match": [
-                edits <= probe.num_edits_allowed(len(true))
+                edits <= count_edits_allowed(share, len(true))
                 for edits, true in zip(num_edits, references, strict=True)
             ],
             "bleu_match": [overlap.bleu > APPROXIMATE_BLEU for overlap in overlaps],

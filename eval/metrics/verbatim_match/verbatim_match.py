@@ -4,8 +4,10 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import ExtractionProbe, compute_first_divergence
+from memguard.audit.extraction import compute_first_divergence
+from memguard.audit.near_verbatim import count_edits_allowed
 from memguard.audit.overlap import compute_overlap
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.statistics import clopper_pearson
 
 _DESCRIPTION = """
@@ -40,7 +42,7 @@ class VerbatimMatch(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[list[int]], references: list[list[int]]) -> dict:
-        rows, num_near, probe = [], 0, ExtractionProbe()
+        rows, num_near, share = [], 0, ExtractionProbe().max_edit_share
         for index, (predicted, true) in enumerate(zip(predictions, references, strict=True)):
             if len(predicted) != len(true) or not true:
                 raise ValueError(
@@ -49,7 +51,7 @@ class VerbatimMatch(evaluate.Metric):
                 )
             rows.append(np.array(predicted) == np.array(true))
             distance = compute_overlap(np.array(true), np.array(predicted)).edit_distance
-            num_near += round(distance * len(true)) <= probe.num_edits_allowed(len(true))
+            num_near += round(distance * len(true)) <= count_edits_allowed(share, len(true))
         verbatim = clopper_pearson(sum(bool(row.all()) for row in rows), len(rows))
         near = clopper_pearson(num_near, len(rows))
         return {
