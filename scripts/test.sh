@@ -12,4 +12,4 @@ make_environment test
 # One thread per process, because tests that start several ranks would compete for the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Two workers run a file each at a time, so that its fixtures are created once.
-exec "$python" -m pytest -n 3 --dist loadfile "$@"
+exec "$python" -m pytest -n 2 --dist loadfile "$@"

@@ -26,14 +26,12 @@ def test_imports_point_downwards() -> None:
     assert "Contracts: 3 kept, 0 broken." in done.stdout
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["report", "compare", "config", "records", "seeds", "assets", "errors"],
-)
-def test_readers_work_where_torch_does_not(module: str, tmp_path: Path) -> None:
+def test_readers_work_where_torch_does_not(tmp_path: Path) -> None:
     for name in ("torch", "transformers", "datasets"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import memguard.{module}"
+    modules = ("report", "compare", "config", "records", "seeds", "assets", "errors")
+    imports = "; ".join(f"import memguard.{module}" for module in modules)
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {imports}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -78,29 +76,31 @@ def test_a_config_error_carries_all_problems() -> None:
     assert str(error) == "one\ntwo"
 
 
+@pytest.fixture(scope="module")
+def imports() -> list[tuple[Path, str, str]]:
+    """File, module and name of every `from ... import` of this project."""
+    return [
+        (file, node.module or "", alias.name)
+        for folder in ("memguard", "scripts", "eval", "tests")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+
+
 @pytest.mark.parametrize("module", ["audit.statistics", "compare", "config", "records", "runtime"])
-def test_what_a_package_offers_is_imported_somewhere(module: str) -> None:
+def test_what_a_package_offers_is_imported_somewhere(
+    module: str, imports: list[tuple[Path, str, str]]
+) -> None:
     package = importlib.import_module(f"memguard.{module}")
     assert package.__file__ is not None
     inside = Path(package.__file__).parent
-    offered = {
-        alias.name
-        for node in ast.parse(Path(package.__file__).read_text()).body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    files = [
-        file
-        for folder in ("memguard", "scripts", "eval", "tests")
-        for file in (ROOT / folder).rglob("*.py")
-        if inside not in file.parents
-    ]
+    offered = {name for file, _, name in imports if file == inside / "__init__.py"}
     imported = {
-        alias.name
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == f"memguard.{module}"
-        for alias in node.names
+        name
+        for file, source, name in imports
+        if source == f"memguard.{module}" and inside not in file.parents
     }
     assert offered
     assert offered <= imported
