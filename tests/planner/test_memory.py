@@ -226,6 +226,20 @@ def test_more_meshes_and_models(more: dict[str, SimulatedStep], case: Case) -> N
 BF16 = StepSettings(num_tokens=2048, num_labels=2047, chunk_tokens=1024, checkpointing="full")
 
 
+def test_gradients_of_a_first_micro_batch_stay_for_the_second() -> None:
+    step = replace(BF16, num_tokens=65536, num_labels=65535, checkpointing="none")
+    one, two = (
+        estimate_memory(
+            LLAMA_405B, MeshShape(z=128), replace(step, num_micro_batches=number), seq_len=2048
+        )
+        for number in (1, 2)
+    )
+    # With so many activations the peak is at the head, where only the head has gradients yet.
+    assert one.peak.activations > one.peak.weights
+    assert one.peak.gradients < one.gradient_bytes / 10
+    assert two.peak.gradients == two.gradient_bytes
+
+
 def test_405b_on_128_ranks_stores_51_gb_each() -> None:
     block = 2 * 16384 * 16384  # q, o
     block += 2 * 16384 * (8 * 128)  # k, v
