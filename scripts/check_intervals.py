@@ -5,7 +5,8 @@
 
 Coverage of rates and paired rates is exact: the sum of the probabilities of all counts whose
 interval contains the truth, on a grid of true rates from 0 to 1, the nearest to either end at .1/n
-of n documents. Near-duplicates match alike, independently, or half of the clusters each ("half").
+of n documents. In a cluster of near-duplicates all match or none does ("alike"), each matches by
+itself ("independent"), or half of the clusters are of either kind ("half").
 
 Means are of shares of 50 tokens, simulated. The rates of texts are beta distributed with a given
 a + b: at .5 most are near 0 or 1, at 2 they are spread evenly about a mean of .5. Near-duplicates
@@ -44,7 +45,7 @@ SEED = 0
 NUM_TOKENS = 50
 SIZES = (12, 25, 40, 100)
 ALIKE = {"alike": 1.0, "half": 0.5, "independent": 0.0}
-"""How the documents of a cluster match, and the share of clusters that match alike."""
+"""Share of clusters in which all documents match or none does; in the others each by itself."""
 MEANS = (0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 1.0)
 BARRED = 0.1
 """Means from which there are bars."""
@@ -152,7 +153,7 @@ def count_pairs(
     Args:
         sizes: documents of each cluster.
         rates: probability of a document to match only under the first, and only the second.
-        alike: share of clusters whose documents match alike; the others are independent.
+        alike: share of clusters in which all documents match or none does.
     """
     if not alike:
         sizes = (sum(sizes),)

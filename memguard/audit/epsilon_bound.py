@@ -90,9 +90,9 @@ def compute_guess_scores(nll: ArrayLike, base_nll: ArrayLike | None = None) -> N
 
     Secrets differ in nll before training. Where training keeps these differences, subtracting the
     base's nll (slope 1) removes them; where it does not, as for a secret that is recited after a
-    base that found it very unlikely, subtracting it would add them. The fit is over all canaries
-    alike, trained and left out: the scores do not depend on the coins, so the bound holds. A fit on
-    the references alone would depend on them.
+    base that found it very unlikely, subtracting it would add them. The fit is over all canaries,
+    whether they were trained or not: the scores do not depend on the coins, so the bound holds. A
+    fit on the references alone would depend on them.
 
     `scripts/simulate_canaries.py`, by which this score was chosen before a run was looked at, has
     630 settings of a base, noise and training. Right guesses of 24, in the mean and in the setting

@@ -11,7 +11,7 @@ All ranks run the same rounds: the main rank decides what is missing and shares 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from memguard.audit.probe import (
     CannotGenerate,
     Generate,
     Generated,
+    Inputs,
     Measured,
     Model,
     Probe,
@@ -59,7 +60,7 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self.audited.free()
 
-    def measure(self, probes: Sequence[Probe], inputs: Any) -> dict[str, Measured]:
+    def measure(self, probes: Sequence[Probe], inputs: Inputs) -> dict[str, Measured]:
         """Return the results of the probes that measure this kind of model, by name.
 
         Args:
@@ -123,8 +124,8 @@ class Runner:
     def _score_group(self, group: Sequence[Score]) -> list[ScoreMatrix]:
         """Measure requests about the same items in one pass over what is missing."""
         stores = [self._open(request, request.passages) for request in group]
-        sizes = [max((len(p.input_ids) for p in of if p), default=0) for of in
-                 zip(*(request.passages for request in group), strict=True)]  # fmt: skip
+        passages_of_items = zip(*(request.passages for request in group), strict=True)
+        sizes = [max(len(p.input_ids) if p else 0 for p in of) for of in passages_of_items]
         # By index where sizes are equal: sets have no order.
         unmeasured = {index for store in stores for index in store.missing}
         missing = sorted(unmeasured, key=lambda index: (-sizes[index], index))

@@ -6,8 +6,9 @@ of documents, `count_effective`, with the same rate: it contains the rate, and w
 the usual one.
 
 Coverage of nominal 95 % by `scripts/check_intervals.py`, exact, for 12 to 100 documents and rates
-from 0 to 1: the lowest of all cases, and the lowest of their means. Copies are in pairs, in fours
-or half in fours, and match alike, in half of the clusters alike, or independently.
+from 0 to 1: the lowest of all cases, and the lowest of their means. Copies are in pairs, in fours,
+or half of them in fours. The copies of a text all match or none does, in all clusters, in half of
+them, or in none.
 
                                         no copies    copies       a third is one text
     rates                               .95 (.97)    .95 (.97)    .92 (.99)
