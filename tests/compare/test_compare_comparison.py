@@ -438,7 +438,8 @@ def test_scores_of_another_audit(tmp_path: Path, change: str) -> None:
         compare(run)
 
 
-def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
+def test_rows_may_come_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     plain = write_run(tmp_path / "plain")
     one = compare(plain, write_run(tmp_path / "b", name="b", correct=LESS))
     other = compare(plain, write_run(tmp_path / "b", name="b", correct=LESS, reverse_rows=True))
