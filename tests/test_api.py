@@ -222,8 +222,9 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
 
 
 def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> None:
-    kept = audit_texts(model, tokenizer, base=folder / "model")
-    memory = audit_texts(model, tokenizer, base=model)
+    # Without the cache, whose numbers may be of other batches and differ in the last bit.
+    kept = audit_texts(model, tokenizer, base=folder / "model", cache=False)
+    memory = audit_texts(model, tokenizer, base=model, cache=False)
     assert kept.report.buckets == memory.report.buckets
     assert kept.report.buckets[0].base is not None
 
