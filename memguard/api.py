@@ -72,7 +72,7 @@ def audit(
         >>> from memguard import api
         >>> result = api.audit(model=model, tokenizer=tokenizer, members=texts, nonmembers=unseen)
         >>> print(result.verdict.describe())
-        >>> worst = result.to_pandas().sort_values("num_correct").tail()
+        >>> worst = result.to_pandas().sort_values("extraction.num_correct").tail()
         >>> result.save("report")
     """
     from memguard.workflows.audit_request import AuditRequest, check_audit

@@ -56,9 +56,11 @@ def main() -> None:
         if not (run / "audit" / "report.json").exists():
             continue
         report = load_audit_report(run / "audit")
-        floor = report.generated.floor
+        detail = report.tables.find_detail("extraction")
+        assert detail is not None, "every audit has this probe"
+        floor = detail["floor"]
         models = [("", run / "model")]
-        models += [("base_", options.base)] if options.base else []
+        models += [("base.", options.base)] if options.base else []
         for prefix, folder in models:
             rows = list(check(run, report, folder, prefix))
             for bucket in dict.fromkeys(row.bucket for row in rows):
@@ -95,11 +97,11 @@ def check(run: Path, report: AuditReport, folder: Path, prefix: str) -> Iterator
                 pad_token_id=0,
             )
             for (score, ids), row in zip(batch, written[:, prefix_tokens:].tolist(), strict=True):
-                margin = score["greedy_margin"]
+                margin = score["extraction.greedy_margin"]
                 yield Checked(
                     bucket=score["bucket"],
-                    accuracy=score[f"{prefix}num_correct"] / num_new,
-                    audited=bool(score[f"{prefix}near_verbatim"]),
+                    accuracy=score[f"{prefix}extraction.num_correct"] / num_new,
+                    audited=bool(score[f"{prefix}extraction.near_verbatim"]),
                     generated=edit_distance(row, ids[prefix_tokens:]) <= allowed,
                     # The base model's gaps are not recorded.
                     is_near_tie=not prefix

@@ -11,9 +11,8 @@ hand and describes the results at the time of writing.
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import study_adapters
 from study_common import (
@@ -25,6 +24,18 @@ from study_common import (
     show_dose,
     show_queries,
     show_share,
+)
+
+from memguard.records import Comparison
+from memguard.records.comparison import find_change, list_shares
+from memguard.report.seed_means import (
+    Setting,
+    count_matched,
+    get_base,
+    list_costs,
+    list_doses,
+    list_settings,
+    list_values,
 )
 
 
@@ -104,7 +115,7 @@ def run_study(options: argparse.Namespace) -> str:
 
 def run_sweep(
     options: argparse.Namespace, size: Size | None, seeds: Sequence[int] = ()
-) -> dict[str, Any]:
+) -> Comparison:
     """Train and compare one sweep; ``seeds``, if given, replace its own."""
     overrides = [f"output_dir={options.output_dir}", *options.override]
     if seeds:
@@ -120,40 +131,44 @@ def run_sweep(
     )
 
 
-def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
+def write_settings(comparisons: Sequence[Comparison]) -> str:
     """Format one row per setting over its seeds, then the recommendation."""
     (comparison,) = comparisons
-    dose = max((int(key) for key in comparison["settings"][0]["extraction"]), default=0)
+    dose, settings = max(list_doses(comparison)), list_settings(comparison)
     rows = [
         "| setting | held-out NLL | change | verbatim | near-verbatim | within 10^6 queries "
         "| teacher-forced: 90 % right | teacher-forced accuracy | median attack cost "
         "| labels trained | training time | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for point in comparison["front"]:
-        runs = [run for run in comparison["settings"] if run["name"] == point["name"]]
-        cells = [run["extraction"][str(dose)] for run in runs]
-        risks = [point["risks"].get(name) for name in ("verbatim", "near_verbatim", "attack_cost")]
-        costs = [cell["attack_cost"]["median"] for cell in cells if cell["attack_cost"]]
+    for setting, point in zip(settings, comparison.front, strict=True):
+        costs = [run.cost for run in setting.runs]
+        shares = list_shares(comparison.tables, setting.name)
+        known, accuracy = (
+            list_values(setting.find("extraction", metric, dose))
+            for metric in ("teacher_forced_90", "token_accuracy")
+        )
         rows.append(
             " | ".join(
                 (
-                    f"| {point['name']}",
-                    f"{point['utility']:.3f}",
-                    show_change(point["utility_change"]),
-                    *(show_share(risk) for risk in risks),
-                    f"{100 * mean([cell['teacher_forced_90']['rate'] for cell in cells]):.0f} %",
-                    f"{100 * mean([cell['mean_token_accuracy'] for cell in cells]):.0f} %",
-                    show_queries(costs),
-                    f"{mean([run['cost']['num_supervised_tokens'] for run in runs]):,.0f}",
-                    f"{mean([run['cost']['train_s'] for run in runs]):.0f} s",
-                    "dominated |" if point["is_dominated"] else "**front** |",
+                    f"| {point.name}",
+                    f"{point.utility:.3f}",
+                    show_change(find_change(comparison.tables, point.name)),
+                    show_share(shares.get("verbatim")),
+                    show_share(shares.get("near_verbatim")),
+                    show_share(shares.get("attack_cost")),
+                    f"{100 * mean(known):.0f} %",
+                    f"{100 * mean(accuracy):.0f} %",
+                    show_queries(list_costs(setting, dose)),
+                    f"{mean([cost.num_supervised_tokens for cost in costs]):,.0f}",
+                    f"{mean([cost.train_s for cost in costs]):.0f} s",
+                    "dominated |" if point.is_dominated else "**front** |",
                 )
             )
         )
-    recommendation = comparison["recommendation"]
-    seeds = sorted({run["seed"] for run in comparison["settings"]})
-    num = comparison["front"][0]["num_documents"]
+    recommendation = comparison.recommendation
+    seeds = sorted({run.seed for run in comparison.runs})
+    num = comparison.front[0].num_documents
     return "\n".join(
         [
             f"Documents trained {dose} times, {num} of each setting over seeds "
@@ -163,49 +178,40 @@ def write_settings(comparisons: Sequence[dict[str, Any]]) -> str:
             "",
             *rows,
             "",
-            f"**{recommendation['sentence']}**",
+            f"**{recommendation.sentence}**",
             "",
-            f"Rule: {recommendation['rule']}",
+            f"Rule: {recommendation.rule}",
         ]
     )
 
 
-def write_another_seed(options: argparse.Namespace, before: dict[str, Any]) -> str:
+def write_another_seed(options: argparse.Namespace, before: Comparison) -> str:
     """Format the recommendation with one more seed added to those of ``before``."""
-    seeds = sorted({run["seed"] for run in before["settings"]})
+    seeds = sorted({run.seed for run in before.runs})
     if options.another_seed in seeds:
         raise SystemExit(f"seed {options.another_seed} is one of the study's own: {seeds}")
     after = run_sweep(options, None, [*seeds, options.another_seed])
-    sentence = after["recommendation"]["sentence"]
+    sentence = after.recommendation.sentence
     return f"With seed {options.another_seed} added: {sentence}"
 
 
-def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
+def write_sizes(comparisons: Sequence[Comparison]) -> str:
     """Format one row for each size and setting, one column for each number of repetitions."""
-    doses = sorted(map(int, comparisons[0]["settings"][0]["extraction"]))
+    doses = list_doses(comparisons[0])
     rows = [
         f"| parameters | setting | held-out NLL | {' | '.join(map(show_dose, doses))} |",
         "|---|---|---|" + "---|" * len(doses),
     ]
     for size, comparison in zip(SIZES, comparisons, strict=True):
-        settings = comparison["settings"]
-        base_nll = settings[0]["utility"]["base_heldout_nll"]
-        models = [("before", base_nll, comparison["base_extraction"])]
-        models += [
-            (run["name"], run["utility"]["heldout_nll"], run["extraction"]) for run in settings
-        ]
-        for name, nll, extraction in models:
-            shown = [
-                f"{cell['num_matched']} / {cell['near_verbatim']['num_matched']}, "
-                f"{100 * cell['mean_token_accuracy']:.0f} %"
-                for cell in (extraction[str(dose)] for dose in doses)
-            ]
+        before = replace(get_base(comparison), name="before")
+        for setting in (before, *list_settings(comparison)):
+            nll = comparison.find_loss(setting.runs[0], setting.model)
+            shown = [show_extracted(setting, dose) for dose in doses]
             rows.append(
-                f"| {count_parameters(size) / 1e6:.1f}M | {name} | {nll:.2f} | "
-                + " | ".join(shown)
-                + " |"
+                f"| {count_parameters(size) / 1e6:.1f}M | {setting.name} "
+                f"| {mean(list_values(filter(None, [nll]))):.2f} | {' | '.join(shown)} |"
             )
-    num = comparisons[0]["settings"][0]["extraction"][str(doses[0])]["num_documents"]
+    num = list_settings(comparisons[0])[0].find("extraction", "verbatim", doses[0])[0].num_documents
     return "\n".join(
         [
             f"Of {num} documents in each bucket: extracted verbatim / near-verbatim, and the mean "
@@ -214,6 +220,18 @@ def write_sizes(comparisons: Sequence[dict[str, Any]]) -> str:
             "",
             *rows,
         ]
+    )
+
+
+def show_extracted(setting: Setting, dose: int) -> str:
+    """Format the documents of one number of repetitions of a setting with one seed."""
+    verbatim, near, accuracy = (
+        setting.find("extraction", metric, dose)
+        for metric in ("verbatim", "near_verbatim", "token_accuracy")
+    )
+    return (
+        f"{count_matched(verbatim)} / {count_matched(near)}, "
+        f"{100 * mean(list_values(accuracy)):.0f} %"
     )
 
 

@@ -28,6 +28,18 @@ from scipy.interpolate import PchipInterpolator
 from study_common import ROOT, STUDIES, mean, run_compare, show_queries
 
 from memguard.config import apply_overrides, load_yaml
+from memguard.records import ComparedRun, Comparison, Tables, write_parameters
+from memguard.report.seed_means import (
+    Setting,
+    count_documents,
+    count_matched,
+    get_base,
+    is_measured,
+    list_costs,
+    list_doses,
+    list_settings,
+    list_values,
+)
 
 RATES = {
     "full": (5e-5, 1.5e-4, 5e-4, 1.5e-3, 4e-3, 1e-2),
@@ -115,16 +127,18 @@ def run(output_dir: Path, *, jobs: int, quick: bool, overrides: Sequence[str]) -
     )
 
 
-def run_sweep(output_dir: Path, values: Mapping[str, Any], *, jobs: int) -> dict[str, Any]:
-    """Write a sweep's YAML into its folder and run it."""
+def run_sweep(output_dir: Path, values: Mapping[str, Any], *, jobs: int) -> Comparison:
+    """Write a sweep's YAML into its folder and run it; the runs' names then have its folder."""
     folder = output_dir / values["name"]
     path = folder / "sweep.yaml"
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     (ROOT / path).write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
     comparison = run_compare(path, folder, jobs=jobs, overrides=())
-    for run in comparison["settings"]:
-        run["run"] = str(Path(values["name"]) / run["run"])
-    return comparison
+    runs = [
+        run.model_copy(update={"run": str(Path(values["name"]) / run.run)})
+        for run in comparison.runs
+    ]
+    return comparison.model_copy(update={"runs": runs})
 
 
 def build_rates(values: Mapping[str, Any], *, num_rates: int | None = None) -> dict[str, Any]:
@@ -171,12 +185,12 @@ def build_matched(
 
 
 def measure(
-    compared: Mapping[str, Any], rates: Mapping[str, float], measured: dict[str, dict[float, float]]
+    compared: Comparison, rates: Mapping[str, float], measured: dict[str, dict[float, float]]
 ) -> dict[str, dict[float, float]]:
     """Add the mean change of each label's runs to those of its setting, by rate."""
-    for label, runs in group(compared).items():
-        by_rate = measured.setdefault(label.removesuffix(HIGH), {})
-        by_rate[rates[label]] = mean([find_change(run) for run in runs])
+    for setting in list_settings(compared):
+        by_rate = measured.setdefault(setting.name.removesuffix(HIGH), {})
+        by_rate[rates[setting.name]] = mean([find_change(run, compared) for run in setting.runs])
     return measured
 
 
@@ -228,26 +242,30 @@ def shift_curve(curve: Curve, measured: Mapping[float, float]) -> Curve:
     return sorted(points.items())
 
 
-def replace_runs(compared: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+def replace_runs(compared: Comparison, again: Comparison) -> Comparison:
     """Return a comparison with the runs of some labels replaced, in the same order."""
-    later = group(again)
-    runs = [run for label, old in group(compared).items() for run in later.get(label, old)]
-    return {**compared, "settings": runs}
+    later = {setting.name: setting.runs for setting in list_settings(again)}
+    runs = [
+        run for setting in list_settings(compared) for run in later.get(setting.name, setting.runs)
+    ]
+    kept = [row for row in compared.tables.results if row.setting not in later]
+    tables = Tables(results=(*kept, *again.tables.results), metrics=compared.tables.metrics)
+    return compared.model_copy(update={"runs": runs, "tables": tables})
 
 
-def find_change(run: Mapping[str, Any]) -> float:
+def find_change(run: ComparedRun, compared: Comparison) -> float:
     """Return the change of the held-out loss by a run's training (nats a token)."""
-    utility = run["utility"]
-    change: float = utility["heldout_nll"] - utility["base_heldout_nll"]
-    return change
+    rows = [compared.find_loss(run, model) for model in ("trained", "base")]
+    after, before = list_values(filter(None, rows))
+    return after - before
 
 
-def read_curves(searched: Mapping[str, Any]) -> dict[str, Curve]:
+def read_curves(searched: Comparison) -> dict[str, Curve]:
     """Return the curve of each setting of step 1."""
     curves: dict[str, list[tuple[float, float]]] = {}
-    for run in searched["settings"]:
-        name, _, rate = run["name"].rpartition("_")
-        curves.setdefault(name, []).append((float(rate), find_change(run)))
+    for run in searched.runs:
+        name, _, rate = run.setting.rpartition("_")
+        curves.setdefault(name, []).append((float(rate), find_change(run, searched)))
     return {name: sorted(curve) for name, curve in curves.items()}
 
 
@@ -287,7 +305,7 @@ def find_rates(curve: Curve, target: float) -> tuple[float, float | None]:
 
 
 def write_matching(
-    compared: Mapping[str, Any],
+    compared: Comparison,
     choices: Mapping[str, Choice],
     rates: Mapping[str, float],
     target: float,
@@ -299,25 +317,27 @@ def write_matching(
         "| lowest at any rate | training time | peak memory |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, runs in group(compared).items():
+    for setting in list_settings(compared):
+        name, runs = setting.name, setting.runs
         choice = choices[name.removesuffix(HIGH)]
-        changes = [find_change(run) for run in runs]
+        changes = [find_change(run, compared) for run in runs]
         beside = mean(changes) - target
         is_matched = abs(beside) <= TOLERANCE
-        peaks = [read_peak(folder / run["run"]) for run in runs]
+        peaks = [read_peak(folder / run.run) for run in runs]
         cells = (
             name,
-            f"{count_trained(folder / runs[0]['run']):,}",
+            f"{count_trained(folder / runs[0].run):,}",
             f"{rates[name]:g}",
             f"{mean(changes):+.3f} {show_range(changes, '+.3f')}",
             f"{beside:+.3f}" + ("" if is_matched else " **not matched**"),
             f"{choice.best_change:+.3f} at {choice.best_rate:g}",
-            f"{mean([run['cost']['train_s'] for run in runs]):.0f} s",
+            f"{mean([run.cost.train_s for run in runs]):.0f} s",
             f"{mean(peaks) / 2**20:.0f} MiB",
         )
         rows.append(f"| {' | '.join(cells)} |")
-    before = mean([run["utility"]["base_heldout_nll"] for run in compared["settings"]])
-    seeds = sorted({run["seed"] for run in compared["settings"]})
+    losses = [compared.find_loss(run, "base") for run in compared.runs]
+    before = mean(list_values(filter(None, losses)))
+    seeds = sorted({run.seed for run in compared.runs})
     return "\n".join(
         [
             f"Target: {target:+.3f} nats a token from the model before training (held-out NLL "
@@ -331,21 +351,20 @@ def write_matching(
     )
 
 
-def write_doses(compared: Mapping[str, Any]) -> str:
+def write_doses(compared: Comparison) -> str:
     """Format one row per setting: membership, and extraction by number of repetitions."""
     doses = [dose for dose in list_doses(compared) if dose]
-    groups = group(compared)
-    first = next(iter(groups.values()))[0]
+    settings = list_settings(compared)
     rows = [
         f"| setting | membership AUC | {' | '.join(f'{dose} times' for dose in doses)} |",
         "|---|---|" + "---|" * len(doses),
     ]
-    base = [show_cells([compared["base_extraction"][str(dose)]]) for dose in doses]
+    base = [show_cells(get_base(compared), dose) for dose in doses]
     rows.append(f"| before training | | {' | '.join(base)} |")
-    for name, runs in groups.items():
-        shown = [show_cells([run["extraction"][str(dose)] for run in runs]) for dose in doses]
-        rows.append(f"| {name} | {show_auc(runs)} | {' | '.join(shown)} |")
-    num = first["extraction"][str(doses[0])]["num_documents"]
+    for setting in settings:
+        shown = [show_cells(setting, dose) for dose in doses]
+        rows.append(f"| {setting.name} | {show_auc(setting)} | {' | '.join(shown)} |")
+    num = settings[0].find("extraction", "verbatim", doses[0])[0].num_documents
     return "\n".join(
         [
             f"By number of repetitions: verbatim / near-verbatim of all documents ({num} a seed), "
@@ -359,14 +378,15 @@ def write_doses(compared: Mapping[str, Any]) -> str:
     )
 
 
-def write_rates(searched: Mapping[str, Any]) -> str:
+def write_rates(searched: Comparison) -> str:
     """Format the runs of step 1: one row per setting, one column per rank of the rate."""
     dose = list_doses(searched)[-1]
     by_name: dict[str, list[str]] = {}
-    for run in searched["settings"]:
-        name, _, rate = run["name"].rpartition("_")
-        cell = show_cells([run["extraction"][str(dose)]])
-        by_name.setdefault(name, []).append(f"{rate}: {find_change(run):+.3f}; {cell}")
+    for setting in list_settings(searched):
+        name, _, rate = setting.name.rpartition("_")
+        change = find_change(setting.runs[0], searched)
+        cell = f"{rate}: {change:+.3f}; {show_cells(setting, dose)}"
+        by_name.setdefault(name, []).append(cell)
     num_rates = len(next(iter(by_name.values())))
     head = " | ".join(["setting", *(f"rate {n}" for n in range(1, num_rates + 1))])
     rows = [f"| {head} |", "|---|" + "---|" * num_rates]
@@ -382,34 +402,26 @@ def write_rates(searched: Mapping[str, Any]) -> str:
     )
 
 
-def group(compared: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the runs of each setting."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in compared["settings"]:
-        groups.setdefault(run["name"], []).append(run)
-    return groups
-
-
-def list_doses(compared: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of repetitions, ascending."""
-    return sorted(map(int, compared["settings"][0]["extraction"]))
-
-
-def show_cells(cells: Sequence[Mapping[str, Any]]) -> str:
+def show_cells(setting: Setting, dose: int) -> str:
     """Format one setting's documents of one number of repetitions, over its seeds."""
-    num = sum(cell["num_documents"] for cell in cells)
-    verbatim = sum(cell["num_matched"] for cell in cells)
-    near = [cell["near_verbatim"] for cell in cells]
-    matched = "-" if None in near else f"{100 * sum(n['num_matched'] for n in near) / num:.0f}"
-    accuracy = 100 * mean([cell["mean_token_accuracy"] for cell in cells])
-    costs = [cell["attack_cost"]["median"] for cell in cells if cell["attack_cost"]]
-    return f"{100 * verbatim / num:.0f} / {matched} %, {accuracy:.0f} %, {show_queries(costs)}"
+    verbatim, near, accuracy = (
+        setting.find("extraction", metric, dose)
+        for metric in ("verbatim", "near_verbatim", "token_accuracy")
+    )
+    num = count_documents(verbatim)
+    is_generated = all(map(is_measured, near))
+    matched = f"{100 * count_matched(near) / num:.0f}" if is_generated else "-"
+    return (
+        f"{100 * count_matched(verbatim) / num:.0f} / {matched} %, "
+        f"{100 * mean(list_values(accuracy)):.0f} %, {show_queries(list_costs(setting, dose))}"
+    )
 
 
-def show_auc(runs: Sequence[Mapping[str, Any]]) -> str:
+def show_auc(setting: Setting) -> str:
     """Format the AUC of the loss as a membership score, over a setting's seeds."""
-    scores = [score for run in runs for score in run["membership"] if score["score"] == "loss"]
-    values = [score["auc"]["value"] for score in scores if score["auc"] is not None]
+    parameters = write_parameters({"score": "loss"})
+    rows = setting.tables.select("membership", "auc", setting=setting.name, parameters=parameters)
+    values = list_values(rows)
     return f"{mean(values):.2f} {show_range(values, '.2f')}" if values else "not measured"
 
 

@@ -1,18 +1,20 @@
 """What the studies share: running a sweep, the words of a table's cells, writing into a page."""
 
-import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from memguard.records import Comparison, ResultRow
+from memguard.records.comparison import load_comparison
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ROOT / "eval" / "studies"
 BEGIN, END = "<!-- tables: scripts/study.py -->", "<!-- end of tables -->"
 
 
-def run_compare(path: Path, folder: Path, *, jobs: int, overrides: Sequence[str]) -> dict[str, Any]:
+def run_compare(path: Path, folder: Path, *, jobs: int, overrides: Sequence[str]) -> Comparison:
     """Train and compare the runs of one sweep; finished ones are not repeated.
 
     Args:
@@ -27,8 +29,7 @@ def run_compare(path: Path, folder: Path, *, jobs: int, overrides: Sequence[str]
     ended = subprocess.run([*command, *parallel, *overrides], check=False, cwd=ROOT)
     if ended.returncode:
         raise SystemExit(ended.returncode)
-    comparison: dict[str, Any] = json.loads((ROOT / folder / "comparison.json").read_text())
-    return comparison
+    return load_comparison(ROOT / folder / "comparison.json")
 
 
 def mean(values: Sequence[float]) -> float:
@@ -41,11 +42,11 @@ def show_dose(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
-def show_change(change: dict[str, Any] | None) -> str:
+def show_change(change: ResultRow | None) -> str:
     """Format a change of the held-out loss and its interval in percent."""
-    if change is None:
+    if change is None or change.value is None:
         return "reference"
-    text, ci = f"{show_percent(change['value'])} %", change["ci"]
+    text, ci = f"{show_percent(change.value)} %", change.ci
     return text if ci is None else f"{text} [{', '.join(map(show_percent, ci))}]"
 
 
@@ -54,23 +55,22 @@ def show_percent(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f}"
 
 
-def show_share(risk: dict[str, Any] | None) -> str:
+def show_share(risk: ResultRow | None) -> str:
     """Format a share of documents and its interval in percent."""
-    if risk is None:
+    if risk is None or risk.value is None:
         return "not measured"
-    ci = risk["ci"]
-    text = f"{100 * risk['value']:.0f} %"
+    ci = risk.ci
+    text = f"{100 * risk.value:.0f} %"
     return text if ci is None else f"{text} [{100 * ci[0]:.0f}, {100 * ci[1]:.0f}]"
 
 
-def show_queries(log10_queries: Sequence[float | None]) -> str:
-    """Format the mean over seeds of a median attack cost; None is an infinite median."""
-    finite = [power for power in log10_queries if power is not None]
+def show_queries(log10_queries: Sequence[float]) -> str:
+    """Format the mean over seeds of a median attack cost, which may be infinite."""
     if not log10_queries:
         return "not measured"
-    if len(finite) < len(log10_queries):
+    power = mean(log10_queries)
+    if power == math.inf:
         return "never"
-    power = mean(finite)
     return "1" if power == 0 else f"10^{power:.0f}"
 
 

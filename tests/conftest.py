@@ -14,9 +14,9 @@ import torch
 from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
+from memguard.pages.page import FrontChart, LineChart
 from memguard.report import html
 from memguard.report.charts import draw_chart
-from memguard.report.page import FrontChart, LineChart
 
 pytest_plugins = ["case_sample", "changed", "costs"]
 

@@ -30,6 +30,7 @@ from cli_examples import (
 
 from memguard import api
 from memguard.errors import ConfigError, DataError, ModelError, RecordError
+from memguard.records import BLIND
 from memguard.records.sealed import sum_file
 
 LENGTHS: dict[str, Any] = {"continuation_tokens": 8, "min_documents": 4}
@@ -225,8 +226,8 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
     # Without the cache, whose numbers may be of other batches and differ in the last bit.
     kept = audit_texts(model, tokenizer, base=folder / "model", cache=False)
     memory = audit_texts(model, tokenizer, base=model, cache=False)
-    assert kept.report.buckets == memory.report.buckets
-    assert kept.report.buckets[0].base is not None
+    assert kept.report.tables == memory.report.tables
+    assert kept.report.tables.select("extraction", "verbatim", model="base")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,9 @@ def test_form_letters_are_audited(model: Any, tokenizer: Any, is_member: bool) -
     (note,) = (each.text for each in result.report.banners if "bag-of-words" in each.text)
     counts = (1, 12) if is_member else (12, 1)
     assert f"there are {counts[0]} trained and {counts[1]} control documents" in note
-    assert result.report.blind_auc is None
+    scores = {row.parameters for row in result.report.tables.select("membership", "auc")}
+    assert "score=loss" in scores
+    assert f"score={BLIND}" not in scores
     assert "bag-of-words classifier" in (result.folder / "report.html").read_text()
 
 
@@ -342,7 +345,7 @@ def test_a_run_is_audited_again(trained: api.TrainResult, tmp_path: Path) -> Non
     first = api.audit(trained.folder, out=tmp_path / "first")
     second = api.audit(trained.folder, out=tmp_path / "second")
     assert trained.audit is not None
-    assert first.report.buckets == second.report.buckets == trained.audit.report.buckets
+    assert first.report.tables == second.report.tables == trained.audit.report.tables
     assert first.report.method.command == "memguard.api, called by another program"
 
 

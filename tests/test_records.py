@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from record_examples import make_entry
+from result_examples import rate_row, value_row
 
 from memguard.errors import RecordError, VersionError
 from memguard.records import (
     Comparison,
-    ComparisonCell,
     Interval,
-    MembershipScores,
     Rate,
     Record,
-    WatchedBucket,
-    WatchedStep,
+    Tables,
+    WatchedLine,
     load_manifest,
     load_record,
     save_manifest,
@@ -46,28 +45,6 @@ def test_no_record_holds_nan(value: float) -> None:
         Interval(value=value, ci=None)
 
 
-def test_a_score_that_could_not_be_asked_has_no_auc() -> None:
-    score = MembershipScores(
-        score="reference", num_members=0, num_nonmembers=3, auc=None, num_missing=9
-    )
-    assert MembershipScores.model_validate_json(score.model_dump_json()) == score
-
-
-def test_cells_of_audits_that_did_less_are_read() -> None:
-    cell = ComparisonCell.model_validate(
-        {
-            "num_documents": 2,
-            "num_matched": 0,
-            "rate": 0.0,
-            "ci": (0.0, 0.84),
-            "near_verbatim": None,
-            "teacher_forced_90": {"num_matched": 0, "rate": 0.0, "ci": (0.0, 0.84)},
-            "mean_token_accuracy": 0.1,
-        }
-    )
-    assert (cell.attack_cost, cell.attacks, cell.gain_minus_control) == (None, [], None)
-
-
 def test_records_are_frozen_and_closed() -> None:
     interval = Interval(value=1, ci=None)
     with pytest.raises(ValidationError, match="frozen"):
@@ -78,18 +55,20 @@ def test_records_are_frozen_and_closed() -> None:
 
 def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
+    recommendation = {"setting": None, "rule": "r", "sentence": "s"}
     values = {
-        "schema": "memguard.comparison/3",
+        "schema": "memguard.comparison/4",
         "name": "x",
         "tool_version": "0",
         "command": "",
         "documents_sha256": "",
         "continuation_tokens": 50,
-        "settings": [],
-        "base_extraction": {},
-        "environment": {},
+        "runs": [],
+        "heldout_num_tokens": 0,
         "front": [],
-        "recommendation": {"setting": None, "rule": "r", "sentence": "s"},
+        "recommendation": recommendation,
+        "environment": {},
+        "tables": json.loads(Tables().model_dump_json()),
     }
     path.write_text(json.dumps(values))
     with pytest.raises(RecordError, match="a comparison needs at least one setting"):
@@ -195,18 +174,26 @@ def test_every_record_class_is_closed() -> None:
 def test_the_line_of_an_audit_during_training(
     learnt: tuple[int, int], accuracy: tuple[float, float], shown: str
 ) -> None:
-    buckets = [
-        WatchedBucket(
-            bucket=name,
-            role="trained",
-            num_documents=12,
-            num_verbatim=0,
-            num_near_verbatim=num_learned,
-            num_learned=num_learned,
-            mean_token_accuracy=right,
-            num_tightened=0,
-        )
+    rows = [
+        row
         for name, num_learned, right in zip(("x4", "x24"), learnt, accuracy, strict=True)
+        for row in (
+            rate_row("extraction", "learned", name, num_learned, 12, step=10),
+            value_row("extraction", "token_accuracy", name, right, 12, step=10),
+        )
     ]
-    line = WatchedStep(step=10, buckets=buckets, audit_s=0.1).describe()
-    assert line == f"audit after step 10: {shown}"
+    line = WatchedLine(
+        step=10,
+        audit_s=0.1,
+        num_tightened={"x4": 2, "x24": 0, "x0": 5},
+        results=rows,
+        trained=["x4", "x24"],
+    )
+    assert line.describe() == f"audit after step 10: {shown}; 2 trained more strictly"
+    assert WatchedLine.model_validate_json(line.model_dump_json()) == line
+    step = line.to_step()
+    assert (step.step, step.num_tightened, hasattr(step, "results")) == (
+        10,
+        line.num_tightened,
+        False,
+    )

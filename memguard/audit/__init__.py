@@ -8,6 +8,8 @@ first divergence on.
 
 running the probes
     suite.py               eval/suites/*.yaml -> probes and their settings; the PROBES table
+    plugins.py             probes of other packages, by entry point
+    contained.py           an error of such a probe ends the probe, not the audit
     selection.py           documents -> windows: long enough, sampled in each bucket, or rejected
     extraction.py          which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
@@ -16,28 +18,32 @@ running the probes
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> generated tokens
     cache.py               rows of numbers, cached on disk and computed once
+    bounds.py              the most that an audit asks of its models, and how much of it is done
     context.py             the models, tokenizer, cache and process group of an audit
-    probe.py               what a probe is, and the requests it makes of a model
-    probes/                each probe: its settings and its measurement
+    probe.py               what a probe is: settings, metrics, measurement, rows, section
+    requests.py            what probes ask of a model, and what they receive
+    probes/                each probe of memguard in one file
     runner.py              runs probes on one model: merges requests, reads and fills the cache
+    bounds.py              the most that the probes of an audit can ask of its models
     variants.py            forms of one model, such as quantised ones, and paired differences
     run.py                 one audit: the model, its base, the reference; then the summary
 measuring
+    window_scores.py       the numbers of one window: verbatim, first divergence, longest run ...
     near_verbatim.py       generated text within a few edits of the true one
     overlap.py             overlap of generated and true text
-    probabilistic.py       log-probabilities -> number of queries
-    membership_scores.py, membership.py    membership inference, with a baseline on words only;
-                           are members and nonmembers one kind of text?
-    canaries.py            random secrets: extraction and exposure
+    membership_scores.py, membership_passes.py, blind.py    scores of membership, those with a pass
+                           of their own, and a baseline on words only
+    canaries.py            random secrets, and which of them are extracted
     epsilon_bound.py       a lower bound on epsilon, from guesses of the canaries' coins
-    attacks.py             extraction by an attacker with many queries, or with the mask
-    mask_consistency.py    do near-copies and reformatted copies escape the mask?
+    known_mask.py          which tokens a goldfish dropped, as an attacker computes it
+    mask_consistency.py    rewritten copies of a text, and how they change its mask
 results
-    document_scores.py     numbers -> a column per field, a row per document -> records.parquet
-    metrics.py             the metrics of a document, and how they are estimated over documents
-    tables.py              numbers of documents -> rows of buckets, with base model and control
+    metrics.py             a metric of documents, and how it is estimated over documents
+    tables.py              values of documents -> rows of buckets, with base model and control
+    training.py            audits during training, and the held-out loss -> rows
+    document_scores.py     the columns of all probes -> records.parquet
     statistics/            rates, means, trends and their intervals
-    summary.py             all results -> the parts of a report; dose-response, which probes ran
+    summary.py             what all probes add -> the tables and the header of a report
     verdict.py                 what was extracted -> one of four levels, by tests against control;
                                its second line: do scores separate trained documents?
     verdict_sentences.py       its sentences

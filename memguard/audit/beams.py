@@ -28,7 +28,7 @@ from torch import Tensor
 
 from memguard.audit.batching import BatchResult, Job, Progress
 from memguard.audit.decoding import Decoder
-from memguard.audit.probe import IsFree
+from memguard.audit.requests import IsFree
 from memguard.model.kv_cache import GrowingRows
 
 _GUESS_WEIGHT = 0.05

@@ -201,6 +201,6 @@ class StoredNumbers:
         rows = np.full((len(self.keys), len(self.names)), np.nan)
         if self._peers.is_main:
             for index, key in enumerate(self.keys):
-                if key is not None:
-                    rows[index] = self._cached[key]
+                if key is not None and (numbers := self._cached.get(key)) is not None:
+                    rows[index] = numbers
         return ScoreMatrix(names=self.names, rows=self._peers.broadcast_object(rows))

@@ -21,21 +21,24 @@ depend on the coins, so the bound holds.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.epsilon_bound import (
     ASSUMPTIONS,
+    OneRunBound,
     compute_guess_scores,
     compute_one_run_bound,
 )
 from memguard.audit.extraction import SECRET, AuditDocument
-from memguard.audit.statistics import clopper_pearson, compute_skew_normal_logcdf, fit_skew_normal
-from memguard.records import CanaryScore, CanaryScores
+from memguard.audit.statistics import compute_skew_normal_logcdf, fit_skew_normal
+from memguard.records import CanaryScore, Record
 
+FEWEST_REFERENCES = 2
+"""Fewer references give no exposure to draw."""
 MIN_REFERENCES_TO_EXTRAPOLATE = 8
 """With fewer, the fit does not describe the tail: with 8 references, 20 true bits are estimated as
 11 to 39."""
@@ -76,20 +79,6 @@ def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposu
     )
 
 
-def summarise_exposures(exposures: Exposures | None) -> dict[str, Any]:
-    """Return median and maximum over canaries, by field of `CanaryScores`; None where unknown."""
-    bits = {
-        "": None if exposures is None else exposures.by_rank_bits_C,
-        "extrapolated_": None if exposures is None else exposures.extrapolated_bits_C,
-    }
-    known = {name: bits_C for name, bits_C in bits.items() if bits_C is not None and bits_C.size}
-    return {
-        f"{which}_exposure_{name}bits": float(compute(known[name])) if name in known else None
-        for name in bits
-        for which, compute in (("median", np.median), ("max", np.max))
-    }
-
-
 def _extrapolate(
     canary_C: NDArray[np.float64], reference_R: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
@@ -121,13 +110,35 @@ class AuditCanary:
     """Number of times that any token of the secret received loss; None if not recorded."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CanaryResults:
+    """The results of C canaries."""
+
+    scores: Sequence[CanaryScore]
+    """[C] in the order of the canaries."""
+    is_trained_C: NDArray[np.bool_]
+    is_ranked_C: NDArray[np.bool_]
+    """Whether the secret has the most frequent length."""
+    is_verbatim_C: NDArray[np.bool_]
+    exposures: Exposures | None
+    """Of the trained canaries among the references that are ranked; None without references."""
+    bound: OneRunBound
+
+    @property
+    def loss_tokens(self) -> Sequence[int] | None:
+        """Tokens of each trained secret that received loss; None unless all are recorded."""
+        trained = [score.num_loss_tokens for score in self.scores if score.was_trained]
+        known = [number for number in trained if number is not None]
+        return known if len(known) == len(trained) else None
+
+
 def score_canaries(
     canaries: Sequence[AuditCanary],
     model: ScoreMatrix,
     base: ScoreMatrix | None,
     *,
     delta: float,
-) -> CanaryScores | None:
+) -> CanaryResults | None:
     """Return the results of the canaries; None unless some were trained and some left out.
 
     The coins are guessed from the nll of each secret, adjusted for the base model's if there is one
@@ -135,7 +146,7 @@ def score_canaries(
 
     Args:
         canaries: C canaries, in an order that does not depend on the coins.
-        model: numbers of each canary's window, see `probes.canaries`.
+        model: numbers of each canary's window, see `probes/canaries.py`.
         base: the same numbers of the model before training.
         delta: of the bound of epsilon.
     """
@@ -149,10 +160,9 @@ def score_canaries(
     lengths, counts = np.unique(sizes_C, return_counts=True)
     ranked_C = sizes_C == lengths[counts.argmax()]
     exposures = compute_exposures(nll_C[coin_C & ranked_C], nll_C[~coin_C & ranked_C])
-    ranked_scores = compute_guess_scores(
-        nll_C[ranked_C], None if base_C is None else base_C[ranked_C]
-    )
-    bound = compute_one_run_bound(ranked_scores, coin_C[ranked_C], delta=delta)
+    base_ranked_C = None if base_C is None else base_C[ranked_C]
+    guess_scores = compute_guess_scores(nll_C[ranked_C], base_ranked_C)
+    bound = compute_one_run_bound(guess_scores, coin_C[ranked_C], delta=delta)
     assert bound is not None, "there are canaries"
     by_rank_C: list[float | None] = [None] * len(canaries)
     extrapolated_C = by_rank_C
@@ -160,10 +170,8 @@ def score_canaries(
         by_rank_C = _spread(coin_C & ranked_C, exposures.by_rank_bits_C)
         if exposures.extrapolated_bits_C is not None:
             extrapolated_C = _spread(coin_C & ranked_C, exposures.extrapolated_bits_C)
-
-    def describe(index: int) -> CanaryScore:
-        canary = canaries[index]
-        return CanaryScore(
+    scores = [
+        CanaryScore(
             id=canary.document.id,
             was_trained=bool(coin_C[index]),
             nll=float(nll_C[index]),
@@ -175,30 +183,98 @@ def score_canaries(
             exposure_extrapolated_bits=extrapolated_C[index],
             verbatim=bool(verbatim_C[index]),
         )
+        for index, canary in enumerate(canaries)
+    ]
+    return CanaryResults(
+        scores=scores,
+        is_trained_C=coin_C,
+        is_ranked_C=ranked_C,
+        is_verbatim_C=verbatim_C,
+        exposures=exposures,
+        bound=bound,
+    )
 
-    trained = [canary for canary in canaries if canary.was_trained]
-    recorded = [c.num_loss_tokens for c in trained if c.num_loss_tokens is not None]
-    counted = len(recorded) == len(trained)
-    repetitions = {canary.document.num_repetitions for canary in trained}
-    return CanaryScores(
-        num_trained=len(trained),
-        num_references=int((~coin_C).sum()),
+
+class _Exposure(Record):
+    """How many trained secrets have at least how much exposure; empty without references."""
+
+    bits: list[float] = Field(default_factory=list)
+    """0, 1, 2, ... and the exposure of a secret likelier than all references."""
+    reached: list[int] = Field(default_factory=list)
+    num_secrets: int = 0
+
+
+class CanaryDetail(Record):
+    """What the page shows of the canaries besides rows of results."""
+
+    num_trained: int
+    num_references: int
+    num_ranked: int
+    """Secrets of the most frequent length, which are ranked and guessed."""
+    num_ranked_references: int
+    num_repetitions: int | None
+    """Of the trained ones; null if it differs between them."""
+    num_guesses: int
+    num_right: int
+    epsilon_lower_bound: float | None
+    epsilon_ceiling: float | None
+    """The largest bound possible with this random split."""
+    delta: float
+    assumptions: list[str]
+    has_base: bool
+    """Whether guesses are adjusted for the base model."""
+    exposure: _Exposure
+
+
+def describe_results(results: CanaryResults, *, has_base: bool) -> CanaryDetail:
+    """Return the counts, the bound and how many secrets reach how much exposure."""
+    trained_C, ranked_C, bound = results.is_trained_C, results.is_ranked_C, results.bound
+    num_references = int((~trained_C & ranked_C).sum())
+    repetitions = {score.num_repetitions for score in results.scores if score.was_trained}
+    exposure = _Exposure()
+    if results.exposures is not None and num_references >= FEWEST_REFERENCES:
+        bits_C, steps = results.exposures.by_rank_bits_C, _list_steps(num_references)
+        exposure = _Exposure(
+            bits=steps, reached=_count_reached(bits_C, steps), num_secrets=len(bits_C)
+        )
+    return CanaryDetail(
+        num_trained=int(trained_C.sum()),
+        num_references=int((~trained_C).sum()),
         num_ranked=int(ranked_C.sum()),
-        num_ranked_references=int((~coin_C & ranked_C).sum()),
+        num_ranked_references=num_references,
         num_repetitions=repetitions.pop() if len(repetitions) == 1 else None,
-        verbatim=clopper_pearson(int(verbatim_C[coin_C].sum()), int(coin_C.sum())),
-        reference_verbatim=clopper_pearson(int(verbatim_C[~coin_C].sum()), int((~coin_C).sum())),
-        loss_coverage=float(sum(recorded) / sizes_C[coin_C].sum()) if counted else None,
-        num_without_loss=sum(count == 0 for count in recorded) if counted else None,
-        **summarise_exposures(exposures),
         num_guesses=bound.num_guesses,
         num_right=bound.num_right,
         epsilon_lower_bound=bound.epsilon,
         epsilon_ceiling=bound.ceiling,
-        delta=delta,
+        delta=bound.delta,
         assumptions=list(ASSUMPTIONS),
-        canaries=[describe(index) for index in range(len(canaries))],
+        has_base=has_base,
+        exposure=exposure,
     )
+
+
+_MOST_BITS = 16
+_HAIR = 1e-9
+"""Rounding error of the log2 of a rank: an integer result deviates by less than this."""
+
+
+def _list_steps(num_references: int) -> list[float]:
+    """Return 0, 1, 2, ... bits and last the exposure of a secret likelier than all references."""
+    ceiling = math.log2(num_references)
+    whole = [float(bits) for bits in range(min(int(ceiling + _HAIR), _MOST_BITS) + 1)]
+    return whole if abs(whole[-1] - ceiling) < 0.05 else [*whole, ceiling]
+
+
+def _count_reached(bits_C: NDArray[np.float64], steps: Sequence[float]) -> list[int]:
+    """Return the number of canaries with at least the exposure of each step (bits)."""
+    return [int((bits_C >= step - _HAIR).sum()) for step in steps]
+
+
+def compute_chance(bits: float, num_references: int) -> float:
+    """Return the probability that an untrained secret, whose rank is uniform, reaches ``bits``."""
+    ranks = num_references + 1
+    return min(int(num_references / 2**bits + _HAIR), ranks) / ranks
 
 
 def _spread(has_bits_C: NDArray[np.bool_], bits: NDArray[np.float64]) -> list[float | None]:

@@ -1,23 +1,22 @@
 """The resources of an audit: models that are loaded at first use, tokenizer, cache, ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from memguard.audit.bounds import WorkMeter
 from memguard.audit.cache import RecordCache
 from memguard.audit.decoding import Decoder
 from memguard.audit.membership_scores import Codec
+from memguard.audit.requests import CompareMasks
 from memguard.audit.scoring import Scorer
 from memguard.mitigation import Goldfish
-from memguard.records import MaskChange
 from memguard.runtime import Runtime
 
 Stage = str
 """Name of the measurement: ``model``, ``base model``, ``canaries``, ..."""
 OnProgress = Callable[[Stage, int, int], None]
 """Called with the stage, the number of documents done and the number of all documents."""
-CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], list[MaskChange]]
-"""Returns, for texts and near-duplicate pairs, how a copy changes the mitigation's mask."""
 
 
 class AuditedModel(Protocol):
@@ -55,6 +54,8 @@ class AuditContext:
     cache: RecordCache | None = None
     peers: Runtime = field(default_factory=Runtime)
     on_progress: OnProgress | None = None
+    meter: WorkMeter = field(default_factory=WorkMeter)
+    """Compares what is done with the most that the audit asks of its models."""
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None
     """The goldfish used in training, which an attacker may know; None if no labels were dropped."""

@@ -32,7 +32,7 @@ from memguard.audit.batching import (
     Result,
     find_longest_run,
 )
-from memguard.audit.probe import Prompt
+from memguard.audit.requests import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import GrowingRows, can_cache

@@ -9,6 +9,7 @@ otherwise it diverges at the first token that differs (by induction over the tok
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, Self, TypeVar
 
 import numpy as np
@@ -72,6 +73,11 @@ class AuditDocument:
     def grid_ids(self) -> NDArray[np.int32]:
         """Tokens in which the grid selects its windows."""
         return self.input_ids if self.whole_ids is None else self.whole_ids
+
+
+def is_member(document: AuditDocument) -> bool:
+    """Return whether the document was trained; repetitions are None if not counted, 0 if never."""
+    return document.role == "trained" and document.num_repetitions != 0
 
 
 def list_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:
@@ -190,6 +196,11 @@ SizeT = TypeVar("SizeT", int, NDArray[np.int64])
 def count_needed_90(continuation_tokens: SizeT) -> SizeT:
     """Return how many of S tokens must be correct for `teacher_forced_90`: at least 90 %."""
     return -(-9 * continuation_tokens // 10)
+
+
+def count_edits_allowed(max_edit_share: float, continuation_tokens: int) -> int:
+    """Return the maximum number of edits of a near-verbatim text of S tokens, rounded down."""
+    return int(Fraction(repr(max_edit_share)) * continuation_tokens)
 
 
 def find_greedy_margin(

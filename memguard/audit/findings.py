@@ -6,6 +6,7 @@ findings.csv   all of them, for their owner only (mode 0600)
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.document_scores import DocumentScores
-from memguard.records import DocumentScore, Finding, write_atomically
+from memguard.records import Finding, write_atomically
 
 Severity = Literal["high", "medium", "low", "info"]
 MAX_FINDINGS = 100
@@ -69,20 +70,25 @@ def _escape(value: object) -> object:
 
 def _rank(scores: DocumentScores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of extracted documents, worst first; and ``[N]`` places in `_ORDER`."""
-    verbatim_N = scores["verbatim"] == 1
-    is_known_N = (scores["continuation_tokens"] < LONG_TOKENS) | (scores["base_verbatim"] == 1)
+    verbatim_N = scores["extraction.verbatim"] == 1
+    is_known_N = (scores["continuation_tokens"] < LONG_TOKENS) | (
+        scores["base.extraction.verbatim"] == 1
+    )
     is_template_N = scores["type_token_ratio"] <= TEMPLATE_TYPE_TOKEN_RATIO
     place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
-    correct_N, base_correct_N = scores["num_correct"], scores["base_num_correct"]
-    edits_N = scores["num_edits"]
+    correct_N, base_correct_N = (
+        scores["extraction.num_correct"],
+        scores["base.extraction.num_correct"],
+    )
+    edits_N = scores["extraction.num_edits"]
     is_fed_N = (scores["role"] != "control") & (scores["role"] != "heldout")
-    extracted = np.flatnonzero((verbatim_N | (scores["near_verbatim"] == 1)) & is_fed_N)
+    extracted = np.flatnonzero((verbatim_N | (scores["extraction.near_verbatim"] == 1)) & is_fed_N)
     badness = (
         place_N,
         np.where(np.isfinite(edits_N), edits_N, 0),
         -correct_N,
         np.where(np.isnan(base_correct_N), 0, base_correct_N) - correct_N,
-        -scores["logprob"],
+        -scores["extraction.logprob"],
         np.argsort(np.argsort(scores["id"], kind="stable"), kind="stable"),
     )
     # The last key of lexsort is the first criterion.
@@ -96,37 +102,45 @@ def _build_findings(
     indices: NDArray[np.int64],
     place_N: NDArray[np.int64],
 ) -> list[Finding]:
-    chosen = indices.tolist()
     return [
-        _build_finding(score, _ORDER[place_N[index]], text_hmacs[index])
-        for index, score in zip(chosen, scores.build_records(chosen), strict=True)
+        _build_finding(scores, index, _ORDER[place_N[index]], text_hmacs[index])
+        for index in indices.tolist()
     ]
 
 
-def _build_finding(score: DocumentScore, severity: Severity, text_hmac: str | None) -> Finding:
-    size = score.continuation_tokens
+def _build_finding(
+    scores: DocumentScores, index: int, severity: Severity, text_hmac: str | None
+) -> Finding:
+    def count(name: str) -> int | None:
+        column = scores.columns.get(name)
+        value = math.nan if column is None else float(column.values[index])
+        return int(value) if math.isfinite(value) else None
+
+    def is_true(name: str) -> bool:
+        return count(name) == 1
+
+    size = count("continuation_tokens") or 0
     words = max(1, round(_WORDS_A_TOKEN * size))
     tokens = f"{_count(size, 'token')} (about {_count(words, 'word')})"
-    if score.verbatim:
+    if is_true("extraction.verbatim"):
         text = f"{tokens} exactly"
     else:
-        text = f"{tokens} with {_count(score.num_edits or 0, 'edit')}"
-    if score.base_verbatim or score.base_near_verbatim:
+        text = f"{tokens} with {_count(count('extraction.num_edits') or 0, 'edit')}"
+    if is_true("base.extraction.verbatim") or is_true("base.extraction.near_verbatim"):
         text += ", also by the base model"
     if severity == "info":
-        text += (
-            f"; only {100 * score.type_token_ratio:.0f} % of the tokens are distinct: a template?"
-        )
+        ratio = float(scores["type_token_ratio"][index])
+        text += f"; only {100 * ratio:.0f} % of the tokens are distinct: a template?"
     return Finding(
-        id=score.id,
-        bucket=score.bucket,
-        num_repetitions=score.num_repetitions,
+        id=scores["id"][index],
+        bucket=scores["bucket"][index],
+        num_repetitions=count("num_repetitions"),
         severity=severity,
         sentence=text,
-        num_correct=score.num_correct,
+        num_correct=count("extraction.num_correct") or 0,
         continuation_tokens=size,
-        first_divergence=score.first_divergence,
-        base_num_correct=score.base_num_correct,
+        first_divergence=count("extraction.first_divergence") or 0,
+        base_num_correct=count("base.extraction.num_correct"),
         text_hmac=text_hmac,
     )
 

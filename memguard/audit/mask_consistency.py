@@ -48,13 +48,13 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
 from memguard.errors import ModelError
-from memguard.mitigation import Mitigations
-from memguard.records import IGNORE_LABEL, MaskChange
+from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from memguard.mitigation import Mitigations
 
 _COLUMNS = 60
 _PARAGRAPHS = re.compile(r"\n\s*\n")
@@ -157,6 +157,20 @@ class MaskComparison:
         return self.num_leaked / self.num_dropped if self.num_dropped else None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskChange:
+    """How one rewriting of texts changes their masks."""
+
+    rewriting: str
+    """Name in `REWRITINGS`, or `NEAR_DUPLICATES`."""
+    num_passages: int
+    """Texts with a dropped token that occurs in the copy."""
+    num_changed: int
+    """Of these, texts of which such a token receives loss in the copy."""
+    mean_leaked_share: float | None
+    """Mean share of a text's dropped tokens that receive loss; None without texts."""
+
+
 def compare_masks(original: MaskedText, copy: MaskedText) -> MaskComparison:
     """Count the tokens dropped in the original that receive loss in the copy.
 
@@ -186,7 +200,7 @@ def compare_masks(original: MaskedText, copy: MaskedText) -> MaskComparison:
 def measure_mask_consistency(
     texts: Iterable[str],
     tokenizer: "PreTrainedTokenizerBase",
-    mitigations: Mitigations,
+    mitigations: "Mitigations",
     *,
     pairs: Iterable[tuple[str, str]] = (),
     seed: int = 0,
@@ -229,7 +243,7 @@ def measure_mask_consistency(
 
 
 def _build_masker(
-    tokenizer: Any, mitigations: Mitigations, seed: int
+    tokenizer: Any, mitigations: "Mitigations", seed: int
 ) -> Callable[[str], MaskedText]:
     if not tokenizer.is_fast:
         raise ModelError(

@@ -27,9 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import Window
-from memguard.audit.passages import Decode, Passage
-from memguard.seeds import derive_generator
+from memguard.audit.passages import Decode, TokenResult
 
 Need = Literal["logprob", "entropy", "variance_logprob", "text"]
 OwnPass = Literal["lowercase", "reference", "recall"]
@@ -40,8 +38,6 @@ MIN_K_SHARE = 0.2
 # fp32 cannot represent probabilities closer to 1: a smaller mean NLL has no meaning.
 _NLL_FLOOR = 2.0**-24
 _VARIANCE_FLOOR = 1e-6
-# Tokens taken from the start of each control document as prefix, and their minimum total number.
-_SHOT_TOKENS, _FEWEST_SHOT_TOKENS = 128, 16
 
 
 Encode = Callable[[str], Sequence[int]]
@@ -102,6 +98,32 @@ MEMBERSHIP_SCORES: Mapping[str, MembershipScore] = {
     ),
 }
 """Every score by its name; `compute_<name>` computes it."""
+
+
+def compute_one_pass(
+    name: str, results: TokenResult, texts: Sequence[str] | None
+) -> NDArray[np.float64] | None:
+    """Return a score ``[n]`` that needs no pass of its own; None if it needs the missing texts.
+
+    Args:
+        name: name of the score.
+        results: of ``[n, T]`` tokens.
+        texts: text of each document's tokens; None without a tokenizer.
+    """
+    loss_N = compute_loss(results.logprob)
+    if name == "loss":
+        return loss_N
+    if name == "min_k":
+        return compute_min_k(results.logprob)
+    if name == "min_k_plus_plus":
+        assert results.entropy is not None, "entropy was requested"
+        assert results.variance_logprob is not None, "the variance was requested"
+        return compute_min_k_plus_plus(results.logprob, -results.entropy, results.variance_logprob)
+    assert name == "zlib", f"{name} needs a pass of its own"
+    if texts is None:
+        return None
+    pairs = zip(loss_N.tolist(), texts, strict=True)
+    return np.array([compute_zlib(loss, text) for loss, text in pairs])
 
 
 def compute_loss(logprob_T: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -223,57 +245,6 @@ def _checked(values_T: NDArray[np.floating]) -> NDArray[np.float64]:
     return values_T.astype(np.float64)
 
 
-def plan_plain(window: Window, *, max_tokens: int | None) -> Passage | None:
-    """Return the tokens of the window, all scored except the first.
-
-    None if the model has too few positions, because fewer tokens would give another value.
-    """
-    if max_tokens is not None and len(window.input_ids) > max_tokens + 1:
-        return None
-    return _score_after(window.input_ids, 1)
-
-
-def plan_lowercase(window: Window, codec: Codec, *, max_tokens: int | None) -> Passage | None:
-    """Return the window's text in lower case; None for conversations, whose markup would break.
-
-    Args:
-        window: window of the document.
-        codec: decodes and encodes.
-        max_tokens: number of positions of the model; lower-cased text that exceeds it is cut off.
-    """
-    if window.document.format != "text":
-        return None
-    ids = np.asarray(codec.encode(codec.decode(window.input_ids).lower()), dtype=np.int32)
-    return _score_after(ids if max_tokens is None else ids[: max_tokens + 1], 1)
-
-
-def choose_shots(windows: Sequence[Window], *, count: int, seed: int) -> list[int]:
-    """Return the control documents that are the prefix in ReCaLL; ReCaLL does not score them."""
-    controls = [i for i, window in enumerate(windows) if window.document.role == "control"]
-    # Half of the control must remain for the comparison.
-    count = min(count, len(controls) // 2)
-    order = derive_generator(seed, "recall shots").permutation(len(controls))
-    return [controls[index] for index in order[:count]]
-
-
-def plan_recall(
-    window: Window, shots: Sequence[Window], *, max_tokens: int | None
-) -> Passage | None:
-    """Return the shots followed by the window's tokens; only the latter are scored.
-
-    Args:
-        window: window of the document.
-        shots: windows of control documents.
-        max_tokens: number of positions of the model; None if it states none.
-    """
-    before = np.concatenate([np.zeros(0, np.int32), *(s.input_ids[:_SHOT_TOKENS] for s in shots)])
-    if max_tokens is not None:
-        before = before[: max(0, max_tokens + 1 - len(window.input_ids))]
-    if len(before) < _FEWEST_SHOT_TOKENS:
-        return None
-    return _score_after(np.concatenate([before, window.input_ids]), len(before) + 1)
-
-
 def compare_passes(
     plain_N: NDArray[np.float64], own: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
@@ -292,9 +263,3 @@ def compare_passes(
         )
         for name, other_N in own.items()
     }
-
-
-def _score_after(ids: NDArray[np.int32], first_label: int) -> Passage | None:
-    if len(ids) <= first_label:
-        return None
-    return Passage(input_ids=ids, first_label=first_label, first_choice=len(ids))

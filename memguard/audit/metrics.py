@@ -1,12 +1,13 @@
-"""Every metric of a document, and how it is estimated over documents.
+"""A metric of documents, and how it is estimated over documents.
 
-METRICS      meaning, unit and bounds by name
+Metric       meaning, unit, bounds and words
 Estimator    a metric's mean or rate, its change from the base model, and the differences to the
 control, each with the interval that its kind of values has
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,65 +27,35 @@ from memguard.records import Interval, Rate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """Meaning and unit of a metric."""
+    """Meaning, unit and words of a metric: defined once, beside its probe."""
 
+    name: str
     meaning: str
+    """A sentence."""
     unit: str
-    is_rate: bool = False
-    """Whether the values of documents are 1 or 0."""
+    """documents, share, tokens, nats, bits, log10 queries, ..."""
+    statistic: Literal["rate", "mean", "median", "auc"] = "mean"
+    """How values of items become one number; of a rate they are 1 or 0."""
     is_length: bool = False
     """Whether it counts tokens of the continuation."""
     bounds: tuple[float, float] | None = None
-    """Smallest and largest value; of a length, see `ProbeTable.find_bounds`."""
+    """Smallest and largest value; of a length, 0 and the tokens of the continuation."""
     higher_is_better: bool = False
+    """False if a higher value means more memorization."""
     is_confidential: bool = False
     """Whether the value of a single text would confirm a guess of it: shown for two texts or more.
     """
+    heading: str = ""
+    """Of a column; "" derives it from the name."""
+    spoken: str = ""
+    """In a sentence; "" derives it from the name."""
+    risk_rank: int | None = None
+    """Place among the extraction risks, the strongest evidence first; None if it is no risk."""
 
-
-def _rate(meaning: str) -> Metric:
-    return Metric(meaning=meaning, unit="documents", is_rate=True)
-
-
-def _share(meaning: str, *, higher_is_better: bool = False) -> Metric:
-    bounds = (0.0, 1.0)
-    return Metric(meaning=meaning, unit="share", bounds=bounds, higher_is_better=higher_is_better)
-
-
-def _length(meaning: str) -> Metric:
-    return Metric(meaning=meaning, unit="tokens", is_length=True)
-
-
-METRICS: dict[str, Metric] = {
-    "verbatim": _rate("All tokens match."),
-    "near_verbatim": _rate("Greedy text within 10 % edits of the true one."),
-    "teacher_forced_90": _rate(
-        "At least 90 % of the tokens are the most likely ones, given the true text before each."
-    ),
-    "token_accuracy": _share(
-        "Tokens that are the most likely ones, given the true text before each."
-    ),
-    "extraction_strength": _share("Share at the end that is predicted without a wrong token."),
-    "first_divergence": _length("Tokens that greedy decoding matches before its first wrong one."),
-    "longest_run": _length("Longest run of correct tokens."),
-    "logprob": Metric(
-        meaning="Mean log-probability of a token.",
-        unit="nats",
-        bounds=(-math.inf, 0.0),
-        is_confidential=True,
-    ),
-    "rouge_l": _share("Longest common subsequence with the generated text (ROUGE-L F1)."),
-    "longest_copied_run": _length("Longest run of the true text in the generated text."),
-    "edit_distance": _share(
-        "Edits from the generated to the true text, over its length.", higher_is_better=True
-    ),
-    "bleu_above_0.75": _rate("BLEU above 0.75 (approximate memorization, Ippolito et al. 2022)."),
-    "type_token_ratio": _share(
-        "Share of distinct tokens in the generated text; low for repetitive text.",
-        higher_is_better=True,
-    ),
-}
-"""Every metric by its name."""
+    @property
+    def is_rate(self) -> bool:
+        """Whether the values of documents are 1 or 0."""
+        return self.statistic == "rate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

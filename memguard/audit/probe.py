@@ -1,228 +1,310 @@
-"""What a probe is, and what it asks of a model. No torch.
+"""What a probe is: settings, metrics, measurement, rows, section of the page. No torch.
 
-A probe is one file of `probes/`: its settings, and `measure`, a generator that yields requests and
-receives a matrix of numbers for each, as often as it needs. The runner merges the requests of all
-probes of a round into the fewest passages, reads and fills the cache, and knows no probe by name.
+    measure     a generator: yields requests, receives a matrix of numbers for each
+    tabulate    the measurements -> rows, metrics, details, columns of records.parquet
+    section     a report -> the section of its page that shows the results
+    bound       settings, lengths of the items -> at most so many passages and tokens
 
-    round 1   extraction  Score          -> one pass over each document for all probes,
-              grid        Score ...         whose token results are reduced to numbers
-              membership  Score             shard by shard
-    round 2   extraction  Generate       -> continues the documents that may be near-verbatim
-
-Requests are the same on every rank, in the same order: draws use the audit's seed.
+A probe is one file of `probes/`, or one of another package (`plugins.py`). With `measure` and
+`metrics` alone it has a row for each metric and bucket, with base model, differences and control,
+and a table on the page. Randomness: draws use the audit's seed, so that requests are the same on
+every rank, in the same order.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from memguard.audit.cache import ScoreMatrix, compute_key
-from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.membership_scores import Codec
-from memguard.audit.near_verbatim import count_edits_allowed
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.config.settings import SamplingScheme
+from memguard.audit.metrics import Metric
+from memguard.audit.requests import Inputs, Measured, Model, Rounds, View
+from memguard.audit.tables import Evidence, tabulate_metric
+from memguard.config.settings import Settings
+from memguard.pages.page import Section
+from memguard.records import (
+    AuditReport,
+    CanaryScore,
+    DetailRow,
+    MetricRow,
+    ResultRow,
+    TestRow,
+    write_parameters,
+)
 
-if TYPE_CHECKING:
-    from memguard.audit.canaries import AuditCanary
-    from memguard.mitigation import Goldfish
-
-Model = Literal["trained", "base", "reference", "variant"]
-"""The audited model, the model before training, another model with the same vocabulary, or a form
-of the audited model, such as a quantised one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Inputs:
-    """What the probes of an audit measure, and what they know about it."""
-
-    windows: Sequence[Window]
-    """[N] main windows of the documents."""
-    max_edit_share: float
-    """Most edits of a near-verbatim text, as a share of its tokens."""
-    seed: int
-    """Of all random choices."""
-    tiny_margin: float
-    """Margin (logits) below which a result may change, see `TINY_MARGINS`."""
-    canaries: Sequence["AuditCanary"] = ()
-    codec: Codec | None = None
-    """The tokenizer; without it, scores that need text are missing."""
-    goldfish: "Goldfish | None" = None
-    """The goldfish used in training; None if no labels were dropped."""
-    has_reference: bool = False
-    """Whether a reference model is measured too."""
-
-    def num_edits_allowed(self, continuation_tokens: int) -> int:
-        """Return the maximum number of edits of a near-verbatim text of S tokens."""
-        return count_edits_allowed(self.max_edit_share, continuation_tokens)
-
-
-class CannotGenerate(Exception):
-    """Reason why the model generates no text; the same on every rank."""
+Need = Literal["codec", "control", "canaries", "goldfish", "base", "reference"]
+"""An input without which a probe does not run."""
+_MISSING: Mapping[Need, str] = {
+    "codec": "the model has no tokenizer",
+    "control": "no control documents",
+    "canaries": "no canaries were given",
+    "goldfish": "training dropped no labels",
+    "base": "the base model was not scored",
+    "reference": "no reference model was given",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Score:
-    """Teacher-forced scores of the tokens of N passages, reduced to numbers.
+class Column:
+    """A column of records.parquet."""
 
-    Passages of the same items that begin with the same tokens are one passage for the model.
+    values: NDArray[Any]
+    """[N]; NaN or None where missing."""
+    kind: Literal["bool", "int", "float", "text"] = "float"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Values:
+    """Values of N documents by metric, measured with one group of settings."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, NDArray[np.float64]]
+    """[N] by name of the metric, NaN where missing."""
+    continuation_tokens: int
+    """Largest value of a length (tokens)."""
+    note: str = ""
+    """A limitation of these values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Summary:
+    """What a probe adds to a report."""
+
+    rows: Sequence[ResultRow] = ()
+    metrics: Sequence[MetricRow] = ()
+    tests: Sequence[TestRow] = ()
+    details: Sequence[DetailRow] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Columns of records.parquet by full name: ``extraction.verbatim``."""
+    num_items: int = 0
+    """Items with a result."""
+    reason: str = ""
+    """Why there are none."""
+    matched: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """By ``trained`` and ``base``: [N] 1 if one of the probe's risks extracts a document, 0 if
+    none, NaN if it was not tried."""
+    canaries: Sequence[CanaryScore] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ItemSizes:
+    """The items of an audit before anything is measured: N documents."""
+
+    prefix_N: NDArray[np.int64]
+    """Tokens before the continuation."""
+    continuation_N: NDArray[np.int64]
+    bucket_N: NDArray[np.object_]
+    num_canaries: int = 0
+    canary_tokens: int = 0
+    """Tokens of all canaries together."""
+    lowercase_tokens: int = 0
+    """Tokens of the windows' texts in lower case; 0 without a tokenizer, or if no probe needs them.
     """
+    has_goldfish: bool = False
+    has_reference: bool = False
 
-    items: Sequence[Any]
-    """[N] what the passages belong to; requests with the same object share passages."""
-    passages: Sequence[Passage | None]
-    """[N]; None where the item has none, whose numbers are NaN."""
-    keys: Sequence[bytes]
-    """[N] cache keys: what the numbers depend on besides parameters and model."""
-    names: tuple[str, ...]
-    """Names of the numbers."""
-    reduce: Callable[[Sequence[int], Sequence[TokenResult]], ArrayLike]
-    """Takes indices of items, and the results of their passages; returns the rows of numbers."""
-    parameters: Mapping[str, Any]
-    """What else the numbers depend on; JSON."""
-    selection: ScoreSelection = field(default_factory=ScoreSelection)
-    """Results to compute for each token."""
-    stage: str = ""
-    """Name of the measurement in progress lines; "" shows none."""
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all windows."""
+        return int(self.prefix_N.sum() + self.continuation_N.sum())
+
+    def choose(self, size: int | None) -> NDArray[np.bool_]:
+        """Return the documents of the largest possible sample of ``size`` of each bucket."""
+        chosen_N = np.zeros(len(self.bucket_N), dtype=bool)
+        order = np.argsort(-(self.prefix_N + self.continuation_N), kind="stable")
+        for bucket in np.unique(self.bucket_N.astype(str)):
+            chosen_N[order[self.bucket_N[order] == bucket][:size]] = True
+        return chosen_N
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Prompt:
-    """A prompt to continue."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """The most that a probe asks of one model."""
 
-    input_ids: NDArray[np.integer]
-    """[P], at least one token."""
-    num_new: int
-    """Tokens to add; for 0 the model does not run."""
-    document: str = ""
-    """Document id, which seeds sampling."""
+    passages: int = 0
+    """Passages that are scored, and prompts that are continued."""
+    tokens: int = 0
+    """Of the passages and prompts."""
+    decoded: int = 0
+    """Tokens that are generated, beams and samples counted each."""
 
-    @classmethod
-    def of(cls, window: Window, kept: int = 0) -> "Prompt":
-        """Return the prompt to continue a window after ``kept`` tokens of its continuation."""
-        return cls(
-            input_ids=window.input_ids[: window.prefix_tokens + kept],
-            num_new=window.continuation_tokens - kept,
-            document=window.document.id,
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            passages=self.passages + other.passages,
+            tokens=self.tokens + other.tokens,
+            decoded=self.decoded + other.decoded,
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Generated:
-    """What a model generated for one prompt."""
+class Probe(Settings):
+    """Base class of probes; its fields are the settings in a suite."""
 
-    samples: NDArray[np.int32]
-    """[samples, num_new] tokens; greedy text, one row, may be shorter if the rest was not needed;
-    beams, best first."""
-    min_gap: float = float("nan")
-    """Smallest gap between a chosen and the next best token of greedy text (logits)."""
-
-
-IsFree = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-"""Takes R rows of tokens [R, T] and C next tokens of each [R, C]; returns which of these were never
-learned."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Generate:
-    """Text generated from N prompts: greedily, by sampling, or by beam search."""
-
-    prompts: Sequence[Prompt | None]
-    """[N]; None where nothing is generated, whose numbers are NaN."""
-    keys: Sequence[bytes]
-    names: tuple[str, ...]
-    reduce: Callable[[Sequence[int], Sequence[Generated]], ArrayLike]
-    parameters: Mapping[str, Any]
-    scheme: SamplingScheme | None = None
-    """Sampling scheme; None decodes greedily, with end-of-text tokens suppressed."""
-    samples: int = 1
-    is_done: Callable[[int, int, int], bool] | None = None
-    """Of greedy text: takes an item, a step and its token; True ends the text there."""
-    beams: int | None = None
-    """Width of a beam search in place of decoding."""
-    candidates: int | None = None
-    """Tokens that each beam proposes; None: as many as beams."""
-    is_free: Callable[[int], IsFree] | None = None
-    """Returns for an item which tokens an attacker guesses."""
-    guess_costs: Sequence[float] = ()
-    """[N] cost of a guess (nats); with `is_free`."""
-    stage: str = ""
-
-
-Request = Score | Generate
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Measured:
-    """What a probe measured on one model."""
-
-    columns: ScoreMatrix
-    """[N] by name; NaN where missing."""
-    detail: Any = None
-    """What only the probe itself reads."""
-
-
-Rounds = Generator[Sequence[Request], Sequence[ScoreMatrix], Measured | None]
-"""Yields the requests of a round, receives the numbers of each; returns None if there is nothing to
-measure."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class View:
-    """One model as a probe sees it, and what it has been measured to do."""
-
-    model: Model
-    name: str
-    """Of the model in progress lines: ``model``, ``base model``, ``int8``."""
-    max_tokens: int | None
-    """Number of positions; None if the model does not limit it."""
-    before: Mapping[str, Measured]
-    """Results of probes that have ended."""
-
-
-class Probe(Protocol):
-    """Settings of a probe, and its measurement of one model."""
-
-    models: ClassVar[tuple[Model, ...]]
-    """Models that it measures."""
-    after: ClassVar[tuple[str, ...]]
+    VERSION: ClassVar[int] = 1
+    """Raised when the definition of the results changes; every report contains it."""
+    models: ClassVar[tuple[Model, ...]] = ("trained", "base")
+    """Models that it measures; () for none."""
+    after: ClassVar[tuple[str, ...]] = ()
     """Probes whose results it reads."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Inputs without which it does not run."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    counted: ClassVar[Literal["documents", "canaries", "texts"]] = "documents"
+    """What its number of items counts."""
+    is_attack: ClassVar[bool] = False
+    """Whether its risks are tried on a sample, and have the attacks' share of the verdict's level.
+    """
 
-    @property
-    def name(self) -> str:
-        """Name of the probe in suites."""
-        ...
+    in_variants: ClassVar[tuple[str, ...] | None] = None
+    """Metrics that are tabulated for variants of the model; None: all."""
+
+    name: str
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Yield requests until the numbers of all items are known."""
-        ...
+        raise NotImplementedError
 
+    def list_values(self, measured: Measured, evidence: Evidence) -> list[Values]:
+        """Return the values of documents from what was measured on one model.
 
-def key_of_document(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
-    """Return the cache key of what is measured on a whole document."""
-    form = np.frombuffer(document.format.encode(), dtype=np.uint8)
-    whole: list[NDArray[Any]] = []
-    if document.whole_ids is not None:
-        whole = [document.whole_ids, np.array([document.first_position])]
-    return compute_key(document.input_ids, document.supervised, form, *more, *whole)
+        By default the columns are named like the metrics.
+        """
+        names = [metric.name for metric in self.metrics if metric.name in measured.columns.names]
+        size = int(evidence.size_N.max(initial=0))
+        columns = {name: measured.columns[name] for name in names}
+        return [Values(columns=columns, continuation_tokens=size)] if columns else []
 
+    def tabulate(self, evidence: Evidence) -> Summary:
+        """Return the rows of every metric and bucket, and the columns of each document."""
+        measured = evidence.trained.get(self.name)
+        if measured is None:
+            return Summary(reason=evidence.why_not.get(self.name, "nothing was measured"))
+        values = self.list_values(measured, evidence)
+        base = None if evidence.other is None else evidence.other.get(self.name)
+        others = [] if base is None else self.list_values(base, evidence)
+        rows = []
+        for number, group in enumerate(values):
+            of_base = others[number].columns if others else None
+            rows += self.tabulate_group(evidence, group, of_base)
+        known_N = [~np.isnan(column) for group in values for column in group.columns.values()]
+        models = {"trained": values} | ({"base": others} if others else {})
+        matched = {model: self._find_matched(groups) for model, groups in models.items()}
+        return Summary(
+            rows=rows,
+            metrics=[row for group in values for row in self.describe_metrics(group)],
+            columns=self.list_columns(measured, evidence)
+            | ({} if base is None else self.list_columns(base, evidence, "base.")),
+            num_items=int(np.any(known_N, axis=0).sum()) if known_N else 0,
+            reason="no document has a result",
+            matched={model: n for model, n in matched.items() if n is not None},
+        )
 
-def key_of_window(window: Window, *more: int) -> bytes:
-    """Return the cache key of what is measured on a window."""
-    span = [window.start, window.prefix_tokens, window.document.first_position]
-    return key_of_document(window.document, np.array([*span, *more]))
+    def tabulate_group(
+        self,
+        evidence: Evidence,
+        group: Values,
+        base: Mapping[str, NDArray[np.float64]] | None,
+    ) -> list[ResultRow]:
+        """Return the rows of one group of settings, metric by metric."""
+        parameters = write_parameters(group.parameters)
+        kinds = {metric.name: metric for metric in self.metrics}
+        return [
+            filled
+            for name, value_N in group.columns.items()
+            for filled in tabulate_metric(
+                evidence,
+                self.make_row(name, parameters=parameters),
+                kinds[name],
+                value_N,
+                None if base is None else base[name],
+                continuation_tokens=group.continuation_tokens,
+            )
+        ]
 
+    def make_row(self, metric: str, **key: Any) -> ResultRow:
+        """Return a row of this probe without its number."""
+        values = {"statistic": "rate", "bucket": "", "num_documents": 0, **key}
+        return ResultRow(probe=self.name, metric=metric, **values)
 
-def key_of_passage(passage: Passage) -> bytes:
-    """Return the cache key of what is measured on a passage."""
-    return compute_key(passage.input_ids, np.array([passage.first_label]))
+    def describe_metrics(self, group: Values) -> list[MetricRow]:
+        """Return what the metrics of one group mean."""
+        kinds = {metric.name: metric for metric in self.metrics}
+        return [
+            self.describe_metric(kinds[name], group.parameters, note=group.note)
+            for name in group.columns
+        ]
 
+    def describe_metric(
+        self, metric: Metric, parameters: Mapping[str, Any] | None = None, *, note: str = ""
+    ) -> MetricRow:
+        """Return what a metric means, with these parameters."""
+        words = metric.name.replace("_", " ")
+        bounds = metric.bounds
+        if bounds is not None:
+            low, high = (float(end) if np.isfinite(end) else None for end in bounds)
+            bounds = (low, high)  # type: ignore[assignment]
+        return MetricRow(
+            probe=self.name,
+            metric=metric.name,
+            parameters=write_parameters(parameters or {}),
+            settings=dict(parameters or {}),
+            version=self.VERSION,
+            meaning=metric.meaning,
+            unit=metric.unit,
+            statistic=metric.statistic,
+            bounds=bounds,
+            higher_is_better=metric.higher_is_better,
+            heading=metric.heading or words.capitalize(),
+            spoken=metric.spoken or words,
+            risk_rank=metric.risk_rank,
+            note=note,
+        )
 
-def join(columns: Mapping[str, ScoreMatrix]) -> ScoreMatrix:
-    """Return the columns of several matrices side by side, named ``prefix.name``."""
-    names = tuple(f"{prefix}{name}" for prefix, matrix in columns.items() for name in matrix.names)
-    rows: NDArray[np.float64] = np.concatenate([m.rows for m in columns.values()], axis=1)
-    return ScoreMatrix(names=names, rows=rows)
+    def list_columns(
+        self, measured: Measured, evidence: Evidence, model: str = ""
+    ) -> dict[str, Column]:
+        """Return the columns of records.parquet, by default all that was measured.
+
+        Args:
+            measured: on one model.
+            evidence: of the audit.
+            model: start of the names: "" or ``base.``.
+        """
+        rates = {metric.name for metric in self.metrics if metric.is_rate}
+        return {
+            f"{model}{self.name}.{name}": Column(
+                values=measured.columns[name],
+                kind="bool" if name.split(".")[-1] in rates else "float",
+            )
+            for name in measured.columns.names
+        }
+
+    def _find_matched(self, groups: Sequence[Values]) -> NDArray[np.float64] | None:
+        """Return [N] whether a risk extracts each document; None if the probe has no risk."""
+        risks = {metric.name for metric in self.metrics if metric.risk_rank is not None}
+        columns = [c for group in groups for name, c in group.columns.items() if name in risks]
+        # fmax ignores NaN where another risk is known.
+        return np.fmax.reduce(columns) if columns else None
+
+    def find_missing(self, inputs: Inputs, *, has_base: bool) -> str:
+        """Return the reason why the probe cannot run on these inputs; "" if it can."""
+        present: Mapping[Need, bool] = {
+            "codec": inputs.codec is not None,
+            "control": any(window.document.role == "control" for window in inputs.windows),
+            "canaries": bool(inputs.canaries),
+            "goldfish": inputs.goldfish is not None,
+            "base": has_base,
+            "reference": inputs.has_reference,
+        }
+        return next((_MISSING[need] for need in self.needs if not present[need]), "")
+
+    @classmethod
+    def section(cls, report: AuditReport) -> Section | None:
+        """Return the section of the page; None leaves the table of `metrics` to the page."""
+        return None
+
+    def bound(self, sizes: ItemSizes) -> Work:
+        """Return the most that this probe asks of one model: by default a pass over each item."""
+        if not self.models:
+            return Work()
+        return Work(passages=len(sizes.prefix_N), tokens=sizes.num_tokens)

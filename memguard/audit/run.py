@@ -1,31 +1,23 @@
 """One audit: documents in, report and scores out; one model is in memory at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from memguard.audit import attacks
-from memguard.audit.canaries import AuditCanary, score_canaries
+from memguard.audit.bounds import list_bounds
+from memguard.audit.canaries import AuditCanary
 from memguard.audit.context import AuditContext, AuditedModel
-from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
-from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.membership_scores import compare_passes
+from memguard.audit.document_scores import DocumentScores, build_scores
+from memguard.audit.extraction import AuditDocument
 from memguard.audit.parts import WhichWindow, find_cut
-from memguard.audit.probe import Inputs, Measured
-from memguard.audit.probes.attacks import AttackProbe
-from memguard.audit.probes.canaries import CanaryProbe
-from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
-from memguard.audit.probes.membership import MEAN
-from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.requests import Inputs, Measured, Model
 from memguard.audit.runner import Runner
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
-from memguard.audit.summary import Evidence, summarise
+from memguard.audit.summary import Circumstances, summarise, tabulate
+from memguard.audit.tables import Evidence
 from memguard.audit.warnings import Tally
-from memguard.records import AuditResults, MaskChange
+from memguard.records import AuditResults, CanaryScore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +29,7 @@ class AuditOutcome:
     """In the order of the documents."""
     text_hmacs: Sequence[str | None]
     """Keyed hashes of their texts."""
+    canaries: Sequence[CanaryScore]
 
 
 def run_audit(
@@ -99,115 +92,44 @@ def run_audit(
         codec=context.codec,
         goldfish=context.goldfish,
         has_reference=reference is not None,
+        compare_masks=context.compare_masks,
     )
-    run = partial(Runner, context=context, seed=seed)
-    with run(audited=model, model="trained", name="model") as runner:
-        ours = runner.measure(suite.probes, inputs)
-    theirs = None
-    if base is not None:
-        with run(audited=base, model="base", name="base model") as runner:
-            theirs = ModelResults.collect(runner.measure(suite.probes, inputs))
-    others: dict[str, Measured] = {}
-    if reference is not None:
-        with run(audited=reference, model="reference", name="reference model") as runner:
-            others = runner.measure(suite.probes, inputs)
-    results = ModelResults.collect(ours)
-    mask_changes, num_mask_texts = _compare_masks(windows, suite, context)
-    sampling = suite.find(SamplingProbe)
-    scores = build_scores(windows, () if sampling is None else sampling.schemes, results, theirs)
-    canary_scores, attack_rows = None, []
-    if (canary_probe := suite.find(CanaryProbe)) is not None and results.canaries is not None:
-        canary_scores = score_canaries(
-            canaries,
-            results.canaries,
-            theirs.canaries if theirs else None,
-            delta=canary_probe.delta,
-        )
-    attacked = results.attacked
-    if (attack_probe := suite.find(AttackProbe)) is not None and attacked is not None:
-        attack_rows = attacks.tabulate(
-            windows,
-            attacked,
-            selection.buckets,
-            context.goldfish,
-            num_answers=attack_probe.num_answers,
-            num_tightened=context.num_tightened,
-        )
-    summary = summarise(
-        Evidence(
-            windows=windows,
-            outlines=selection.buckets,
-            model=results,
-            base=theirs,
-            scores=scores,
-            own_membership=_compare_own_passes(ours, others),
-            canaries=canary_scores,
-            mask_changes=mask_changes,
-            num_mask_texts=num_mask_texts,
-            why_not={**_explain_canaries(canaries), **context.why_not},
-            attacks=attack_rows,
-            attacked_N=None if attacked is None else attacks.find_extracted(attacked),
-            is_other_kind=is_other_kind,
-            cut=find_cut(documents, windows, window=window),
-        ),
-        suite=suite,
-        tiny_margin=tiny_margin,
-        tally=tally,
-        seed=seed,
+    models: list[Model] = ["trained"]
+    models += [] if base is None else ["base"]
+    models += [] if reference is None else ["reference"]
+    context.meter.expect(list_bounds(suite, inputs, models))
+    failed: dict[str, str] = {}
+    run = partial(Runner, context=context, seed=seed, packages=suite.packages)
+
+    def measure(audited: AuditedModel, kind: Model, name: str) -> dict[str, Measured]:
+        with run(audited=audited, model=kind, name=name) as runner:
+            return runner.measure(suite.probes, inputs, has_base=base is not None, failed=failed)
+
+    evidence = Evidence(
+        inputs=inputs,
+        outlines=selection.buckets,
+        trained=measure(model, "trained", "model"),
+        other=None if base is None else measure(base, "base", "base model"),
+        reference={} if reference is None else measure(reference, "reference", "reference model"),
+        dose_response=tally == "complete",
+        why_not={**context.why_not, **failed},
+        num_tightened=context.num_tightened,
     )
+    summaries = tabulate(evidence, suite)
+    scores = build_scores(windows, [summary.columns for summary in summaries.values()])
     return AuditOutcome(
-        summary=summary,
+        summary=summarise(
+            evidence,
+            summaries,
+            scores,
+            suite=suite,
+            circumstances=Circumstances(
+                tally=tally,
+                cut=find_cut(documents, windows, window=window),
+                is_other_kind=is_other_kind,
+            ),
+        ),
         scores=scores,
         text_hmacs=[window.document.text_hmac for window in windows],
+        canaries=[canary for summary in summaries.values() for canary in summary.canaries],
     )
-
-
-def _compare_own_passes(
-    ours: Mapping[str, Measured], others: Mapping[str, Measured]
-) -> dict[str, NDArray[np.float64]]:
-    """Return the membership scores that need passes of their own."""
-    means = {
-        name.removesuffix(f".{MEAN}"): measured["membership"].columns[name]
-        for measured in (ours, others)
-        if "membership" in measured
-        for name in measured["membership"].columns.names
-        if name.endswith(f".{MEAN}")
-    }
-    plain_N = means.pop("plain", None)
-    return {} if plain_N is None else compare_passes(plain_N, means)
-
-
-def _explain_canaries(canaries: Sequence[AuditCanary]) -> dict[str, str]:
-    """Return the reason for missing scores: both trained ones and references are needed."""
-    if not canaries:
-        return {"canaries": "no canaries were given"}
-    trained = "all" if canaries[0].was_trained else "none"
-    return {"canaries": f"{trained} of the {len(canaries)} canaries were selected for training"}
-
-
-def _compare_masks(
-    windows: Sequence[Window], suite: Suite, context: AuditContext
-) -> tuple[list[MaskChange], int]:
-    """Return the changes of the mask in copies, and the number of texts that were compared."""
-    probe = suite.find(MaskConsistencyProbe)
-    if probe is None or context.compare_masks is None or context.codec is None:
-        return [], 0
-    decode = context.codec.decode
-    trained = [
-        window.document
-        for window in windows
-        if window.document.role == "trained" and window.document.format == "text"
-    ]
-    texts = [decode(document.input_ids) for document in trained[: probe.max_passages]]
-    clusters: dict[int, list[AuditDocument]] = {}
-    for document in trained:
-        if document.cluster is not None:
-            clusters.setdefault(document.cluster, []).append(document)
-    pairs = [(copies[0], copies[1]) for copies in clusters.values() if len(copies) > 1]
-    copies = [
-        (decode(one.input_ids), decode(other.input_ids))
-        for one, other in pairs[: probe.max_passages]
-    ]
-    if not texts:
-        return [], 0
-    return context.compare_masks(texts, copies), len(texts)

@@ -9,7 +9,7 @@ All ranks run the same rounds: the main rank decides what is missing and shares 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Self, TypeVar
 
@@ -17,17 +17,18 @@ import numpy as np
 
 from memguard.audit.beams import BeamRequest, search_beams
 from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
+from memguard.audit.contained import Guard
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.decoding import Decoder
 from memguard.audit.passages import Passage, ScoreSelection
-from memguard.audit.probe import (
+from memguard.audit.probe import Probe
+from memguard.audit.requests import (
     CannotGenerate,
     Generate,
     Generated,
     Inputs,
     Measured,
     Model,
-    Probe,
     Prompt,
     Request,
     Rounds,
@@ -53,6 +54,8 @@ class Runner:
     context: AuditContext
     seed: int
     """Of sampled texts."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Packages of the probes that are not memguard's, by name of the probe."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,18 +63,41 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self.audited.free()
 
-    def measure(self, probes: Sequence[Probe], inputs: Inputs) -> dict[str, Measured]:
+    def measure(
+        self,
+        probes: Sequence[Probe],
+        inputs: Inputs,
+        *,
+        has_base: bool = False,
+        failed: dict[str, str] | None = None,
+    ) -> dict[str, Measured]:
         """Return the results of the probes that measure this kind of model, by name.
 
         Args:
-            probes: of a suite.
+            probes: of a suite; those that miss an input do not run.
             inputs: passed to each probe.
+            has_base: whether the model before training is measured too.
+            failed: probes of other packages that have ended with an error, by name, which do not
+                run; new ones are added.
 
         Raises:
             ModelError: see `Batching.run`.
         """
+        failed = {} if failed is None else failed
+        guard = Guard(
+            packages=self.packages,
+            peers=self.context.peers,
+            max_tokens=self.audited.max_tokens if self.packages else None,
+            failed=failed,
+        )
         done: dict[str, Measured] = {}
-        waiting = [probe for probe in probes if self.model in probe.models]
+        waiting = [
+            probe
+            for probe in probes
+            if self.model in probe.models
+            and probe.name not in failed
+            and not probe.find_missing(inputs, has_base=has_base)
+        ]
         running: dict[str, tuple[Rounds, Sequence[Request]]] = {}
         while waiting or running:
             for probe in list(waiting):
@@ -84,44 +110,53 @@ class Runner:
                         max_tokens=self.audited.max_tokens,
                         before=dict(done),
                     )
-                    rounds = probe.measure(inputs, view)
-                    _advance(probe.name, rounds, partial(next, rounds), running, done)
-            self._run_round(running, done)
+                    started = partial(_start, probe, inputs, view, running)
+                    _advance(probe.name, started, running, done, guard)
+            self.context.meter.start_round(
+                self.model,
+                {name: requests for name, (_, requests) in running.items()},
+                waiting=[probe.name for probe in waiting],
+            )
+            self._run_round(running, done, guard)
+        self.context.meter.end(self.model)
         return done
 
     def _run_round(
         self,
         running: dict[str, tuple[Rounds, Sequence[Request]]],
         done: dict[str, Measured],
+        guard: Guard,
     ) -> None:
         """Execute the requests of all running probes, and give each its numbers."""
         current = list(running.items())
         scores = [r for _, (_, requests) in current for r in requests if isinstance(r, Score)]
-        scored = dict(zip(map(id, scores), self._score(scores), strict=True))
+        scored = dict(zip(map(id, scores), self._score(scores, guard), strict=True))
         for name, (rounds, requests) in current:
             try:
                 answers = [
-                    scored[id(request)] if isinstance(request, Score) else self._generate(request)
+                    scored[id(request)]
+                    if isinstance(request, Score)
+                    else self._generate(request, guard)
                     for request in requests
                 ]
             except CannotGenerate as reason:
                 answer = partial(rounds.throw, reason)
             else:
                 answer = partial(rounds.send, answers)
-            _advance(name, rounds, answer, running, done)
+            _advance(name, answer, running, done, guard)
 
     # -- scores ------------------------------------------------------------------------------------
 
-    def _score(self, requests: Sequence[Score]) -> list[ScoreMatrix]:
+    def _score(self, requests: Sequence[Score], guard: Guard) -> list[ScoreMatrix]:
         groups: dict[int, list[Score]] = {}
         for request in requests:
             groups.setdefault(id(request.items), []).append(request)
         answers: dict[int, ScoreMatrix] = {}
         for group in groups.values():
-            answers |= zip(map(id, group), self._score_group(group), strict=True)
+            answers |= zip(map(id, group), self._score_group(group, guard), strict=True)
         return [answers[id(request)] for request in requests]
 
-    def _score_group(self, group: Sequence[Score]) -> list[ScoreMatrix]:
+    def _score_group(self, group: Sequence[Score], guard: Guard) -> list[ScoreMatrix]:
         """Measure requests about the same items in one pass over what is missing."""
         stores = [self._open(request, request.passages) for request in group]
         passages_of_items = zip(*(request.passages for request in group), strict=True)
@@ -134,13 +169,14 @@ class Runner:
             schemes=tuple(dict.fromkeys(s for r in group for s in r.selection.schemes)),
         )
         num_items = sum(size > 0 for size in sizes)
+        self.context.meter.begin(group)
         report = self._report(next((r.stage for r in group if r.stage), ""))
         num_cached = num_items - len(missing)
         if report is not None and num_cached:
             report(num_cached, num_items)
         for start in range(0, len(missing), _SHARD_ITEMS):
             shard = missing[start : start + _SHARD_ITEMS]
-            self._score_shard(group, stores, shard, wanted)
+            self._score_shard(group, stores, shard, wanted, guard)
             if report is not None:
                 report(num_cached + start + len(shard), num_items)
         return [store.finish() for store in stores]
@@ -151,6 +187,7 @@ class Runner:
         stores: Sequence[StoredNumbers],
         shard: Sequence[int],
         wanted: ScoreSelection,
+        guard: Guard,
     ) -> None:
         merged: list[Passage] = []
         places: list[list[tuple[int, int]]] = [[] for _ in group]
@@ -175,12 +212,15 @@ class Runner:
                 own = request.passages[item]
                 assert own is not None, "only items with a passage are missing"
                 parts.append(results[place].restrict(merged[place], own, request.selection, wanted))
-            store.add(items, request.reduce(items, parts))
+            rows = guard.reduce(request, items, parts)
+            if rows is not None:
+                store.add(items, rows)
 
     # -- generated text ----------------------------------------------------------------------------
 
-    def _generate(self, request: Generate) -> ScoreMatrix:
+    def _generate(self, request: Generate, guard: Guard) -> ScoreMatrix:
         store = self._open(request, request.prompts)
+        self.context.meter.begin([request])
         items = sorted(store.missing, key=lambda item: (-_size(request.prompts[item]), item))
         decoder = self.audited.decoder() if items else None
         if decoder is not None:
@@ -192,14 +232,22 @@ class Runner:
             for start in range(0, len(items), _SHARD_ITEMS):
                 shard = items[start : start + _SHARD_ITEMS]
                 prompts = [p for item in shard if (p := request.prompts[item]) is not None]
-                texts = self._decode(request, decoder, shard, prompts)
-                store.add(shard, request.reduce(shard, texts))
+                span = (start / len(items), len(shard) / len(items))
+                texts = self._decode(request, decoder, shard, prompts, span)
+                rows = guard.reduce(request, shard, texts)
+                if rows is not None:
+                    store.add(shard, rows)
         return store.finish()
 
     def _decode(
-        self, request: Generate, decoder: Decoder, items: Sequence[int], prompts: Sequence[Prompt]
+        self,
+        request: Generate,
+        decoder: Decoder,
+        items: Sequence[int],
+        prompts: Sequence[Prompt],
+        span: tuple[float, float],
     ) -> list[Generated]:
-        report = self._report(request.stage)
+        report = self._report(request.stage, span)
         if request.beams is not None:
             free, costs = request.is_free, request.guess_costs
             searched = search_beams(
@@ -244,27 +292,57 @@ class Runner:
             peers=self.context.peers,
         )
 
-    def _report(self, stage: str) -> Callable[[int, int], None] | None:
-        show = self.context.on_progress
+    def _report(
+        self, stage: str, span: tuple[float, float] = (0.0, 1.0)
+    ) -> Callable[[int, int], None] | None:
+        """Return a function that shows progress; None if none is shown.
+
+        Args:
+            stage: of the requests.
+            span: begin and width of what it covers, as parts of the requests.
+        """
+        show, meter = self.context.on_progress, self.context.meter
         if show is None or not stage:
             return None
-        return lambda done, total: show(stage, done, total)
+
+        def report(done: int, total: int) -> None:
+            meter.advance(span[0] + span[1] * done / total)
+            show(stage, done, total)
+
+        return report
+
+
+def _start(
+    probe: Probe,
+    inputs: Inputs,
+    view: View,
+    running: dict[str, tuple[Rounds, Sequence[Request]]],
+) -> Sequence[Request]:
+    """Return the first requests of a probe."""
+    rounds = probe.measure(inputs, view)
+    running[probe.name] = (rounds, ())
+    return next(rounds)
 
 
 def _advance(
     name: str,
-    rounds: Rounds,
     step: Callable[[], Sequence[Request]],
     running: dict[str, tuple[Rounds, Sequence[Request]]],
     done: dict[str, Measured],
+    guard: Guard,
 ) -> None:
     """Take the next requests of a probe, or its results if it has ended."""
     try:
-        running[name] = (rounds, step())
+        requests = guard.advance(name, step)
     except StopIteration as end:
         running.pop(name, None)
         if end.value is not None:
             done[name] = end.value
+        return
+    if requests is None:
+        running.pop(name, None)
+    else:
+        running[name] = (running[name][0], requests)
 
 
 def merge(passages: Mapping[int, Passage]) -> Iterator[tuple[Passage, list[int]]]:

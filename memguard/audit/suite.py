@@ -1,40 +1,43 @@
 """Suites: the probes of an audit, read from a YAML file."""
 
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 from pydantic import Field
 
 from memguard.assets import find_asset
-from memguard.audit.probes.attacks import AttackProbe
-from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.plugins import list_installed, load_foreign
+from memguard.audit.probe import Probe
 from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.probes.generation import GenerationProbe
-from memguard.audit.probes.grid import GridProbe
-from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
-from memguard.audit.probes.membership import MembershipProbe
-from memguard.audit.probes.sampling import SamplingProbe
 from memguard.config import AuditConfig, Document, load_yaml, validate
 from memguard.config.settings import Name, PositiveInt, Settings
 from memguard.errors import ConfigError
 
-Probe = (
-    ExtractionProbe
-    | GridProbe
-    | SamplingProbe
-    | MembershipProbe
-    | CanaryProbe
-    | GenerationProbe
-    | AttackProbe
-    | MaskConsistencyProbe
+_PLACES = (
+    "extraction.ExtractionProbe",
+    "grid.GridProbe",
+    "sampling.SamplingProbe",
+    "membership.MembershipProbe",
+    "canaries.CanaryProbe",
+    "generation.GenerationProbe",
+    "attacks.AttackProbe",
+    "mask_consistency.MaskConsistencyProbe",
 )
+"""File and class of each probe in `probes/`."""
 
-PROBES: dict[str, type[Probe]] = {
-    kind.model_fields["name"].default: kind for kind in get_args(Probe)
+
+def _find_kind(place: str) -> type[Probe]:
+    module, _, name = place.partition(".")
+    kind: type[Probe] = getattr(import_module(f"memguard.audit.probes.{module}"), name)
+    return kind
+
+
+PROBES: Mapping[str, type[Probe]] = {
+    place.partition(".")[0]: _find_kind(place) for place in _PLACES
 }
-"""Every probe by the name that suites use; its class defines its settings."""
-
-ProbeT = TypeVar("ProbeT", bound=Probe)
+"""Memguard's probes by the name that suites use; their classes define their settings."""
 
 
 class Suite(Settings):
@@ -43,20 +46,29 @@ class Suite(Settings):
     name: Name
     version: PositiveInt
     probes: tuple[Probe, ...]
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Package and version of the probes that are not memguard's, by name of the probe."""
+    in_verdict: frozenset[str] = frozenset()
+    """Those of them whose risks count in the verdict."""
 
     @property
     def extraction(self) -> ExtractionProbe:
         """The extraction probe, whose windows all other probes use."""
         return next(probe for probe in self.probes if isinstance(probe, ExtractionProbe))
 
-    def find(self, kind: type[ProbeT]) -> ProbeT | None:
-        """Return the probe of this kind; None if the suite has no such probe."""
-        return next((probe for probe in self.probes if isinstance(probe, kind)), None)
+    def counts(self, probe: Probe) -> bool:
+        """Return whether the risks of a probe count in the verdict."""
+        return probe.name not in self.packages or probe.name in self.in_verdict
 
     def describe_probes(self) -> list[dict[str, Any]]:
         """Return the name, version and parameters of each probe, as stored in reports."""
         return [
             {"name": probe.name, "version": probe.VERSION, **probe.model_dump(mode="json")}
+            | (
+                {"package": package, "in_verdict": probe.name in self.in_verdict}
+                if (package := self.packages.get(probe.name))
+                else {}
+            )
             for probe in self.probes
         ]
 
@@ -95,28 +107,54 @@ def load_suite(name_or_path: str | Path) -> Suite:
     document = load_yaml(path)
     file = validate(_SuiteFile, document.values, document)
     probes: list[Probe] = []
+    packages: dict[str, str] = {}
+    in_verdict: set[str] = set()
     problems: list[str] = []
     for index, values in enumerate(file.probes):
         try:
-            probes.append(_read_probe(values, document, index))
+            probe, package, counts = _read_probe(values, document, index)
         except ConfigError as error:
             problems += error.problems
+            continue
+        probes.append(probe)
+        packages |= {probe.name: package} if package else {}
+        in_verdict |= {probe.name} if counts else set()
     names = [values.get("name") for values in file.probes]
     place = document.locate(("probes",))
-    problems += [f"{place} 'probes' has '{n}' twice" for n in PROBES if names.count(n) > 1]
+    twice = dict.fromkeys(name for name in names if names.count(name) > 1)
+    problems += [f"{place} 'probes' has '{name}' twice" for name in twice]
     if not problems and "extraction" not in names:
         problems.append(f"{place} 'probes' needs 'extraction': the others use its windows")
     if problems:
         raise ConfigError(*problems)
-    return Suite(name=file.name, version=file.version, probes=tuple(probes))
+    return Suite(
+        name=file.name,
+        version=file.version,
+        probes=tuple(probes),
+        packages=packages,
+        in_verdict=frozenset(in_verdict),
+    )
 
 
-def _read_probe(values: dict[str, Any], document: Document, index: int) -> Probe:
+def _read_probe(values: dict[str, Any], document: Document, index: int) -> tuple[Probe, str, bool]:
+    """Return a probe, its package ("" for memguard's own), and whether it is in the verdict."""
     place = ("probes", index)
-    kind = PROBES.get(str(values.get("name")))
-    if kind is None:
+    name = str(values.get("name"))
+    if (kind := PROBES.get(name)) is not None:
+        return validate(kind, values, document, prefix=place), "", False
+    foreign = load_foreign(name, PROBES)
+    if foreign is None:
+        installed = ", ".join(list_installed(PROBES)) or "none"
         raise ConfigError(
             f"{document.locate((*place, 'name'))} 'probes[{index}].name' must be one of "
-            f"{', '.join(PROBES)}; got {values.get('name')!r}"
+            f"{', '.join(PROBES)}, or a probe of an installed package ({installed}); got "
+            f"{values.get('name')!r}"
         )
-    return validate(kind, values, document, prefix=place)
+    settings = dict(values)
+    counts = settings.pop("in_verdict", False)
+    if not isinstance(counts, bool):
+        raise ConfigError(
+            f"{document.locate((*place, 'in_verdict'))} 'probes[{index}].in_verdict' must be true "
+            f"or false; got {counts!r}"
+        )
+    return validate(foreign.kind, settings, document, prefix=place), foreign.package, counts

@@ -11,40 +11,34 @@ documents of D / T times the document's sum of losses. Its difference is therefo
 document.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.context import AuditContext, AuditedModel
-from memguard.audit.document_scores import DocumentScores, ModelResults, build_scores
-from memguard.audit.extraction import Window, list_clusters
-from memguard.audit.metrics import METRICS
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probe import Inputs, Measured, Model, Probe, Rounds, Score, View
-from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.probe import Probe
+from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View
 from memguard.audit.runner import Runner
 from memguard.audit.selection import BucketOutline
-from memguard.audit.statistics import (
-    compute_mean,
-    compute_paired_difference,
-    compute_paired_rates,
-    compute_rate,
-)
+from memguard.audit.statistics import compute_mean, compute_paired_difference
 from memguard.audit.suite import Suite
-from memguard.audit.tables import build_attack_cost
+from memguard.audit.summary import tabulate
+from memguard.audit.tables import Evidence
+from memguard.audit.training import HELDOUT_NLL, make_heldout_row
 from memguard.records import (
-    NUM_RISK_QUERIES,
-    Interval,
-    RiskName,
+    ONE_TEXT,
+    DetailRow,
+    ResultRow,
+    Tables,
     Variant,
-    VariantBucket,
-    VariantComparison,
     VariantName,
+    fill_row,
 )
 
 
@@ -74,22 +68,23 @@ class VariantResults:
 
     name: VariantName
     description: str
-    scores: DocumentScores
-    reason_not_generated: str | None
-    heldout: ScoreMatrix | None
-    """One row per piece: `nll` and `num_tokens`; None without pieces."""
+    measured: Mapping[str, Measured]
+    """By probe; `heldout` has one row per piece: `nll` and `num_tokens`."""
+
+    @property
+    def heldout(self) -> ScoreMatrix | None:
+        """Losses of the held-out pieces; None without pieces."""
+        return self.measured["heldout"].columns if "heldout" in self.measured else None
 
 
 def measure_variant(
     name: VariantName,
     description: str,
     model: AuditedModel,
-    windows: Sequence[Window],
+    inputs: Inputs,
     heldout: HeldoutTexts,
     *,
     suite: Suite,
-    tiny_margin: float,
-    seed: int,
     context: AuditContext,
 ) -> VariantResults:
     """Score one variant, which is loaded only if its scores are not cached, and free it.
@@ -98,42 +93,34 @@ def measure_variant(
         name: of the variant.
         description: of the variant, for the report.
         model: the variant.
-        windows: of the audited documents.
+        inputs: of the audit.
         heldout: documents for the loss.
         suite: of the audit.
-        tiny_margin: margin in logits.
-        seed: of the audit.
         context: of the audit.
     """
-    inputs = Inputs(
-        windows=windows,
-        max_edit_share=suite.extraction.max_edit_share,
-        seed=seed,
-        tiny_margin=tiny_margin,
-        codec=context.codec,
-    )
-    probes: list[Probe] = [*suite.probes, _HeldoutProbe(pieces=heldout.pieces)]
-    with Runner(audited=model, model="variant", name=name, context=context, seed=seed) as runner:
-        measured = runner.measure(probes, inputs)
-    results = ModelResults.collect(measured)
-    near, sampling = results.near_verbatim, suite.find(SamplingProbe)
-    return VariantResults(
+    probes = [*suite.probes, _HeldoutProbe(pieces=tuple(heldout.pieces))]
+    runner = Runner(
+        audited=model,
+        model="variant",
         name=name,
-        description=description,
-        scores=build_scores(windows, () if sampling is None else sampling.schemes, results, None),
-        reason_not_generated=near.reason if isinstance(near, NotGenerated) else None,
-        heldout=measured["heldout"].columns if "heldout" in measured else None,
+        context=context,
+        seed=inputs.seed,
+        packages=suite.packages,
     )
+    with runner:
+        return VariantResults(
+            name=name, description=description, measured=runner.measure(probes, inputs)
+        )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _HeldoutProbe:
+class _HeldoutProbe(Probe):
     """The loss of each held-out piece; no probe of a suite."""
 
-    name: str = "heldout"
     models: ClassVar[tuple[Model, ...]] = ("variant",)
-    after: ClassVar[tuple[str, ...]] = ()
-    pieces: Sequence[HeldoutPiece]
+
+    name: Literal["heldout"] = "heldout"
+    pieces: tuple[Any, ...]
+    """`HeldoutPiece`s."""
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Sum the losses of each piece (nats), and count its tokens with loss."""
@@ -170,115 +157,86 @@ class _HeldoutProbe:
 
 def compare_variants(
     results: Sequence[VariantResults],
-    windows: Sequence[Window],
+    inputs: Inputs,
     outlines: Sequence[BucketOutline],
     heldout: HeldoutTexts,
-) -> VariantComparison:
-    """Return the rates of each variant and their differences from the first one.
+    *,
+    suite: Suite,
+) -> tuple[list[Variant], Tables]:
+    """Return the variants, and the rows of each with its differences from the first one.
 
     Args:
         results: of each variant, on the same documents.
-        windows: of the documents.
+        inputs: of the audit.
         outlines: the buckets.
         heldout: documents on which the loss was measured.
+        suite: of the audit.
     """
-    cluster_N = list_clusters([window.document for window in windows])
     first = results[0]
-    return VariantComparison(
-        heldout_bucket=heldout.bucket if heldout.pieces else None,
-        heldout_num_documents=len({piece.document for piece in heldout.pieces}),
-        heldout_num_tokens=sum(int(piece.supervised[1:].sum()) for piece in heldout.pieces),
-        variants=[
-            _build_variant(
-                variant, None if variant is first else first, cluster_N, outlines, heldout
-            )
-            for variant in results
-        ],
-    )
-
-
-def _build_variant(
-    variant: VariantResults,
-    first: VariantResults | None,
-    cluster_N: NDArray[np.int64],
-    outlines: Sequence[BucketOutline],
-    heldout: HeldoutTexts,
-) -> Variant:
-    """Return the record of a variant; ``first`` is None for the first one."""
-    # The loss of a single document would confirm a guess of its text.
-    is_known = len({piece.document for piece in heldout.pieces}) > 1
-    loss_D = _list_losses(variant, heldout) if is_known else None
-    before_D = _list_losses(first, heldout) if is_known and first is not None else None
-    mean = None if loss_D is None else compute_mean(loss_D)
-    attack_cost = build_attack_cost(variant.scores, outlines, cluster_N)
-    costs = {cost.bucket: cost.model for cost in attack_cost}
-    buckets = []
-    for outline in outlines:
-        (where,) = np.nonzero(variant.scores["bucket"] == outline.bucket)
-        clusters = cluster_N[where]
-        # The value of a single text would confirm a guess of it.
-        is_shown = len(np.unique(clusters)) > 1
-        matches, logprob_N = _list_matches(variant, where), _mean_logprob(variant.scores, where)
-        differences: dict[RiskName, Interval] = {}
-        logprob_difference = None
-        if first is not None:
-            before = _list_matches(first, where)
-            paired = {
-                risk: compute_paired_rates(matched_N, before[risk], clusters=clusters)
-                for risk, matched_N in matches.items()
-                if risk in before
-            }
-            differences = {risk: value for risk, value in paired.items() if value is not None}
-            if is_shown:
-                logprob_difference = compute_paired_difference(
-                    logprob_N, _mean_logprob(first.scores, where), clusters=clusters
-                )
-        buckets.append(
-            VariantBucket(
-                bucket=outline.bucket,
-                role=outline.role,
-                num_documents=len(where),
-                risks={
-                    risk: compute_rate(matched_N, clusters) for risk, matched_N in matches.items()
-                },
-                attack_cost=costs.get(outline.bucket),
-                mean_logprob=compute_mean(logprob_N, METRICS["logprob"].bounds, clusters)
-                if is_shown
-                else None,
-                differences=differences,
-                logprob_difference=logprob_difference,
+    variants, rows = [], []
+    for variant in results:
+        is_first = variant is first
+        evidence = Evidence(
+            inputs=inputs,
+            outlines=outlines,
+            trained=variant.measured,
+            other=None if is_first else first.measured,
+            against=f"variant:{first.name}",
+        )
+        summaries = tabulate(evidence, suite)
+        listed = [
+            row
+            for probe in suite.probes
+            if probe.name in variant.measured
+            for row in summaries[probe.name].rows
+            # Those of the first variant have been listed with it.
+            if row.model == "trained" and _is_shown(probe, row)
+        ]
+        listed += _list_heldout_rows(variant, None if is_first else first, heldout)
+        rows += [replace(row, variant=variant.name) for row in listed]
+        near = variant.measured["extraction"].detail
+        variants.append(
+            Variant(
+                name=variant.name,
+                description=variant.description,
+                reason_not_generated=near.reason if isinstance(near, NotGenerated) else None,
             )
         )
-    return Variant(
-        name=variant.name,
-        description=variant.description,
-        reason_not_generated=variant.reason_not_generated,
-        heldout_nll=None if mean is None else mean.value,
-        heldout_difference=None
-        if loss_D is None or before_D is None
-        else compute_paired_difference(loss_D, before_D),
-        buckets=buckets,
+    num_tokens = sum(int(piece.supervised[1:].sum()) for piece in heldout.pieces)
+    detail = DetailRow(probe="heldout", schema=1, value={"num_tokens": num_tokens})
+    return variants, Tables(
+        results=tuple(rows),
+        metrics=(HELDOUT_NLL,) if num_tokens else (),
+        details=(detail,) if num_tokens else (),
     )
 
 
-def _list_matches(
-    variant: VariantResults, where: NDArray[np.int64]
-) -> dict[RiskName, NDArray[np.float64]]:
-    """Return 1 or 0 of each document by each extraction method that was measured."""
-    scores = variant.scores
-    matches: dict[RiskName, NDArray[np.float64]] = {"verbatim": scores["verbatim"][where]}
-    if variant.reason_not_generated is None:
-        matches["near_verbatim"] = scores["near_verbatim"][where]
-    # Infinite, not NaN, if no scheme can generate the document.
-    if not np.isnan(scores["attack_log10_queries"]).all():
-        within_N = scores["attack_log10_queries"][where] <= np.log10(NUM_RISK_QUERIES)
-        matches["attack_cost"] = within_N.astype(np.float64)
-    return matches
+def _is_shown(probe: Probe, row: ResultRow) -> bool:
+    is_bucket = not row.bucket.startswith("(")
+    return is_bucket and (probe.in_variants is None or row.metric in probe.in_variants)
 
 
-def _mean_logprob(scores: DocumentScores, where: NDArray[np.int64]) -> NDArray[np.float64]:
-    mean_N: NDArray[np.float64] = (scores["logprob"] / scores["continuation_tokens"])[where]
-    return mean_N
+def _list_heldout_rows(
+    variant: VariantResults, first: VariantResults | None, heldout: HeldoutTexts
+) -> list[ResultRow]:
+    """Return the held-out loss, and its difference from the first variant's."""
+    num_documents = len({piece.document for piece in heldout.pieces})
+    if not num_documents:
+        return []
+    row = make_heldout_row(heldout.bucket, num_documents)
+    # The loss of a single document would confirm a guess of its text.
+    is_known = num_documents > 1
+    loss_D = _list_losses(variant, heldout) if is_known else None
+    mean = None if loss_D is None else compute_mean(loss_D)
+    rows = [fill_row(row, None if mean is None else mean.value, "", why_not=ONE_TEXT)]
+    if first is not None:
+        before_D = _list_losses(first, heldout) if is_known else None
+        difference = None
+        if loss_D is not None and before_D is not None:
+            difference = compute_paired_difference(loss_D, before_D)
+        paired = replace(row, against=f"variant:{first.name}", statistic="difference")
+        rows.append(fill_row(paired, difference, "jackknife", why_not=ONE_TEXT))
+    return rows
 
 
 def _list_losses(variant: VariantResults, heldout: HeldoutTexts) -> NDArray[np.float64] | None:

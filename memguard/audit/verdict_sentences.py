@@ -20,7 +20,7 @@ from memguard.audit.verdict import (
     decide_level,
     judge_membership,
 )
-from memguard.records.scores import BucketScores, RiskName
+from memguard.records import BucketRow, ResultRow, Tables
 from memguard.records.verdict import Verdict, VerdictCounts
 
 _WHY_INCONCLUSIVE = {
@@ -42,8 +42,8 @@ class VerdictInput:
     documents: DocumentResults
     canaries: Canaries | None
     coverage: Coverage
-    buckets: Sequence[BucketScores]
-    """The report's table."""
+    tables: Tables
+    """Of the report."""
     outlines: Sequence[BucketOutline]
     membership: Mapping[str, NDArray[np.float64]]
     """``[N]`` membership scores by name."""
@@ -224,8 +224,8 @@ def _describe_matched(
 def _name_documents(found: VerdictInput, bucket: str | None) -> str:
     if bucket is None:
         return "training documents"
-    row = next(row for row in found.buckets if row.bucket == bucket)
-    counts = [row.num_repetitions for row in found.buckets if row.role == "trained"]
+    row = next(row for row in found.tables.buckets if row.bucket == bucket)
+    counts = [row.num_repetitions for row in found.tables.buckets if row.role == "trained"]
     is_clear = found.dose_response and counts.count(row.num_repetitions) == 1
     if not is_clear or row.num_repetitions is None:
         # The sentence has at most 20 words.
@@ -391,25 +391,32 @@ def _sum_not_sampled(outlines: Sequence[BucketOutline]) -> int:
 # -- worst bucket ----------------------------------------------------------------------------------
 
 
-def _find_worst(found: VerdictInput, decision: Decision) -> tuple[str, RiskName]:
+def _find_worst(found: VerdictInput, decision: Decision) -> tuple[str, str]:
     """Return the trained bucket and the method with the highest extraction rate.
 
     If one bucket decided the verdict, it is that one. A bucket that training did not reach is used
     only if there is no other.
     """
-    trained = [bucket for bucket in found.buckets if bucket.role == "trained"]
+    trained = [bucket for bucket in found.tables.buckets if bucket.role == "trained"]
     trained = [bucket for bucket in trained if bucket.num_repetitions != 0] or trained
     assert trained, "an audit without trained documents is rejected earlier"
     if decision.level == "memorized" and decision.test and decision.test.bucket is not None:
         trained = [row for row in trained if row.bucket == decision.test.bucket]
+    rates = [
+        (bucket, risk, row)
+        for bucket in trained
+        for risk, row in found.tables.risks(bucket.bucket).items()
+    ]
+    if not rates:
+        most = max(trained, key=lambda bucket: bucket.num_repetitions or 0)
+        return most.bucket, "verbatim"
     # max returns the first of equal rates, and verbatim, the strongest statement, comes first.
-    bucket, metric = max(((b, m) for b in trained for m in b.risks), key=_rank_rate)
-    return bucket.bucket, metric
+    bucket, risk, _ = max(rates, key=_rank_rate)
+    return bucket.bucket, risk
 
 
-def _rank_rate(candidate: tuple[BucketScores, RiskName]) -> tuple[float, float, float]:
-    bucket, metric = candidate
-    rate = bucket.risks[metric]
+def _rank_rate(candidate: tuple[BucketRow, str, ResultRow]) -> tuple[float, float, float]:
+    bucket, _, row = candidate
     # Ties are resolved by the lower end of the interval, then by the number of repetitions.
-    low = -1.0 if rate.ci is None else rate.ci[0]
-    return -1.0 if rate.rate is None else rate.rate, low, float(bucket.num_repetitions or 0)
+    low = -1.0 if row.low is None else row.low
+    return row.value or 0.0, low, float(bucket.num_repetitions or 0)

@@ -1,22 +1,22 @@
 """Warnings and notes that a report shows above its results."""
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
+from memguard.audit.blind import NUM_FOLDS, number_clusters
 from memguard.audit.document_scores import DocumentScores
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.membership import NUM_FOLDS, is_member, number_clusters
+from memguard.audit.extraction import AuditDocument, is_member
 from memguard.audit.parts import describe_cut
 from memguard.records import (
     BLIND,
     Banner,
-    BucketScores,
+    BucketRow,
     CutDocuments,
-    GeneratedTexts,
-    MembershipScores,
-    Rate,
+    ResultRow,
+    Tables,
+    write_parameters,
 )
 
 Tally = Literal["complete", "missing", "contradicting"]
@@ -27,41 +27,38 @@ _SHORTEST_TO_JUDGE = 5
 
 
 def collect_banners(
-    buckets: Sequence[BucketScores],
+    tables: Tables,
     scores: DocumentScores,
-    generated: GeneratedTexts,
     *,
     tally: Tally,
     tiny_margin: float,
     cut: CutDocuments | None = None,
-    membership: Sequence[MembershipScores] = (),
     documents: Sequence[AuditDocument] = (),
 ) -> list[Banner]:
     """Return warnings, then notes.
 
     Args:
-        buckets: the report's table.
+        tables: of the report.
         scores: columns of all documents.
-        generated: how near-verbatim matches were found.
         tally: state of the counts of repetitions.
         tiny_margin: margin (logits) below which a result may change.
         cut: documents of which only a part was audited.
-        membership: rows of the membership probe.
         documents: the audited documents.
     """
+    generated = tables.find_detail("extraction") or {}
     warnings = [
         *_warn_of_model(scores),
-        *_warn_of_control(buckets),
+        *_warn_of_control(tables),
         *_warn_of_tally(scores, tally),
         *_warn_of_generation(generated),
     ]
     notes = [
         *([] if cut is None else [describe_cut(cut)]),
-        *_note_forgotten(buckets),
-        *_note_not_audited(buckets),
+        *_note_forgotten(tables),
+        *_note_not_audited(tables.buckets),
         *_note_floor(generated),
-        *_note_limits(buckets, tiny_margin),
-        *_note_not_compared(membership, documents),
+        *_note_limits(tables, tiny_margin),
+        *_note_not_compared(tables, documents),
     ]
     return [Banner(level="warning", text=text) for text in warnings] + [
         Banner(level="note", text=text) for text in notes
@@ -79,7 +76,7 @@ def is_collapsed(scores: DocumentScores) -> bool:
     is_long_N = size_N >= _SHORTEST_TO_JUDGE
     predicted_N, true_N = (
         (np.rint(scores[ratio] * size_N) < limit_N)[is_long_N]
-        for ratio in ("argmax_type_token_ratio", "type_token_ratio")
+        for ratio in ("extraction.argmax_type_token_ratio", "type_token_ratio")
     )
     return len(predicted_N) >= 2 and bool(predicted_N.all()) and not true_N.all()
 
@@ -92,8 +89,8 @@ def _warn_of_model(scores: DocumentScores) -> Iterator[str]:
         )
 
 
-def _warn_of_control(buckets: Sequence[BucketScores]) -> Iterator[str]:
-    control = next((bucket for bucket in buckets if bucket.role == "control"), None)
+def _warn_of_control(tables: Tables) -> Iterator[str]:
+    control = tables.control
     if control is None:
         yield (
             "There is no control: without documents that were never trained, memorization cannot "
@@ -101,7 +98,7 @@ def _warn_of_control(buckets: Sequence[BucketScores]) -> Iterator[str]:
             "membership scores."
         )
         return
-    rate, how = _worse_of_greedy(control)
+    rate, how = _find_worse_of_greedy(tables, control.bucket)
     if rate.num_documents == 0:
         yield "No control document is long enough to audit: the rates have no baseline."
     elif rate.num_matched:
@@ -113,31 +110,35 @@ def _warn_of_control(buckets: Sequence[BucketScores]) -> Iterator[str]:
         )
 
 
-def _worse_of_greedy(bucket: BucketScores) -> tuple[Rate, str]:
+def _find_worse_of_greedy(tables: Tables, bucket: str) -> tuple[ResultRow, str]:
     """Return the near-verbatim rate, or the verbatim rate if nothing was generated."""
-    near = bucket.model.near_verbatim
-    return (bucket.model.verbatim, "verbatim") if near is None else (near, "near-verbatim")
+    near = tables.find("extraction", "near_verbatim", bucket)
+    if near is not None and (near.is_known or not near.num_documents):
+        return near, "near-verbatim"
+    verbatim = tables.find("extraction", "verbatim", bucket)
+    assert verbatim is not None, "every bucket has this rate"
+    return verbatim, "verbatim"
 
 
-def _warn_of_generation(generated: GeneratedTexts) -> Iterator[str]:
-    if generated.reason_not_generated is not None:
+def _warn_of_generation(generated: Mapping[str, Any]) -> Iterator[str]:
+    if generated.get("reason_not_generated") is not None:
         yield (
-            f"Near-verbatim extraction was not measured: {generated.reason_not_generated}. The "
+            f"Near-verbatim extraction was not measured: {generated['reason_not_generated']}. The "
             "verdict can then not say that none was found."
         )
 
 
-def _note_floor(generated: GeneratedTexts) -> Iterator[str]:
-    num_below, num_checked = generated.num_below_floor, generated.num_checked
+def _note_floor(generated: Mapping[str, Any]) -> Iterator[str]:
+    num_below, num_checked = (generated.get(n, 0) for n in ("num_below_floor", "num_checked"))
     if not num_below:
         return
     documents = "document" if num_below == 1 else "documents"
     start = f"{num_below:,} {documents} looked unlikely to be extractable"
-    if generated.num_matched_below_floor:
+    if generated["num_matched_below_floor"]:
         yield (
             f"{start}; a sample matched, so all were tested: "
-            f"{generated.num_matched_below_floor:,} "
-            f"{'matches' if generated.num_matched_below_floor == 1 else 'match'}."
+            f"{generated['num_matched_below_floor']:,} "
+            f"{'matches' if generated['num_matched_below_floor'] == 1 else 'match'}."
         )
     elif num_checked == num_below:
         how = "it was tested and was not" if num_below == 1 else "all were tested, none was"
@@ -163,20 +164,21 @@ def _warn_of_tally(scores: DocumentScores, tally: Tally) -> Iterator[str]:
         )
 
 
-def _note_forgotten(buckets: Sequence[BucketScores]) -> Iterator[str]:
-    for bucket in buckets:
+def _note_forgotten(tables: Tables) -> Iterator[str]:
+    for bucket in tables.buckets:
         if bucket.role != "forget":
             continue
-        rate, how = _worse_of_greedy(bucket)
-        base = None if bucket.base is None else getattr(bucket.base, how.replace("-", "_"))
-        before = "" if base is None else f"; {base.num_matched} from the model before training"
+        rate, how = _find_worse_of_greedy(tables, bucket.bucket)
+        base = tables.find("extraction", rate.metric, bucket.bucket, model="base")
+        is_known = base is not None and base.is_known
+        before = f"; {base.num_matched} from the model before training" if base and is_known else ""
         yield (
             f"'{bucket.bucket}' was to be forgotten: {rate.num_matched} of {rate.num_documents} of "
             f"its documents are still extracted {how}{before}."
         )
 
 
-def _note_not_audited(buckets: Sequence[BucketScores]) -> Iterator[str]:
+def _note_not_audited(buckets: Sequence[BucketRow]) -> Iterator[str]:
     reasons = {
         "too short to audit": sum(b.num_too_short for b in buckets),
         "split into parts of which none is long enough to audit": sum(
@@ -194,7 +196,8 @@ def _note_not_audited(buckets: Sequence[BucketScores]) -> Iterator[str]:
             )
 
 
-def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterator[str]:
+def _note_limits(tables: Tables, tiny_margin: float) -> Iterator[str]:
+    buckets = tables.buckets
     few = [
         f"'{bucket.bucket}' ({bucket.num_documents})"
         for bucket in buckets
@@ -205,15 +208,15 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
     num_left = sum(bucket.num_not_sampled for bucket in buckets)
     if num_left:
         yield f"{num_left} {_documents(num_left)} not in the sample that was scored."
-    num_tiny = sum(bucket.num_tiny_margin for bucket in buckets)
+    num_tiny = sum(r.num_matched or 0 for r in tables.select("extraction", "tiny_margin"))
     if num_tiny:
         yield (
             f"{num_tiny} {'result depends' if num_tiny == 1 else 'results depend'} on a near-tie "
             f"(<{tiny_margin:g} logits) in the greedy text: another device or batch size could "
             f"change {'it' if num_tiny == 1 else 'them'}."
         )
-    if any(bucket.num_documents for bucket in buckets) and all(
-        bucket.base is None for bucket in buckets
+    if any(bucket.num_documents for bucket in buckets) and not tables.select(
+        "extraction", "verbatim", model="base"
     ):
         yield (
             "The model before training was not scored: text that it already knew counts as if "
@@ -221,13 +224,13 @@ def _note_limits(buckets: Sequence[BucketScores], tiny_margin: float) -> Iterato
         )
 
 
-def _note_not_compared(
-    membership: Sequence[MembershipScores], documents: Sequence[AuditDocument]
-) -> Iterator[str]:
+def _note_not_compared(tables: Tables, documents: Sequence[AuditDocument]) -> Iterator[str]:
     """Say why there are membership scores without the blind baseline that they are read with."""
-    if not membership or any(row.score == BLIND for row in membership):
+    blind = write_parameters({"score": BLIND})
+    scores = {row.parameters for row in tables.select("membership", "auc")}
+    if not scores or blind in scores:
         return
-    compared = [each for each in documents if is_member(each) or each.role == "control"]
+    compared = [d for d in documents if is_member(d) or d.role == "control"]
     cluster_N = number_clusters(compared)
     member_N = np.array([is_member(document) for document in compared], dtype=bool)
     num_members, num_control = (len(np.unique(cluster_N[side])) for side in (member_N, ~member_N))

@@ -8,6 +8,7 @@
     dry_run_screen.py prints a dry run
     doctor.py         `memguard doctor`
     doctor_screen.py  prints its results
+    probes_screen.py  prints the probes of `memguard audit --list-probes`
     verify_screen.py  prints the result of `memguard verify`
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.

@@ -287,9 +287,18 @@ def audit(
         str | None,
         typer.Option(help="Mesh of the processes, e.g. z=2,x=2; the run's if left out."),
     ] = None,
+    list_probes: Annotated[
+        bool,
+        typer.Option("--list-probes", help="List the probes that a suite can name; audit nothing."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a model memorized of its training data."""
+    if list_probes:
+        from memguard.cli.probes_screen import print_probes
+
+        print_probes(as_json=as_json)
+        return
     from memguard.config import AuditConfig
     from memguard.workflows.audit_request import AuditRequest
 

@@ -8,7 +8,7 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from memguard.report import formatting as fmt
+from memguard.pages import formatting as fmt
 from memguard.workflows.verify import OnRead, Part, State, Verified, format_bytes
 
 _STYLES: dict[State, str] = {

@@ -5,10 +5,12 @@
     sweep.py          expands a sweep into runs, each with the hash of all that decides its outcome;
                       determines which of them are finished and which continue
     expansion.py      builds and checks run configurations, with equal labels if requested
-    audited.py        reads a run's report and document scores, and checks that runs are comparable
-    comparison.py     builds the comparison record from finished runs, with paired tests
-    comparison_rows.py  every number of the runs and of their comparison as rows of one table
-    front.py          computes risk and utility over seeds, and recommends a setting
+    audited.py        reads a run's report and the scores of its documents and canaries
+    comparable.py     checks that runs are comparable, and keeps the documents that they share
+    paired.py         tests each setting against the first one, document by document
+    front.py          computes risk and utility over seeds
+    recommendation.py chooses a setting by a rule, and says why
+    comparison.py     builds the comparison record from finished runs, and lists all its rows
     fixes.py          rules that derive new settings from an audit's verdict
 
 Training itself is not imported: `workflows` starts each run as a child process and `report` renders
@@ -17,10 +19,14 @@ was interrupted or whose settings were edited trains only the missing runs.
 """
 
 from memguard.compare.audited import FinishedRun, find_extracted
-from memguard.compare.comparison import build_comparison, compare_runs, list_finished
-from memguard.compare.comparison_rows import list_comparison_rows
+from memguard.compare.comparison import (
+    build_comparison,
+    compare_runs,
+    list_comparison_rows,
+    list_finished,
+)
 from memguard.compare.expansion import find_early_end
-from memguard.compare.fixes import Copies, Findings, Fix, find_fix
+from memguard.compare.fixes import Copies, Findings, Fix, find_fix, find_greedy_rate
 from memguard.compare.sweep import (
     Sweep,
     SweepRun,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from memguard.config import GoldfishConfig, RunConfig
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
-from memguard.records import AuditReport, BucketScores, Rate
+from memguard.records import AuditReport, ResultRow
 
 _LADDER = (8, 4, 3, 2)
 """Values of k, in order of increasing share of dropped labels."""
@@ -123,21 +123,29 @@ def _find_extracted_dose(report: AuditReport) -> int | None:
 
     A dose is a number of repetitions.
     """
-    ceiling = _greedy_rate(report.control).ci if report.control else None
-    if ceiling is None or not report.dose_response:
+    control = report.tables.control
+    ceiling = None if control is None else find_greedy_rate(report, control.bucket)
+    if ceiling is None or ceiling.high is None or not report.dose_response:
         return None
-    extracted = {
-        bucket.num_repetitions: ci is not None and ci[0] > ceiling[1]
-        for bucket in report.buckets
+    rates = {
+        bucket.num_repetitions: find_greedy_rate(report, bucket.bucket)
+        for bucket in report.tables.buckets
         if bucket.role == "trained" and bucket.num_repetitions
-        for ci in [_greedy_rate(bucket).ci]
     }
-    doses = sorted(dose for dose, is_extracted in extracted.items() if is_extracted)
-    return doses[0] if doses and len(doses) < len(extracted) else None
+    doses = sorted(
+        dose
+        for dose, rate in rates.items()
+        if rate is not None and rate.low is not None and rate.low > ceiling.high
+    )
+    return doses[0] if doses and len(doses) < len(rates) else None
 
 
-def _greedy_rate(bucket: BucketScores) -> Rate:
-    return bucket.model.near_verbatim or bucket.model.verbatim
+def find_greedy_rate(report: AuditReport, bucket: str, model: str = "trained") -> ResultRow | None:
+    """Return the near-verbatim rate of a bucket; the verbatim one if no text was generated."""
+    near = report.tables.find("extraction", "near_verbatim", bucket, model=model)
+    if near is not None and near.is_known:
+        return near
+    return report.tables.find("extraction", "verbatim", bucket, model=model)
 
 
 def _lower_k(found: Findings) -> Fix | None:

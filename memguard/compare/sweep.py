@@ -27,14 +27,7 @@ from memguard.compare.expansion import (
     check_sweep,
     list_kept_shares,
 )
-from memguard.config import (
-    Document,
-    RunConfig,
-    SweepConfig,
-    apply_overrides,
-    load_yaml,
-    validate,
-)
+from memguard.config import Document, RunConfig, SweepConfig, apply_overrides, load_yaml, validate
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records.audit_files import find_audit_damage
 from memguard.records.run_files import find_trained_damage, has_trained

@@ -2,6 +2,7 @@
 
     documents.py     reads documents of every source, or in memory, into one form
     sources.py       rows of files, folders, `save_to_disk` folders and hub ids
+    tables.py        rows of one file, by its suffix
     file_kinds.py    accepts regular files, rejects FIFOs, sockets and devices
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents

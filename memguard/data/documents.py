@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memguard.config import DataConfig
-from memguard.data.sources import IDS_COLUMN, NamedFile, Table, read_source, wrap_dataset
+from memguard.data.sources import read_source
+from memguard.data.tables import IDS_COLUMN, NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten
 
 Format = Literal["text", "messages", "prompt_completion"]

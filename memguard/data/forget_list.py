@@ -9,7 +9,7 @@ from typing import Any
 from memguard.config import DataConfig
 from memguard.data.corpus import load_private_key
 from memguard.data.documents import Document, load_settings, name_ids
-from memguard.data.sources import IDS_COLUMN
+from memguard.data.tables import IDS_COLUMN
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import PRIVATE_MODE, ManifestEntry, load_manifest, write_atomically

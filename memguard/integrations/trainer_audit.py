@@ -24,6 +24,7 @@ from memguard.errors import ConfigError
 from memguard.records import AuditReport
 
 logger = logging.getLogger(__name__)
+_LOGGED = ("verbatim", "near_verbatim")
 
 # Set by torchrun; removed because the audit is a separate process and not another rank.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
@@ -138,15 +139,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             return
         report = AuditReport.model_validate(json.loads(done.stdout))
         self.reports.append(report)
-        (bucket,) = (row for row in report.buckets if row.bucket == report.verdict.bucket)
-        near = bucket.model.near_verbatim
-        state.log_history.append(
-            {
-                "memguard/verbatim": bucket.model.verbatim.rate,
-                "memguard/near_verbatim": None if near is None else near.rate,
-                "step": state.global_step,
-            }
-        )
+        rates = report.tables.risks(report.verdict.bucket)
+        greedy = {name: rates[name].value if name in rates else None for name in _LOGGED}
+        logged = {f"memguard/{name}": value for name, value in greedy.items()}
+        state.log_history.append({**logged, "step": state.global_step})
         verdict = report.verdict
         page = folder / "report.html"
         logger.info("%s %s (%s)", verdict.describe(), verdict.membership.sentence, page)

@@ -10,6 +10,8 @@ This record neither names nor quotes a document.
 
 from typing import Literal
 
+from pydantic import Field
+
 from memguard.records import Rate, Record, Role
 
 Topic = Literal[
@@ -131,6 +133,39 @@ class BucketPrediction(Record):
     """Extraction rate with its 95 % interval if half of the audited documents are extracted."""
 
 
+class ProbeWork(Record):
+    """The most that one probe asks of all models together."""
+
+    probe: str
+    num_passages: int
+    """Passages that are scored, and prompts that are continued."""
+    num_tokens: int
+    """Of the passages and prompts (tokens)."""
+    num_generated_tokens: int
+    """Beams and samples counted each (tokens)."""
+
+
+class AuditWork(Record):
+    """The most that the run's audit asks of its models.
+
+    It asks for less: probes share passages, generated texts that diverge end early, and cached
+    numbers are not measured again.
+    """
+
+    models: tuple[Literal["trained", "base", "reference"], ...]
+    """Models that are measured."""
+    probes: tuple[ProbeWork, ...]
+    """Those that ask something of a model."""
+    num_passages: int
+    """Passages and prompts of all probes."""
+    num_tokens: int
+    """Of the passages and prompts of all probes (tokens)."""
+    num_generated_tokens: int
+    """Of all probes (tokens)."""
+    not_counted: dict[str, str] = Field(default_factory=dict)
+    """Reason by name of a probe of another package whose work is not known."""
+
+
 class DryRun(Record):
     """What a run will do. Contains no text of any document."""
 
@@ -139,6 +174,8 @@ class DryRun(Record):
     labels: LabelCounts
     disk: DiskNeed
     buckets: tuple[BucketPrediction, ...]
+    audit: AuditWork | None = None
+    """null if `audit.enabled` is false."""
     tokenizer: tuple[Remark, ...]
     """Remarks on tokenizer, template and documents."""
     remarks: tuple[Remark, ...]

@@ -4,13 +4,14 @@
     sealed.py      hashes of files and records, checked when they are read
     manifest.py    one line per document: its planned and its actual training
     run_files.py   files of each stage of a run, and checks that they are intact
-    scores.py      scores of the probes: per document, per bucket, per canary
+    scores.py      estimates with their intervals; names of the extraction risks
     results.py     the results table: one row for each number, as parquet
-    report_rows.py the rows of an audit's report
-    audit.py       the audit report: findings, scores and all else; audits during training; variants
+    tables.py      the five tables of a report: results, metrics, buckets, tests, details
+    audit.py       the audit report: header and tables; audits during training
+    canaries.py    scores of canaries, which only the owner of an audit can read
     audit_files.py files of an audit, and the hashes that are written last
     verdict.py     the verdict: level, sentences, counts and the test that decided
-    comparison.py  the comparison: each setting's results, and paired tests
+    comparison.py  the comparison: its runs, the recommendation, and tables
 
 Every file that memguard writes for other programs is one of these models. A missing number is null
 and is counted, never NaN or 0. A `schema` name changes when readers of the old form would be wrong.
@@ -31,24 +32,17 @@ from memguard.records.audit import (
     ProbeRun,
     TrainingSummary,
     Variant,
-    VariantBucket,
-    VariantComparison,
     VariantName,
-    WatchedBucket,
+    WatchedLine,
     WatchedStep,
 )
+from memguard.records.canaries import CanaryScore, load_canaries, save_canaries
 from memguard.records.comparison import (
+    ComparedRun,
     Comparison,
-    ComparisonCell,
     Cost,
     FrontPoint,
-    MatchedShare,
-    PairedCanaries,
-    PairedCounts,
-    PairedResult,
     Recommendation,
-    SettingResult,
-    Utility,
 )
 from memguard.records.manifest import (
     IGNORE_LABEL,
@@ -69,31 +63,38 @@ from memguard.records.record import (
     save_record,
     write_atomically,
 )
+from memguard.records.results import (
+    MEMBERS,
+    MOST_TRAINED,
+    NO_DOCUMENTS,
+    ONE_TEXT,
+    REFERENCE_SECRETS,
+    SECRETS,
+    TRAINED,
+    ResultRow,
+    fill_count,
+    fill_row,
+    write_parameters,
+)
 from memguard.records.scores import (
     BLIND,
     MIN_FOR_MEANS,
     MIN_FOR_QUANTILES,
     NUM_RISK_QUERIES,
     RISK_NAMES,
-    AttackCostBucket,
-    AttackCostScores,
-    AttackedBucket,
-    BucketScores,
-    CanaryScore,
-    CanaryScores,
-    DocumentScore,
-    DoseTrend,
-    ExtractedCopies,
-    GeneratedTexts,
     Interval,
-    MaskChange,
-    Measure,
-    MeasuredBucket,
-    MembershipScores,
-    ModelScores,
     Rate,
     RiskName,
     Texts,
+)
+from memguard.records.tables import (
+    RISK_PLACES,
+    BucketRow,
+    DetailRow,
+    MetricRow,
+    Tables,
+    TestRow,
+    merge_tables,
 )
 from memguard.records.verdict import (
     LEVEL_NAMES,

@@ -1,29 +1,17 @@
-"""The audit report: its verdict, findings and scores."""
+"""The audit report: a header and the five tables.
+
+header   what was audited and how, which probes ran, verdict, banners, findings
+tables   every number, see `tables.py`
+"""
 
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from memguard.records.manifest import Role
 from memguard.records.record import Record
-from memguard.records.scores import (
-    BLIND,
-    AttackCostBucket,
-    AttackCostScores,
-    AttackedBucket,
-    BucketScores,
-    CanaryScores,
-    DoseTrend,
-    ExtractedCopies,
-    GeneratedTexts,
-    Interval,
-    MaskChange,
-    Measure,
-    MeasuredBucket,
-    MembershipScores,
-    Rate,
-    RiskName,
-)
+from memguard.records.results import ResultRow
+from memguard.records.scores import Rate
+from memguard.records.tables import Results, Tables
 from memguard.records.verdict import Verdict
 
 # Results of audits during training: a few counts per bucket and step.
@@ -37,49 +25,52 @@ class Budget(Record):
     action: Literal["tighten", "stop"]
 
 
-class WatchedBucket(Record):
-    """The audited documents of one bucket at one step."""
-
-    bucket: str
-    role: Role
-    num_documents: int
-    num_verbatim: int
-    num_near_verbatim: int | None
-    """Counted on generated text; null if no text was generated."""
-    num_learned: int
-    """Documents extracted now but not before training: near-verbatim (verbatim if no text was
-    generated), or by the budget's metric."""
-    mean_token_accuracy: float
-    """Teacher-forced, mean over documents."""
-    num_tightened: int
-    """Documents of the whole bucket that are now trained with a lower k than at the start."""
-
-
 class WatchedStep(Record):
+    """One audit during training; its rates are rows with this step."""
+
+    step: int
+    """Optimizer steps taken."""
+    over_limit: list[str] = Field(default_factory=list)
+    """Buckets with a higher extraction rate than the risk budget allows."""
+    num_tightened: dict[str, int] = Field(default_factory=dict)
+    """Documents of each whole bucket that are now trained with a lower k than at the start."""
+    audit_s: float
+
+
+class WatchedLine(WatchedStep):
     """One audit during training; a line of metrics.jsonl."""
 
     event: Literal["audit"] = "audit"
-    step: int
-    """Optimizer steps taken."""
-    buckets: list[WatchedBucket]
-    over_limit: list[str] = Field(default_factory=list)
-    """Buckets with a higher extraction rate than the risk budget allows."""
-    audit_s: float
+    results: Results
+    """Rates of each bucket: verbatim, near_verbatim, learned, token_accuracy. `learned` counts the
+    documents that are extracted now but were not before training: near-verbatim (verbatim if no
+    text was generated), or by the budget's metric."""
+    trained: list[str]
+    """Buckets of trained documents."""
+
+    def to_step(self) -> WatchedStep:
+        """Return what the header of a report has of it."""
+        return WatchedStep(**{name: getattr(self, name) for name in WatchedStep.model_fields})
 
     def describe(self) -> str:
         """Return the log line, which reports the bucket closest to full extraction."""
-        trained = [bucket for bucket in self.buckets if bucket.role == "trained"]
+
+        def find(metric: str, bucket: str) -> ResultRow:
+            (row,) = (r for r in self.results if (r.metric, r.bucket) == (metric, bucket))
+            return row
+
         worst = max(
-            trained,
-            key=lambda bucket: (
-                bucket.num_learned / bucket.num_documents,
-                bucket.mean_token_accuracy,
+            self.trained,
+            key=lambda name: (
+                find("learned", name).value or 0.0,
+                find("token_accuracy", name).value or 0.0,
             ),
         )
-        tightened = sum(bucket.num_tightened for bucket in trained)
+        learned, accuracy = find("learned", worst), find("token_accuracy", worst).value or 0.0
+        tightened = sum(self.num_tightened.get(name, 0) for name in self.trained)
         return (
-            f"audit after step {self.step}: {worst.num_learned} of {worst.num_documents} documents "
-            f"of {worst.bucket} extracted, teacher-forced accuracy {worst.mean_token_accuracy:.0%}"
+            f"audit after step {self.step}: {learned.num_matched} of {learned.num_documents} "
+            f"documents of {worst} extracted, teacher-forced accuracy {accuracy:.0%}"
             f"{f'; {tightened} trained more strictly' if tightened else ''}"
         )
 
@@ -241,63 +232,14 @@ VARIANT_LIBRARIES: dict[VariantName, str] = {"int8": "torchao", "nf4": "bitsandb
 """Library that quantises a variant; those of the extra `quant`."""
 
 
-class VariantBucket(Record):
-    """One variant on the documents of one bucket."""
-
-    bucket: str
-    role: Role
-    num_documents: int
-    risks: dict[RiskName, Rate]
-    """Extraction rates: verbatim, near-verbatim, and within `NUM_RISK_QUERIES` sampled queries, as
-    far as they were measured; no attacks run on variants."""
-    attack_cost: AttackCostScores | None
-    """null if the suite does not measure it."""
-    mean_logprob: Interval | None
-    """Mean over documents of the mean log-probability of a continuation token (nats)."""
-    differences: dict[RiskName, Interval] = Field(default_factory=dict)
-    """`risks` minus those of the first variant, paired by document; empty for the first."""
-    logprob_difference: Interval | None = None
-    """`mean_logprob` minus that of the first variant, paired by document; null for the first."""
-
-
 class Variant(Record):
-    """One variant of the model."""
+    """A form of the model; its rates are rows with this variant."""
 
     name: VariantName
     description: str
     """Weights and the library that quantised them."""
     reason_not_generated: str | None
     """null if texts were generated for near-verbatim matches."""
-    heldout_nll: float | None
-    """Loss on documents that were never trained (nats a token); null without such documents."""
-    heldout_difference: Interval | None = None
-    """`heldout_nll` minus that of the first variant, paired by document; null for the first."""
-    buckets: list[VariantBucket]
-
-
-class VariantComparison(Record):
-    """The variants; the others are compared with the first one."""
-
-    heldout_bucket: str | None
-    heldout_num_documents: int
-    heldout_num_tokens: int
-    variants: list[Variant]
-
-
-class AuditHeader(Record):
-    """What was audited, and how."""
-
-    schema_name: Literal["memguard.report/2"] = Field("memguard.report/2", alias="schema")
-    tool_version: str
-    created: str
-    """UTC, ISO 8601."""
-    run: str | None
-    model: ModelIdentity
-    data: DataIdentity
-    training: TrainingSummary | None
-    method: Method
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
 
 class AuditResults(Record):
@@ -307,60 +249,33 @@ class AuditResults(Record):
     """One entry per probe, in the order of the suite; `method.probes` has their settings."""
     verdict: Verdict
     banners: list[Banner]
-    buckets: list[BucketScores]
-    generated: GeneratedTexts
-    base_generated: GeneratedTexts | None
-    """null without a base model."""
     dose_response: bool
     """False if the repetition counts are missing or contradict the trained steps."""
-    membership: list[MembershipScores]
     findings: list[Finding]
     num_findings: int
     cut: CutDocuments | None = None
     """null: every document was audited whole."""
-    measures: list[Measure] = Field(default_factory=list)
-    attack_cost: list[AttackCostBucket] = Field(default_factory=list)
-    attacks: list[AttackedBucket] = Field(default_factory=list)
-    extracted_copies: list[ExtractedCopies] = Field(default_factory=list)
-    canaries: CanaryScores | None = None
-    mask_changes: list[MaskChange] = Field(default_factory=list)
-    trends: list[DoseTrend] = Field(default_factory=list)
+    tables: Tables
 
-    @property
-    def control(self) -> BucketScores | None:
-        """The bucket of documents that were never trained."""
-        return next((bucket for bucket in self.buckets if bucket.role == "control"), None)
 
-    @property
-    def blind_auc(self) -> Interval | None:
-        """AUC of the blind baseline; None if it did not run."""
-        return next((scores.auc for scores in self.membership if scores.score == BLIND), None)
+class AuditHeader(Record):
+    """What was audited, and how."""
 
-    def find_cost(self, bucket: str | None) -> AttackCostBucket | None:
-        """Return the attack cost of a bucket; None if it was not measured."""
-        return next((cost for cost in self.attack_cost if cost.bucket == bucket), None)
+    schema_name: Literal["memguard.report/3"] = Field("memguard.report/3", alias="schema")
+    tool_version: str
+    created: str
+    """UTC, ISO 8601."""
+    run: str | None
+    model: ModelIdentity
+    data: DataIdentity
+    training: TrainingSummary | None
+    method: Method
+    variants: list[Variant] = Field(default_factory=list)
+    """Empty unless they were requested; the others are compared with the first one."""
+    environment: dict[str, str]
 
-    def find_gain(self, bucket: str) -> MeasuredBucket | None:
-        """Return the token accuracy of a bucket if training raised it; None otherwise.
-
-        The change from the base model must be above 0 by more than its interval. None is returned
-        too if the blind baseline separates trained documents from the control, because the control
-        then does not show what other training would have added.
-        """
-        blind = self.blind_auc
-        if blind is None or blind.ci is None or not blind.ci[0] <= 0.5 <= blind.ci[1]:
-            return None
-        for measure in self.measures:
-            if (measure.probe, measure.metric) == ("extraction", "token_accuracy"):
-                row = next((row for row in measure.buckets if row.bucket == bucket), None)
-                change = None if row is None else row.change_from_base
-                return row if change and change.ci and change.ci[0] > 0 else None
-        return None
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
 
 class AuditReport(AuditResults, AuditHeader):
     """`audit/report.json`."""
-
-    variants: VariantComparison | None = None
-    """null unless they were requested."""
-    environment: dict[str, str]

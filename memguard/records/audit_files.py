@@ -3,9 +3,10 @@
     report.json      the report
     records.parquet  the scores of each document; only the owner of the audit can read them
     results.parquet  every number of the report, one row each; see `results.py`
+    canaries.parquet the score of each canary, if there are any; only for the owner too
     findings.csv     every extracted document, worst first; as above
     report.html      the page
-    audit.json       sizes and hashes of these five, and of the run's model card
+    audit.json       sizes and hashes of these, and of the run's model card
 
 An audit without an intact `audit.json` is incomplete: its report is not read.
 """
@@ -34,6 +35,7 @@ AUDIT_FILES = "audit.json"
 REPORT: Final = "report.json"
 SCORES: Final = "records.parquet"
 RESULTS: Final = "results.parquet"
+CANARIES: Final = "canaries.parquet"
 FINDINGS: Final = "findings.csv"
 PAGE = "report.html"
 CARDS = ("model/README.md", "adapter/README.md")
@@ -50,6 +52,8 @@ class AuditFiles(SealedRecord):
     results: FileSum
     findings: FileSum
     page: FileSum
+    canaries: FileSum | None
+    """null if there were no canaries."""
     card: FileSum | None
     """null if the audit is not the run's own: with --out, or of a model without a run folder."""
 
@@ -58,13 +62,15 @@ class AuditFiles(SealedRecord):
     @property
     def files(self) -> dict[str, FileSum]:
         """The files in the audit folder, by name."""
-        return {
+        files = {
             REPORT: self.report,
             SCORES: self.scores,
             RESULTS: self.results,
+            CANARIES: self.canaries,
             FINDINGS: self.findings,
             PAGE: self.page,
         }
+        return {name: written for name, written in files.items() if written is not None}
 
 
 def save_audit_files(folder: Path, *, has_card: bool) -> None:
@@ -80,6 +86,7 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
         results=sum_file(folder / RESULTS),
         findings=sum_file(folder / FINDINGS),
         page=sum_file(folder / PAGE),
+        canaries=sum_file(folder / CANARIES) if (folder / CANARIES).exists() else None,
         card=sum_file(find_card(folder.resolve().parent)) if has_card else None,
     )
     save_sealed(written, folder / AUDIT_FILES)
@@ -155,7 +162,8 @@ def load_audit_report(folder: Path) -> AuditReport:
 
 
 def check_audit_file(
-    folder: Path, name: Literal["report.json", "records.parquet", "results.parquet"]
+    folder: Path,
+    name: Literal["report.json", "records.parquet", "results.parquet", "canaries.parquet"],
 ) -> None:
     """Check that a file is the one that the audit wrote.
 

@@ -1,5 +1,6 @@
 """Base class of all records, and functions to write files, folders and records atomically."""
 
+import json
 import os
 import secrets
 import shutil
@@ -8,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -154,7 +155,23 @@ def format_now() -> str:
 
 def save_record(record: Record, path: Path) -> None:
     """Write a record as indented JSON, whole or not at all."""
-    write_atomically(path, (record.model_dump_json(indent=2, by_alias=True) + "\n").encode())
+    values = record.model_dump(mode="json", by_alias=True)
+    write_atomically(path, f"{format_json(values)}\n".encode())
+
+
+def format_json(value: Any, indent: str = "") -> str:
+    """Return indented JSON in which a list of numbers and texts, such as a column, is one line."""
+    inner = f"{indent}  "
+    if isinstance(value, dict) and value:
+        items = (
+            f"{inner}{json.dumps(key, ensure_ascii=False)}: {format_json(item, inner)}"
+            for key, item in value.items()
+        )
+        return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        items = (f"{inner}{format_json(item, inner)}" for item in value)
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ": "))
 
 
 def load_record(kind: type[RecordT], path: Path) -> RecordT:

@@ -30,7 +30,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import ConfigDict
 
 from memguard.records.record import write_atomically
 from memguard.records.scores import Interval, Rate
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-Statistic = Literal["rate", "mean", "median", "q10", "q90", "max", "auc", "difference"]
+Statistic = Literal["rate", "mean", "median", "q10", "q90", "min", "max", "auc", "difference"]
 Method = Literal[
     "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "tango", "pooled"
 ]
@@ -61,11 +63,14 @@ NO_DOCUMENTS = "no documents"
 class ResultRow:
     """One number with its interval; the first eleven fields are its key."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
     setting: str | None = None
     seed: int | None = None
     variant: str | None = None
     step: int | None = None
-    model: Literal["trained", "base"] = "trained"
+    model: str = "trained"
+    """trained, base, or reference."""
     against: str | None = None
     probe: str
     parameters: str = ""
@@ -77,7 +82,7 @@ class ResultRow:
     num_matched: int | None = None
     """Of a rate; None for other statistics."""
     num_clusters: int | None = None
-    """Near-duplicate clusters of a rate's documents; None if each is a text of its own."""
+    """Near-duplicate clusters of the documents; None if each is a text of its own."""
     num_matched_clusters: int | None = None
     """Clusters with a match."""
     num_missing: int = 0
@@ -96,7 +101,31 @@ class ResultRow:
     @property
     def key(self) -> tuple[Any, ...]:
         """The fields that identify the row."""
-        return astuple(self)[:NUM_KEY_FIELDS]
+        return tuple(getattr(self, name) for name in KEY_FIELDS)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has a value."""
+        return self.value is not None
+
+    @property
+    def ci(self) -> tuple[float, float] | None:
+        """Its 95 % interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def minus_control_ci(self) -> tuple[float, float] | None:
+        """The interval of its difference from the control."""
+        low, high = self.minus_control_low, self.minus_control_high
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def num_unmatched(self) -> int:
+        """Documents of a rate that do not match."""
+        return self.num_documents - (self.num_matched or 0)
+
+
+KEY_FIELDS = tuple(field.name for field in fields(ResultRow))[:NUM_KEY_FIELDS]
 
 
 def write_parameters(parameters: Mapping[str, Any]) -> str:
@@ -110,6 +139,7 @@ def fill_row(
     interval: Method,
     *,
     minus_control: Interval | None = None,
+    num_control: int | None = None,
     why_not: str = NO_DOCUMENTS,
 ) -> ResultRow:
     """Return the row with its value, or with the reason why it has none.
@@ -119,6 +149,7 @@ def fill_row(
         estimate: a rate also fills the counts; None: the value could not be had.
         interval: method of the estimate's interval.
         minus_control: difference from the control.
+        num_control: documents of the control; the difference from one shows its value.
         why_not: the reason if there is no value.
     """
     if isinstance(estimate, Rate):
@@ -145,15 +176,31 @@ def fill_row(
         )
     low, high = ci or (None, None)
     filled = replace(row, value=float(value), low=low, high=high, interval=interval if ci else "")
+    if num_control == 1:
+        filled = _round(filled, [name for name in _NUMBERS if "control" in name])
     return _round_single(filled)
 
 
+def fill_count(row: ResultRow, num_matched: int) -> ResultRow:
+    """Return a rate of which only the counts are known; its interval is not."""
+    if not row.num_documents:
+        return replace(row, num_matched=0, missing_because=NO_DOCUMENTS)
+    value = num_matched / row.num_documents
+    return _round_single(replace(row, num_matched=num_matched, value=value))
+
+
 def _round_single(row: ResultRow) -> ResultRow:
-    """Round values that show one document: two significant digits."""
-    shows_one = row.num_documents == 1 or row.statistic == "max"
+    """Round numbers that show one document: two significant digits."""
+    shows_one = row.num_documents == 1 or row.statistic in ("min", "max")
     if not shows_one or row.value is None:
         return row
-    return replace(row, value=float(f"{row.value:.1e}"))
+    return _round(row, _NUMBERS)
+
+
+def _round(row: ResultRow, names: Sequence[str]) -> ResultRow:
+    numbers = {name: getattr(row, name) for name in names}
+    rounded: dict[str, Any] = {n: float(f"{v:.1e}") for n, v in numbers.items() if v is not None}
+    return replace(row, **rounded)
 
 
 _INTEGERS = ("seed", "step", *(field.name for field in fields(ResultRow) if "num_" in field.name))
@@ -197,7 +244,7 @@ def load_results(path: Path) -> list[ResultRow]:
 
 
 def read_results(path: Path) -> "pandas.DataFrame":
-    """Return the rows of a file as a table of pandas; missing texts are None, numbers NaN."""
+    """Return the rows of a file as a table of pandas, where `isna` finds missing values."""
     import pandas
 
     return pandas.read_parquet(path)

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memguard.errors import RecordError
-from memguard.records.record import Record, describe_unread, validate_record, write_atomically
+from memguard.records.record import (
+    Record,
+    describe_unread,
+    format_json,
+    validate_record,
+    write_atomically,
+)
 
 _SEAL = "sha256"
 
@@ -149,7 +155,7 @@ def save_sealed(record: SealedRecord, path: Path, mode: int = 0o644) -> None:
     ``mode`` is that of the file, before the umask.
     """
     values = record.model_dump(mode="json", by_alias=True)
-    text = json.dumps({**values, _SEAL: _hash_values(values)}, indent=2, ensure_ascii=False)
+    text = format_json({**values, _SEAL: _hash_values(values)})
     write_atomically(path, f"{text}\n".encode(), mode)
 
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from memguard.records.record import Record
-from memguard.records.scores import Interval, RiskName
+from memguard.records.scores import Interval
 
 Level = Literal["memorized", "extracted", "none-found", "inconclusive"]
 """memorized: trained documents are extracted more often than chance and control explain; extracted:
@@ -108,8 +108,8 @@ class Verdict(Record):
     or without audited trained documents."""
     bucket: str
     """Trained bucket with the highest extraction rate (of the test's bucket, if it has one)."""
-    metric: RiskName
-    """Method with that rate."""
+    metric: str
+    """Method with that rate: a name of `Tables.risks`."""
 
     @property
     def colour(self) -> Literal["red", "amber", "green", "grey"]:

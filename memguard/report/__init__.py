@@ -2,21 +2,16 @@
 
 rendering
     html.py                templates and links; the page of a report or a comparison as one file
-    page.py                the components of a page: tables, facts, figures, sections
-    tables.py              columns -> tables, the rows of buckets and of their base model
-    formatting.py          one format for each kind of number; cleans the text of records
     charts.py, svg.py      charts as inline SVG; a drawing as SVG elements or as a file
     texts.py               sentences of both pages: limitations, next steps, glossary
     facts.py               lists of facts: identity, training, data, method, environment
-the page of an audit
+the page of an audit; the sections of probes are in `audit.probes`
     audit_page.py          an audit report -> the contents of its page
     audit_summary.py       summary tables by bucket; the list of findings
-    audit_doses.py         extraction by number of repetitions; audits during training
-    audit_attacks.py       attack cost and attacks
-    audit_probes.py        which probes ran; other windows, and generated text
-    audit_membership.py    membership scores; copies that escape the mask
-    audit_canaries.py      random secrets: extraction, exposure, epsilon
+    audit_doses.py         extraction by number of repetitions
+    audit_watched.py       audits during training
     audit_variants.py      forms in which the model may be shipped
+    audit_others.py        probes of other packages
 the page of a comparison
     comparison_page.py     a comparison -> the contents of its page
     comparison_front.py    figures: risk against utility; rates by number of repetitions
@@ -27,10 +22,11 @@ the page of a comparison
 other files
     model_card.py          README.md of an exported or a merged model
 
-The page modules compute every number and sentence; templates only arrange them. The text of records
-is untrusted: `formatting` cleans it, the template engine escapes it, and the page's policy forbids
-scripts and network access. Rendering is deterministic: a link is the only part that depends on
-other files. matplotlib is imported when a chart is drawn.
+The components of pages are in `memguard.pages`. The page modules compute every number and sentence;
+templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template
+engine escapes it, and the page's policy forbids scripts and network access. Rendering is
+deterministic: a link is the only part that depends on other files. matplotlib is imported when a
+chart is drawn.
 """
 
 from memguard.report.comparison_picture import render_comparison_chart

@@ -1,27 +1,10 @@
-"""Memorization by number of repetitions, and by training step.
+"""Memorization by number of repetitions: the dose-response figure and its tables."""
 
-The dose-response figure with its tables, and the results of audits during training.
-"""
+from collections.abc import Sequence
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-from memguard.records import (
-    RISK_NAMES,
-    AuditReport,
-    BucketScores,
-    DoseTrend,
-    ExtractedCopies,
-    Interval,
-    ModelScores,
-    Rate,
-    TrainingSummary,
-    WatchedBucket,
-    WatchedStep,
-)
-from memguard.report import formatting as fmt
-from memguard.report.page import Cell, Figure, Line, LineChart, Point, Section, Table
-from memguard.report.tables import (
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Table
+from memguard.pages.tables import (
     Column,
     count_columns,
     make_table,
@@ -30,21 +13,27 @@ from memguard.report.tables import (
     show_name,
     tone_of_bucket,
 )
-
-Select = Callable[[BucketScores], Rate | Interval | None]
+from memguard.records import (
+    TRAINED,
+    AuditReport,
+    BucketRow,
+    ResultRow,
+    Tables,
+    TestRow,
+)
 
 
 def build_dose_response(report: AuditReport) -> Figure | None:
     """Build the figure; None if `explain_no_chart` gives a reason."""
     if explain_no_chart(report):
         return None
-    buckets = _order(report.buckets)
+    buckets = _order(report.tables.buckets)
     doses = _list_doses(buckets)
     has_control = any(bucket.role == "control" for bucket in buckets)
     chart = LineChart(
-        description=_describe(buckets),
+        description=_describe(report.tables, buckets),
         ticks=tuple(f"{dose:,}" for dose in doses),
-        lines=_build_lines(buckets, doses),
+        lines=_build_lines(report.tables, buckets, doses),
         y_label="documents, or tokens (%)",
         control_at=doses.index(0) if has_control and 0 in doses else None,
     )
@@ -55,7 +44,7 @@ def build_dose_response(report: AuditReport) -> Figure | None:
         caption="Share of documents extracted, and teacher-forced token accuracy, which is not "
         "extraction, by the number of times the documents were trained. Bands are 95 % intervals; "
         f"positions are evenly spaced, not to scale. Documents per position: {_list_n(buckets)}.",
-        table=_build_table(buckets),
+        table=_build_table(report.tables, buckets),
     )
 
 
@@ -71,8 +60,10 @@ def explain_no_chart(report: AuditReport) -> str:
             "No chart is shown: the number of repetitions of each document is not known, or "
             "contradicts the number of training steps."
         )
-    if len(_list_doses(_order(report.buckets))) < 2:
-        uneven = [b for b in report.buckets if b.role == "trained" and b.num_repetitions is None]
+    if len(_list_doses(_order(report.tables.buckets))) < 2:
+        uneven = [
+            b for b in report.tables.buckets if b.role == "trained" and b.num_repetitions is None
+        ]
         if uneven:
             return (
                 "No chart is shown: the documents of a bucket were not all trained the same number "
@@ -85,11 +76,11 @@ def explain_no_chart(report: AuditReport) -> str:
     return ""
 
 
-def _list_doses(buckets: Sequence[BucketScores]) -> list[int]:
+def _list_doses(buckets: Sequence[BucketRow]) -> list[int]:
     return sorted({_dose(bucket) for bucket in buckets})
 
 
-def _order(buckets: Sequence[BucketScores]) -> list[BucketScores]:
+def _order(buckets: Sequence[BucketRow]) -> list[BucketRow]:
     """Return the buckets with a dose and at least one document, sorted by dose."""
     dosed = [
         bucket
@@ -101,80 +92,75 @@ def _order(buckets: Sequence[BucketScores]) -> list[BucketScores]:
     return sorted(dosed, key=lambda bucket: (_dose(bucket), bucket.bucket))
 
 
-def _dose(bucket: BucketScores) -> int:
+def _dose(bucket: BucketRow) -> int:
     return bucket.num_repetitions or 0
 
 
-def _list_n(buckets: Sequence[BucketScores]) -> str:
+def _list_n(buckets: Sequence[BucketRow]) -> str:
     counts = [f"{bucket.num_documents:,}" for bucket in buckets[:12]]
     return ", ".join(counts) + (" …" if len(buckets) > 12 else "")
 
 
-def _build_lines(buckets: Sequence[BucketScores], doses: Sequence[int]) -> tuple[Line, ...]:
-    def of_base(pick: Callable[[ModelScores], Rate | Interval | None]) -> Select:
-        return lambda bucket: pick(bucket.base) if bucket.base else None
-
+def _build_lines(
+    tables: Tables, buckets: Sequence[BucketRow], doses: Sequence[int]
+) -> tuple[Line, ...]:
     # The two curves are shifted a little so that equal values stay visible.
-    selections: tuple[tuple[str, str, float, Select], ...] = (
-        ("Near-verbatim", "near", -0.04, lambda b: b.model.near_verbatim),
-        ("Verbatim", "verbatim", 0.04, lambda b: b.model.verbatim),
-        ("Teacher-forced accuracy", "accuracy", 0.0, lambda b: b.model.mean_token_accuracy),
-        ("Base, near-verbatim", "base-near", 0.0, of_base(lambda m: m.near_verbatim)),
-        (
-            "Base, teacher-forced accuracy",
-            "base-accuracy",
-            0.0,
-            of_base(lambda m: m.mean_token_accuracy),
-        ),
+    series = (
+        ("Near-verbatim", "near", -0.04, "near_verbatim", "trained"),
+        ("Verbatim", "verbatim", 0.04, "verbatim", "trained"),
+        ("Teacher-forced accuracy", "accuracy", 0.0, "token_accuracy", "trained"),
+        ("Base, near-verbatim", "base-near", 0.0, "near_verbatim", "base"),
+        ("Base, teacher-forced accuracy", "base-accuracy", 0.0, "token_accuracy", "base"),
     )
     lines = []
-    for label, style, shift, select in selections:
-        points = []
-        for bucket in buckets:
-            point = _place(doses.index(_dose(bucket)) + shift, select(bucket))
-            if point:
-                points.append(point)
+    for label, style, shift, metric, model in series:
+        placed = [
+            _place(
+                doses.index(_dose(bucket)) + shift,
+                tables.find("extraction", metric, bucket.bucket, model=model),
+            )
+            for bucket in buckets
+        ]
+        points = tuple(point for point in placed if point)
         if points:
-            lines.append(Line(label=label, style=style, points=tuple(points)))
+            lines.append(Line(label=label, style=style, points=points))
     return tuple(lines)
 
 
-def _place(x: float, score: Rate | Interval | None) -> Point | None:
-    value = score.rate if isinstance(score, Rate) else score.value if score else None
-    if score is None or value is None:
+def _place(x: float, row: ResultRow | None) -> Point | None:
+    if row is None or row.value is None:
         return None
-    low, high = (None, None) if score.ci is None else (100 * score.ci[0], 100 * score.ci[1])
-    return Point(x=x, y=100 * value, low=low, high=high)
+    low, high = (None, None) if row.ci is None else (100 * row.ci[0], 100 * row.ci[1])
+    return Point(x=x, y=100 * row.value, low=low, high=high)
 
 
-def _describe(buckets: Sequence[BucketScores]) -> str:
+def _write_share(tables: Tables, metric: str, bucket: str, model: str = "trained") -> str:
+    row = tables.find("extraction", metric, bucket, model=model)
+    return fmt.percent(None if row is None else row.value)
+
+
+def _describe(tables: Tables, buckets: Sequence[BucketRow]) -> str:
     parts = [
-        f"{_dose(bucket):,} repetitions: verbatim {fmt.percent(bucket.model.verbatim.rate)}, "
-        f"near-verbatim {_near(bucket.model)}"
-        for bucket in buckets[:12]
+        f"{_dose(b):,} repetitions: verbatim {_write_share(tables, 'verbatim', b.bucket)}, "
+        f"near-verbatim {_write_share(tables, 'near_verbatim', b.bucket)}"
+        for b in buckets[:12]
     ]
     return "Line chart of extracted documents by number of repetitions. " + "; ".join(parts) + "."
 
 
-def _near(scores: ModelScores | None) -> str:
-    near = scores.near_verbatim if scores else None
-    return fmt.MISSING if near is None else fmt.percent(near.rate)
+def _build_table(tables: Tables, buckets: Sequence[BucketRow]) -> Table:
+    def share(heading: str | tuple[str, str], metric: str, model: str) -> Column[BucketRow]:
+        return Column(heading, lambda b: _write_share(tables, metric, b.bucket, model))
 
-
-def _build_table(buckets: Sequence[BucketScores]) -> Table:
-    def accuracy(scores: ModelScores | None) -> str:
-        interval = scores.mean_token_accuracy if scores else None
-        return fmt.percent(interval.value) if interval else fmt.MISSING
-
-    columns: tuple[Column[BucketScores], ...] = (
+    columns: tuple[Column[BucketRow], ...] = (
         Column(
             "Repetitions", lambda b: show_name(fmt.repetitions(_dose(b)), fmt.clean_name(b.bucket))
         ),
-        Column("Verbatim", lambda b: fmt.percent(b.model.verbatim.rate)),
-        Column("Near-verbatim", lambda b: _near(b.model)),
-        Column(("Token accuracy", "teacher-forced"), lambda b: accuracy(b.model)),
-        Column(("Base", "near-verbatim"), lambda b: _near(b.base)),
-        Column(("Base", "token accuracy"), lambda b: accuracy(b.base)),
+        share("Verbatim", "verbatim", "trained"),
+        share("Near-verbatim", "near_verbatim", "trained"),
+        share(("Token accuracy", "teacher-forced"), "token_accuracy", "trained"),
+        share(("Base", "near-verbatim"), "near_verbatim", "base"),
+        share(("Base", "token accuracy"), "token_accuracy", "base"),
     )
     return make_table("Chart data", columns, buckets, tone=tone_of_bucket, compact=True)
 
@@ -184,24 +170,28 @@ _MOST_DOSES = 20
 
 def build_trends(report: AuditReport) -> Table | None:
     """Build the table of monotone fits and trend tests; None if no dose is known."""
-    trends = report.trends if report.dose_response else []
+    trends = [
+        test
+        for test in report.tables.tests
+        if test.test == "cochran-armitage" and report.dose_response
+    ]
     if not trends:
         return None
-    doses = trends[0].doses[:_MOST_DOSES]
+    doses = (trends[0].doses or ())[:_MOST_DOSES]
 
-    def column_of_dose(number: int, dose: int) -> Column[DoseTrend]:
+    def column_of_dose(number: int, dose: int) -> Column[TestRow]:
         heading = (f"{dose:,}", "control" if dose == 0 else "repetitions")
         return Column(heading, lambda t: _show_fitted(t, number, len(doses)))
 
-    columns: tuple[Column[DoseTrend], ...] = (
+    columns: tuple[Column[TestRow], ...] = (
         Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
         *(column_of_dose(number, dose) for number, dose in enumerate(doses)),
-        Column(("z", "trend"), lambda t: fmt.number(t.z, 2)),
+        Column(("z", "trend"), lambda t: fmt.number(t.statistic, 2)),
         Column(
             ("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "all rates are 0, or all are 1")
         ),
     )
-    shown = [trend for trend in trends[:8] if trend.doses[:_MOST_DOSES] == doses]
+    shown = [trend for trend in trends[:8] if (trend.doses or ())[:_MOST_DOSES] == doses]
     return make_table(
         "Trend test",
         columns,
@@ -215,10 +205,9 @@ def build_trends(report: AuditReport) -> Table | None:
     )
 
 
-def _show_fitted(trend: DoseTrend, number: int, num_doses: int) -> Cell | str:
-    if len(trend.fitted[:_MOST_DOSES]) != num_doses:
-        return show_missing("no documents")
-    return fmt.percent(trend.fitted[number])
+def _show_fitted(trend: TestRow, number: int, num_doses: int) -> Cell | str:
+    fitted = (trend.fitted or ())[:_MOST_DOSES]
+    return fmt.percent(fitted[number]) if len(fitted) == num_doses else show_missing("no documents")
 
 
 def _name(metric: str) -> str:
@@ -227,23 +216,39 @@ def _name(metric: str) -> str:
 
 def build_copies(report: AuditReport) -> Table | None:
     """Build the k-eidetic table; None if clusters are not known."""
-    copies = report.extracted_copies[:20]
+    settings = {m.parameters: m.settings for m in report.tables.list_metrics("extraction")}
+    limits = {
+        parameters: values["copies_at_most"]
+        for parameters, values in settings.items()
+        if "copies_at_most" in values
+    }
+    copies = [
+        row
+        for row in report.tables.select("extraction", "verbatim", bucket=TRAINED)
+        if row.parameters in limits
+    ][:20]
     if not copies:
         return None
-    columns: tuple[Column[ExtractedCopies], ...] = (
+
+    def write_limit(row: ResultRow) -> str:
+        return f"{limits[row.parameters]:,}"
+
+    columns: tuple[Column[ResultRow], ...] = (
         Column(
             ("Copies", "trained documents with the text"),
-            lambda row: "only itself" if row.k == 1 else f"at most {row.k:,}",
+            lambda row: (
+                "only itself" if limits[row.parameters] == 1 else f"at most {write_limit(row)}"
+            ),
         ),
         *count_columns(
             ("Extracted verbatim", "of the audited documents with so few copies"),
             ("Share", "of them"),
-            lambda row: (row.num_extracted, row.num_documents),
+            _count,
             "no such document",
         ),
     )
     shown = _drop_repeated(copies)
-    left_out = [f"{row.k:,}" for row in copies if row not in shown]
+    left_out = [write_limit(row) for row in copies if row not in shown]
     repeated = f"A limit of {', '.join(left_out)} gives the same counts as the row before."
     return make_table(
         "k-eidetic memorization",
@@ -259,136 +264,10 @@ def build_copies(report: AuditReport) -> Table | None:
     )
 
 
-def _drop_repeated(copies: Sequence[ExtractedCopies]) -> list[ExtractedCopies]:
+def _count(row: ResultRow) -> tuple[int, int]:
+    return row.num_matched or 0, row.num_documents
+
+
+def _drop_repeated(copies: Sequence[ResultRow]) -> list[ResultRow]:
     """Return the rows whose counts differ from those of the row before."""
-
-    def count(row: ExtractedCopies) -> tuple[int, int]:
-        return row.num_documents, row.num_extracted
-
-    return [row for i, row in enumerate(copies) if i == 0 or count(row) != count(copies[i - 1])]
-
-
-_MOST_BUCKETS = 8
-_MOST_ROWS = 12
-
-
-def build_watched(report: AuditReport) -> Section | None:
-    """Build the section; None if no audit ran during training."""
-    training = report.training
-    if training is None or not training.watched:
-        return None
-    names = [fmt.clean_name(bucket.bucket, 40) for bucket in _list_trained(training.watched[0])]
-    return Section(
-        key="during",
-        title="During training",
-        short_title="During",
-        lead=tuple(filter(None, (_describe_first(training.watched), describe_budget(training)))),
-        figure=Figure(
-            key="during",
-            title="Teacher-forced token accuracy by step",
-            chart=_build_chart(training.watched, names),
-            caption="Teacher-forced token accuracy, which is not extraction: mean over the same "
-            "audited documents of each bucket at every step. Step 0 is the model before training; "
-            "the control is never trained.",
-            table=_build_watched_table(training.watched),
-        ),
-    )
-
-
-def _list_trained(step: WatchedStep) -> list[WatchedBucket]:
-    return [bucket for bucket in step.buckets if bucket.role == "trained"][:_MOST_BUCKETS]
-
-
-def _describe_first(watched: Sequence[WatchedStep]) -> str:
-    """Give the step at which the first document of each bucket was extracted."""
-    if not any(bucket.num_learned for step in watched for bucket in step.buckets):
-        return "Training made no audited document extractable."
-    first = []
-    for number, bucket in enumerate(_list_trained(watched[0])):
-        steps = [audit.step for audit in watched if _list_trained(audit)[number].num_learned]
-        name = fmt.clean_name(bucket.bucket, 40)
-        first.append(f"{name} at step {steps[0]:,}" if steps else f"{name} none")
-    return (
-        "First extraction of a document that was not extracted before training: "
-        f"{', '.join(first)}."
-    )
-
-
-def describe_budget(training: TrainingSummary) -> str:
-    """Describe the budget and its effect; "" if there was none."""
-    budget = training.budget
-    if budget is None or not training.watched:
-        return ""
-    last = training.watched[-1]
-    metric = RISK_NAMES[budget.metric]
-    text = f"The risk budget allows {fmt.percent(budget.limit)} {metric} extraction per bucket"
-    if training.stopped_by_budget:
-        exceeded = ", ".join(fmt.clean_name(name, 40) for name in last.over_limit)
-        return (
-            f"{text}: {exceeded} exceeded it at step {last.step:,}, so the model is that of step "
-            f"{training.num_steps:,}."
-        )
-    if budget.action == "stop":
-        return f"{text}: training never exceeded it."
-    tightened = ", ".join(
-        f"{fmt.count(bucket.num_tightened)} of {fmt.clean_name(bucket.bucket, 40)}"
-        for bucket in last.buckets
-        if bucket.num_tightened
-    )
-    text += f"; documents close to extraction got a stricter mitigation: {tightened or 'none'}."
-    over = [fmt.clean_name(name, 40) for name in last.over_limit]
-    return f"{text} {'Still exceeded by ' + ', '.join(over) if over else 'It was kept'}."
-
-
-def _build_chart(watched: Sequence[WatchedStep], names: Sequence[str]) -> LineChart:
-    lines = []
-    for number, name in enumerate(names):
-        shares = [_list_trained(step)[number].mean_token_accuracy for step in watched]
-        lines.append(Line(label=name, style=str(number), points=_place_watched(shares)))
-    controls = [
-        next((b.mean_token_accuracy for b in step.buckets if b.role == "control"), None)
-        for step in watched
-    ]
-    measured = [share for share in controls if share is not None]
-    if len(measured) == len(watched):
-        lines.append(Line(label="control", style="base", points=_place_watched(measured)))
-    return LineChart(
-        description=f"Line chart of token accuracy by step. {_describe_first(watched)}",
-        ticks=tuple(f"{step.step:,}" for step in watched),
-        lines=tuple(lines),
-        y_label="tokens (%)",
-        control_at=None,
-        x_label="optimizer steps",
-    )
-
-
-def _place_watched(shares: Sequence[float]) -> tuple[Point, ...]:
-    return tuple(Point(x=number, y=100 * share) for number, share in enumerate(shares))
-
-
-def _build_watched_table(watched: Sequence[WatchedStep]) -> Table:
-    def column_of(number: int, bucket: WatchedBucket) -> Column[WatchedStep]:
-        name = fmt.clean_name(bucket.bucket, 24)
-        return Column(name, lambda step: _show_watched(_list_trained(step)[number]))
-
-    columns: tuple[Column[WatchedStep], ...] = (
-        Column("Step", lambda step: Cell(f"{step.step:,}")),
-        *(column_of(number, bucket) for number, bucket in enumerate(_list_trained(watched[0]))),
-    )
-    caption = "Documents newly extracted since training began; teacher-forced token accuracy"
-    table = make_table(caption, columns, watched, compact=True)
-    # The latest steps describe the final model; earlier ones are collapsed.
-    return replace(
-        table,
-        rows=table.rows[-_MOST_ROWS:],
-        more_rows=table.rows[:-_MOST_ROWS],
-        more_label=f"{len(watched) - _MOST_ROWS} earlier steps",
-    )
-
-
-def _show_watched(bucket: WatchedBucket) -> Cell:
-    return Cell(
-        fmt.of(bucket.num_learned, bucket.num_documents),
-        detail=f"{fmt.percent(bucket.mean_token_accuracy)} of tokens",
-        note=f"{bucket.num_tightened:,} stricter" if bucket.num_tightened else "",
-    )
+    return [row for i, row in enumerate(copies) if i == 0 or _count(row) != _count(copies[i - 1])]

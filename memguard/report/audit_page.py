@@ -1,23 +1,18 @@
 """Convert an audit report into the texts, tables and figures of its page."""
 
+from memguard.audit.probes.membership import warn_of_blind
+from memguard.audit.suite import PROBES
+from memguard.pages import formatting as fmt
+from memguard.pages.page import AuditPage, Fact, Link, Notice, Section
+from memguard.pages.probe_runs import describe_not_run, describe_probes
 from memguard.records import LEVEL_NAMES, AuditReport, VerdictCounts
-from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import build_attack_section
-from memguard.report.audit_canaries import build_canaries
 from memguard.report.audit_doses import (
     build_copies,
     build_dose_response,
     build_trends,
-    build_watched,
     explain_no_chart,
 )
-from memguard.report.audit_membership import build_masks, build_membership, warn_of_blind
-from memguard.report.audit_probes import (
-    build_generation,
-    build_grid,
-    describe_not_run,
-    describe_probes,
-)
+from memguard.report.audit_others import build_others
 from memguard.report.audit_summary import (
     build_change_from_base,
     build_details,
@@ -28,6 +23,7 @@ from memguard.report.audit_summary import (
     write_findings_note,
 )
 from memguard.report.audit_variants import build_variants
+from memguard.report.audit_watched import build_watched
 from memguard.report.facts import (
     describe_data,
     describe_environment,
@@ -35,7 +31,6 @@ from memguard.report.facts import (
     describe_method,
     describe_training,
 )
-from memguard.report.page import AuditPage, Fact, Link, Notice, Section
 from memguard.report.texts import (
     CONFIDENTIALITY,
     write_glossary,
@@ -46,6 +41,10 @@ from memguard.report.texts import (
 _MOST_NOTICES = 50
 _MOST_NAMED = 4
 """Buckets that a sentence lists by name."""
+_EXTRACTION_COST = "sampling"
+"""Probe whose section stands beside the extraction rates, with or without results."""
+_EVIDENCE = ("grid", "generation", "membership", "canaries", "mask_consistency")
+"""Probes of memguard with sections of their own, in the order of the page."""
 
 
 def digest_report(
@@ -97,7 +96,7 @@ def digest_report(
                 (build_summary(report), build_change_from_base(report), build_details(report)),
             )
         ),
-        attacks=build_attack_section(report),
+        attacks=_build_attacks(report),
         dose_tables=tuple(filter(None, (build_trends(report), build_copies(report)))),
         evidence=_build_evidence(report),
         training=describe_training(report.training) if report.training else (),
@@ -128,14 +127,17 @@ def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
     """Build the sections of further probes; those that do not apply are omitted."""
     sections = (
         build_variants(report),
-        build_grid(report),
-        build_generation(report),
-        build_membership(report),
-        build_canaries(report),
-        build_masks(report),
+        *(PROBES[name].section(report) for name in _EVIDENCE if name in PROBES),
+        *build_others(report),
         build_watched(report),
     )
     return tuple(section for section in sections if section)
+
+
+def _build_attacks(report: AuditReport) -> Section:
+    section = PROBES[_EXTRACTION_COST].section(report)
+    assert section is not None, "without results it gives the reason"
+    return section
 
 
 def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
@@ -148,7 +150,7 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
     blind = warn_of_blind(report)
     if blind:
         notices.append(blind)
-    learned = describe_learned(find_learned(report)[:_MOST_NAMED])
+    learned = describe_learned(report, find_learned(report)[:_MOST_NAMED])
     if learned and report.verdict.level == "none-found":
         # Without it the green verdict would suggest that nothing was learned.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
@@ -196,10 +198,11 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
         "text before each one. They are not extraction and do not affect the verdict.",
         _describe_generated(report),
     ]
-    learned = describe_learned(find_learned(report)[:_MOST_NAMED])
+    learned = describe_learned(report, find_learned(report)[:_MOST_NAMED])
     if learned:
         lead.append(learned)
-    if not any(bucket.base for bucket in report.buckets):
+    base = report.tables.select("extraction", "verbatim", model="base")
+    if not any(row.is_known for row in base):
         lead.append(
             "No base model was scored, so these numbers include what the model knew before this "
             "training."
@@ -209,20 +212,20 @@ def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
 
 def _describe_generated(report: AuditReport) -> str:
     """Report for how many documents text was generated, and what is known of the others."""
-    generated = report.generated
-    if generated.reason_not_generated is not None:
-        return f"Nothing was generated: {fmt.clean_text(generated.reason_not_generated)}."
-    text = f"Text was generated for {fmt.count(generated.num_generated)} documents"
-    if generated.num_verbatim:
+    generated = report.tables.find_detail("extraction") or {}
+    if generated.get("reason_not_generated") is not None:
+        return f"Nothing was generated: {fmt.clean_text(str(generated['reason_not_generated']))}."
+    text = f"Text was generated for {fmt.count(generated.get('num_generated'))} documents"
+    if generated.get("num_verbatim"):
         text += (
-            f"; for {fmt.count(generated.num_verbatim)} others the teacher-forced pass shows that "
-            "the text is verbatim"
+            f"; for {fmt.count(generated['num_verbatim'])} others the teacher-forced pass shows "
+            "that the text is verbatim"
         )
-    left = generated.num_below_floor - generated.num_checked
+    left = generated.get("num_below_floor", 0) - generated.get("num_checked", 0)
     if left:
         text += (
             f". {fmt.count(left)} documents with a teacher-forced accuracy below "
-            f"{fmt.threshold(generated.floor)} were not generated; in a random sample of "
-            f"{fmt.count(generated.num_checked)} such documents that were, none is near-verbatim"
+            f"{fmt.threshold(generated['floor'])} were not generated; in a random sample of "
+            f"{fmt.count(generated['num_checked'])} such documents that were, none is near-verbatim"
         )
     return f"{text}."

@@ -5,51 +5,53 @@ accuracy, change from the base model, details and exclusions. Findings are liste
 never by text.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memguard.records import AuditReport, BucketScores, Finding, Interval, RiskName
-from memguard.report import formatting as fmt
-from memguard.report.audit_probes import Group, find_measured, group_measures
-from memguard.report.page import Cell, Table
-from memguard.report.tables import (
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Cell, Table
+from memguard.pages.pivot import ResultColumn, bucket_table
+from memguard.pages.tables import (
+    PLAIN,
     Column,
-    Content,
     Heading,
-    bucket_table,
     drop_zero_columns,
     make_table,
-    scores_column,
-    show_known,
-    show_missing,
+    show_minus_control,
     show_name,
-    show_rate,
 )
+from memguard.records import AuditReport, BucketRow, Finding, ResultRow
 
-_GREEDY: tuple[RiskName, ...] = ("verbatim", "near_verbatim")
 _PERCENT_90 = f"90{fmt.PERCENT}"
+_DOCUMENTS = f"documents ({fmt.CI})"
+_POINTS = f"points ({fmt.CI})"
+_LOGPROB = ("Log-probability", f"nats a token ({fmt.CI})")
+NOT_GENERATED = "not generated"
 
 
 def build_summary(report: AuditReport) -> Table:
     """Build the main table: rates and token accuracy per bucket, the base model's below."""
-
-    def minus_control(risk: RiskName) -> Column[BucketScores]:
-        return Column(
-            (f"{fmt.RISK_LABELS[risk]} − control", f"points ({fmt.CI})"),
-            lambda b: fmt.points(b.minus_control.get(risk)),
-        )
-
+    greedy = ("Verbatim", "verbatim"), ("Near-verbatim", "near_verbatim")
+    rates = [
+        ResultColumn((head, _DOCUMENTS), "extraction", metric, why_not=NOT_GENERATED)
+        for head, metric in greedy
+    ]
+    above = [
+        ResultColumn((f"{head} − control", _POINTS), "extraction", metric, minus_control=True)
+        for head, metric in greedy
+    ]
     # Without a control there is nothing to subtract.
-    is_compared = any(bucket.minus_control for bucket in report.buckets)
-    documents = f"documents ({fmt.CI})"
+    rows = [
+        row for _, metric in greedy for row in report.tables.select("extraction", metric, step=None)
+    ]
+    is_compared = any(row.minus_control is not None for row in rows if row.against is None)
     columns = (
-        scores_column(("Verbatim", documents), lambda s: s.verbatim),
-        scores_column(("Near-verbatim", documents), lambda s: show_rate(s.near_verbatim)),
-        *(map(minus_control, _GREEDY) if is_compared else ()),
-        scores_column((f"{_PERCENT_90} teacher-forced", documents), lambda s: s.teacher_forced_90),
-        scores_column(
-            ("Teacher-forced accuracy", f"mean ({fmt.CI})"),
-            lambda s: fmt.share(s.mean_token_accuracy),
+        *rates,
+        *(above if is_compared else ()),
+        ResultColumn(
+            (f"{_PERCENT_90} teacher-forced", _DOCUMENTS), "extraction", "teacher_forced_90"
+        ),
+        ResultColumn(
+            ("Teacher-forced accuracy", f"mean ({fmt.CI})"), "extraction", "token_accuracy"
         ),
     )
     caption = "Documents extracted by greedy decoding, and teacher-forced token accuracy"
@@ -58,25 +60,23 @@ def build_summary(report: AuditReport) -> Table:
 
 def build_details(report: AuditReport) -> Table:
     """Build the second table: match details, and the documents that the rates exclude."""
-    columns: tuple[Column[BucketScores], ...] = (
-        scores_column(
+
+    def plain(heading: Heading, metric: str) -> ResultColumn:
+        return ResultColumn(heading, "extraction", metric, how="plain", unit=PLAIN, base="")
+
+    columns: tuple[ResultColumn | Column[BucketRow], ...] = (
+        ResultColumn(
             ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
-            lambda s: fmt.number(s.median_first_divergence, 1),
+            "extraction",
+            "first_divergence",
+            key={"statistic": "median"},
+            unit="tokens",
         ),
-        Column(
-            ("Extraction strength", "mean, 0 to 1"),
-            lambda b: fmt.number(b.mean_extraction_strength),
-        ),
-        scores_column(
-            ("Log-probability", f"nats a token ({fmt.CI})"),
-            lambda s: show_known(s.mean_logprob, fmt.interval, "fewer than two texts"),
-        ),
-        Column(("Type-token ratio", "true text"), lambda b: fmt.number(b.mean_type_token_ratio)),
-        Column(
-            ("Type-token ratio", "model's choices"),
-            lambda b: fmt.number(b.mean_argmax_type_token_ratio),
-        ),
-        Column(("Tiny margins", "documents"), lambda b: b.num_tiny_margin),
+        plain(("Extraction strength", "mean, 0 to 1"), "extraction_strength"),
+        ResultColumn(_LOGPROB, "extraction", "logprob", why_not="fewer than two texts"),
+        plain(("Type-token ratio", "true text"), "type_token_ratio"),
+        plain(("Type-token ratio", "model's choices"), "argmax_type_token_ratio"),
+        Column(("Tiny margins", "documents"), lambda b: count_tiny(report, b)),
         Column(("Scored", "documents"), lambda b: b.num_documents),
         Column(("Too short", "documents"), lambda b: b.num_too_short),
         Column(
@@ -88,31 +88,27 @@ def build_details(report: AuditReport) -> Table:
     return drop_zero_columns(bucket_table(report, "Match details and exclusions", columns))
 
 
-_ADDED: Mapping[str, Heading] = {
-    "verbatim": ("Verbatim", f"points ({fmt.CI})"),
-    "near_verbatim": ("Near-verbatim", f"points ({fmt.CI})"),
-    "token_accuracy": ("Token accuracy", f"teacher-forced, points ({fmt.CI})"),
-    "logprob": ("Log-probability", f"nats a token ({fmt.CI})"),
-}
-
-
 def build_change_from_base(report: AuditReport) -> Table | None:
     """Build the table of model minus base model; None if no base model was scored."""
-    groups = group_measures(report, "extraction")
-    if not groups:
+    added = (
+        (("Verbatim", _POINTS), "verbatim"),
+        (("Near-verbatim", _POINTS), "near_verbatim"),
+        (("Token accuracy", f"teacher-forced, {_POINTS}"), "token_accuracy"),
+        (_LOGPROB, "logprob"),
+    )
+    columns = [
+        ResultColumn(heading, "extraction", metric, key={"against": "base"}, why_not="not measured")
+        for heading, metric in added
+        if report.tables.select("extraction", metric, against="base", variant=None)
+    ]
+    buckets = [bucket.bucket for bucket in report.tables.buckets]
+    rows = [column.find(report.tables, bucket=name) for column in columns for name in buckets]
+    if not any(row is not None and row.is_known for row in rows):
         return None
-    group = groups[0]
-    shown = [metric for metric in _ADDED if metric in group.measures]
-    if not any(row.change_from_base for name in shown for row in group.measures[name].buckets):
-        return None
-
-    def added(metric: str) -> Column[BucketScores]:
-        return Column(_ADDED[metric], lambda b: _show_added(group, metric, b.bucket))
-
     return bucket_table(
         report,
         "Change from base model, same documents",
-        [added(metric) for metric in shown],
+        columns,
         notes=(
             "The change in the control is what training teaches about this kind of text; any "
             "change beyond it was learned from the documents.",
@@ -120,25 +116,20 @@ def build_change_from_base(report: AuditReport) -> Table | None:
     )
 
 
-def _show_added(group: Group, metric: str, bucket: str) -> Content:
-    measured = find_measured(group, metric, bucket)
-    if measured is None or measured.change_from_base is None:
-        is_empty = measured is not None and not measured.num_documents
-        return show_missing("no documents" if is_empty else "not measured")
-    if group.measures[metric].unit in ("documents", "share"):
-        return fmt.points(measured.change_from_base)
-    return fmt.difference(measured.change_from_base)
+def count_tiny(report: AuditReport, bucket: BucketRow) -> int:
+    """Return how many documents of a bucket have a result that depends on a tiny margin."""
+    row = report.tables.find("extraction", "tiny_margin", bucket.bucket)
+    return 0 if row is None else row.num_matched or 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
     """A bucket without extracted documents whose tokens were learned in part."""
 
-    bucket: BucketScores
-    gain: Interval
-    """Token accuracy of the model minus that of the base model; the interval is above 0."""
-    gain_minus_control: Interval
-    """`gain` minus that of the control; the interval is above 0."""
+    bucket: str
+    gain: ResultRow
+    """Token accuracy of the model minus that of the base model, also minus that of the control;
+    both intervals are above 0."""
 
 
 def find_learned(report: AuditReport) -> list[Learned]:
@@ -150,29 +141,32 @@ def find_learned(report: AuditReport) -> list[Learned]:
     words.
     """
     learned = []
-    for bucket in report.buckets:
-        if bucket.role != "trained" or any(rate.num_matched for rate in bucket.risks.values()):
+    for bucket in report.tables.buckets:
+        risks = report.tables.risks(bucket.bucket).values()
+        if bucket.role != "trained" or any(row.num_matched for row in risks):
             continue
-        measured = report.find_gain(bucket.bucket)
-        if measured is None or measured.change_from_base is None:
-            continue
-        excess = measured.change_from_base_minus_control
-        if excess and excess.ci and excess.ci[0] > 0:
-            gain = measured.change_from_base
-            learned.append(Learned(bucket=bucket, gain=gain, gain_minus_control=excess))
+        gain = report.tables.find("extraction", "token_accuracy", bucket.bucket, against="base")
+        if gain is not None and report.tables.is_gain(gain) and (gain.minus_control_low or 0.0) > 0:
+            learned.append(Learned(bucket=bucket.bucket, gain=gain))
     return learned
 
 
-def describe_learned(learned: list[Learned]) -> str:
+def describe_learned(report: AuditReport, learned: list[Learned]) -> str:
     """Report by how much token accuracy rose in these buckets; "" without any."""
     if not learned:
         return ""
+    metric = report.tables.find_metric("extraction", "token_accuracy")
+    bucket = report.tables.control
+    control = None
+    if bucket is not None:
+        control = report.tables.find("extraction", "token_accuracy", bucket.bucket, against="base")
     gains = []
     for row in learned:
-        gain, excess = fmt.points(row.gain), fmt.points(row.gain_minus_control)
+        excess = show_minus_control(row.gain, control, metric)
+        interval = f"{excess.detail}, {excess.note}" if excess.note else excess.detail
         gains.append(
-            f"{fmt.clean_name(row.bucket.bucket, 40)}: {gain.value}, "
-            f"{excess.value} more than in the control ({excess.in_words})"
+            f"{fmt.clean_name(row.bucket, 40)}: {fmt.points(row.gain).value}, "
+            f"{excess.text} more than in the control ({interval})"
         )
     return (
         "No document of these buckets is extracted, yet training raised their teacher-forced token "

@@ -4,22 +4,14 @@ The first table has a row for each variant and bucket; the second one the paired
 the first variant. Visible are the rows of the bucket that decides the verdict.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from memguard.records import NUM_RISK_QUERIES, AuditReport, RiskName, Variant, VariantBucket
-from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import write_cost
-from memguard.report.page import Cell, Fact, Section, Table
-from memguard.report.tables import (
-    Column,
-    Content,
-    make_table,
-    show_known,
-    show_missing,
-    show_name,
-    show_narrow_rate,
-)
+from memguard.pages import formatting as fmt
+from memguard.pages.costs import write_cost
+from memguard.pages.page import Cell, Fact, Section, Table
+from memguard.pages.pivot import ResultColumn, pivot
+from memguard.pages.tables import Column, Content, show_missing, show_name
+from memguard.records import NO_DOCUMENTS, NUM_RISK_QUERIES, RISK_PLACES, AuditReport, RiskName
 
 _TITLES = {
     "model": "Model",
@@ -29,25 +21,27 @@ _TITLES = {
     "nf4": "nf4",
 }
 _RISKS: tuple[RiskName, ...] = ("verbatim", "near_verbatim", "attack_cost")
-_Row = tuple[Variant, VariantBucket]
+_FEW = "fewer than two texts"
+_Row = tuple[str, str]
+"""Names of a variant and a bucket."""
 
 
 def build_variants(report: AuditReport) -> Section | None:
     """Build the section; None if no variants were requested."""
-    compared = report.variants
-    if compared is None:
+    if not report.variants:
         return None
-    first = compared.variants[0]
-    rows = [(variant, bucket) for variant in compared.variants for bucket in variant.buckets]
-    decisive = report.verdict.bucket
-    rows = [row for row in rows if row[1].bucket == decisive] + [
-        row for row in rows if row[1].bucket != decisive
-    ]
-    shown = sum(bucket.bucket == decisive for _, bucket in rows)
-    others = [row for row in rows if row[0] is not first]
-    tables = [_build_rates(rows, shown or None), *_build_losses(report)]
+    names = [variant.name for variant in report.variants]
+    first, decisive = names[0], report.verdict.bucket
+    buckets = [bucket.bucket for bucket in report.tables.buckets]
+    measured = {(row.variant, row.bucket) for row in report.tables.select("extraction", "verbatim")}
+    rows = [(name, bucket) for name in names for bucket in buckets if (name, bucket) in measured]
+    rows.sort(key=lambda row: row[1] != decisive)
+    shown = sum(bucket == decisive for _, bucket in rows)
+    others = [row for row in rows if row[0] != first]
+    tables = [_build_rates(report, rows, shown or None)]
     if others:
-        tables.insert(1, _build_differences(others, (shown - 1) if shown else None, first))
+        tables.append(_build_differences(report, others, (shown - 1) if shown else None, first))
+    tables += _build_losses(report)
     return Section(
         key="variants",
         title="Variants",
@@ -59,54 +53,71 @@ def build_variants(report: AuditReport) -> Section | None:
         ),
         facts=tuple(
             Fact(_TITLES[variant.name], fmt.clean_text(variant.description))
-            for variant in compared.variants
+            for variant in report.variants
         ),
         tables=tuple(tables),
     )
 
 
 def _name(row: _Row) -> Cell:
-    return show_name(_TITLES[row[0].name], fmt.clean_name(row[1].bucket, 40))
+    return show_name(_TITLES[row[0]], fmt.clean_name(row[1], 40))
 
 
-def _build_rates(rows: Sequence[_Row], shown: int | None) -> Table:
-    def show_risk(risk: RiskName, row: _Row) -> Content:
-        rate = row[1].risks.get(risk)
-        missing = "not generated" if risk == "near_verbatim" else "not measured"
-        return show_missing(missing) if rate is None else show_narrow_rate(rate)
+def _list_risks(unit: str, against: str | None = None) -> list[ResultColumn]:
+    columns = []
+    for risk in _RISKS:
+        probe, metric, parameters = RISK_PLACES[risk]
+        is_near = risk == "near_verbatim" and against is None
+        columns.append(
+            ResultColumn(
+                (fmt.RISK_LABELS[risk], unit),
+                probe,
+                metric,
+                key={"parameters": parameters, "against": against},
+                how="narrow",
+                why_not="not generated" if is_near else "not measured",
+            )
+        )
+    return columns
 
+
+def _build_rates(report: AuditReport, rows: Sequence[_Row], shown: int | None) -> Table:
     def show_cost(row: _Row) -> Content:
-        cost = row[1].attack_cost
+        cost = report.tables.find(
+            "sampling", "log10_queries", row[1], statistic="median", variant=row[0]
+        )
         if cost is None or not cost.num_documents:
-            return show_missing("not measured" if cost is None else "no documents")
-        return write_cost(cost, cost.median)
+            return show_missing("not measured" if cost is None else NO_DOCUMENTS)
+        return write_cost(cost)
 
     return _build_table(
+        report,
         f"Extraction rate by variant ({fmt.CI})",
         rows,
-        (show_risk, f"documents ({fmt.CI})"),
+        *_list_risks(f"documents ({fmt.CI})"),
         Column(("Attack cost", "median"), show_cost),
-        Column(
-            ("Log-probability", f"nats a token ({fmt.CI})"),
-            lambda row: show_known(row[1].mean_logprob, fmt.interval, "fewer than two texts"),
+        ResultColumn(
+            ("Log-probability", f"nats a token ({fmt.CI})"), "extraction", "logprob", why_not=_FEW
         ),
         shown=shown,
     )
 
 
-def _build_differences(rows: Sequence[_Row], shown: int | None, first: Variant) -> Table:
-    def show_risk(risk: RiskName, row: _Row) -> Content:
-        return show_known(row[1].differences.get(risk), fmt.points, "not measured")
-
+def _build_differences(
+    report: AuditReport, rows: Sequence[_Row], shown: int | None, first: str
+) -> Table:
+    against = f"variant:{first}"
     return _build_table(
-        f"Paired with '{_TITLES[first.name]}', same documents",
+        report,
+        f"Paired with '{_TITLES[first]}', same documents",
         rows,
-        (show_risk, f"difference ({fmt.CI})"),
-        Column(
+        *_list_risks(f"difference ({fmt.CI})", against),
+        ResultColumn(
             ("Log-probability", f"difference, nats a token ({fmt.CI})"),
-            lambda row: show_known(
-                row[1].logprob_difference, fmt.difference, "fewer than two texts"
-            ),
+            "extraction",
+            "logprob",
+            key={"against": against},
+            why_not=_FEW,
         ),
         shown=shown,
         notes=(
@@ -117,33 +128,21 @@ def _build_differences(rows: Sequence[_Row], shown: int | None, first: Variant) 
 
 
 def _build_table(
+    report: AuditReport,
     title: str,
     rows: Sequence[_Row],
-    risks: tuple[Callable[[RiskName, _Row], Content], str],
-    *others: Column[_Row],
+    *columns: ResultColumn | Column[_Row],
     shown: int | None,
     notes: tuple[str, ...] = (),
 ) -> Table:
-    """Build a table with a row for each variant and bucket.
-
-    Args:
-        title: of the table.
-        rows: in the order of the page.
-        risks: what the columns of risks show, and their unit.
-        others: columns after these.
-        shown: number of rows that are visible; None shows all.
-        notes: below the table.
-    """
-    show, unit = risks
-    columns: tuple[Column[_Row], ...] = (
-        Column(("Variant", "bucket"), _name),
-        *(Column((fmt.RISK_LABELS[risk], unit), partial(show, risk)) for risk in _RISKS),
-        *others,
-    )
-    return make_table(
+    """Build a table with a row for each variant and bucket, ``shown`` of them visible."""
+    return pivot(
+        report.tables,
         title,
+        Column(("Variant", "bucket"), _name),
         columns,
         rows,
+        key=lambda row: {"variant": row[0], "bucket": row[1]},
         shown=shown,
         more_label="Show the other buckets",
         notes=notes,
@@ -153,26 +152,36 @@ def _build_table(
 
 def _build_losses(report: AuditReport) -> list[Table]:
     """Build the table of held-out losses; empty without such documents."""
-    compared = report.variants
-    if compared is None or not compared.heldout_num_tokens:
+    losses = [row for row in report.tables.select("heldout", "nll") if row.variant is not None]
+    if not losses:
         return []
-    columns: tuple[Column[Variant], ...] = (
-        Column("Variant", lambda variant: show_name(_TITLES[variant.name])),
-        Column(("Held-out NLL", "nats a token"), lambda variant: fmt.number(variant.heldout_nll)),
-        Column(
-            (f"Minus '{_TITLES[compared.variants[0].name]}'", f"paired ({fmt.CI})"),
-            lambda variant: (
-                ""
-                if variant is compared.variants[0]
-                else show_known(variant.heldout_difference, fmt.difference, "not measured")
+    first, bucket = report.variants[0].name, losses[0].bucket
+    num_tokens = (report.tables.find_detail("heldout") or {}).get("num_tokens")
+    counted = "" if num_tokens is None else f" ({fmt.count(num_tokens)} tokens)"
+    minus = ResultColumn(
+        (f"Minus '{_TITLES[first]}'", f"paired ({fmt.CI})"),
+        "heldout",
+        "nll",
+        key={"against": f"variant:{first}"},
+        unit="nats",
+        why_not="not measured",
+    )
+    table = pivot(
+        report.tables,
+        f"Loss on {fmt.count(losses[0].num_documents)} documents that were never trained{counted}",
+        Column("Variant", lambda name: show_name(_TITLES[name])),
+        (
+            ResultColumn(
+                ("Held-out NLL", "nats a token"), "heldout", "nll", how="plain", unit="nats"
+            ),
+            Column(
+                minus.heading,
+                lambda name: (
+                    "" if name == first else minus.show(report.tables, variant=name, bucket=bucket)
+                ),
             ),
         ),
+        [variant.name for variant in report.variants],
+        key=lambda name: {"variant": name, "bucket": bucket},
     )
-    return [
-        make_table(
-            f"Loss on {fmt.count(compared.heldout_num_documents)} documents that were never "
-            f"trained ({fmt.count(compared.heldout_num_tokens)} tokens)",
-            columns,
-            compared.variants,
-        )
-    ]
+    return [table]

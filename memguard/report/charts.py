@@ -9,7 +9,7 @@ cross: by risk, and at equal risk the rightmost point lowest.
 from collections.abc import Sequence
 from typing import Any
 
-from memguard.report.page import FrontChart, Line, LineChart, Mark
+from memguard.pages.page import FrontChart, Line, LineChart, Mark
 from memguard.report.svg import BASE, CARD, INK, SERIES, SHADE, WIDTH, draw_svg, set_percent_axis
 
 _LINE_HEIGHT = 16

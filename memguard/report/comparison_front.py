@@ -3,11 +3,10 @@
 Each setting occurs once, over its seeds, with the settings that dominate it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, ComparisonCell, FrontPoint
-from memguard.report import formatting as fmt
-from memguard.report.page import (
+from memguard.pages import formatting as fmt
+from memguard.pages.page import (
     Cell,
     Fact,
     Figure,
@@ -19,6 +18,9 @@ from memguard.report.page import (
     Row,
     Table,
 )
+from memguard.pages.tables import Column, drop_zero_columns, make_table, show_missing, show_name
+from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, FrontPoint, Tables
+from memguard.records.comparison import find_change, find_own_ci
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
     Setting,
@@ -28,17 +30,17 @@ from memguard.report.seed_means import (
     has_several_seeds,
     list_doses,
     list_settings,
+    list_values,
     name_first,
-)
-from memguard.report.tables import (
-    Column,
-    drop_zero_columns,
-    make_table,
-    show_missing,
-    show_name,
 )
 
 _MOST_DESCRIBED = 12
+_RISK_NOTE = (
+    "Risk: the highest extraction rate of the documents that a setting trained most often: "
+    "verbatim or near-verbatim by greedy decoding, verbatim within "
+    f"{fmt.count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; rates that some run "
+    "did not measure are left out. Attacks run on a sample of the documents."
+)
 
 
 def describe_recommendation(comparison: Comparison) -> Fact:
@@ -91,7 +93,7 @@ def _build_front_table(comparison: Comparison) -> Table:
         change = fmt.change(fmt.relative_change(point.utility, first.utility))
         return Cell(
             "reference" if point is first else change,
-            detail=fmt.change_range(point.utility_change),
+            detail=fmt.change_range(find_change(comparison.tables, point.name)),
         )
 
     dominators: Column[FrontPoint] = Column(
@@ -102,7 +104,7 @@ def _build_front_table(comparison: Comparison) -> Table:
     )
     columns: tuple[Column[FrontPoint], ...] = (
         Column("Setting", lambda p: fmt.clean_name(p.name)),
-        Column(("Risk", "documents"), show_risk),
+        Column(("Risk", "documents"), lambda p: show_risk(p, comparison.tables)),
         Column(("Held-out NLL", "nats"), lambda p: fmt.number(p.utility)),
         Column(("Change", f"from '{name_first(comparison, 16)}'"), show_change),
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
@@ -112,17 +114,8 @@ def _build_front_table(comparison: Comparison) -> Table:
         columns,
         comparison.front,
         tone=lambda p: "dominated" if p.is_dominated else "",
-        notes=(_describe_risk(), *_describe_seeds(comparison)),
+        notes=(_RISK_NOTE, *_describe_seeds(comparison)),
         compact=True,
-    )
-
-
-def _describe_risk() -> str:
-    return (
-        "Risk: the highest extraction rate of the documents that a setting trained most often: "
-        "verbatim or near-verbatim by greedy decoding, verbatim within "
-        f"{fmt.count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; rates that some run "
-        "did not measure are left out. Attacks run on a sample of the documents."
     )
 
 
@@ -131,15 +124,15 @@ def _describe_seeds(comparison: Comparison) -> tuple[str, ...]:
     settings = list_settings(comparison)
     if not any(s.point and s.point.num_seeds < len(s.runs) for s in settings):
         return ()
-    shared = set.intersection(*({run.seed for run in s.runs} for s in settings))
-    return (f"Over the seeds that every setting has: {', '.join(map(str, sorted(shared)))}.",)
+    shared = sorted(run.seed for run in comparison.list_compared(settings[0].name))
+    return (f"Over the seeds that every setting has: {', '.join(map(str, shared))}.",)
 
 
-def show_risk(point: FrontPoint | None) -> Cell:
+def show_risk(point: FrontPoint | None, tables: Tables) -> Cell:
     """Show a setting's risk, its interval and the method that has it."""
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
-    own, joint = point.own_ci or point.risk_ci, point.risk_ci
+    own, joint = find_own_ci(point, tables), point.risk_ci
     note = RISK_NAMES[point.risk_by]
     if own is not None and joint is not None and joint[1] > own[1]:
         note += f"; by all methods up to {fmt.percent(joint[1])}"
@@ -160,7 +153,8 @@ def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
     x = fmt.relative_change(point.utility, comparison.front[0].utility)
     if point.risk is None or x is None:
         return None
-    ends = point.utility_change.ci if point.utility_change else None
+    change = find_change(comparison.tables, point.name)
+    ends = None if change is None else change.ci
     return Mark(
         label=fmt.clean_name(point.name, CHART_NAME_LIMIT),
         x=100 * x,
@@ -178,32 +172,35 @@ def _describe(point: FrontPoint, row: Row) -> str:
     return f"{text}, dominated by {dominators}." if dominators else f"{text}."
 
 
-Select = Callable[[ComparisonCell], float | None]
+_TRENDS = (
+    ("verbatim", "verbatim", "Verbatim", "documents (%)"),
+    ("near", "near_verbatim", "Near-verbatim", "documents (%)"),
+    ("accuracy", "token_accuracy", "Teacher-forced token accuracy", "tokens (%)"),
+)
+"""Key of a figure, its metric, title and unit."""
 
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
     """Build one figure per metric: every setting by number of repetitions."""
-    accuracy = "Teacher-forced token accuracy"
-    metrics: tuple[tuple[str, str, str, Select], ...] = (
-        ("verbatim", "Verbatim", "documents (%)", lambda cell: cell.rate),
-        ("near", "Near-verbatim", "documents (%)", _find_near_rate),
-        ("accuracy", accuracy, "tokens (%)", lambda cell: cell.mean_token_accuracy),
-    )
     doses = list_doses(comparison)
+    settings = [*list_settings(comparison), get_base(comparison)]
     seeds = " Means over seeds." if has_several_seeds(comparison) else ""
     figures = []
-    for key, title, unit, select in metrics:
-        lines = _build_lines(comparison, doses, select)
+    for key, metric, title, unit in _TRENDS:
+        trends = [
+            (setting, [_average(setting, dose, metric) for dose in doses]) for setting in settings
+        ]
+        lines = _build_lines(trends)
         if not lines:
             continue
-        table = _build_table(comparison, doses, select)
+        table = _build_table(trends, doses)
         chart = LineChart(
             description=f"Line chart, {title.lower()} by number of repetitions. "
             + " ".join(_describe_row(row) for row in table.rows[:12]),
-            ticks=tuple(fmt.clean_name(dose, 8) for dose in doses),
+            ticks=tuple(map(str, doses)),
             lines=lines,
             y_label=unit,
-            control_at=doses.index("0") if "0" in doses else None,
+            control_at=doses.index(0) if 0 in doses else None,
         )
         caption = (
             f"{title} by number of repetitions. Positions are evenly spaced, not to scale; "
@@ -214,50 +211,47 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
-def _find_near_rate(cell: ComparisonCell) -> float | None:
-    return None if cell.near_verbatim is None else cell.near_verbatim.rate
+def _average(setting: Setting, dose: int, metric: str) -> float | None:
+    return average(list_values(setting.find("extraction", metric, dose)))
 
 
 def _describe_row(row: Row) -> str:
-    values = ", ".join(cell.text for cell in row.cells)
-    return f"{row.head.text}: {values}."
+    return f"{row.head.text}: {', '.join(cell.text for cell in row.cells)}."
 
 
-def _average(setting: Setting, dose: str, select: Select) -> float | None:
-    return average([select(cells[dose]) for cells in setting.extraction if dose in cells])
+_Trend = tuple[Setting, list[float | None]]
+"""A setting or the base model, and its value at each number of repetitions."""
 
 
-def _build_lines(comparison: Comparison, doses: Sequence[str], select: Select) -> tuple[Line, ...]:
-    settings = list_settings(comparison)
-    spread = min(0.06, 0.4 / len(settings))
+def _build_lines(trends: Sequence[_Trend]) -> tuple[Line, ...]:
+    num_settings = len(trends) - 1
+    spread = min(0.06, 0.4 / num_settings)
     lines = []
-    for number, setting in enumerate([*settings, get_base(comparison)]):
+    for number, (setting, values) in enumerate(trends):
         # Settings are shifted so that equal values stay visible; the base model is not.
-        shift = spread * (number - (len(settings) - 1) / 2) if setting.runs else 0.0
-        points = []
-        for x, dose in enumerate(doses):
-            value = _average(setting, dose, select)
-            if value is not None:
-                points.append(Point(x=x + shift, y=100 * value))
+        shift = 0.0 if setting.is_base else spread * (number - (num_settings - 1) / 2)
+        points = tuple(
+            Point(x=x + shift, y=100 * value) for x, value in enumerate(values) if value is not None
+        )
         if points:
             label = fmt.clean_name(setting.name, CHART_NAME_LIMIT)
-            style = str(number) if setting.runs else "base"
-            lines.append(Line(label=label, style=style, points=tuple(points)))
+            style = "base" if setting.is_base else str(number)
+            lines.append(Line(label=label, style=style, points=points))
     return tuple(lines)
 
 
-def _build_table(comparison: Comparison, doses: Sequence[str], select: Select) -> Table:
-    def column_of(dose: str) -> Column[Setting]:
-        return Column(fmt.clean_name(dose, 8), lambda s: fmt.percent(_average(s, dose, select)))
+def _build_table(trends: Sequence[_Trend], doses: Sequence[int]) -> Table:
+    def column_of(place: int) -> Column[_Trend]:
+        return Column(str(doses[place]), lambda trend: fmt.percent(trend[1][place]))
 
-    columns: tuple[Column[Setting], ...] = (
-        Column("Setting", lambda s: fmt.clean_name(s.name)),
-        *map(column_of, doses),
+    columns: tuple[Column[_Trend], ...] = (
+        Column("Setting", lambda trend: fmt.clean_name(trend[0].name)),
+        *map(column_of, range(len(doses))),
     )
     return make_table(
         "Chart data by number of repetitions; 0 is the control",
         columns,
-        [*list_settings(comparison), get_base(comparison)],
-        tone=lambda s: "" if s.runs else "base",
+        trends,
+        tone=lambda trend: "base" if trend[0].is_base else "",
         compact=True,
     )

@@ -1,13 +1,16 @@
 """Convert a comparison of settings into the texts, tables and figures of its page."""
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import get_args
+import math
+from dataclasses import replace
 
-from memguard.records import MIN_FOR_QUANTILES, NUM_RISK_QUERIES, Comparison, ComparisonCell
-from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import write_cost_in_queries
+from memguard.pages import formatting as fmt
+from memguard.pages.costs import write_cost_in_queries
+from memguard.pages.extraction_cost import list_attacks
+from memguard.pages.page import ComparisonPage, Fact, Link
+from memguard.pages.tables import show_minus_control
+from memguard.records import Comparison, ResultRow, Tables
 from memguard.report.comparison_front import build_front, build_trends, describe_recommendation
+from memguard.report.comparison_others import build_other_probes
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
 from memguard.report.comparison_tables import (
     build_extraction,
@@ -16,16 +19,19 @@ from memguard.report.comparison_tables import (
     build_settings,
 )
 from memguard.report.facts import describe_environment
-from memguard.report.page import ComparisonPage, Fact, Link
 from memguard.report.seed_means import (
-    Greedy,
     Setting,
     average,
     compute_change,
+    count_documents,
+    count_matched,
     describe_other_dose,
-    label_setting,
+    find_bucket,
+    is_measured,
+    label_run,
+    list_costs,
     list_settings,
-    list_shares,
+    list_values,
     name_dose,
     name_first,
     pick_highest,
@@ -63,6 +69,7 @@ def digest_comparison(comparison: Comparison, links: tuple[Link, ...] = ()) -> C
         figures=build_trends(comparison),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
+        others=build_other_probes(comparison),
         command=fmt.clean_text(comparison.command, fmt.COMMAND_LIMIT),
         environment=describe_environment(comparison.environment),
         glossary=write_glossary(None, attacked=gains is not None),
@@ -70,22 +77,17 @@ def digest_comparison(comparison: Comparison, links: tuple[Link, ...] = ()) -> C
 
 
 def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
-    settings = comparison.settings
-    seeds = sorted({setting.seed for setting in settings})
-    first = settings[0].utility
+    runs, num_settings = comparison.runs, len(list_settings(comparison))
+    seeds, loss = sorted({run.seed for run in runs}), comparison.find_loss(runs[0])
     return (
-        Fact(
-            "Compared",
-            f"{len({setting.name for setting in settings}):,} settings",
-            detail=f"{len(settings):,} runs",
-        ),
+        Fact("Compared", f"{num_settings:,} settings", detail=f"{len(runs):,} runs"),
         Fact("Seeds", ", ".join(map(str, seeds[:12]))),
         Fact("Documents", fmt.hash(comparison.documents_sha256), code=True),
         Fact("Continuation", f"{comparison.continuation_tokens:,} tokens"),
         Fact(
             "Held-out NLL on",
-            f"{fmt.count(first.num_documents)} documents",
-            detail=f"{fmt.count(first.num_tokens)} tokens",
+            f"{fmt.count(loss.num_documents if loss else 0)} documents",
+            detail=f"{fmt.count(comparison.heldout_num_tokens)} tokens",
         ),
         Fact(
             "Created",
@@ -106,38 +108,35 @@ def _write_in_short_lead(comparison: Comparison) -> str:
 
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Summarise risk and cost of each setting in one sentence, and the control."""
-    sentences = [
-        Fact(fmt.clean_name(setting.name), _summarise(comparison, setting))
-        for setting in list_settings(comparison)[:_MOST_SUMMARISED]
-    ]
+    settings = list_settings(comparison)[:_MOST_SUMMARISED]
+    sentences = (Fact(fmt.clean_name(setting.name), _summarise(setting)) for setting in settings)
     return (*sentences, *_summarise_control(comparison))
 
 
-def _summarise(comparison: Comparison, setting: Setting) -> str:
-    loss = f"held-out NLL {show_loss(comparison, setting).text}"
-    change = compute_change(comparison, setting)
-    if setting.name != comparison.settings[0].name and change is not None:
-        loss += f" ({fmt.change(change)} from '{name_first(comparison)}')"
-    cells = setting.cells
-    num_documents = sum(cell.num_documents for cell in cells)
+def _summarise(setting: Setting) -> str:
+    loss = f"held-out NLL {show_loss(setting).text}"
+    change = compute_change(setting)
+    if setting.name != setting.comparison.runs[0].setting and change is not None:
+        loss += f" ({fmt.change(change)} from '{name_first(setting.comparison)}')"
+    verbatim, near, accuracy = (
+        setting.find("extraction", metric)
+        for metric in ("verbatim", "near_verbatim", "token_accuracy")
+    )
+    num_documents = count_documents(verbatim)
     if not num_documents:
         return f"no document in this bucket; {loss}."
-    verbatim, near = (
-        [share.num_matched for share in list_shares(cells, metric)] for metric in get_args(Greedy)
-    )
-    other = describe_other_dose(setting, comparison)
+    other = describe_other_dose(setting)
     text = f"{other}: " if other else ""
-    text += f"{fmt.of(sum(verbatim), num_documents)} verbatim"
-    if len(near) == len(cells):
-        text += f", {fmt.of(sum(near), num_documents)} near-verbatim"
+    text += f"{fmt.of(count_matched(verbatim), num_documents)} verbatim"
+    if all(map(is_measured, near)):
+        text += f", {fmt.of(count_matched(near), num_documents)} near-verbatim"
     else:
         text += ", near-verbatim not generated"
-    if not any([*verbatim, *near]) and len(cells) == 1:
-        text += f" ({fmt.percent_ci(cells[0].ci)})"
-    accuracy = average([cell.mean_token_accuracy for cell in cells])
-    if accuracy is not None:
-        text += f", teacher-forced accuracy {fmt.percent(accuracy)}"
-    return f"{_describe_verdict(setting)}{text}{_describe_attacks(cells)}; {loss}."
+    if not count_matched([*verbatim, *near]) and len(verbatim) == 1:
+        text += f" ({fmt.percent_ci(verbatim[0].ci)})"
+    if accuracies := list_values(accuracy):
+        text += f", teacher-forced accuracy {fmt.percent(average(accuracies))}"
+    return f"{_describe_verdict(setting)}{text}{_describe_attacks(setting)}; {loss}."
 
 
 def _describe_verdict(setting: Setting) -> str:
@@ -149,66 +148,75 @@ def _describe_verdict(setting: Setting) -> str:
     return f"{fmt.clean_text(verdict.describe() + told)} "
 
 
-def _describe_attacks(cells: Sequence[ComparisonCell]) -> str:
+def _describe_attacks(setting: Setting) -> str:
     """Report the attack cost and the best attack, over seeds; "" if neither was measured."""
     text = ""
-    costs = [cell.attack_cost for cell in cells if cell.attack_cost]
-    costs = [cost for cost in costs if cost.num_documents >= MIN_FOR_QUANTILES]
-    if costs:
-        # The mean is infinite if one of them is.
-        medians = [cost.median for cost in costs]
-        mean = None if None in medians else average(medians)
-        text += f"; median attack cost {write_cost_in_queries(costs[0], mean)}"
-    matched: Counter[str] = Counter()
-    attacked: Counter[str] = Counter()
-    for result in (result for cell in cells for result in cell.attacks):
-        matched[result.attack] += result.any_verbatim.num_matched
-        attacked[result.attack] += result.any_verbatim.num_documents
-    if matched:
-        best = max(matched, key=lambda attack: matched[attack])
-        text += f"; the best attack extracts {fmt.of(matched[best], attacked[best])}"
+    medians = setting.find("sampling", "log10_queries", statistic="median")
+    if costs := list_costs(setting):
+        mean = average(costs)
+        cost = replace(medians[0], value=None if mean == math.inf else mean)
+        text += f"; median attack cost {write_cost_in_queries(cost)}"
+    attacked = [setting.find_attacked(attack) for attack in list_attacks(setting.tables)]
+    if any(attacked):
+        best = max(filter(None, attacked), key=count_matched)
+        text += f"; the best attack extracts {fmt.of(count_matched(best), count_documents(best))}"
     return text
 
 
 def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
-    controls = [s.extraction["0"] for s in comparison.settings if "0" in s.extraction]
-    if not sum(control.num_documents for control in controls):
+    settings = list_settings(comparison)
+    greedy = [row for setting in settings for row in _list_greedy(setting)]
+    if not count_documents(greedy):
         return ()
-    most = max(controls, key=lambda cell: cell.greedy.num_matched)
-    how = "verbatim" if most.near_verbatim is None else "near-verbatim"
-    text = f"{fmt.of(most.greedy.num_matched, most.num_documents)} {how}"
-    if most.greedy.num_matched:
+    most = max(greedy, key=lambda row: row.num_matched or 0)
+    how = "verbatim" if most.metric == "verbatim" else "near-verbatim"
+    text = f"{fmt.of(most.num_matched or 0, most.num_documents)} {how}"
+    if most.num_matched:
         text = f"at most {text}"
-    shares = [c.mean_token_accuracy for c in controls if c.mean_token_accuracy is not None]
+    shares = list_values(
+        row for setting in settings for row in setting.find("extraction", "token_accuracy", 0)
+    )
     if shares:
         low, high = fmt.percent(min(shares)), fmt.percent(max(shares))
         text += f", teacher-forced accuracy {low if low == high else f'{low} to {high}'}"
     return (Fact("Control, never trained", f"{text}, over all settings."),)
 
 
+def _list_greedy(setting: Setting) -> list[ResultRow]:
+    """Return the near-verbatim rate of each run's control; if not generated, the verbatim rate."""
+    verbatim, near = (
+        setting.find("extraction", metric, 0) for metric in ("verbatim", "near_verbatim")
+    )
+    return [two if is_measured(two) else one for one, two in zip(verbatim, near, strict=True)]
+
+
 def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
     """Report the largest gain in token accuracy of a bucket without extracted documents."""
-    gains = []
-    for setting in comparison.settings:
-        for dose, cell in setting.extraction.items():
-            gain = cell.gain_minus_control
-            if dose != "0" and gain is not None and not _is_extracted(cell):
-                gains.append((gain, setting, dose))
-    certain = [row for row in gains if row[0].ci is not None and row[0].ci[0] > 0]
-    if not certain:
+    tables = comparison.tables
+    runs = {(run.setting, run.seed): run for run in comparison.runs}
+    changes = {
+        (row.setting, row.seed, row.bucket): row
+        for row in tables.select("extraction", "token_accuracy", against="base")
+    }
+    gains = [row for row in changes.values() if _is_gain(row, tables)]
+    if not gains:
         return ()
-    gain, setting, dose = max(certain, key=lambda row: row[0].value)
-    points = fmt.points(gain)
+    gain = max(gains, key=lambda row: row.minus_control or 0.0)
+    run = runs[gain.setting or "", gain.seed or 0]
+    control = changes.get((run.setting, run.seed, find_bucket(run, 0) or ""))
+    metric = tables.find_metric("extraction", "token_accuracy")
+    shown = show_minus_control(gain, control, metric)
+    interval = ", ".join(filter(None, (shown.detail, shown.note)))
     return (
-        f"With '{label_setting(setting, comparison)}' no document {name_dose(dose)} is extracted, "
-        f"yet training raised their teacher-forced token accuracy by {points.value} more than that "
-        f"of the control ({points.in_words}): 0{fmt.PERCENT} extracted does not mean that nothing "
-        "was learned from them.",
+        f"With '{label_run(run, comparison)}' no document {name_dose(run.doses[gain.bucket])} is "
+        f"extracted, yet training raised their teacher-forced token accuracy by {shown.text} more "
+        f"than that of the control ({interval}): 0{fmt.PERCENT} extracted does not mean that "
+        "nothing was learned from them.",
     )
 
 
-def _is_extracted(cell: ComparisonCell) -> bool:
-    within = None if cell.attack_cost is None else cell.attack_cost.within.get(NUM_RISK_QUERIES)
-    rates = [attack.any_verbatim for attack in cell.attacks]
-    rates += [] if within is None else [within]
-    return bool(cell.greedy.num_matched or any(rate.num_matched for rate in rates))
+def _is_gain(row: ResultRow, tables: Tables) -> bool:
+    """Return whether training raised a token accuracy beyond the control, with none extracted."""
+    rates = tables.risks(row.bucket, setting=row.setting, seed=row.seed).values()
+    is_beyond = (row.minus_control_low or 0.0) > 0
+    return tables.is_gain(row) and is_beyond and not any(rate.num_matched for rate in rates)

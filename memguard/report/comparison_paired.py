@@ -1,17 +1,14 @@
 """Tables of paired tests: two settings on the same documents and on the same secrets."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Collection, Sequence
 
-from memguard.records import Comparison, PairedCanaries, PairedCounts, PairedResult
-from memguard.report import formatting as fmt
-from memguard.report.page import Cell, Table
-from memguard.report.seed_means import name_dose
-from memguard.report.tables import Column, Content, make_table, show_missing, show_name
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Cell, Table
+from memguard.pages.tables import Column, Content, make_table, show_missing, show_name, show_row
+from memguard.records import MIN_FOR_MEANS, SECRETS, Comparison, ResultRow, TestRow
+from memguard.report.seed_means import list_doses, name_dose
 
 _NAME_LIMIT = 24
-
-Result = TypeVar("Result", bound=PairedResult | PairedCanaries)
 
 
 def build_paired(comparison: Comparison) -> Table | None:
@@ -19,106 +16,129 @@ def build_paired(comparison: Comparison) -> Table | None:
 
     Visible are the rows of the first seed at the highest number of repetitions.
     """
-    results = comparison.paired
-    if not results:
-        return None
-    highest = max(result.num_repetitions for result in results)
-    seeds = len({result.seed for result in results}) > 1
-    first, seed = fmt.clean_name(results[0].against, _NAME_LIMIT), results[0].seed
-    shown = [r for r in results if r.num_repetitions == highest and r.seed == seed]
-    others = sorted(
-        (result for result in results if result not in shown), key=lambda r: -r.num_repetitions
-    )
+    doses = {f"(trained {dose} times)": dose for dose in list_doses(comparison)}
+    rows = _list_paired(comparison, "extraction", "token_accuracy", doses)
+    metric = comparison.tables.find_metric("extraction", "token_accuracy")
+    seeds = len({row.seed for row in rows}) > 1
 
-    def name(result: PairedResult) -> Cell:
-        documents = f"{fmt.count(result.num_documents)} {name_dose(str(result.num_repetitions))}"
-        return show_name(_name_setting(result, seeds), documents)
+    def name(row: ResultRow) -> Cell:
+        documents = f"{fmt.count(row.num_documents)} {name_dose(doses[row.bucket])}"
+        return show_name(_name_setting(row, seeds), documents)
 
-    columns: tuple[Column[PairedResult], ...] = (
+    columns = (
         Column(("Setting", "documents"), name),
-        *_list_counts(first, "verbatim", lambda r: r.verbatim),
-        *_list_counts(first, "near-verbatim", lambda r: r.near_verbatim),
+        *_list_counts(comparison, "verbatim", "verbatim"),
+        *_list_counts(comparison, "near-verbatim", "near_verbatim"),
         Column(
             ("Token accuracy", f"teacher-forced, difference ({fmt.CI})"),
-            lambda r: fmt.points(r.token_accuracy_difference),
+            lambda row: show_row(row, metric, unit="share") if row.is_known else fmt.MISSING,
         ),
     )
-    return make_table(
-        f"Paired with '{first}', same documents",
-        columns,
-        [*shown, *others],
-        shown=len(shown),
-        more_label=f"Show the other {'seeds and ' if seeds else ''}numbers of repetitions",
-        notes=(*_write_notes(first, comparison), *_describe_removed(comparison)),
-    )
-
-
-def _name_setting(result: PairedResult | PairedCanaries, seeds: bool) -> str:
-    name = fmt.clean_name(result.setting)
-    return f"{name}, seed {result.seed}" if seeds else name
+    others = f"{'seeds and ' if seeds else ''}numbers of repetitions"
+    notes = (*_write_notes(comparison), *_describe_removed(comparison))
+    return _build(comparison, "documents", columns, rows, others, notes, lambda r: doses[r.bucket])
 
 
 def build_paired_canaries(comparison: Comparison) -> Table | None:
     """Build the table of random secrets, the first seed visible; None without any."""
-    results = comparison.paired_canaries
-    if not results:
-        return None
-    seeds = len({result.seed for result in results}) > 1
-    first, seed = fmt.clean_name(results[0].against, _NAME_LIMIT), results[0].seed
-    columns: tuple[Column[PairedCanaries], ...] = (
+    rows = _list_paired(comparison, "canaries", "exposure_bits", [SECRETS])
+    seeds = len({row.seed for row in rows}) > 1
+
+    def show_bits(row: ResultRow) -> Content:
+        bits = fmt.difference(row, 2)
+        is_few = row.ci is not None and row.num_documents < MIN_FOR_MEANS
+        return Cell(bits.value, detail=bits.interval, note="few documents" if is_few else "")
+
+    columns = (
         Column(
             ("Setting", "trained secrets"),
-            lambda r: show_name(_name_setting(r, seeds), fmt.count(r.num_canaries)),
+            lambda row: show_name(_name_setting(row, seeds), fmt.count(row.num_documents)),
         ),
-        *_list_counts(first, "fully extracted", lambda r: r.verbatim),
-        Column(
-            ("Exposure", f"difference in bits ({fmt.CI})"),
-            lambda r: fmt.difference(r.exposure_bits_difference, 2),
-        ),
+        *_list_counts(comparison, "fully extracted", "verbatim"),
+        Column(("Exposure", f"difference in bits ({fmt.CI})"), show_bits),
     )
+    note = (
+        "Each trained secret is ranked among the references of its own run: a setting that "
+        "makes all secrets less likely, trained or not, does not lower their exposure."
+    )
+    return _build(comparison, "secrets", columns, rows, "seeds", (note,), lambda row: 0)
+
+
+def _list_paired(
+    comparison: Comparison, probe: str, metric: str, buckets: Collection[str]
+) -> list[ResultRow]:
+    """Return the differences from the first setting."""
+    against = f"setting:{comparison.runs[0].setting}"
+    rows = comparison.tables.select(probe, metric, against=against)
+    return [row for row in rows if row.bucket in buckets]
+
+
+def _build(
+    comparison: Comparison,
+    what: str,
+    columns: Sequence[Column[ResultRow]],
+    rows: Sequence[ResultRow],
+    others: str,
+    notes: Sequence[str],
+    rank: Callable[[ResultRow], int],
+) -> Table | None:
+    """Build a table; visible are the first seed's rows of the highest rank."""
+    if not rows:
+        return None
+    first = (rows[0].seed, max(map(rank, rows)))
+    shown = [row for row in rows if (row.seed, rank(row)) == first]
+    rest = sorted((row for row in rows if row not in shown), key=rank, reverse=True)
     return make_table(
-        f"Paired with '{first}', same secrets",
+        f"Paired with '{_name_first(comparison)}', same {what}",
         columns,
-        sorted(results, key=lambda r: r.seed != seed),
-        shown=sum(r.seed == seed for r in results),
-        more_label="Show the other seeds",
-        notes=(
-            "Each trained secret is ranked among the references of its own run: a setting that "
-            "makes all secrets less likely, trained or not, does not lower their exposure.",
-        ),
+        [*shown, *rest],
+        shown=len(shown),
+        more_label=f"Show the other {others}",
+        notes=notes,
     )
 
 
-def _list_counts(
-    first: str, metric: str, select: Callable[[Result], PairedCounts | None]
-) -> list[Column[Result]]:
+def _name_first(comparison: Comparison) -> str:
+    return fmt.clean_name(comparison.runs[0].setting, _NAME_LIMIT)
+
+
+def _name_setting(row: ResultRow, seeds: bool) -> str:
+    name = fmt.clean_name(row.setting or "")
+    return f"{name}, seed {row.seed}" if seeds else name
+
+
+def _list_counts(comparison: Comparison, words: str, metric: str) -> list[Column[ResultRow]]:
     """Return the columns of one test: what only one of the settings extracts, and the p-value."""
+    tests = {
+        (test.setting, test.seed, test.probe, test.bucket): test
+        for test in comparison.tables.tests
+        if (test.test, test.metric) == ("mcnemar", metric)
+    }
 
-    def column(heading: str, write: Callable[[PairedCounts], str]) -> Column[Result]:
-        def show(result: Result) -> Content:
-            counts = select(result)
-            return show_missing("not generated") if counts is None else write(counts)
+    def column(heading: str, write: Callable[[TestRow], str]) -> Column[ResultRow]:
+        def show(row: ResultRow) -> Content:
+            test = tests.get((row.setting, row.seed, row.probe, row.bucket))
+            return show_missing("not generated") if test is None else write(test)
 
-        return Column((heading, metric), show)
+        return Column((heading, words), show)
 
+    first = _name_first(comparison)
     return [
-        column(f"Extracted only under '{first}'", lambda c: fmt.count(c.num_only_against)),
-        column("Extracted only under this setting", lambda c: fmt.count(c.num_only_setting)),
-        column("p", lambda counts: fmt.p(counts.p_holm)),
+        column(f"Extracted only under '{first}'", lambda test: fmt.count(test.num_only_against)),
+        column("Extracted only under this setting", lambda test: fmt.count(test.num_only_here)),
+        column("p", lambda test: fmt.MISSING if test.p_holm is None else fmt.p(test.p_holm)),
     ]
 
 
-def _write_notes(first: str, comparison: Comparison) -> tuple[str, ...]:
-    near = [result for result in comparison.paired if result.near_verbatim is not None]
-    num_tests = len(comparison.paired) + len(near) + len(comparison.paired_canaries)
+def _write_notes(comparison: Comparison) -> tuple[str, ...]:
     return (
         "The counts are of documents that exactly one of the two settings extracts; documents that "
         "both or neither extract carry no information about the difference.",
         "p is the probability of a split at least as uneven if each of these documents were "
         "equally likely to be extracted by either setting (McNemar's exact test, two-sided). "
-        f"Holm's correction is applied over the {fmt.count(num_tests)} tests of this page: if "
-        "there is no difference, the probability that any of them gives a p below 0.05 is at most "
-        f"5{fmt.PERCENT}.",
+        f"Holm's correction is applied over the {fmt.count(len(comparison.tables.tests))} tests of "
+        "this page: if there is no difference, the probability that any of them gives a p below "
+        f"0.05 is at most 5{fmt.PERCENT}.",
         "A large p means that these documents do not show a difference between the settings, not "
         f"that the settings are equal. The 95{fmt.PERCENT} intervals are not corrected for "
         "multiple comparisons.",

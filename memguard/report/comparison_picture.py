@@ -1,21 +1,21 @@
 """A comparison as one wide SVG image for use outside its page."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
-from memguard.records import Comparison, ComparisonCell, FrontPoint
-from memguard.report import formatting as fmt
+from memguard.pages import formatting as fmt
+from memguard.pages.page import FrontChart
+from memguard.records import Comparison
+from memguard.records.comparison import list_shares
 from memguard.report.charts import paint_front
 from memguard.report.comparison_front import build_front
-from memguard.report.page import FrontChart
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
-    Greedy,
+    Setting,
     average,
     has_several_seeds,
     list_settings,
-    list_shares,
+    list_values,
     name_dose,
     name_first,
     pick_highest,
@@ -90,31 +90,30 @@ def _list_groups(comparison: Comparison) -> list[_Group]:
         _Group(
             label=fmt.clean_name(setting.name, min(limit, CHART_NAME_LIMIT)),
             colour=SERIES[number % len(SERIES)],
-            values=_list_values(setting.cells, setting.point),
+            values=_list_values(setting),
         )
         for number, setting in enumerate(settings)
     ]
-    control = settings[0].control
-    if not control:
+    if 0 not in comparison.runs[0].doses.values():
         return groups
-    return [*groups, _Group(label="control", colour=BASE, values=_list_values(control, None))]
+    return [*groups, _Group(label="control", colour=BASE, values=_list_values(settings[0], 0))]
 
 
 def _list_values(
-    cells: Sequence[ComparisonCell], point: FrontPoint | None
+    setting: Setting, dose: int | None = None
 ) -> tuple[tuple[float | None, Ends], ...]:
     """Return the mean over seeds and the interval of each bar.
 
-    The interval over several seeds is that of ``point``.
+    The interval over several seeds is that of the documents trained most often.
     """
     values: list[tuple[float | None, Ends]] = []
-    for metric in get_args(Greedy):
-        shares = list_shares(cells, metric)
-        over_seeds = point.risks.get(metric) if point else None
-        source = next(iter(shares), None) if len(cells) == 1 else over_seeds
-        ci = None if source is None or not cells else source.ci
-        values.append((average([share.rate for share in shares]), ci))
-    return (*values, (average([cell.mean_token_accuracy for cell in cells]), None))
+    over_seeds = {} if dose == 0 else list_shares(setting.tables, setting.name)
+    for risk in ("verbatim", "near_verbatim"):
+        rows = setting.find("extraction", risk, dose)
+        source = rows[0] if len(rows) == 1 else over_seeds.get(risk) if rows else None
+        values.append((average(list_values(rows)), None if source is None else source.ci))
+    accuracies = list_values(setting.find("extraction", "token_accuracy", dose))
+    return (*values, (average(accuracies), None))
 
 
 def _set_title(axes: Any, text: str) -> None:
@@ -170,7 +169,7 @@ def _paint_legend(axes: Any) -> None:
 def _write_footer(comparison: Comparison, *, bars: bool) -> str:
     first = name_first(comparison, CHART_NAME_LIMIT)
     parts = [f"Lines: 95{fmt.NBSP}% intervals.", "Grey: dominated."]
-    if bars and "0" in comparison.settings[0].extraction:
+    if bars and 0 in comparison.runs[0].doses.values():
         parts.append(f"Control: never trained, with '{first}'.")
     if has_several_seeds(comparison):
         parts.append("Means over seeds.")

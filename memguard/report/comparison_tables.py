@@ -3,36 +3,26 @@
 import statistics
 from collections.abc import Callable
 
-from memguard.records import (
-    BLIND,
-    LEVEL_NAMES,
-    AttackedBucket,
-    Comparison,
-    ComparisonCell,
-    Level,
-    MatchedShare,
-    SettingResult,
-)
-from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import head_attack, list_attacks, write_attack_notes
-from memguard.report.audit_membership import name_score
+from memguard.audit.probes.membership import name_score
+from memguard.pages import formatting as fmt
+from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_notes
+from memguard.pages.page import Cell, Section, Table
+from memguard.pages.tables import Column, Content, Heading, make_table, show_name
+from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
 from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.facts import describe_dropped
-from memguard.report.page import Cell, Section, Table
 from memguard.report.seed_means import (
-    Greedy,
     Setting,
     average,
     base_change,
     describe_setting,
     get_base,
     has_several_seeds,
+    is_measured,
     label_base,
-    label_setting,
+    label_run,
     list_doses,
-    list_highest,
     list_settings,
-    mean_base_nll,
     name_dose,
     name_first,
     pick_highest,
@@ -44,22 +34,12 @@ from memguard.report.seed_means import (
     show_mean_share,
     show_membership,
 )
-from memguard.report.tables import (
-    Column,
-    Content,
-    Heading,
-    make_table,
-    show_name,
-)
 
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
     "Documents of all seeds are counted together; losses, times and tokens are means over seeds. "
     "Below the loss is its mean change per seed, with the interval over seeds."
 )
-
-
-_BASE = "Base model"
 
 
 def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Setting]:
@@ -70,30 +50,31 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
     dose = name_dose(pick_highest(comparison))
-    nll, change = fmt.number(mean_base_nll(comparison)), fmt.change(base_change(comparison))
+    nll, change = fmt.number(get_base(comparison).mean_loss()), fmt.change(base_change(comparison))
 
     def name(setting: Setting) -> Cell:
         dominators = name_dominators(setting.point)
-        detail = describe_setting(setting, comparison)
+        detail = describe_setting(setting)
         note = f"dominated by {dominators}" if dominators else ""
         return show_name(fmt.clean_name(setting.name), detail, note)
 
-    def show(setting: Setting, metric: Greedy) -> Content:
-        return show_counts(setting, metric) if setting.cells else fmt.MISSING
+    def show(setting: Setting, metric: str) -> Content:
+        is_there = setting.find("extraction", metric)
+        return show_counts(setting, metric) if is_there else fmt.MISSING
 
     columns: tuple[Column[Setting], ...] = (
         Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
         Column(("Verdict", "of its own report"), show_level),
-        Column(("Risk", "highest rate"), lambda s: show_risk(s.point)),
+        Column(("Risk", "highest rate"), lambda s: show_risk(s.point, s.tables)),
         _both(("Verbatim", dose), lambda s: show(s, "verbatim")),
         _both(("Near-verbatim", dose), lambda s: show(s, "near_verbatim")),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
-            lambda s: show_accuracy(s) if s.cells else fmt.MISSING,
+            lambda s: show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
         ),
         Column(
             ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
-            lambda s: show_loss(comparison, s),
+            show_loss,
             lambda base: Cell(nll, detail=change),
         ),
         Column(("Labels dropped", "measured"), _write_dropped),
@@ -131,7 +112,8 @@ _BAD: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized
 
 
 def _write_dropped(setting: Setting) -> str:
-    dropped = average([run.cost.dropped_fraction for run in setting.runs])
+    shares = [run.cost.dropped_fraction for run in setting.runs]
+    dropped = average([share for share in shares if share is not None])
     return describe_dropped(dropped, bool(setting.runs[0].mitigations))
 
 
@@ -143,71 +125,75 @@ def _show_training(setting: Setting) -> Cell:
     )
 
 
-_Extracted = tuple[str, str, ComparisonCell]
-"""Name of a setting or of the base model, number of repetitions, and its extraction rates."""
+_Extracted = tuple[Setting, str, int]
+"""One run, or the base model; its label; a number of repetitions."""
 
 
 def build_extraction(comparison: Comparison) -> Table:
     """Build the full table: every setting at every number of repetitions, with intervals."""
-    named = [(label_setting(run, comparison), run.extraction) for run in comparison.settings]
-    named.append((_BASE, comparison.base_extraction))
-    measured = [
-        (name, dose, extraction[dose])
+    base = get_base(comparison)
+    named = [
+        (Setting(run.setting, [run], comparison), label_run(run, comparison))
+        for run in comparison.runs
+    ]
+    measured: list[_Extracted] = [
+        (setting, label, dose)
         for dose in list_doses(comparison)
-        for name, extraction in named
-        if dose in extraction
+        for setting, label in (*named, (base, base.name))
+        if setting.find("extraction", "verbatim", dose)
     ]
 
-    def write_share(share: MatchedShare | None, cell: ComparisonCell) -> str:
-        """Format a rate on one line; this table has too many rows for bars."""
-        if share is None:
-            return "not generated"
-        if share.rate is None:
-            return "no documents"
-        counts = fmt.of(share.num_matched, cell.num_documents)
-        counts += f" ({fmt.texts(share.texts)})" if share.texts else ""
-        return f"{counts}, {fmt.percent(share.rate)} ({fmt.percent_range(share.ci)})"
+    def column_of(heading: Heading, metric: str) -> Column[_Extracted]:
+        def write(row: _Extracted) -> str:
+            return _write_share(*row[0].find("extraction", metric, row[2]))
+
+        return Column(heading, write)
 
     columns: tuple[Column[_Extracted], ...] = (
-        Column("Setting", lambda row: row[0]),
-        Column("Documents", lambda row: name_dose(row[1])),
-        Column("Verbatim", lambda row: write_share(row[2].verbatim, row[2])),
-        Column("Near-verbatim", lambda row: write_share(row[2].near_verbatim, row[2])),
-        Column(
-            (f"90{fmt.PERCENT} teacher-forced", "not extraction"),
-            lambda row: write_share(row[2].teacher_forced_90, row[2]),
-        ),
-        Column(
-            ("Token accuracy", "teacher-forced"),
-            lambda row: fmt.percent(row[2].mean_token_accuracy),
-        ),
+        Column("Setting", lambda row: row[1]),
+        Column("Documents", lambda row: name_dose(row[2])),
+        column_of("Verbatim", "verbatim"),
+        column_of("Near-verbatim", "near_verbatim"),
+        column_of((f"90{fmt.PERCENT} teacher-forced", "not extraction"), "teacher_forced_90"),
+        column_of(("Token accuracy", "teacher-forced"), "token_accuracy"),
     )
     return make_table(
         "Every setting at every number of repetitions",
         columns,
         measured,
-        tone=lambda row: "base" if row[0] == _BASE else "",
+        tone=lambda row: "base" if row[0].is_base else "",
         shown=_MOST_ROWS,
         compact=True,
     )
 
 
+def _write_share(row: ResultRow | None = None) -> str:
+    """Format a value on one line; this table has too many rows for bars."""
+    if row is None or not is_measured(row):
+        return fmt.MISSING if row is None or row.statistic == "mean" else "not generated"
+    if row.statistic == "mean":
+        return fmt.percent(row.value)
+    if not row.is_known:
+        return "no documents"
+    return f"{fmt.counts(row)}, {fmt.percent(row.value)} ({fmt.percent_range(row.ci)})"
+
+
 def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
 
-    def name_mitigations(run: SettingResult) -> str:
+    def name_mitigations(run: ComparedRun) -> str:
         named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations[:20])
         return named or "none (plain loss)"
 
-    columns: tuple[Column[SettingResult], ...] = (
-        Column("Setting", lambda run: fmt.clean_name(run.name)),
+    columns: tuple[Column[ComparedRun], ...] = (
+        Column("Setting", lambda run: fmt.clean_name(run.setting)),
         Column("Seed", lambda run: str(run.seed)),
         Column("Run", lambda run: show_name(fmt.clean_name(run.run))),
         Column("Mitigations", lambda run: show_name(name_mitigations(run))),
         Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
         Column("Steps", lambda run: fmt.count(run.cost.num_steps)),
     )
-    return make_table("Run configuration", columns, comparison.settings)
+    return make_table("Run configuration", columns, comparison.runs)
 
 
 _SINGLE_NOTE = (
@@ -223,10 +209,8 @@ _SEVERAL_NOTE = (
 def build_gains(comparison: Comparison) -> Section | None:
     """Build the section; None if no run has results that the other tables do not show."""
     dose = pick_highest(comparison)
-    attacked = _list_attacked(comparison)
-    has_cost = any(cell.attack_cost for s in comparison.settings for cell in s.extraction.values())
-    score = _pick_score(comparison)
-    if dose is None or not (has_cost or attacked or score):
+    tables, score = comparison.tables, _pick_score(comparison)
+    if dose is None or not (tables.select("sampling", "never") or list_attacks(tables) or score):
         return None
     return Section(
         key="gains",
@@ -237,63 +221,51 @@ def build_gains(comparison: Comparison) -> Section | None:
             "extraction by greedy decoding, teacher-forced token accuracy, queries of a sampling "
             "attacker, verbatim extraction by attacks, membership inference, and held-out loss.",
         ),
-        tables=(_build_gains_table(comparison, dose, has_cost, attacked, score),),
+        tables=(_build_gains_table(comparison, dose, score),),
     )
-
-
-def _list_attacked(comparison: Comparison) -> list[AttackedBucket]:
-    """Return the attacks on the documents trained most often, over all runs."""
-    cells = list_highest(setting.extraction for setting in comparison.settings)
-    return [attack for cell in cells for attack in cell.attacks]
 
 
 def _pick_score(comparison: Comparison) -> str:
     """Return the name of the first membership score that was computed; used for all settings."""
     scores = (
-        row.score
-        for setting in comparison.settings
-        for row in setting.membership
-        if row.auc and row.score != BLIND
+        row.parameters.removeprefix("score=")
+        for row in comparison.tables.select("membership", "auc")
+        if row.is_known
     )
-    return next(scores, "")
+    return next((score for score in scores if score != BLIND), "")
 
 
-def _build_gains_table(
-    comparison: Comparison, dose: str, has_cost: bool, attacked: list[AttackedBucket], score: str
-) -> Table:
+def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
     """Build the table; attack cost and membership only if they were measured."""
+    attacks = list_attacks(comparison.tables)
 
-    def column_of_attack(attack: str) -> Column[Setting]:
-        heading = head_attack(attack, attacked)
-        return Column(heading, lambda s: show_attack(s, attack))
+    def column_of_attack(attack: Attack) -> Column[Setting]:
+        return Column(attack.heading, lambda s: show_attack(s, attack))
 
-    attacks = list_attacks(attacked)
-    cost: Column[Setting] = _both(
-        ("Attack cost", "log10 queries, median"), lambda s: show_cost(s.cells, s.control)
-    )
+    cost: Column[Setting] = _both(("Attack cost", "log10 queries, median"), show_cost)
     membership: Column[Setting] = Column(
         ("Membership AUC", name_score(score)), lambda s: show_membership(s, score)
     )
     columns: tuple[Column[Setting], ...] = (
         Column(
             "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), describe_setting(s, comparison)),
+            lambda s: show_name(fmt.clean_name(s.name), describe_setting(s)),
             lambda base: show_name(base.name, label_base(comparison)),
         ),
         _both(("Verbatim", "documents"), lambda s: show_mean_share(s, "verbatim")),
         _both(("Near-verbatim", "documents"), lambda s: show_mean_share(s, "near_verbatim")),
         _both(("Token accuracy", "teacher-forced"), show_accuracy),
-        *([cost] if has_cost else []),
+        *([cost] if comparison.tables.select("sampling", "never") else []),
         *map(column_of_attack, attacks),
         *([membership] if score else []),
         Column(
             ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
-            lambda s: show_loss(comparison, s),
-            lambda base: fmt.number(mean_base_nll(comparison)),
+            show_loss,
+            lambda base: fmt.number(get_base(comparison).mean_loss()),
         ),
     )
     notes = [_SEVERAL_NOTE if has_several_seeds(comparison) else _SINGLE_NOTE]
-    notes += write_attack_notes(attacked)
+    notes += write_attack_notes(attacks)
     if not attacks:
         notes.append("No attacks ran; 'audit.suite: full' includes them.")
     if score:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Fact
 from memguard.records import RISK_NAMES, AdapterIdentity, AuditReport, Budget, TrainingSummary
-from memguard.report import formatting as fmt
-from memguard.report.page import Fact
 from memguard.report.texts import describe_loss_change, describe_overlap
 
 _MOST_SOURCES = 40

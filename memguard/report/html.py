@@ -14,13 +14,13 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from memguard.pages import formatting as fmt
+from memguard.pages.page import AuditPage, ComparisonPage, Figure, Link
 from memguard.records import AuditReport, Comparison
 from memguard.records.run_files import find_weights_folder
-from memguard.report import formatting as fmt
 from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
-from memguard.report.page import AuditPage, ComparisonPage, Figure, Link
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # Cleaning replaces one character by up to ten; texts that were cut already must not be cut again.
@@ -154,7 +154,7 @@ def _link_comparison(comparison: Comparison, folder: Path | None) -> tuple[Link,
     if folder is None:
         return ()
     links = []
-    for run in dict.fromkeys(setting.run for setting in comparison.settings):
+    for run in dict.fromkeys(one.run for one in comparison.runs):
         for above, prefix in ((folder, ""), (folder.resolve().parent, "../")):
             # The name comes from a record: it must be one part of a path.
             if run not in ("", ".", "..") and Path(run).name == run and "\0" not in run:

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from memguard.records import MIN_FOR_QUANTILES, AuditReport, BucketScores, Rate
-from memguard.report import formatting as fmt
-from memguard.report.audit_attacks import write_cost
-from memguard.report.audit_canaries import write_canaries
-from memguard.report.audit_doses import describe_budget
+from memguard.audit.probes.canaries import write_canaries
+from memguard.pages import formatting as fmt
+from memguard.pages.costs import write_cost
+from memguard.records import MIN_FOR_QUANTILES, NO_DOCUMENTS, AuditReport, BucketRow, ResultRow
+from memguard.report.audit_watched import describe_budget
 from memguard.report.facts import describe_privacy
 from memguard.report.texts import describe_loss_change, write_limits
 
@@ -152,8 +152,8 @@ def _write_audit(report: AuditReport) -> list[str]:
     parts += [f"> {_escape(banner.text)}" for banner in report.banners[:20]]
     parts.append(_write_table(report))
     parts += _write_costs(report)
-    if report.canaries:
-        parts.append(f"Canaries: {_escape(write_canaries(report.canaries))}")
+    if canaries := write_canaries(report):
+        parts.append(f"Canaries: {_escape(canaries)}")
     if report.training and report.training.budget:
         parts.append(_escape(describe_budget(report.training)))
     if report.training and report.training.heldout_nll is not None:
@@ -190,12 +190,12 @@ def _write_adapter(report: AuditReport) -> str:
 
 def _write_costs(report: AuditReport) -> list[str]:
     """Report the attack cost of the verdict's bucket and of the control in one line."""
-    control = None if report.control is None else report.control.bucket
+    control = report.tables.control
     costs = []
-    for cost in map(report.find_cost, dict.fromkeys((report.verdict.bucket, control))):
-        if cost and cost.model.num_documents >= MIN_FOR_QUANTILES:
-            median = write_cost(cost.model, cost.model.median)
-            costs.append(f"{_escape(fmt.clean_name(cost.bucket))} {median}")
+    for bucket in dict.fromkeys((report.verdict.bucket, control.bucket if control else "")):
+        cost = report.tables.find("sampling", "log10_queries", bucket, statistic="median")
+        if cost and cost.num_documents >= MIN_FOR_QUANTILES:
+            costs.append(f"{_escape(fmt.clean_name(bucket))} {write_cost(cost)}")
     if not costs:
         return []
     return [
@@ -214,30 +214,33 @@ def _write_table(report: AuditReport) -> str:
         "| Base, near-verbatim |",
         "|---|---|---|---|---|---|",
     ]
-    lines += [_write_row(bucket) for bucket in report.buckets[:100]]
+    lines += [_write_row(report, bucket) for bucket in report.tables.buckets[:100]]
     return "\n".join(lines)
 
 
-def _write_row(bucket: BucketScores) -> str:
-    accuracy = bucket.model.mean_token_accuracy
+def _write_row(report: AuditReport, bucket: BucketRow) -> str:
+    def find(metric: str, model: str = "trained") -> ResultRow | None:
+        return report.tables.find("extraction", metric, bucket.bucket, model=model)
+
+    accuracy, base = find("token_accuracy"), find("verbatim", "base")
+    has_base = base is not None and base.is_known
     role = "" if bucket.role in ("trained", bucket.bucket) else f" ({bucket.role})"
     cells = (
         f"{_escape(fmt.clean_name(bucket.bucket))}{role}",
         fmt.repetitions(bucket.num_repetitions),
-        _write_rate(bucket.model.verbatim),
-        _write_rate(bucket.model.near_verbatim),
-        fmt.MISSING if accuracy is None else fmt.number(accuracy.value),
-        fmt.MISSING if bucket.base is None else _write_rate(bucket.base.near_verbatim),
+        _write_rate(find("verbatim")),
+        _write_rate(find("near_verbatim")),
+        fmt.number(accuracy.value if accuracy else None),
+        _write_rate(find("near_verbatim", "base")) if has_base else fmt.MISSING,
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _write_rate(rate: Rate | None) -> str:
-    if rate is None:
-        return "not generated"
-    if rate.rate is None:
-        return "no documents"
-    return f"{fmt.counts(rate)}, {fmt.percent(rate.rate)} ({fmt.percent_ci(rate.ci)})"
+def _write_rate(rate: ResultRow | None) -> str:
+    if rate is None or rate.value is None:
+        is_empty = rate is not None and rate.missing_because == NO_DOCUMENTS
+        return NO_DOCUMENTS if is_empty else "not generated"
+    return f"{fmt.counts(rate)}, {fmt.percent(rate.value)} ({fmt.percent_ci(rate.ci)})"
 
 
 def _show_config(config: dict[str, Any]) -> str:

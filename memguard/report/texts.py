@@ -3,10 +3,10 @@
 Pages state what was measured and its result, never that a model is free of risk.
 """
 
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Fact
+from memguard.pages.probe_runs import write_not_run, write_ran
 from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport
-from memguard.report import formatting as fmt
-from memguard.report.audit_probes import write_not_run, write_ran
-from memguard.report.page import Fact
 
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by ID and hash only. IDs, names and paths may be "
@@ -57,7 +57,7 @@ def _write_everything(report: AuditReport) -> str:
 
 
 def _write_bound(report: AuditReport) -> str:
-    if report.attacks:
+    if has_attacks(report):
         return (
             "Rates, attack cost and attacks are lower bounds on what can be extracted: other "
             "prefixes, paraphrase or stronger attacks may extract more."
@@ -69,10 +69,10 @@ def _write_bound(report: AuditReport) -> str:
 
 
 def _write_coverage(report: AuditReport) -> str:
-    scored = sum(bucket.num_documents for bucket in report.buckets)
-    too_short = sum(bucket.num_too_short for bucket in report.buckets)
-    others = sum(b.num_cut_too_short + b.num_nothing_supervised for b in report.buckets)
-    not_sampled = sum(bucket.num_not_sampled for bucket in report.buckets)
+    scored = sum(bucket.num_documents for bucket in report.tables.buckets)
+    too_short = sum(bucket.num_too_short for bucket in report.tables.buckets)
+    others = sum(b.num_cut_too_short + b.num_nothing_supervised for b in report.tables.buckets)
+    not_sampled = sum(bucket.num_not_sampled for bucket in report.tables.buckets)
     short = f"; {fmt.count(too_short)} were too short to audit and are not covered"
     short = short if too_short else ""
     if others:
@@ -95,8 +95,18 @@ _INDEPENDENT = (
 )
 
 
+def has_attacks(report: AuditReport) -> bool:
+    """Return whether an attack ran."""
+    return bool(report.tables.select("attacks", "any_answer"))
+
+
+def _count_tiny(report: AuditReport) -> int:
+    rows = report.tables.select("extraction", "tiny_margin", variant=None)
+    return sum(row.num_matched or 0 for row in rows)
+
+
 def _write_arithmetic(report: AuditReport) -> str:
-    tiny = sum(bucket.num_tiny_margin for bucket in report.buckets)
+    tiny = _count_tiny(report)
     margin = fmt.number(report.method.tiny_margin)
     dtype = fmt.clean_text(report.method.dtype, 20)
     if tiny:
@@ -156,12 +166,12 @@ def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ..
             "not learned in the fine-tuning."
         )
     dropped = report.training is not None and bool(report.training.dropped_fraction)
-    if dropped and not report.attacks:
+    if dropped and not has_attacks(report):
         again = "--suite full" if run_path is None else f"memguard audit {run_path} --suite full"
         steps.append(
             f"Include an attacker who knows which tokens the mitigation dropped: '{again}'."
         )
-    if report.method.dtype != "fp32" and any(b.num_tiny_margin for b in report.buckets):
+    if report.method.dtype != "fp32" and _count_tiny(report):
         steps.append("Audit again with '--dtype fp32' to resolve the near-ties.")
     if verdict.page_colour == "green":
         steps.append(
@@ -220,18 +230,20 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
     """
     share = fmt.threshold(report.method.max_edit_share) if report else f"10{fmt.PERCENT}"
     words = [*_list_words(share)]
-    if attacked or (report and (report.attack_cost or report.attacks)):
+    results = () if report is None else report.tables.results
+    probes = {row.probe for row in results}
+    if attacked or probes & {"sampling", "attacks"}:
         words += _ATTACK_WORDS
     if report is None:
         words += _FRONT_WORDS
     else:
-        probes = {measure.probe for measure in report.measures}
+        is_changed = any(row.against == "base" and row.is_known for row in results)
         further = (
-            (any(row.change_from_base for m in report.measures for row in m.buckets), _ADDED_WORDS),
+            (is_changed, _ADDED_WORDS),
             ("generation" in probes, _WRITING_WORDS),
-            (any(score.tpr_at_fpr for score in report.membership), _MEMBERSHIP_WORDS),
-            (report.canaries is not None, _CANARY_WORDS),
-            (bool(report.extracted_copies), _COPY_WORDS),
+            (bool(report.tables.select("membership", "tpr")), _MEMBERSHIP_WORDS),
+            ("canaries" in probes, _CANARY_WORDS),
+            (any("copies_at_most" in row.parameters for row in results), _COPY_WORDS),
             (bool(report.findings), (("Severity", _SEVERITY),)),
         )
         words += [word for is_shown, listed in further if is_shown for word in listed]

@@ -14,15 +14,15 @@ together, get the same numbers and make the same decisions.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import BudgetConfig
 from memguard.mitigation.k_schedule import KSchedule
-from memguard.records import ManifestEntry, WatchedBucket, WatchedStep
+from memguard.records import ManifestEntry, ResultRow, WatchedLine, fill_count, fill_row
 
 EARLY_SIGNAL = 0.9
 """Teacher-forced accuracy at which a document counts as about to be extracted (share)."""
@@ -121,7 +121,7 @@ class MemorizationMonitor:
         """Whether to audit after this step; the last step is always audited."""
         return is_last or step % self.every_steps == 0
 
-    def audit(self, step: int, *, is_last: bool = False) -> WatchedStep:
+    def audit(self, step: int, *, is_last: bool = False) -> WatchedLine:
         """Audit the sample after ``step`` steps and move documents up if the budget requires it.
 
         Args:
@@ -141,9 +141,13 @@ class MemorizationMonitor:
             self._last_good[0] = step
         if self.tightens and step > 0 and not is_last:
             self._tighten(now)
-        return WatchedStep(
+        names = self._list_buckets()
+        num_up = self._k_schedule.num_levels_up
+        return WatchedLine(
             step=step,
-            buckets=[self._describe(name, now, learned_N) for name in self._list_buckets()],
+            results=tuple(row for n in names for row in self._tabulate(n, step, now, learned_N)),
+            trained=self._list_buckets("trained"),
+            num_tightened={n: int((num_up[self._buckets == n] > 0).sum()) for n in names},
             over_limit=over_limit,
             audit_s=round(time.perf_counter() - started, 3),
         )
@@ -197,19 +201,25 @@ class MemorizationMonitor:
         in_bucket_N: NDArray[np.bool_] = self._buckets[self._sample.document_N] == name
         return in_bucket_N
 
-    def _describe(
-        self, name: str, now: MemorizationSnapshot, learned_N: NDArray[np.bool_]
-    ) -> WatchedBucket:
+    def _tabulate(
+        self, name: str, step: int, now: MemorizationSnapshot, learned_N: NDArray[np.bool_]
+    ) -> Iterator[ResultRow]:
+        """Yield the rows of a bucket."""
         in_bucket_N = self._in_bucket(name)
-        return WatchedBucket(
+        row = ResultRow(
+            step=step,
+            probe="extraction",
+            metric="verbatim",
+            statistic="rate",
             bucket=name,
-            role=self._roles[self._sample.document_N[in_bucket_N][0]],
             num_documents=int(in_bucket_N.sum()),
-            num_verbatim=int(now.verbatim_N[in_bucket_N].sum()),
-            num_near_verbatim=None
-            if now.near_verbatim_N is None
-            else int(now.near_verbatim_N[in_bucket_N].sum()),
-            num_learned=int(learned_N[in_bucket_N].sum()),
-            mean_token_accuracy=float(now.token_accuracy_N[in_bucket_N].mean()),
-            num_tightened=int((self._k_schedule.num_levels_up[self._buckets == name] > 0).sum()),
         )
+        yield fill_count(row, int(now.verbatim_N[in_bucket_N].sum()))
+        near = replace(row, metric="near_verbatim")
+        if now.near_verbatim_N is None:
+            yield fill_row(near, None, "", why_not="no text was generated")
+        else:
+            yield fill_count(near, int(now.near_verbatim_N[in_bucket_N].sum()))
+        yield fill_count(replace(row, metric="learned"), int(learned_N[in_bucket_N].sum()))
+        accuracy = replace(row, metric="token_accuracy", statistic="mean")
+        yield fill_row(accuracy, float(now.token_accuracy_N[in_bucket_N].mean()), "")

@@ -8,7 +8,7 @@ from typing import Literal, TextIO
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records import Record, WatchedStep, write_atomically
+from memguard.records import Record, WatchedLine, write_atomically
 from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
 
@@ -104,11 +104,11 @@ def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int |
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-MetricsLine = StepMetrics | HeldoutMetrics | WatchedStep | EndMetrics
+MetricsLine = StepMetrics | HeldoutMetrics | WatchedLine | EndMetrics
 _KINDS: dict[str, type[MetricsLine]] = {
     "step": StepMetrics,
     "heldout": HeldoutMetrics,
-    "audit": WatchedStep,
+    "audit": WatchedLine,
     "end": EndMetrics,
 }
 

@@ -13,6 +13,8 @@ any_model.py       documents and model for the audit of a model memguard did not
 model_identity.py  names and hashes of the models of an audit
 audited_model.py   a model of an audit, loaded at first use and freed afterwards; or in memory
 audit_context.py   resources of an audit other than its models
+audit_progress.py  shows the work of an audit, and how much of it is done
+audit_work.py      the work of a run's audit, predicted before training
 audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
@@ -20,6 +22,7 @@ sweep.py           trains the unfinished runs of a sweep in child processes, the
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
+list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
 doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports

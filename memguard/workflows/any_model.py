@@ -17,7 +17,7 @@ from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
-from memguard.data.sources import Table
+from memguard.data.tables import Table
 from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
 from memguard.errors import MAX_PATH, ModelError, shorten
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer

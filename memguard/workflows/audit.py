@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import memguard
-from memguard.audit.context import Stage
+from memguard.audit.blind import compare_kinds
 from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
-from memguard.audit.membership import compare_kinds
 from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.suite import Suite, load_audit_suite
+from memguard.audit.training import HELDOUT_NLL, tabulate_training
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.hf import adapter_files
 from memguard.hf.assembly import find_sizes
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
+from memguard.pages.probe_runs import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
@@ -32,15 +33,17 @@ from memguard.records import (
     Banner,
     Method,
     ModelIdentity,
+    Tables,
+    Variant,
     format_now,
+    merge_tables,
+    save_canaries,
     save_record,
     write_atomically,
 )
-from memguard.records.audit_files import FINDINGS, REPORT, RESULTS, SCORES
-from memguard.records.report_rows import list_report_rows
+from memguard.records.audit_files import CANARIES, FINDINGS, REPORT, RESULTS, SCORES
 from memguard.records.results import save_results
 from memguard.records.run_files import find_weights_folder
-from memguard.report.audit_probes import write_not_run, write_ran
 from memguard.runtime import (
     Console,
     Runtime,
@@ -52,6 +55,7 @@ from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
+from memguard.workflows.audit_progress import show_progress
 from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
 from memguard.workflows.audited_model import LazyModel, ModelInMemory
@@ -223,9 +227,9 @@ def _audit(
     with (
         console.phase("audit"),
         _reporting_lost_folder(check_folder),
-        _shown_progress(console) as show,
+        show_progress(console, has_variants=variants is not None) as (show, meter),
     ):
-        context = open_audit_context(target, suite, settings, runtime, show)
+        context = open_audit_context(target, settings, runtime, show, meter)
         outcome = run_audit(
             documents=target.documents,
             model=model,
@@ -242,21 +246,27 @@ def _audit(
             max_documents_per_bucket=settings.max_documents_per_bucket,
             context=context,
         )
-        compared = None
+        forms: list[Variant] = []
+        of_variants = Tables()
         if variants is not None:
-            compared = variants.measure(target, hashes[target.model], suite, context, console)
+            forms, of_variants = variants.measure(
+                target, hashes[target.model], suite, context, console
+            )
     method = _describe_method(suite, settings, target.seed, command, time.perf_counter() - started)
 
     def write() -> AuditReport:
         if check_folder is not None:
             check_folder()
         names = name_models(target, model.num_parameters, hashes, sums)
-        report = _build_report(target, outcome.summary, names, method, banners, runtime)
-        report = report.model_copy(update={"variants": compared})
+        summary = _add_tables(target, outcome.summary, of_variants)
+        report = _build_report(target, summary, names, method, banners, runtime, forms)
         if settings.excerpts:
             _write_excerpts(target, outcome)
         save_scores(outcome.scores, target.out / SCORES)
-        save_results(list_report_rows(report), target.out / RESULTS)
+        save_results(report.tables.results, target.out / RESULTS)
+        (target.out / CANARIES).unlink(missing_ok=True)
+        if outcome.canaries:
+            save_canaries(outcome.canaries, target.out / CANARIES)
         save_findings(outcome.scores, outcome.text_hmacs, target.out / FINDINGS)
         save_record(report, target.out / REPORT)
         finish_audit(target.out, report, card_of=target.card_of)
@@ -294,6 +304,15 @@ def _check_writable(folder: Path) -> None:
     tempfile.TemporaryFile(dir=folder).close()
 
 
+def _add_tables(target: AuditTarget, summary: AuditResults, variants: Tables) -> AuditResults:
+    """Add the rows of the training and of the variants."""
+    training = tabulate_training(target.training, target.watched)
+    if HELDOUT_NLL in training.metrics:
+        variants = variants.model_copy(update={"metrics": ()})
+    tables = merge_tables([summary.tables, training, variants])
+    return summary.model_copy(update={"tables": tables})
+
+
 def _build_report(
     target: AuditTarget,
     summary: AuditResults,
@@ -301,6 +320,7 @@ def _build_report(
     method: Method,
     banners: Sequence[Banner],
     runtime: Runtime,
+    variants: list[Variant],
 ) -> AuditReport:
     parts: dict[str, Any] = dict(summary)
     notes = [Banner(level="note", text=text) for text in target.notes]
@@ -314,6 +334,7 @@ def _build_report(
         data=target.data,
         training=target.training,
         method=method,
+        variants=variants,
         environment=describe_environment(runtime.device, runtime.world_size),
     )
 
@@ -349,26 +370,6 @@ def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[
         if check_folder is not None:
             check_folder()
         raise
-
-
-@contextmanager
-def _shown_progress(console: Console) -> Iterator[Any]:
-    """Yield a function that shows the progress of each stage."""
-    with ExitStack() as stack:
-        advance: dict[Stage, Any] = {}
-        before = 0
-
-        def show(stage: Stage, done: int, total: int) -> None:
-            nonlocal before
-            if stage not in advance:
-                stack.close()
-                what = "audit" if stage == "model" else f"audit, {stage}"
-                advance[stage] = stack.enter_context(console.progress(what, total, "documents"))
-                before = 0
-            advance[stage](done - before, "")
-            before = done
-
-        yield show
 
 
 def _write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:

@@ -11,8 +11,8 @@ from memguard.audit.context import AuditContext
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.extraction import Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.probe import Inputs
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.requests import Inputs
 from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows

@@ -4,36 +4,36 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from memguard.audit.bounds import WorkMeter
 from memguard.audit.cache import RecordCache
-from memguard.audit.context import AuditContext, CompareMasks, OnProgress
-from memguard.audit.mask_consistency import measure_mask_consistency
+from memguard.audit.context import AuditContext, OnProgress
+from memguard.audit.mask_consistency import MaskChange, measure_mask_consistency
 from memguard.audit.membership_scores import Codec
-from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
-from memguard.audit.suite import Suite
-from memguard.config import AuditConfig, GoldfishConfig
+from memguard.audit.requests import CompareMasks
+from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
 from memguard.data.chat import find_special_ids
 from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
-from memguard.records import MaskChange
 from memguard.runtime import Runtime, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
 
 
 def open_audit_context(
     target: AuditTarget,
-    suite: Suite,
     settings: AuditConfig,
     runtime: Runtime,
     on_progress: OnProgress,
+    meter: WorkMeter | None = None,
 ) -> AuditContext:
     """Return the resources for the audit of a target.
 
     Raises:
         ModelError: no usable tokenizer, or the reference model has another one.
     """
+    meter = meter or WorkMeter()
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
     tokenizer = target.tokenizer
     if tokenizer is None:
@@ -42,21 +42,22 @@ def open_audit_context(
                 "'audit.reference' must have the vocabulary of the audited model, which has no "
                 "tokenizer to compare. Remove the setting."
             )
-        return AuditContext(cache=cache, peers=runtime, on_progress=on_progress)
+        return AuditContext(cache=cache, peers=runtime, on_progress=on_progress, meter=meter)
     if target.reference is not None:
         _check_same_vocabulary(tokenizer, target.reference)
     why_not = _explain_what_is_missing(target, tokenizer)
     masks: CompareMasks | None = None
-    if suite.find(MaskConsistencyProbe) is not None and "mask_consistency" not in why_not:
+    if "mask_consistency" not in why_not:
         masks = functools.partial(_compare_masks, tokenizer=tokenizer, target=target)
     return AuditContext(
-        codec=_build_codec(tokenizer),
+        codec=build_codec(tokenizer),
         cache=cache,
         peers=runtime,
         on_progress=on_progress,
+        meter=meter,
         compare_masks=masks,
         why_not=why_not,
-        goldfish=_build_goldfish(target, tokenizer),
+        goldfish=build_known_goldfish(target.mitigations, tokenizer),
         num_tightened=_count_tightened(target),
     )
 
@@ -84,9 +85,11 @@ def _explain_what_is_missing(target: AuditTarget, tokenizer: Any) -> dict[str, s
     return why_not
 
 
-def _build_goldfish(target: AuditTarget, tokenizer: Any) -> Goldfish | None:
+def build_known_goldfish(
+    mitigations: Sequence[MitigationConfig], tokenizer: Any
+) -> Goldfish | None:
     """Return the goldfish mitigation of the training; None if it was not used."""
-    config = find_mitigation(target.mitigations, GoldfishConfig)
+    config = find_mitigation(mitigations, GoldfishConfig)
     if config is None:
         return None
     return build_goldfish(
@@ -99,10 +102,11 @@ def _build_goldfish(target: AuditTarget, tokenizer: Any) -> Goldfish | None:
 def _count_tightened(target: AuditTarget) -> int:
     """Return the number of documents under a stricter mitigation by the memorization budget."""
     watched = () if target.training is None else target.training.watched
-    return sum(bucket.num_tightened for bucket in watched[-1].buckets) if watched else 0
+    return sum(watched[-1].num_tightened.values()) if watched else 0
 
 
-def _build_codec(tokenizer: Any) -> Codec:
+def build_codec(tokenizer: Any) -> Codec:
+    """Return the functions of a tokenizer that an audit needs."""
     # Special tokens are not decoded: encoding the text again would add a second BOS.
     decode = build_decoder(tokenizer)
 

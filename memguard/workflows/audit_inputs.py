@@ -27,7 +27,7 @@ from memguard.records import (
     ManifestEntry,
     ModelIdentity,
     TrainingSummary,
-    WatchedStep,
+    WatchedLine,
 )
 from memguard.records.run_files import find_weights_folder, has_weights
 from memguard.train.metrics import (
@@ -66,6 +66,8 @@ class AuditTarget:
     canaries: Sequence[AuditCanary] = ()
     mitigations: Sequence[MitigationConfig] = ()
     training: TrainingSummary | None = None
+    watched: Sequence[WatchedLine] = ()
+    """Audits during training."""
     tally: Tally = "missing"
     before: ModelIdentity | None = None
     """The models named in an earlier report of the run; None without a report."""
@@ -307,6 +309,7 @@ def describe_run(
         canaries=list_canaries(corpus, seq_len=config.data.seq_len),
         mitigations=config.mitigations,
         training=_summarise_training(metrics, config, summary.num_removed),
+        watched=[line for line in metrics if isinstance(line, WatchedLine)],
         tally=_check_tally(metrics, corpus.manifest),
         before=None if report is None else report.model,
         card_of=config if is_own_audit(folder, out) else None,
@@ -354,7 +357,7 @@ def _summarise_training(
         heldout_bucket=after and after.bucket,
         heldout_num_documents=after.num_documents if after else 0,
         heldout_num_tokens=after.num_tokens if after else 0,
-        watched=[line for line in lines if isinstance(line, WatchedStep)],
+        watched=[line.to_step() for line in lines if isinstance(line, WatchedLine)],
         budget=None if config.budget is None else Budget(**config.budget.model_dump()),
         stopped_by_budget=end.stopped_by_budget,
     )

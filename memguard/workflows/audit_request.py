@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig, Document, ParallelConfig, RunConfig, validate
-from memguard.data import sources
+from memguard.data.tables import Table
 from memguard.errors import ConfigError, check_name, require_library
 from memguard.hf.adapter_files import is_adapter
 from memguard.records import VARIANT_LIBRARIES, VariantName
@@ -32,9 +32,9 @@ class AuditRequest:
     run: Path | None
     model: "str | ModelInMemory | None"
     base: "str | ModelInMemory | None"
-    members: tuple[str | sources.Table, ...]
+    members: tuple[str | Table, ...]
     """Paths, hub ids, or documents in memory."""
-    nonmembers: tuple[str | sources.Table, ...]
+    nonmembers: tuple[str | Table, ...]
     out: Path | None
     text_column: str
     mesh: str | None
@@ -155,7 +155,7 @@ def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int
     load_audit_suite(settings)
 
 
-def _list_paths(given: Sequence[str | sources.Table]) -> list[str]:
+def _list_paths(given: Sequence[str | Table]) -> list[str]:
     return [source for source in given if isinstance(source, str)]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.requests import Inputs
 from memguard.audit.suite import Suite
 from memguard.audit.variants import (
     HeldoutPiece,
@@ -17,7 +18,7 @@ from memguard.audit.variants import (
 from memguard.config import AuditConfig
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.hf.variants import VariantForm
-from memguard.records import VariantComparison
+from memguard.records import Tables, Variant
 from memguard.runtime import Console
 from memguard.train.heldout import choose_heldout, cut_pieces
 from memguard.workflows.audit_inputs import AuditTarget
@@ -42,8 +43,10 @@ class VariantPlan:
         suite: Suite,
         context: AuditContext,
         console: Console,
-    ) -> VariantComparison:
-        """Score the variants one after the other; cached scores are not measured again.
+    ) -> tuple[list[Variant], Tables]:
+        """Score the variants one after the other; return them and their rows.
+
+        Cached scores are not measured again.
 
         Args:
             target: of the audit.
@@ -54,6 +57,13 @@ class VariantPlan:
         """
         assert isinstance(target.model, str), "checked: variants are of a folder or hub id"
         selection = target.select(self.settings)
+        inputs = Inputs(
+            windows=selection.windows,
+            max_edit_share=suite.extraction.max_edit_share,
+            seed=target.seed,
+            tiny_margin=TINY_MARGINS[self.settings.dtype],
+            codec=context.codec,
+        )
         results = []
         for form in self.forms:
             console.info(f"audit: variant {form.name}: {form.describe()}")
@@ -71,15 +81,13 @@ class VariantPlan:
                     form.name,
                     form.describe(),
                     model,
-                    selection.windows,
+                    inputs,
                     self.heldout,
                     suite=suite,
-                    tiny_margin=TINY_MARGINS[self.settings.dtype],
-                    seed=target.seed,
                     context=context,
                 )
             )
-        return compare_variants(results, selection.windows, selection.buckets, self.heldout)
+        return compare_variants(results, inputs, selection.buckets, self.heldout, suite=suite)
 
 
 def _is_audited(form: VariantForm) -> bool:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from memguard.compare import FinishedRun, compare_runs, list_comparison_rows
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
-from memguard.records.comparison import COMPARISON, COMPARISON_RESULTS
+from memguard.records.comparison import COMPARISON, COMPARISON_RESULTS, list_shares
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
@@ -130,19 +129,15 @@ def _headline(comparison: Comparison) -> list[str]:
     ]
     for point in comparison.front:
         risk = "" if point.risk is None else f"{point.risk:.1%}"
+        shares = list_shares(comparison.tables, point.name)
         verbatim, near = (
-            f"{point.risks[name].value:.1%}" if name in point.risks else ""
+            f"{shares[name].value:.1%}" if name in shares else ""
             for name in ("verbatim", "near_verbatim")
         )
         lines.append(
             f"{point.name:<{width}} {point.utility:>12.3f} {risk:>8} {verbatim:>10} {near:>10}  "
             f"{', '.join(point.dominated_by[:2])}".rstrip()
         )
-    first = comparison.front[0]
-    base_nll = fmean(
-        run.utility.base_heldout_nll
-        for run in comparison.settings
-        if run.name == first.name and run.seed in first.utility_by_seed
-    )
-    lines.append(f"{'(base model)':<{width}} {base_nll:>12.3f}")
+    base_nll = comparison.mean_loss(comparison.runs[0].setting, "base")
+    lines.append(f"{'(base model)':<{width}} {base_nll or 0.0:>12.3f}")
     return [*lines, comparison.recommendation.sentence]

@@ -9,8 +9,8 @@ from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import DataConfig, RunConfig
 from memguard.data.buckets import draws_control, size_control
 from memguard.data.corpus import Corpus
+from memguard.pages.formatting import percent
 from memguard.planner.dry_run import Remark, note, warn
-from memguard.report.formatting import percent
 from memguard.runtime import Console
 from memguard.workflows.data import list_audit_needs
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.selection import BucketOutline, select_windows
+from memguard.audit.selection import BucketOutline, Selection, select_windows
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
@@ -54,6 +53,7 @@ from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import list_audited, name_buckets
+from memguard.workflows.audit_work import predict_audit_work
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.memory_check import resolve_auto_for_documents
@@ -68,20 +68,19 @@ _RARE = 0.01
 
 
 def predict_audit_intervals(
-    config: RunConfig, corpus: Corpus, counts: Sequence[int]
+    corpus: Corpus, counts: Sequence[int], selection: Selection | None
 ) -> list[BucketPrediction]:
     """Return how many documents of each bucket will be audited, with the resulting intervals.
 
     Args:
-        config: the run's settings.
-        corpus: its documents.
+        corpus: documents of the run.
         counts: times each document will have been trained in full.
+        selection: what the audit measures; None if there is none.
     """
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
-    documents = list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len)
     outlook = []
-    audited = _count_audited(config, documents) if config.audit.enabled else {}
+    audited = {} if selection is None else _count_audited(selection)
     for name in dict.fromkeys(names):
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
         num_audited, outline = audited.get(name, (None, None))
@@ -113,17 +112,21 @@ def predict_audit_intervals(
     )
 
 
-def _count_audited(
-    config: RunConfig, documents: Sequence[AuditDocument]
-) -> dict[str, tuple[int, BucketOutline]]:
-    """Return the number of audited documents of each bucket, and the counts of excluded ones."""
-    selection = select_windows(
-        documents,
+def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
+    """Return what the audit will measure; None if the run has no audit."""
+    if not config.audit.enabled:
+        return None
+    return select_windows(
+        list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len),
         load_audit_suite(config.audit).extraction,
         seed=config.seed,
         min_documents=0,
         max_documents_per_bucket=config.audit.max_documents_per_bucket,
     )
+
+
+def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketOutline]]:
+    """Return the number of audited documents of each bucket, and the counts of excluded ones."""
     names = [window.document.bucket for window in selection.windows]
     return {outline.bucket: (names.count(outline.bucket), outline) for outline in selection.buckets}
 
@@ -246,7 +249,8 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
         disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
         remarks += remark_on_disk(disk)
-        buckets = predict_audit_intervals(config, corpus, counts)
+        selection = _select_audited(config, corpus, counts)
+        buckets = predict_audit_intervals(corpus, counts, selection)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
             remarks += remark_on_audit(config, corpus, buckets, is_cut=is_cut)
@@ -260,6 +264,9 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             labels=labels,
             disk=disk,
             buckets=tuple(buckets),
+            audit=None
+            if selection is None
+            else predict_audit_work(config, corpus, selection, tokenizer),
             tokenizer=tuple(
                 lint_tokenizer(
                     given,

@@ -8,7 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from memguard.compare import Copies, Findings, find_early_end, find_extracted, find_fix
+from memguard.compare import (
+    Copies,
+    Findings,
+    find_early_end,
+    find_extracted,
+    find_fix,
+    find_greedy_rate,
+)
 from memguard.config import (
     GoldfishConfig,
     RunConfig,
@@ -25,7 +32,6 @@ from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records import (
     AuditReport,
-    BucketScores,
     Comparison,
     Reason,
     Verdict,
@@ -129,17 +135,20 @@ def describe_forgotten(report: AuditReport) -> str:
     """Return how many forgotten and retained documents are extracted before and after."""
     return "; ".join(
         f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
-        f"{_count(report, role, 'model')} now"
+        f"{_count(report, role, 'trained')} now"
         for name, role in (("forgotten", "forget"), ("retained", "trained"))
     )
 
 
 def _count(report: AuditReport, role: str, model: str) -> str:
-    buckets: list[BucketScores] = [bucket for bucket in report.buckets if bucket.role == role]
-    scores = [bucket.base if model == "base" else bucket.model for bucket in buckets]
-    # The verbatim rate if no text was generated.
-    rates = [score.near_verbatim or score.verbatim for score in scores if score is not None]
-    return f"{sum(r.num_matched for r in rates):,} of {sum(r.num_documents for r in rates):,}"
+    found = [
+        find_greedy_rate(report, bucket.bucket, model)
+        for bucket in report.tables.buckets
+        if bucket.role == role
+    ]
+    rates = [rate for rate in found if rate is not None]
+    num_matched = sum(rate.num_matched or 0 for rate in rates)
+    return f"{num_matched:,} of {sum(rate.num_documents for rate in rates):,}"
 
 
 def fix_run(

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from memguard.errors import ConfigError, RecordError
 from memguard.records import AuditReport, Comparison, Verdict, write_atomically
-from memguard.records.audit_files import AUDIT_FILES, FINDINGS, PAGE, REPORT, RESULTS, SCORES
+from memguard.records.audit_files import (
+    AUDIT_FILES,
+    CANARIES,
+    FINDINGS,
+    PAGE,
+    REPORT,
+    RESULTS,
+    SCORES,
+)
 from memguard.records.comparison import check_results
 from memguard.records.results import read_results
 
@@ -35,7 +43,7 @@ class AuditResult:
     """A finished audit."""
 
     folder: Path
-    """Contains report.json, report.html, records.parquet, results.parquet and findings.csv."""
+    """Contains report.json and .html, findings.csv, and records, results and canaries.parquet."""
     report: AuditReport
 
     @property
@@ -61,7 +69,8 @@ class AuditResult:
             ConfigError: the folder cannot be created.
             RecordError: the audit's folder, or a file in it, was deleted.
         """
-        names = (SCORES, RESULTS, FINDINGS, REPORT, PAGE, AUDIT_FILES)
+        canaries = (CANARIES,) if (self.folder / CANARIES).exists() else ()
+        names = (SCORES, RESULTS, *canaries, FINDINGS, REPORT, PAGE, AUDIT_FILES)
         return _copy_files(self.folder, names, Path(folder))
 
     def _repr_html_(self) -> str:

@@ -60,7 +60,10 @@ FREE_IN_TRAIN = (
 _COMPARED = ("model", "adapter", "prepared", "audit")
 """Folders of a run with recorded files, beside those of its checkpoints."""
 # Files that are written under a temporary name first, by folder: of a run or a separate audit.
-_AUDIT = ("records.parquet", "results.parquet", "report.json", "report.html", "audit.json")
+_AUDIT = (
+    *("records.parquet", "results.parquet", "canaries.parquet", "findings.csv"),
+    *("report.json", "report.html", "audit.json"),
+)
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {
     ".": (

@@ -24,6 +24,7 @@ from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.identity import find_base_folder
 from memguard.records.audit_files import (
     AUDIT_FILES,
+    CANARIES,
     CARDS,
     FINDINGS,
     PAGE,
@@ -294,7 +295,7 @@ def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
 
 
 def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Part:
-    covered = [folder / name for name in (REPORT, SCORES, RESULTS, FINDINGS, PAGE)]
+    covered = [folder / name for name in (REPORT, SCORES, RESULTS, CANARIES, FINDINGS, PAGE)]
     on_read("audit", _measure(covered)[1])
     damages = find_audit_damage(folder)
     place = "" if run is None else f"{folder.name}/"

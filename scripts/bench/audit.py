@@ -44,9 +44,10 @@ from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.extraction import TINY_MARGINS, AuditDocument, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.passages import Passage, ScoreSelection
-from memguard.audit.probe import Inputs, Measured, Model, Probe, Score, View, join
-from memguard.audit.probe import Rounds as ProbeRounds
+from memguard.audit.probe import Probe
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.requests import Inputs, Measured, Model, Score, View, join
+from memguard.audit.requests import Rounds as ProbeRounds
 from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import load_suite

@@ -1,39 +1,34 @@
 """Made-up models, tiny real ones, and documents for an audit to ask them of."""
 
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from record_examples import make_document, make_outline
+from record_examples import make_document
 from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation, IsDone
-from memguard.audit.document_scores import DocumentScores, ModelResults
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import Codec
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probe import Inputs, Measured, Model, Probe, Prompt
+from memguard.audit.probe import Probe
 from memguard.audit.probes.canaries import CanaryProbe
-from memguard.audit.probes.extraction import MAIN, ExtractionProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.requests import Inputs, Measured, Model, Prompt, join
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.runner import Runner
-from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite, load_suite
-from memguard.audit.summary import Evidence
-from memguard.audit.tables import build_buckets, build_measures, list_tables
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.records import BucketScores, DocumentScore
 
 _FIRST_CHARACTER = 32
 
@@ -194,8 +189,9 @@ def run_probes(
 def score_together(
     probes: Sequence[Probe], audited: Any, windows: Sequence[Window], **inputs: Any
 ) -> ScoreMatrix:
-    """Return all numbers of one pass, named as in `ModelResults.teacher_forced`."""
-    return ModelResults.collect(run_probes(probes, audited, windows, **inputs)).teacher_forced
+    """Return all numbers of one pass, named ``probe.number``."""
+    measured = run_probes(probes, audited, windows, **inputs)
+    return join({f"{name}.": each.columns for name, each in measured.items()})
 
 
 def build_tiny_llama(vocab_size: int = 61, *, seed: int = 0, **fields: Any) -> Any:
@@ -289,28 +285,15 @@ def audit(
     return run_audit(documents=documents, model=model, base=base, **{**values, **fields})
 
 
+def list_records(outcome: AuditOutcome) -> list[dict[str, Any]]:
+    """Return the rows of records.parquet."""
+    records: list[dict[str, Any]] = outcome.scores.to_arrow(slice(None)).to_pylist()
+    return records
+
+
 def is_same(one: AuditOutcome, other: AuditOutcome) -> bool:
     """Tell whether two audits say the same of everything."""
     return one.summary == other.summary and list_records(one) == list_records(other)
-
-
-def list_records(outcome: AuditOutcome) -> list[DocumentScore]:
-    """Return the records of all documents of an audit."""
-    return outcome.scores.build_records(range(len(outcome.scores)))
-
-
-def tabulate(records: Sequence[DocumentScore]) -> DocumentScores:
-    """Return records as the columns of an audit: NaN for a number that is None."""
-    texts = ("id", "bucket", "role", "source", "attack_scheme")
-    return DocumentScores(
-        columns={
-            name: np.array(
-                [getattr(record, name) for record in records],
-                dtype=object if name in texts else np.float64,
-            )
-            for name in DocumentScore.model_fields
-        }
-    )
 
 
 EVERY_PROBE = build_suite(
@@ -321,109 +304,3 @@ EVERY_PROBE = build_suite(
     CanaryProbe(),
 )
 """All that needs neither a second model nor generation."""
-
-
-def build_evidence(
-    scores: Sequence[DocumentScore],
-    outlines: Sequence[BucketOutline] | None = None,
-    hanging: Collection[str] = (),
-) -> Evidence:
-    """Return what would have been said where these are the scores.
-
-    Args:
-        scores: of all documents.
-        outlines: the buckets; None takes those of the scores, in their order.
-        hanging: ids of documents whose verdict hangs on a tiny margin.
-    """
-    if outlines is None:
-        firsts = {score.bucket: score for score in reversed(scores)}
-        outlines = [
-            make_outline(name, firsts[name].role, firsts[name].num_repetitions)
-            for name in dict.fromkeys(score.bucket for score in scores)
-        ]
-    rows = [
-        [
-            score.num_correct,
-            score.first_divergence,
-            score.extraction_strength,
-            score.num_correct,
-            score.logprob,
-            np.nan if score.min_margin is None else score.min_margin,
-            score.id in hanging,
-            score.argmax_type_token_ratio,
-            np.nan,
-        ]
-        for score in scores
-    ]
-    before = [
-        [s.base_num_correct, s.base_first_divergence, 0, 0, s.base_logprob, np.nan, 0, 0.8, np.nan]
-        for s in scores
-    ]
-    has_base = any(score.base_num_correct is not None for score in scores)
-    generated, base_generated = (
-        None if None in matched else _find_generated(matched)
-        for matched in (
-            [score.near_verbatim for score in scores],
-            [score.base_near_verbatim for score in scores],
-        )
-    )
-    not_generated = NotGenerated(reason="the weights are offloaded")
-    base = ModelResults(
-        teacher_forced=_tabulate(before), near_verbatim=base_generated or not_generated
-    )
-    return Evidence(
-        windows=[_cut(score) for score in scores],
-        outlines=outlines,
-        model=ModelResults(
-            teacher_forced=_tabulate(rows), near_verbatim=generated or not_generated
-        ),
-        base=base if has_base else None,
-        scores=tabulate(scores),
-    )
-
-
-def build_rows(evidence: Evidence) -> list[BucketScores]:
-    """Return the rows of the main table."""
-    suite = build_suite(ExtractionProbe())
-    tables = list_tables(evidence.windows, suite, evidence.model, evidence.base)
-    documents = [window.document for window in evidence.windows]
-    measures = build_measures(tables, documents, evidence.outlines)
-    hangs_N = np.zeros(len(documents), dtype=bool)
-    return build_buckets(measures, evidence.scores, evidence.outlines, hangs_N)
-
-
-def _find_generated(matched: Sequence[bool | None]) -> NearVerbatim:
-    matched_N = np.array(matched, dtype=bool)
-    return NearVerbatim(
-        matched_N=matched_N,
-        num_edits_N=np.where(matched_N, 1.0, np.inf),
-        min_gap_N=np.ones(len(matched_N)),
-        num_verbatim=0,
-        num_generated=len(matched_N),
-        num_below_floor=0,
-        num_checked=0,
-        num_matched_below_floor=0,
-    )
-
-
-def _tabulate(rows: Sequence[Sequence[Any]]) -> ScoreMatrix:
-    return ScoreMatrix(names=MAIN, rows=np.array(rows, dtype=np.float64).reshape(-1, len(MAIN)))
-
-
-def _cut(score: DocumentScore) -> Window:
-    size = score.prefix_tokens + score.continuation_tokens
-    document = make_document(
-        np.arange(size),
-        name=score.id,
-        bucket=score.bucket,
-        role=score.role,
-        source=score.source,
-        num_repetitions=score.num_repetitions,
-        num_copies=score.num_copies,
-    )
-    return Window(
-        document=document,
-        start=0,
-        prefix_tokens=score.prefix_tokens,
-        continuation_tokens=score.continuation_tokens,
-    )

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from memguard.audit import runner
-from memguard.audit.attacks import measure_guess_cost
 from memguard.audit.beams import BeamRequest, Beams
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probes.attacks import NUMBERS, AttackProbe
+from memguard.audit.probes.attacks import NUMBERS, AttackProbe, measure_guess_cost
 from memguard.audit.scoring import ModelScorer
 from memguard.config import GoldfishConfig
 from memguard.config.settings import SamplingScheme
@@ -158,7 +157,7 @@ def test_free_guesses_lead_from_one_guess_to_the_next(
     overfitted: Overfitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why a guess has a cost: without one no beam ends in a trained text."""
-    monkeypatch.setattr("memguard.audit.attacks.measure_guess_cost", lambda *_: 0.0)
+    monkeypatch.setattr("memguard.audit.probes.attacks.measure_guess_cost", lambda *_: 0.0)
     assert num_any(attack(overfitted, overfitted.trained), "fill") <= 2
 
 

@@ -9,17 +9,17 @@ from audit_examples import Held, Scripted, run_probes, say_by_context
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from probe_examples import count, make_evidence, make_measured, measure_sizes, to_tables
+from record_examples import make_outline
 
-from memguard.audit import attacks, runner
-from memguard.audit.attacks import TIGHTENED_MASK, UNKNOWN_MASK, drops_next, find_dropped
+from memguard.audit import runner
 from memguard.audit.beams import BeamRequest, Beams
-from memguard.audit.cache import ScoreMatrix
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.probe import Prompt
-from memguard.audit.probes.attacks import NUMBERS, AttackProbe
+from memguard.audit.known_mask import drops_next, find_dropped
+from memguard.audit.probes.attacks import TIGHTENED_MASK, UNKNOWN_MASK, AttackProbe
 from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.selection import BucketOutline
+from memguard.audit.requests import Prompt
 from memguard.config import GoldfishConfig
 from memguard.mitigation import Goldfish
 from memguard.mitigation.goldfish import TokenLetters
@@ -148,12 +148,6 @@ def windows(make_document: Callable[..., AuditDocument]) -> list[Window]:
     return [window for window in found if window is not None]
 
 
-def name_numbers(goldfish: Goldfish | None) -> tuple[str, ...]:
-    return tuple(
-        f"{attack}.{number}" for attack in attacks.list_attacks(goldfish) for number in NUMBERS
-    )
-
-
 def answer(prompt_ids: NDArray[np.integer], *num_right: int) -> NDArray[np.int32]:
     """Return an answer for each number of right tokens; nothing is right of document 0."""
     truth = prompt_ids[-1] + 1 + np.arange(10)
@@ -205,56 +199,89 @@ def test_numbers_of_a_document_stand_in_the_order_of_their_names(
     assert told == [f"attack by {how}" for how in attacked_by]
 
 
-def test_a_row_for_each_attack_and_bucket_that_was_attacked(windows: list[Window]) -> None:
-    names = name_numbers(GOLDFISH)
-    rows = np.full((5, len(names)), np.nan)
-    # One of bucket a, two of b; the others were not drawn.
-    rows[0] = [1, 1, 10, 0, 1, 4, 0, 0, 0]
-    rows[2] = [0, 0, 5, 0, 0, 5, 0, 1, 5]
-    rows[4] = [0, 1, 9, 0, 0, 1, 0, 1, 7]
-    outlines = [
-        BucketOutline(
-            bucket=name, role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0
-        )
-        for name in ("b", "a", "nobody")
+NUMBERS = {
+    "beam_search.best": [1, 0, 0],
+    "beam_search.any": [1, 0, 1],
+    "beam_search.right": [10, 5, 9],
+    "sampling.best": [0, 0, 0],
+    "sampling.any": [1, 0, 0],
+    "sampling.right": [4, 5, 1],
+    "fill.best": [0, 0, 0],
+    "fill.any": [0, 1, 1],
+    "fill.right": [0, 5, 7],
+}
+"""Of one document of bucket a and two of b; the others were not drawn."""
+
+
+def tabulate(windows: list[Window], goldfish: Goldfish | None = GOLDFISH, **fields: Any) -> Any:
+    columns = {name: [n[0], np.nan, n[1], np.nan, n[2]] for name, n in NUMBERS.items()}
+    outlines = [make_outline("a", "control"), make_outline("b"), make_outline("nobody")]
+    trained = {"attacks": make_measured(columns)}
+    return PROBE.tabulate(
+        make_evidence(windows, trained, outlines=outlines, goldfish=goldfish, **fields)
+    )
+
+
+def test_rows_for_each_attack_and_bucket_that_was_attacked(windows: list[Window]) -> None:
+    summary = tabulate(windows)
+    tables = to_tables(summary)
+    places = {
+        "beam_search": "answers=3, attack=beam_search",
+        "sampling": "answers=5, attack=sampling",
+        "fill": "answers=3, attack=fill",
+    }
+    any_answers = tables.select("attacks", "any_answer")
+    assert [(row.parameters, row.bucket) for row in any_answers] == [
+        (place, bucket) for place in places.values() for bucket in "ab"
     ]
-    numbers = ScoreMatrix(names=names, rows=rows)
-    table = attacks.tabulate(windows, numbers, outlines, GOLDFISH, num_answers=PROBE.num_answers)
-    assert [(row.attack, row.bucket, row.num_queries) for row in table] == [
-        ("beam_search", "b", 3),
-        ("beam_search", "a", 3),
-        ("sampling", "b", 5),
-        ("sampling", "a", 5),
-        ("fill", "b", 3),
-        ("fill", "a", 3),
-    ]
-    beams = table[0]
-    assert (beams.best_verbatim.num_matched, beams.best_verbatim.num_documents) == (0, 2)
-    assert beams.any_verbatim.rate == 0.5
-    assert beams.mean_token_accuracy.value == pytest.approx(0.7)
-    assert {row.note for row in table} == {""}
+    key = {"parameters": places["beam_search"]}
+    assert count(tables.find("attacks", "first_answer", "b", **key)) == (0, 2)
+    assert count(tables.find("attacks", "any_answer", "b", **key)) == (1, 2)
+    accuracy = tables.find("attacks", "token_accuracy", "b", **key)
+    assert (accuracy.value, accuracy.interval) == (pytest.approx(0.7), "jackknife")
+    # The attack that extracts most of a bucket, of equal ones the first.
+    assert tables.find_detail("attacks") == {"best": {"a": "beam_search", "b": "fill"}}
+    best = tables.find("attacks", "best_any_answer", "b")
+    assert (count(best), best.minus_control) == ((2, 2), 0.0)
+    control = tables.find("attacks", "best_any_answer", "a")
+    assert (count(control), control.minus_control) == ((1, 1), None)
+    assert list(tables.risks("b")) == ["attack"]
+    assert {metric.note for metric in tables.metrics} == {""}
+    assert summary.num_items == 3
+    extracted = summary.matched["trained"]
+    assert extracted[[0, 2, 4]].tolist() == [1, 1, 1]
+    assert np.isnan(extracted[[1, 3]]).all()
+    kinds = {name: column.kind for name, column in summary.columns.items()}
+    assert kinds["attacks.fill.any"] == kinds["attacks.fill.best"] == "bool"
+    assert kinds["attacks.fill.right"] == "int"
 
 
 def test_a_mask_nobody_knows_is_told_beside_the_attack(windows: list[Window]) -> None:
     drawn = Goldfish(GoldfishConfig(name="goldfish", k=4, mode="random"))
-    names = name_numbers(drawn)
-    numbers = ScoreMatrix(names=names, rows=np.zeros((5, len(names))))
-    outlines = [
-        BucketOutline(
-            bucket="a", role="trained", num_repetitions=1, num_too_short=0, num_not_sampled=0
-        )
-    ]
 
     def list_notes(goldfish: Goldfish, num_tightened: int = 0) -> list[str]:
-        table = attacks.tabulate(
-            windows,
-            numbers,
-            outlines,
-            goldfish,
-            num_answers=PROBE.num_answers,
-            num_tightened=num_tightened,
-        )
-        return [row.note for row in table]
+        summary = tabulate(windows, goldfish, num_tightened=num_tightened)
+        return [row.note for row in summary.metrics if row.metric == "any_answer"]
 
     assert list_notes(drawn) == ["", "", UNKNOWN_MASK]
     assert list_notes(GOLDFISH, num_tightened=1) == ["", "", TIGHTENED_MASK]
+
+
+def test_without_attacked_documents_there_is_a_reason(windows: list[Window]) -> None:
+    nothing = make_measured(dict.fromkeys(NUMBERS, [np.nan] * 5))
+    for trained, why_not, reason in (
+        ({"attacks": nothing}, {}, "no document was attacked"),
+        ({}, {"attacks": "no tokenizer"}, "no tokenizer"),
+    ):
+        summary = PROBE.tabulate(make_evidence(windows, trained, why_not=why_not))
+        assert (summary.rows, summary.reason) == ((), reason)
+
+
+def test_no_more_is_asked_of_a_model_than_the_bound(windows: list[Window]) -> None:
+    """Of two documents a bucket: two or three attacks, and a pass over each prefix."""
+    probe = PROBE.model_copy(update={"max_documents_per_bucket": 2})
+    without = probe.bound(measure_sizes(windows))
+    # Four windows of 30 tokens, continued by ten tokens, by 3 beams and 5 samples.
+    assert (without.passages, without.tokens, without.decoded) == (8, 240, 4 * 10 * 8)
+    known = probe.bound(measure_sizes(windows, has_goldfish=True))
+    assert (known.passages, known.tokens, known.decoded) == (16, 480, 4 * 10 * 11)

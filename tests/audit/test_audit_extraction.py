@@ -19,8 +19,8 @@ from memguard.audit.extraction import (
     find_min_margin,
     is_near_tie,
 )
-from memguard.audit.probe import Inputs
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.requests import Inputs
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
 

@@ -8,13 +8,17 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.membership import compute_membership, is_member
+from memguard.audit.cache import ScoreMatrix
+from memguard.audit.extraction import AuditDocument, Window, is_member
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.records import MembershipScores
+from memguard.audit.probe import ItemSizes, Summary, Work
+from memguard.audit.probes.membership import MembershipProbe, read_score
+from memguard.audit.requests import Inputs, Measured
+from memguard.audit.tables import Evidence
+from memguard.records import MEMBERS, ResultRow
 
 MakeDocument = Callable[..., AuditDocument]
-FPR = (0.001, 0.01, 0.1)
+Scores = Mapping[str, NDArray[np.float64]]
 
 
 def _documents(
@@ -38,18 +42,44 @@ def _documents(
     ]
 
 
-def _compute(
-    documents: list[AuditDocument], **scores: NDArray[np.float64]
-) -> Mapping[str, MembershipScores]:
-    rows = compute_membership(documents, scores, fpr=FPR, seed=0)
-    return {row.score: row for row in rows}
+def _measure(scores: Scores) -> Measured:
+    rows = np.column_stack(list(scores.values()))
+    return Measured(columns=ScoreMatrix(names=tuple(scores), rows=rows))
 
 
-def _auc(row: MembershipScores) -> float:
-    return row.auc.value
+def _tabulate(
+    documents: list[AuditDocument],
+    scores: Scores,
+    *,
+    base: Scores | None = None,
+    reference: Scores | None = None,
+    **fields: Any,
+) -> Summary:
+    windows = [
+        Window(document=d, start=0, prefix_tokens=1, continuation_tokens=len(d.input_ids) - 1)
+        for d in documents
+    ]
+    probe = MembershipProbe(scores=tuple(name for name in scores if "." not in name))
+    evidence = Evidence(
+        inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=1e-3),
+        outlines=[],
+        trained={"membership": _measure(scores)},
+        other=None if base is None else {"membership": _measure(base)},
+        reference={} if reference is None else {"membership": _measure(reference)},
+        **fields,
+    )
+    return probe.tabulate(evidence)
 
 
-def test_orientation_and_counts(make_document: MakeDocument) -> None:
+def _aucs(summary: Summary) -> dict[str, ResultRow]:
+    return {read_score(row): row for row in summary.rows if row.metric == "auc"}
+
+
+def _compute(documents: list[AuditDocument], **scores: NDArray[np.float64]) -> dict[str, ResultRow]:
+    return _aucs(_tabulate(documents, scores))
+
+
+def test_orientation_counts_and_definitions(make_document: MakeDocument) -> None:
     documents = _documents(make_document, 30, 20)
     background = make_document(np.arange(40), name="b", role="background", bucket="b")
     never = make_document(np.arange(40), name="never", num_repetitions=0)
@@ -58,12 +88,20 @@ def test_orientation_and_counts(make_document: MakeDocument) -> None:
     draw = np.random.default_rng(0)
     # Neither the background nor what training never reached is on either side.
     loss_N = np.concatenate([draw.normal(-1, 0.1, 30), draw.normal(-3, 0.1, 20), [9.0, 9.0]])
-    loss = _compute([*documents, background, never], loss=loss_N)["loss"]
-    assert (loss.num_members, loss.num_nonmembers, loss.num_missing) == (30, 20, 0)
-    assert loss.auc.value == 1
-    assert loss.auc.ci[0] < 1
-    assert not loss.higher_is_better
-    assert loss.definition == MEMBERSHIP_SCORES["loss"].definition
+    found = _tabulate([*documents, background, never], {"loss": loss_N})
+    loss = _aucs(found)["loss"]
+    assert (loss.num_documents, loss.num_other, loss.num_missing) == (30, 20, 0)
+    assert (loss.bucket, loss.parameters, loss.interval) == (MEMBERS, "score=loss", "delong")
+    assert loss.value == 1
+    assert loss.ci is not None
+    assert loss.ci[0] < 1
+    assert found.num_items == 50
+    assert list(found.columns) == ["membership.loss"]
+    np.testing.assert_array_equal(found.columns["membership.loss"].values, loss_N)
+    keys = {(metric.metric, metric.parameters): metric for metric in found.metrics}
+    assert {(row.metric, row.parameters) for row in found.rows} == set(keys)
+    auc = keys["auc", "score=loss"]
+    assert (auc.meaning, auc.higher_is_better) == (MEMBERSHIP_SCORES["loss"].definition, False)
 
 
 def test_auc_is_that_of_scikit_learn(make_document: MakeDocument) -> None:
@@ -72,21 +110,37 @@ def test_auc_is_that_of_scikit_learn(make_document: MakeDocument) -> None:
     # Rounded: ties must count half.
     score_N = (draw.normal(size=65) + np.repeat([0.5, 0.0], [40, 25])).round(1)
     expected = roc_auc_score(np.repeat([1, 0], [40, 25]), score_N)
-    assert _auc(_compute(documents, loss=score_N)["loss"]) == pytest.approx(expected, abs=1e-12)
+    assert _compute(documents, loss=score_N)["loss"].value == pytest.approx(expected, abs=1e-12)
+
+
+def test_scores_of_other_models_and_passes(make_document: MakeDocument) -> None:
+    documents = _documents(make_document, 3, 3)
+    loss_N = -np.arange(1.0, 7)
+    scores = {"loss": loss_N, "recall.mean_logprob": 2 * loss_N, "plain.mean_logprob": loss_N}
+    reference = {"reference.mean_logprob": loss_N - 1}
+    columns = _tabulate(documents, scores, base={"loss": loss_N - 3}, reference=reference).columns
+    values = {name.removeprefix("membership."): one.values for name, one in columns.items()}
+    assert list(values) == ["loss", "loss_minus_base", "recall", "reference"]
+    assert [set(values[name]) for name in list(values)[1:]] == [{3.0}, {2.0}, {1.0}]
+    # The first variant is no model before training; without its scores there is nothing to compare.
+    for other in ({"base": {"loss": loss_N}, "against": "variant:merged"}, {}):
+        assert list(_aucs(_tabulate(documents, {"loss": loss_N}, **other))) == ["loss"]
 
 
 def test_missing_scores_are_counted_and_never_ranked(make_document: MakeDocument) -> None:
     documents = _documents(make_document, 10, 10)
     score_N = np.concatenate([np.full(10, 2.0), np.full(10, 1.0)])
     score_N[[0, 1, 12]] = np.nan
-    row = _compute(documents, recall=score_N)["recall"]
-    assert (row.num_members, row.num_nonmembers, row.num_missing) == (8, 9, 3)
-    assert row.auc.value == 1
+    row = _compute(documents, zlib=score_N)["zlib"]
+    assert (row.num_documents, row.num_other, row.num_missing, row.value) == (8, 9, 3, 1)
     score_N[1:9] = np.nan
-    row = _compute(documents, recall=score_N)["recall"]
-    assert (row.num_members, row.num_missing) == (1, 10)
-    assert row.auc is None, "one member is no ranking"
-    assert set(row.tpr_at_fpr.values()) == {None}
+    found = _tabulate(documents, {"zlib": score_N})
+    row, *rates = (row for row in found.rows if "zlib" in row.parameters)
+    assert (row.num_documents, row.num_missing) == (1, 10)
+    assert row.value is None, "one member is no ranking"
+    assert row.missing_because == "fewer than two trained or control documents have the score"
+    assert [rate.value for rate in rates] == [None] * 3
+    assert (found.num_items, found.reason) == (0, "none of its scores could be computed")
 
 
 @pytest.mark.parametrize(
@@ -97,27 +151,32 @@ def test_no_fpr_below_one_over_the_nonmembers(
 ) -> None:
     documents = _documents(make_document, 12, num_nonmembers)
     score_N = np.concatenate([np.linspace(1, 2, 12), np.linspace(0, 1.5, num_nonmembers)])
-    rates = _compute(documents, loss=score_N)["loss"].tpr_at_fpr
+    rows = [row for row in _tabulate(documents, {"loss": score_N}).rows if row.metric == "tpr"]
+    rates = {row.parameters.split(", ")[0][4:]: row for row in rows if "=loss" in row.parameters}
     assert list(rates) == ["0.001", "0.01", "0.1"]
-    assert [name for name, rate in rates.items() if rate is not None] == known
-    for name in known:
-        rate = rates[name]
+    assert [name for name, row in rates.items() if row.is_known] == known
+    for name, row in rates.items():
+        if name not in known:
+            assert row.missing_because == f"fewer than 1 / {name} control documents"
+            continue
         allowed = int(float(name) * num_nonmembers)
         threshold = sorted(score_N[12:], reverse=True)[allowed]
-        assert rate.num_matched == sum(score_N[:12] > threshold)
-        assert rate.num_documents == 12
+        assert row.num_matched == sum(score_N[:12] > threshold)
+        assert (row.num_documents, row.interval) == (12, "threshold")
 
 
 def test_the_blind_baseline_stands_beside_them_last(make_document: MakeDocument) -> None:
     score_N = np.linspace(0, 1, 60)
-    alike = _compute(_documents(make_document, 30, 30), loss=score_N, zlib=score_N)
+    found = _tabulate(_documents(make_document, 30, 30), {"loss": score_N, "zlib": score_N})
+    alike = _aucs(found)
     assert list(alike) == ["loss", "zlib", "blind"]
-    assert "no model access" in alike["blind"].definition
-    interval = alike["blind"].auc
+    assert any("no model access" in metric.meaning for metric in found.metrics)
+    assert "membership.blind" not in found.columns
     # Texts of one kind: chance lies inside the interval.
-    assert interval.ci[0] < 0.5 < interval.ci[1]
+    assert alike["blind"].ci is not None
+    assert alike["blind"].ci[0] < 0.5 < alike["blind"].ci[1]
     told = _compute(_documents(make_document, 30, 30, apart=True), loss=score_N)["blind"]
-    assert _auc(told) == 1
+    assert told.value == 1
     # Fewer than five of a kind cannot be cross-fitted.
     assert list(_compute(_documents(make_document, 4, 30), loss=np.linspace(0, 1, 34))) == ["loss"]
 
@@ -125,27 +184,49 @@ def test_the_blind_baseline_stands_beside_them_last(make_document: MakeDocument)
 def test_the_blind_baseline_does_not_recognise_copies(make_document: MakeDocument) -> None:
     """Each text twice: alone it would be found again in the other folds."""
 
-    def build(**fields: Any) -> list[AuditDocument]:
+    def compute(clustered: bool) -> float:
         draw, documents = np.random.default_rng(2), []
         for number in range(40):
             ids = draw.integers(0, 4000, 30)
             kind = {"bucket": "x0", "role": "control", "num_repetitions": 0} if number % 2 else {}
-            cluster = {"cluster": number} if fields["clustered"] else {}
+            cluster = {"cluster": number} if clustered else {}
             documents += [
                 make_document(ids, name=f"{number} {copy}", **kind, **cluster) for copy in (1, 2)
             ]
-        return documents
+        return _compute(documents, loss=np.linspace(0, 1, 80))["blind"].value or 0.0
 
-    score_N = np.linspace(0, 1, 80)
-    known = _auc(_compute(build(clustered=True), loss=score_N)["blind"])
-    unknown = _auc(_compute(build(clustered=False), loss=score_N)["blind"])
-    assert unknown > 0.9
-    assert 0.2 < known < 0.8
+    assert compute(clustered=False) > 0.9
+    assert 0.2 < compute(clustered=True) < 0.8
 
 
-def test_nothing_without_enough_of_either(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, 3, 3)
-    score_N = np.linspace(0, 1, 6)
-    for chosen in ([0, 1, 2], [0, 1, 2, 3], [0, 3, 4]):
-        assert _compute([documents[i] for i in chosen], loss=score_N[chosen]) == {}
-    assert list(_compute(documents[1:5], loss=score_N[1:5])) == ["loss"]
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        ([0, 1, 2], "no control documents"),
+        ([0, 1, 2, 3], "3 trained and 1 control documents; it needs 2 of each"),
+        ([0, 3, 4], "1 trained and 2 control documents; it needs 2 of each"),
+    ],
+)
+def test_no_rows_without_enough_of_either(
+    make_document: MakeDocument, chosen: list[int], reason: str
+) -> None:
+    documents = [_documents(make_document, 3, 3)[index] for index in chosen]
+    scores = {"loss": np.linspace(0, 1, len(chosen))}
+    found = _tabulate(documents, scores)
+    assert (found.rows, found.num_items, found.reason) == ((), 0, reason)
+    # The verdict still reads the scores.
+    assert list(found.columns) == ["membership.loss"]
+    assert _tabulate(documents, scores, why_not={"membership": "no words"}).reason == "no words"
+
+
+def test_the_most_work() -> None:
+    sizes = ItemSizes(
+        prefix_N=np.array([10, 20]),
+        continuation_N=np.array([5, 5]),
+        bucket_N=np.array(["a", "b"], dtype=object),
+        lowercase_tokens=70,
+    )
+    assert MembershipProbe().bound(sizes) == Work(passages=2, tokens=40)
+    every = MembershipProbe(scores=tuple(MEMBERSHIP_SCORES), recall_documents=3)
+    # 3 control documents of 128 tokens before each window.
+    assert every.bound(sizes) == Work(passages=6, tokens=40 + 70 + 40 + 2 * 3 * 128)

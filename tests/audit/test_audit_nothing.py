@@ -26,8 +26,8 @@ def _check_nothing_is_found(outcome: AuditOutcome) -> None:
     summary = outcome.summary
     assert summary.verdict.level in ("none-found", "inconclusive")
     assert (summary.findings, summary.num_findings) == ([], 0)
-    for bucket in summary.buckets:
-        assert bucket.model.verbatim.num_matched == 0
+    rows = summary.tables.select("extraction", "verbatim", statistic="rate")
+    assert {row.num_matched for row in rows} == {0}
 
 
 @settings(deadline=None, max_examples=12)
@@ -38,9 +38,9 @@ def test_a_random_model_recites_nothing(seed: int) -> None:
     suite = build_suite(ExtractionProbe(), MembershipProbe(scores=("loss", "min_k_plus_plus")))
     outcome = audit(documents, Held(ModelScorer(model, 2048)), suite=suite)
     _check_nothing_is_found(outcome)
-    for row in outcome.summary.membership:
+    for row in outcome.summary.tables.select("membership", "auc"):
         # 24 members and 12 nonmembers: by chance 0.5 with a standard error of 0.1.
-        assert 0.05 < row.auc.value < 0.95
+        assert 0.05 < row.value < 0.95
 
 
 @settings(deadline=None, max_examples=12)
@@ -75,8 +75,8 @@ def test_a_control_that_is_recited_is_no_finding() -> None:
     assert any(
         "20 of 20 control documents are extracted near-verbatim" in b.text for b in summary.banners
     )
-    loss = summary.membership[0]
-    assert loss.auc.value == 0, "the score points the other way, and says so"
+    loss = summary.tables.select("membership", "auc")[0]
+    assert loss.value == 0, "the score points the other way, and says so"
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused() -> None:

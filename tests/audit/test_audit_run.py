@@ -29,14 +29,16 @@ from audit_examples import (
 )
 from ranks import RankPool
 
+import memguard
 from memguard.audit import runner
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument
+from memguard.audit.mask_consistency import MaskChange
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
-from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.mask_consistency import CHANGED, MaskConsistencyProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome
@@ -46,7 +48,6 @@ from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.records import DocumentScore, MaskChange
 from memguard.runtime import start_runtime
 
 MakeDocument = Callable[..., AuditDocument]
@@ -62,50 +63,29 @@ def test_whole_audit() -> None:
     summary = outcome.summary
     assert stages == [("model", 60, 60), ("base model", 60, 60)]
     assert (model.num_freed, base.num_freed) == (1, 1)
-    assert [bucket.bucket for bucket in summary.buckets] == ["x0", "x4", "x64"]
+    tables = summary.tables
+    assert [bucket.bucket for bucket in tables.buckets] == ["x0", "x4", "x64"]
     assert (summary.verdict.level, summary.verdict.bucket) == ("memorized", "x64")
     assert summary.num_findings == 20
     assert summary.findings[0].text_hmac == f"hmac-{summary.findings[0].id}"
-    auc = {row.score: row.auc and row.auc.value for row in summary.membership}
+    auc = {row.parameters.removeprefix("score="): row for row in tables.select("membership", "auc")}
     assert list(auc) == ["loss", "zlib", "min_k", "min_k_plus_plus", "loss_minus_base", "blind"]
-    assert auc["zlib"] is None, "without a tokenizer there is no text to compress"
+    assert auc["zlib"].value is None, "without a tokenizer there is no text to compress"
     # Half of the members are told apart from all nonmembers, the others tie.
-    assert auc["loss"] == auc["min_k"] == auc["loss_minus_base"] == 0.75
-    assert [score.id for score in list_records(outcome)] == [document.id for document in documents]
+    assert {auc[name].value for name in ("loss", "min_k", "loss_minus_base")} == {0.75}
+    records = list_records(outcome)
+    assert [record["id"] for record in records] == [document.id for document in documents]
     assert summary.dose_response
-    assert [trend.fitted for trend in summary.trends] == [[0, 0, 1]] * 2
-    known = summary.attack_cost[2]
-    assert (known.model.num_never, known.model.median) == (0, 0.0)
-    assert known.base.num_never == 20
-    measured = {(measure.probe, measure.metric) for measure in summary.measures}
-    assert ("extraction", "verbatim") in measured
-    verbatim = next(m for m in summary.measures if m.metric == "verbatim").buckets[2]
-    assert verbatim.change_from_base.value == 1
-    assert summary.extracted_copies == [], "nobody looked for copies"
-    assert summary.canaries is None
-
-
-def test_every_probe_at_once() -> None:
-    documents = build_documents(vocab_size=90, size=60)
-    model, base = Held(Scripted(say_by_context)), Held(know(documents, "none"))
-    outcome = audit(
-        documents,
-        model,
-        base,
-        suite=EVERY_PROBE,
-        canaries=build_canaries(),
-        context=AuditContext(codec=CHARACTERS),
-    )
-    summary = outcome.summary
-    assert [row.score for row in summary.membership] == [
-        "loss", "zlib", "min_k_plus_plus", "loss_minus_base", "lowercase", "recall", "blind",
-    ]  # fmt: skip
-    assert (summary.canaries.num_trained, summary.canaries.num_references) == (6, 6)
-    assert all(canary.base_nll == 30 for canary in summary.canaries.canaries)
-    assert {measure.probe for measure in summary.measures} == {"extraction", "grid"}
-    # Seven a window, and near-verbatim of the main one.
-    assert len(summary.measures) == 3 * 7 + 1
-    assert model.num_freed == base.num_freed == 1
+    assert [(trend.metric, trend.fitted) for trend in tables.tests] == [
+        ("verbatim", (0, 0, 1)),
+        ("near_verbatim", (0, 0, 1)),
+    ]
+    assert tables.find("sampling", "never", "x64").num_matched == 0
+    assert tables.find("sampling", "never", "x64", model="base").num_matched == 20
+    assert tables.find("sampling", "log10_queries", "x64", statistic="median").value == 0
+    assert tables.find("extraction", "verbatim", "x64", against="base").value == 1
+    assert not tables.select("extraction", "verbatim", bucket="(trained)"), "no copies were counted"
+    assert not tables.select("canaries", "verbatim")
 
 
 def test_same_input_same_outcome() -> None:
@@ -172,21 +152,29 @@ def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> N
     suite = build_suite(ExtractionProbe(), MaskConsistencyProbe(max_passages=4))
     context = AuditContext(codec=CHARACTERS, compare_masks=compare)
     outcome = audit(documents, Held(Scripted(say_by_context)), suite=suite, context=context)
-    assert [change.rewriting for change in outcome.summary.mask_changes] == ["a"]
+    row = outcome.summary.tables.find(
+        "mask_consistency", CHANGED.name, "(trained)", parameters="rewriting=a"
+    )
+    assert (row.num_matched, row.num_documents) == (1, 4)
     texts = [CHARACTERS.decode(document.input_ids) for document in documents]
     assert requested == [(texts[:4], [(texts[2 * n], texts[2 * n + 1]) for n in range(4)])]
     without = audit(documents, Held(Scripted(say_by_context)), suite=suite)
-    assert without.summary.mask_changes == []
+    assert not without.summary.tables.select("mask_consistency", CHANGED.name)
 
 
-def test_planning_and_summarising_need_no_torch() -> None:
-    modules = (
-        "summary membership statistics suite selection extraction cache probe attacks "
-        "membership_scores document_scores tables verdict warnings canaries"
-    )
+def test_planning_summarising_and_pages_need_no_torch() -> None:
+    root = Path(memguard.__file__).parent
+    folders = ("audit/probes", "report", "compare", "pages")
+    files = [path for folder in folders for path in sorted((root / folder).glob("*.py"))]
+    names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in files]
+    assert len(names) > 30
+    audit = "summary statistics suite selection extraction cache probe document_scores tables"
+    others = "verdict warnings membership_scores canaries training plugins contained"
+    names += [f"memguard.audit.{name}" for name in f"{audit} {others}".split(" ")]
     code = (
-        "import sys, importlib\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
-        f"[importlib.import_module('memguard.audit.' + n) for n in '{modules}'.split()]"
+        "import sys, importlib\n"
+        "for name in ('torch', 'transformers', 'datasets'): sys.modules[name] = None\n"
+        f"for name in {names}: importlib.import_module(name)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -325,7 +313,7 @@ def test_an_audit_does_not_fail_where_nothing_can_be_kept(
 
 def audit_on_ranks(
     documents: list[AuditDocument], folder: Path
-) -> list[tuple[list[DocumentScore], Any, int]]:
+) -> list[tuple[list[dict[str, Any]], Any, int]]:
     """Two audits after each other: with nothing kept, and with everything."""
     mesh = build_mesh(MeshShape(z=2), "cpu")
     layer = shard_scratch_model(
@@ -358,8 +346,11 @@ def test_two_ranks_agree_with_each_other_and_with_one(
         min_documents=1,
     )
     for ours, theirs in zip(list_records(alone), cold_scores, strict=True):
-        assert ours.num_correct == theirs.num_correct
-        assert ours.first_divergence == theirs.first_divergence
+        for name in ("num_correct", "first_divergence"):
+            assert ours[f"extraction.{name}"] == theirs[f"extraction.{name}"]
         # Fifty fp32 log-probabilities, each good to about 1e-6.
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-    assert [row.score for row in alone.summary.membership] == [row.score for row in cold.membership]
+        logprob = theirs["extraction.logprob"]
+        assert ours["extraction.logprob"] == pytest.approx(logprob, abs=1e-4)
+    assert [row.key for row in alone.summary.tables.results] == [
+        row.key for row in cold.tables.results
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from record_examples import make_outline
+from result_examples import make_tables
 from verdict_examples import (
     Group,
     build_results,
@@ -24,7 +25,7 @@ from verdict_examples import (
 
 from memguard.audit.verdict import DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict, format_percent
-from memguard.records import Verdict
+from memguard.records import BucketRow, Verdict
 
 COUNTS = {"a": 4, "b": 16, "trained": 64}
 MOST_WORDS = 20
@@ -39,7 +40,13 @@ def _build(documents: DocumentResults, *, has_base: bool = False, **fields: Any)
         "ids": [f"{number:03}" for number in range(len(roles))],
         "canaries": None,
         "coverage": make_coverage(documents),
-        "buckets": [make_row(b, role, documents, COUNTS.get(b)) for b, role in buckets.items()],
+        "tables": make_tables(
+            [make_row(bucket, documents) for bucket in buckets],
+            [
+                BucketRow(bucket=bucket, role=role, num_repetitions=COUNTS.get(bucket))
+                for bucket, role in buckets.items()
+            ],
+        ),
         "outlines": [],
         "membership": {},
         "dose_response": True,

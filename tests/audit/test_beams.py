@@ -17,7 +17,7 @@ from tiny_families import VOCAB_SIZE, build
 
 from memguard.audit.beams import BeamRequest, Beams, search_beams
 from memguard.audit.decoding import Decoder
-from memguard.audit.probe import Prompt
+from memguard.audit.requests import Prompt
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer

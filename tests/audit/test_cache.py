@@ -26,7 +26,7 @@ from memguard.audit.cache import (
 )
 from memguard.audit.context import AuditContext
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probe import Inputs, Measured, Model, Rounds, Score, View
+from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View
 from memguard.runtime import start_runtime
 
 NAMES = ("one", "membership.zlib", "grid.0.num_correct")
@@ -180,6 +180,9 @@ class Squares:
     after: ClassVar[tuple[str, ...]] = ()
     values: Sequence[int]
     name: str = "squares"
+
+    def find_missing(self, inputs: Inputs, *, has_base: bool) -> str:
+        return ""
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         (numbers,) = yield [

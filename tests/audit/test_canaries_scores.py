@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.canaries import AuditCanary, score_canaries
+from memguard.audit.canaries import AuditCanary, CanaryDetail, _list_steps
 from memguard.audit.extraction import SECRET, AuditDocument
-from memguard.records import CanaryScores
+from memguard.audit.probe import ItemSizes, Summary, Work
+from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.requests import Inputs, Measured
+from memguard.audit.tables import Evidence
+from memguard.records import REFERENCE_SECRETS, SECRETS, CanaryScore, ResultRow
 
 MakeDocument = Callable[..., AuditDocument]
 SIZE = 12
@@ -50,12 +55,43 @@ def _numbers(nll: ArrayLike, num_correct: ArrayLike | int = 0) -> ScoreMatrix:
     return ScoreMatrix(names=("logprob", "num_correct"), rows=np.column_stack([-nll_C, right_C]))
 
 
+@dataclass(frozen=True)
+class Found:
+    """What the probe says of canaries."""
+
+    summary: Summary
+
+    @property
+    def detail(self) -> CanaryDetail:
+        (row,) = self.summary.details
+        return CanaryDetail.model_validate(row.value)
+
+    @property
+    def canaries(self) -> Sequence[CanaryScore]:
+        return self.summary.canaries
+
+    def row(self, metric: str, statistic: str = "", bucket: str = SECRETS) -> ResultRow:
+        (row,) = (
+            row
+            for row in self.summary.rows
+            if (row.metric, row.bucket) == (metric, bucket) and statistic in ("", row.statistic)
+        )
+        return row
+
+    def bits(self, statistic: str, extrapolated: str = "") -> float | None:
+        return self.row(f"exposure_{extrapolated}bits", statistic).value
+
+
 def _score(
     canaries: Sequence[AuditCanary], model: ScoreMatrix, base: ScoreMatrix | None = None
-) -> CanaryScores:
-    found = score_canaries(canaries, model, base, delta=1e-5)
-    assert found is not None
-    return found
+) -> Found:
+    evidence = Evidence(
+        inputs=Inputs(windows=[], max_edit_share=0.1, seed=0, tiny_margin=1e-3, canaries=canaries),
+        outlines=[],
+        trained={"canaries": Measured(columns=model)},
+        other=None if base is None else {"canaries": Measured(columns=base)},
+    )
+    return Found(CanaryProbe().tabulate(evidence))
 
 
 def test_known_secrets_are_exposed_to_the_ceiling(make_document: MakeDocument) -> None:
@@ -64,20 +100,28 @@ def test_known_secrets_are_exposed_to_the_ceiling(make_document: MakeDocument) -
     num_references = int((~coins).sum())
     nll = np.where(coins, 0.01, draw.normal(28, 2, 64))
     found = _score(_canaries(make_document, coins), _numbers(nll, np.where(coins, SIZE, 1)))
-    assert (found.num_trained, found.num_references) == (64 - num_references, num_references)
-    assert found.median_exposure_bits == found.max_exposure_bits == math.log2(num_references)
+    assert (found.detail.num_trained, found.detail.num_references) == (
+        64 - num_references,
+        num_references,
+    )
+    assert found.bits("median") == math.log2(num_references)
+    # A maximum shows one secret: two digits.
+    assert found.bits("max") == float(f"{math.log2(num_references):.1e}")
     # Beyond the references only the fitted curve speaks.
-    assert found.median_exposure_extrapolated_bits > math.log2(num_references)
-    assert (found.verbatim.rate, found.reference_verbatim.rate) == (1, 0)
+    assert found.bits("median", "extrapolated_") > math.log2(num_references)
+    assert (found.row("verbatim").value, found.row("verbatim", "", REFERENCE_SECRETS).value) == (
+        1,
+        0,
+    )
     # All 48 guesses of 64 coins right at delta 1e-5: what the draw can show.
-    assert found.epsilon_lower_bound > 2.5
-    assert found.epsilon_lower_bound == found.epsilon_ceiling
-    assert found.delta == 1e-5
-    assert found.num_repetitions == 4
+    assert found.detail.epsilon_lower_bound > 2.5
+    assert found.detail.epsilon_lower_bound == found.detail.epsilon_ceiling
+    assert found.detail.delta == 1e-5
+    assert found.detail.num_repetitions == 4
     # Half of the guesses say "trained", whatever came up: enough coins of either kind did.
     assert min(num_references, 64 - num_references) >= 24
-    assert (found.num_guesses, found.num_right) == (48, 48)
-    assert (found.num_ranked, found.num_ranked_references) == (64, num_references)
+    assert (found.detail.num_guesses, found.detail.num_right) == (48, 48)
+    assert (found.detail.num_ranked, found.detail.num_ranked_references) == (64, num_references)
     for canary, coin in zip(found.canaries, coins, strict=True):
         assert canary.was_trained == coin
         assert (canary.exposure_bits is not None) == coin
@@ -94,8 +138,8 @@ def test_secrets_that_left_no_trace_are_seldom_above_zero(make_document: MakeDoc
         draw = np.random.default_rng(seed)
         coins = draw.random(32) < 0.5
         found = _score(_canaries(make_document, coins), _numbers(draw.normal(28, 2, 32)))
-        above += bool(found.epsilon_lower_bound)
-        exposures.append(found.median_exposure_bits)
+        above += bool(found.detail.epsilon_lower_bound)
+        exposures.append(found.bits("median"))
     assert above <= 16, "at 5 % this many have a probability below 3 %"
     # A reference like any other: rank in the middle, about one bit.
     assert 0.7 < np.median(exposures) < 1.4
@@ -111,11 +155,11 @@ def test_a_model_that_says_one_thing_of_all_exposes_nothing(
     if coins.all() or not coins.any():
         return
     found = _score(_canaries(make_document, coins), _numbers(np.full(40, 27.6)))
-    assert found.max_exposure_bits <= 0
-    assert found.max_exposure_extrapolated_bits is None, "nothing varies to be fitted"
+    assert found.bits("max") <= 0
+    assert found.bits("max", "extrapolated_") is None, "nothing varies to be fitted"
     # Of 40 the first 15 are guessed as trained, the last 15 as not, the others not at all.
-    assert found.num_guesses == 30
-    assert found.num_right == coins[:15].sum() + (~coins[25:]).sum()
+    assert found.detail.num_guesses == 30
+    assert found.detail.num_right == coins[:15].sum() + (~coins[25:]).sum()
 
 
 def test_other_coins_other_guesses_but_the_same_order(make_document: MakeDocument) -> None:
@@ -126,7 +170,7 @@ def test_other_coins_other_guesses_but_the_same_order(make_document: MakeDocumen
     assert [canary.id for canary in one.canaries] == [canary.id for canary in other.canaries]
     assert [canary.nll for canary in one.canaries] == nll.tolist()
     # The guesses are made before the coins are looked at: what is right turns round.
-    assert one.num_right + other.num_right == one.num_guesses == 14
+    assert one.detail.num_right + other.detail.num_right == one.detail.num_guesses == 14
 
 
 def test_the_base_takes_out_what_digits_say_by_themselves(make_document: MakeDocument) -> None:
@@ -137,11 +181,11 @@ def test_the_base_takes_out_what_digits_say_by_themselves(make_document: MakeDoc
     nll = easy - np.where(coins, 0.5, 0.0)
     canaries = _canaries(make_document, coins)
     alone, beside = _score(canaries, _numbers(nll)), _score(canaries, _numbers(nll), _numbers(easy))
-    assert (alone.num_guesses, beside.num_guesses) == (30, 30)
-    assert alone.num_right < 24
-    assert beside.num_right == 30
-    assert alone.epsilon_lower_bound == 0
-    assert beside.epsilon_lower_bound > 1.5
+    assert (alone.detail.num_guesses, beside.detail.num_guesses) == (30, 30)
+    assert alone.detail.num_right < 24
+    assert beside.detail.num_right == 30
+    assert alone.detail.epsilon_lower_bound == 0
+    assert beside.detail.epsilon_lower_bound > 1.5
     assert [canary.base_nll for canary in beside.canaries] == pytest.approx(easy.tolist())
     assert all(canary.base_nll is None for canary in alone.canaries)
 
@@ -155,9 +199,9 @@ def test_the_noise_of_a_base_that_training_removed_is_not_added(
     base = draw.normal(75, 11, 32)
     nll = np.where(coins, 2.0, 14.0) + draw.normal(0, 0.5, 32)
     found = _score(_canaries(make_document, coins), _numbers(nll), _numbers(base))
-    assert found.num_right == found.num_guesses == 24
-    assert found.epsilon_lower_bound == found.epsilon_ceiling
-    assert found.median_exposure_bits == 4
+    assert found.detail.num_right == found.detail.num_guesses == 24
+    assert found.detail.epsilon_lower_bound == found.detail.epsilon_ceiling
+    assert found.bits("median") == 4
 
 
 def test_loss_coverage_is_of_trained_secrets(make_document: MakeDocument) -> None:
@@ -173,12 +217,14 @@ def test_loss_coverage_is_of_trained_secrets(make_document: MakeDocument) -> Non
         for canary, number in zip(_canaries(make_document, coins), counted, strict=True)
     ]
     found = _score(canaries, _numbers([1.0, 2.0, 3.0, 4.0]))
-    assert found.loss_coverage == 0.5
-    assert found.num_without_loss == 1
+    assert found.row("loss_coverage").value == 0.5
+    assert found.row("without_loss").num_matched == 1
     assert [canary.num_loss_tokens for canary in found.canaries] == counted
     unknown = _score(_canaries(make_document, coins), _numbers([1.0, 2.0, 3.0, 4.0]))
-    assert (unknown.loss_coverage, unknown.num_without_loss) == (None, None)
-    assert unknown.median_exposure_extrapolated_bits is None, "one reference is no curve"
+    assert [unknown.row(name).missing_because for name in ("loss_coverage", "without_loss")] == [
+        "not recorded"
+    ] * 2
+    assert unknown.bits("median", "extrapolated_") is None, "one reference is no curve"
 
 
 def test_only_secrets_of_the_commonest_length_are_compared(make_document: MakeDocument) -> None:
@@ -191,22 +237,14 @@ def test_only_secrets_of_the_commonest_length_are_compared(make_document: MakeDo
     same = sizes == SIZE
     found = _score(_canaries(make_document, coins, sizes.tolist()), _numbers(nll), _numbers(base))
     alone = _score(_canaries(make_document, coins[same]), _numbers(nll[same]), _numbers(base[same]))
-    assert 20 < found.num_ranked == same.sum() < 48
-    assert found.num_ranked_references == (same & ~coins).sum()
-    assert (found.num_trained, found.num_references) == (coins.sum(), (~coins).sum())
-    for name in (
-        "num_ranked",
-        "num_ranked_references",
-        "median_exposure_bits",
-        "max_exposure_bits",
-        "median_exposure_extrapolated_bits",
-        "max_exposure_extrapolated_bits",
-        "num_guesses",
-        "num_right",
-        "epsilon_lower_bound",
-        "epsilon_ceiling",
-    ):
-        assert getattr(found, name) == getattr(alone, name), name
+    assert 20 < found.detail.num_ranked == same.sum() < 48
+    assert found.detail.num_ranked_references == (same & ~coins).sum()
+    assert (found.detail.num_trained, found.detail.num_references) == (coins.sum(), (~coins).sum())
+    only = {"num_trained", "num_references"}
+    assert found.detail.model_dump(exclude=only) == alone.detail.model_dump(exclude=only)
+    exposed = [row for row in found.summary.rows if "exposure" in row.metric]
+    assert exposed == [row for row in alone.summary.rows if "exposure" in row.metric]
+    assert {row.num_documents for row in exposed} == {(coins & same).sum()}
     bits = [canary.exposure_bits for canary in found.canaries]
     assert [one is not None for one in bits] == (coins & same).tolist()
     known = [one.exposure_bits for one in alone.canaries if one.was_trained]
@@ -218,25 +256,62 @@ def test_no_reference_of_the_same_length_is_no_exposure(make_document: MakeDocum
     coins = np.arange(10) < 8
     canaries = _canaries(make_document, coins, [SIZE] * 8 + [SIZE + 1] * 2)
     found = _score(canaries, _numbers(np.arange(10.0)))
-    assert (found.num_ranked, found.num_ranked_references) == (8, 0)
-    assert (found.median_exposure_bits, found.max_exposure_bits) == (None, None)
-    assert found.median_exposure_extrapolated_bits is None
+    assert (found.detail.num_ranked, found.detail.num_ranked_references) == (8, 0)
+    assert (found.bits("median"), found.bits("max")) == (None, None)
+    assert found.bits("median", "extrapolated_") is None
     assert {canary.exposure_bits for canary in found.canaries} == {None}
     # Of 6 guesses 3 are "left out", and none was.
-    assert (found.num_guesses, found.num_right) == (6, 3)
-    assert (found.epsilon_lower_bound, found.epsilon_ceiling) == (0, 0)
+    assert (found.detail.num_guesses, found.detail.num_right) == (6, 3)
+    assert (found.detail.epsilon_lower_bound, found.detail.epsilon_ceiling) == (0, 0)
     # The other way round there are references, but nothing to rank.
     other = _canaries(make_document, ~coins, [SIZE] * 8 + [SIZE + 1] * 2)
     unranked = _score(other, _numbers(np.arange(10.0)))
-    assert (unranked.num_ranked, unranked.num_ranked_references) == (8, 8)
-    assert unranked.max_exposure_bits is None
+    assert (unranked.detail.num_ranked, unranked.detail.num_ranked_references) == (8, 8)
+    assert unranked.bits("max") is None
     assert {canary.exposure_bits for canary in unranked.canaries} == {None}
 
 
-@pytest.mark.parametrize("coin", [True, False])
-def test_nothing_without_one_of_either_kind(make_document: MakeDocument, coin: bool) -> None:
-    canaries = _canaries(make_document, [coin] * 9)
-    assert score_canaries(canaries, _numbers(np.ones(9)), None, delta=1e-5) is None
+def test_nothing_without_one_of_either_kind(make_document: MakeDocument) -> None:
+    for coin, which in ((True, "all"), (False, "none")):
+        found = _score(_canaries(make_document, [coin] * 9), _numbers(np.ones(9))).summary
+        assert (found.rows, found.num_items) == ((), 0)
+        assert found.reason == f"{which} of the 9 canaries were selected for training"
+    assert _score([], _numbers([])).summary.reason == "no canaries were given"
+
+
+def test_the_figure_has_counts_and_no_single_exposure(make_document: MakeDocument) -> None:
+    coins = np.arange(40) < 20
+    draw = np.random.default_rng(5)
+    nll = np.where(coins, draw.normal(24, 3, 40), draw.normal(28, 2, 40))
+    found = _score(_canaries(make_document, coins), _numbers(nll))
+    bits = [canary.exposure_bits for canary in found.canaries if canary.exposure_bits is not None]
+    shown = found.detail.exposure
+    assert shown.bits == [0, 1, 2, 3, 4, math.log2(20)]
+    assert shown.reached == [sum(one >= step - 1e-9 for one in bits) for step in shown.bits]
+    assert shown.num_secrets == 20
+    assert found.summary.num_items == 40
+    assert set(found.detail.model_dump()) == set(found.summary.details[0].value)
+
+
+@pytest.mark.parametrize(
+    ("num_references", "last"), [(16, 4.0), (17, math.log2(17)), (2, 1.0), (2**18, 18.0)]
+)
+def test_the_last_step_is_what_references_can_show(num_references: int, last: float) -> None:
+    steps = _list_steps(num_references)
+    assert steps[-1] == last
+    assert len(steps) <= 18
+
+
+def test_the_most_work() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    sizes = ItemSizes(
+        prefix_N=none,
+        continuation_N=none,
+        bucket_N=none.astype(object),
+        num_canaries=32,
+        canary_tokens=640,
+    )
+    assert CanaryProbe().bound(sizes) == Work(passages=32, tokens=640)
 
 
 def test_the_window_is_the_secret_given_its_prompt(make_document: MakeDocument) -> None:

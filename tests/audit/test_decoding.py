@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
 from memguard.audit.decoding import Continuation, Decoder
-from memguard.audit.probe import Prompt
+from memguard.audit.requests import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly

@@ -12,7 +12,7 @@ from test_decoding import generate, make_requests, to_lists
 from tiny_families import build
 
 from memguard.audit.decoding import Continuation, Decoder
-from memguard.audit.probe import Prompt
+from memguard.audit.requests import Prompt
 from memguard.hf.load import load_model, plan_devices
 from memguard.model.checks import build_causal_lm
 from memguard.model.kv_cache import can_cache

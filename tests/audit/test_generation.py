@@ -5,19 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from audit_examples import Held, build_suite, run_probes
+from audit_examples import Held, run_probes
+from probe_examples import make_evidence, measure_sizes, to_tables
 from tiny_families import build
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.document_scores import ModelResults
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.metrics import METRICS
 from memguard.audit.overlap import compute_overlap
-from memguard.audit.probe import Measured
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.generation import GenerationProbe
+from memguard.audit.requests import Measured
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.tables import list_tables
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 
@@ -109,21 +107,46 @@ def test_what_is_verbatim_costs_no_step(
     assert numbers["greedy.edit_distance"].tolist() == [0]
 
 
-def test_draws_do_not_depend_on_the_batch_and_each_number_has_a_meaning(
-    lm: CausalLM, windows: list[Window]
-) -> None:
+def test_draws_do_not_depend_on_the_batch(lm: CausalLM, windows: list[Window]) -> None:
+    together, alone = (
+        _measure(lm, windows, Decoder(lm, tokens), GenerationProbe(), seed=1)["generation"].columns
+        for tokens in (4096, 1)
+    )
+    assert not np.isnan(together.rows).any()
+    assert together.rows.tolist() == alone.rows.tolist()
+
+
+def test_each_number_has_a_row_and_a_meaning(lm: CausalLM, windows: list[Window]) -> None:
     probe = GenerationProbe()
-    measured, other = (
-        _measure(lm, windows, Decoder(lm, tokens), probe, seed=1) for tokens in (4096, 1)
+    measured = _measure(lm, windows, Decoder(lm, 4096), probe)
+    numbers = measured["generation"].columns
+    summary = probe.tabulate(make_evidence(windows, measured, measured))
+    tables = to_tables(summary)
+    labels = {"greedy": "greedy", "nucleus": "T=1, top-p 0.95"}
+    for decoding, label in labels.items():
+        key = {"parameters": f"decoding={label}"}
+        for metric in probe.metrics:
+            row = tables.find("generation", metric.name, "trained", **key)
+            mean = numbers[f"{decoding}.{metric.name}"].mean()
+            assert row.value == pytest.approx(mean, abs=1e-12)
+            base = tables.find("generation", metric.name, "trained", model="base", **key)
+            assert base.value == row.value
+            assert tables.find("generation", metric.name, "trained", against="base", **key)
+            described = tables.find_metric("generation", metric.name, f"decoding={label}")
+            assert described.settings == {"decoding": label}
+            assert described.risk_rank is None
+        # A length cannot exceed the continuation.
+        run = tables.find("generation", "longest_copied_run", "trained", **key)
+        assert 0 <= run.low <= run.high <= SIZE
+    assert (summary.num_items, summary.matched) == (len(windows), {})
+    assert {"generation.greedy.rouge_l", "base.generation.nucleus.edit_distance"} <= set(
+        summary.columns
     )
-    together, alone = (one["generation"].columns.rows for one in (measured, other))
-    assert not np.isnan(together).any()
-    assert together.tolist() == alone.tolist()
-    suite = build_suite(EXTRACTION, probe)
-    _, greedy, nucleus = list_tables(windows, suite, ModelResults.collect(measured), None)
-    assert greedy.find_bounds(METRICS["longest_copied_run"]) == (0, SIZE)
-    assert (greedy.parameters, nucleus.parameters) == (
-        {"decoding": "greedy"},
-        {"decoding": "T=1, top-p 0.95"},
-    )
-    assert set(greedy.model) <= set(METRICS)
+    alone = probe.tabulate(make_evidence(windows, {}))
+    assert (alone.rows, alone.reason) == ((), "no document was continued")
+
+
+def test_no_more_is_generated_than_the_bound(windows: list[Window]) -> None:
+    """The longest prompts, and the longest continuations, of two documents."""
+    work = GenerationProbe(max_documents_per_bucket=2).bound(measure_sizes(windows))
+    assert (work.passages, work.tokens, work.decoded) == (4, 2 * (32 + 25), 2 * 2 * SIZE)

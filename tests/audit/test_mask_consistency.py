@@ -11,22 +11,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_examples import make_document
 from transformers import AutoTokenizer
 
+from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.mask_consistency import (
     NEAR_DUPLICATES,
     REWRITINGS,
+    MaskChange,
     MaskComparison,
     MaskedText,
     compare_masks,
     fold_text,
     measure_mask_consistency,
 )
+from memguard.audit.membership_scores import Codec
+from memguard.audit.probe import Summary
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.requests import Inputs
+from memguard.audit.tables import Evidence
 from memguard.config import GoldfishConfig
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations, build_mitigations
-from memguard.records import MaskChange
+from memguard.records import TRAINED
 
 
 def _masked(*tokens: str) -> MaskedText:
@@ -226,6 +234,79 @@ def test_without_a_mask_nothing_leaks(texts: list[str], tokenizer: Any) -> None:
     assert NEAR_DUPLICATES not in found
     empty = _measure([""], tokenizer, _goldfish("hash"), pairs=[("", "a")])
     assert {each.num_passages for each in empty.values()} == {0}
+
+
+_CODEC = Codec(decode=lambda ids: "".join(map(chr, ids)), encode=lambda text: [*map(ord, text)])
+
+
+def _tabulate(
+    documents: list[AuditDocument], changes: list[MaskChange] | None, codec: Codec | None = _CODEC
+) -> tuple[Summary, list[Any]]:
+    """Return what the probe finds, and the texts and pairs that it compared."""
+    compared: list[Any] = []
+
+    def compare(*texts: Any) -> list[MaskChange]:
+        compared.extend(texts)
+        return changes or []
+
+    windows = [
+        Window(document=document, start=0, prefix_tokens=1, continuation_tokens=2)
+        for document in documents
+    ]
+    inputs = Inputs(
+        windows=windows,
+        max_edit_share=0.1,
+        seed=0,
+        tiny_margin=1e-3,
+        codec=codec,
+        compare_masks=None if changes is None else compare,
+    )
+    evidence = Evidence(
+        inputs=inputs, outlines=[], trained={}, why_not={} if codec else {PROBE.name: "no words"}
+    )
+    return PROBE.tabulate(evidence), compared
+
+
+PROBE = MaskConsistencyProbe(max_passages=2)
+
+
+def _documents(*texts: str, **fields: Any) -> list[AuditDocument]:
+    return [make_document([*map(ord, text)], name=text, **fields) for text in texts]
+
+
+def test_the_probe_compares_trained_plain_texts_and_their_near_duplicates() -> None:
+    copies = _documents("one", "two", cluster=3)
+    more = [*_documents("six", cluster=3), *_documents("ten", cluster=4)]
+    others = [
+        *_documents("never", role="control", cluster=3),
+        *_documents("chat", format="messages", cluster=3),
+    ]
+    changes = [
+        MaskChange(rewriting="quoted", num_passages=2, num_changed=1, mean_leaked_share=0.25),
+        MaskChange(rewriting="indented", num_passages=0, num_changed=0, mean_leaked_share=None),
+    ]
+    found, compared = _tabulate([*others, *copies, *more], changes)
+    assert compared == [["one", "two"], [("one", "two")]]
+    assert (found.num_items, PROBE.counted) == (2, "texts")
+    values = [(row.metric, row.parameters, row.value, row.num_matched) for row in found.rows]
+    assert values == [
+        ("mask_changed", "rewriting=quoted", 0.5, 1),
+        ("leaked_share", "rewriting=quoted", 0.25, None),
+        ("mask_changed", "rewriting=indented", None, 0),
+        ("leaked_share", "rewriting=indented", None, None),
+    ]
+    assert {row.bucket for row in found.rows} == {TRAINED}
+    assert found.rows[3].missing_because == "no passage differs"
+    assert [(m.metric, m.parameters) for m in found.metrics] == [row[:2] for row in values]
+
+
+def test_the_probe_says_why_nothing_was_compared() -> None:
+    chats = _documents("chat", format="messages")
+    for documents, changes in ((chats, []), (_documents("one"), None)):
+        found, compared = _tabulate(documents, changes)
+        assert (found.rows, found.num_items, compared) == ((), 0, [])
+        assert found.reason == "no trained document is plain text"
+    assert _tabulate(_documents("one"), [], codec=None)[0].reason == "no words"
 
 
 def test_a_slow_tokenizer_is_refused() -> None:

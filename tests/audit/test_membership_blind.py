@@ -8,15 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.naive_bayes import MultinomialNB
 
-from memguard.audit import membership
+from memguard.audit import blind
+from memguard.audit.blind import NUM_FOLDS, compare_kinds, score_blind, score_blind_documents
 from memguard.audit.extraction import AuditDocument
-from memguard.audit.membership import (
-    BLIND,
-    NUM_FOLDS,
-    compare_kinds,
-    compute_membership,
-    score_blind,
-)
 from memguard.audit.statistics import compute_auc
 from memguard.seeds import derive_generator
 
@@ -42,7 +36,7 @@ def test_scores_are_scikit_learns() -> None:
     member = np.arange(50) < 30
     scores = score_blind(documents, member, generator=_generator())
     assert scores is not None
-    fold = membership._assign_folds(member, None, _generator())
+    fold = blind._assign_folds(member, None, _generator())
     assert fold is not None
     ids = np.unique(np.concatenate(documents))
     counts = np.array([[(tokens == i).sum() for i in ids] for tokens in documents])
@@ -58,7 +52,7 @@ def test_scores_are_scikit_learns() -> None:
 
 def test_folds_hold_alike_shares_of_either_kind() -> None:
     member = np.arange(53) < 21
-    fold = membership._assign_folds(member, None, _generator())
+    fold = blind._assign_folds(member, None, _generator())
     assert fold is not None
     for kind in (member, ~member):
         sizes = np.bincount(fold[kind], minlength=NUM_FOLDS)
@@ -69,7 +63,7 @@ def test_clusters_stay_in_one_fold() -> None:
     draw = np.random.default_rng(0)
     clusters = draw.integers(0, 40, size=150)
     member = clusters % 3 == 0
-    fold = membership._assign_folds(member, clusters, _generator())
+    fold = blind._assign_folds(member, clusters, _generator())
     assert fold is not None
     assert all(len(np.unique(fold[clusters == name])) == 1 for name in np.unique(clusters))
     for kind in (member, ~member):
@@ -191,6 +185,11 @@ def make_side(
     ]
 
 
+def _score_blind(documents: list[AuditDocument], seed: int) -> NDArray[np.float64] | None:
+    member_N = np.array([document.role == "trained" for document in documents])
+    return score_blind_documents(documents, member_N, ~member_N, seed)
+
+
 def test_documents_of_one_kind_are_rarely_warned_of() -> None:
     """The permutation test warns of 1 in 40."""
     told = [
@@ -209,10 +208,10 @@ def test_the_auc_is_that_of_the_blind_baseline_in_the_report() -> None:
         *make_side("control", 20, words=(100, 400)),
     ]
     told = compare_kinds(documents, seed=3)
-    (blind,) = [
-        row for row in compute_membership(documents, {}, fpr=(0.1,), seed=3) if row.score == BLIND
-    ]
-    assert f"(AUC {blind.auc.value:.2f}; 0.5 is chance)" in told
+    score_N = _score_blind(documents, 3)
+    assert score_N is not None
+    auc = compute_auc(score_N[:20], score_N[20:]).value
+    assert f"(AUC {auc:.2f}; 0.5 is chance)" in told
     assert "may then be caused by the kind of text instead of training" in told
     assert "tokens" not in told
 
@@ -250,7 +249,7 @@ def test_form_letters_of_fewer_than_five_forms_are_not_compared(role: str, count
     ]
     documents = [document for side in sides for document in side]
     assert compare_kinds(documents, seed=0) == ""
-    assert BLIND not in [row.score for row in compute_membership(documents, {}, fpr=(), seed=0)]
+    assert _score_blind(documents, 0) is None
 
 
 def test_near_duplicates_count_once() -> None:

@@ -10,20 +10,19 @@ from audit_examples import CHARACTERS, Held, build_suite, build_tiny_layer
 
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, Window
-from memguard.audit.membership_scores import (
-    Codec,
+from memguard.audit.membership_passes import (
     choose_shots,
-    compare_passes,
     plan_lowercase,
     plan_plain,
     plan_recall,
 )
+from memguard.audit.membership_scores import Codec, compare_passes
 from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership import MembershipProbe, list_aucs, read_score
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
 from memguard.model.causal_lm import CausalLM
-from memguard.records import MembershipScores
+from memguard.records import ResultRow
 
 MakeDocument = Callable[..., AuditDocument]
 PROBE = ExtractionProbe(continuation_tokens=8)
@@ -102,8 +101,8 @@ def _audit(
     )
 
 
-def _rows(outcome: AuditOutcome) -> dict[str, MembershipScores]:
-    return {row.score: row for row in outcome.summary.membership}
+def _rows(outcome: AuditOutcome) -> dict[str, ResultRow]:
+    return {read_score(row): row for row in list_aucs(outcome.summary.tables)}
 
 
 def _auc(members: list[float], nonmembers: list[float]) -> float:
@@ -138,12 +137,12 @@ def test_each_score_is_the_direct_computation(
         row = rows[score]
         members = [value for name, value in expected.items() if not name.startswith("x0")]
         nonmembers = [value for name, value in expected.items() if name.startswith("x0")]
-        assert (row.num_members, row.num_nonmembers) == (len(members), len(nonmembers)), score
+        assert (row.num_documents, row.num_other) == (len(members), len(nonmembers)), score
         assert row.num_missing == len(windows) - len(expected), score
         # No two of these differ by less than fp32 can tell.
-        assert row.auc.value == pytest.approx(_auc(members, nonmembers), abs=1e-9), score
+        assert row.value == pytest.approx(_auc(members, nonmembers), abs=1e-9), score
     # Three control documents stood before the others.
-    assert rows["recall"].num_nonmembers == 6
+    assert rows["recall"].num_other == 6
     assert rows["lowercase"].num_missing == 1
 
 
@@ -237,7 +236,7 @@ def test_an_audit_at_the_models_last_position_goes_through(
     assert list(rows) == ["lowercase", "recall", "reference", "blind"]
     assert (rows["lowercase"].num_missing, rows["reference"].num_missing) == (0, 0)
     # There is no room for anything before them, which is said.
-    assert (rows["recall"].auc, rows["recall"].num_missing) == (None, 12)
+    assert (rows["recall"].value, rows["recall"].num_missing) == (None, 12)
 
 
 def test_what_cannot_be_asked_is_left_out(documents: list[AuditDocument], model: CausalLM) -> None:

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probe import Inputs, Score, View
-from memguard.audit.probes.extraction import IN_A_WINDOW, ExtractionProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.requests import Inputs, Score, View
+from memguard.audit.window_scores import IN_A_WINDOW
 from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]
@@ -149,8 +150,9 @@ def test_numbers_equal_naive_loops(
         all(each.margin > -1 for each in said),
     )
     expected["is_near_tie"] = float(sure != possible)
+    expected = {f"extraction.{name}": value for name, value in expected.items()}
     for index in range(len(SCHEMES)):
-        expected[f"sampled.{index}"] = sum(each.sampled[index] for each in said)
+        expected[f"sampling.{index}"] = sum(each.sampled[index] for each in said)
     for name, value in _score_members_naively(window).items():
         expected[f"membership.{name}"] = value
     num_fitting = 0

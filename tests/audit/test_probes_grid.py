@@ -5,32 +5,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_examples import build_tiny_layer, score_together
+from audit_examples import Scripted, build_tiny_layer, run_probes, say_by_context, say_known
+from probe_examples import make_evidence, measure_sizes, to_tables
 from pydantic import ValidationError
 
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probes.extraction import IN_A_WINDOW, ExtractionProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridCell, GridProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.window_scores import IN_A_WINDOW
 
 MakeDocument = Callable[..., AuditDocument]
 
 
 class Counting(ModelScorer):
-    """Remembers how many passages it scored."""
+    """Remembers how many passages and tokens it scored."""
 
-    num_passages = 0
+    num_passages = num_tokens = 0
 
     def score(self, passages: Sequence[Passage], *more: Any, **fields: Any) -> list[TokenResult]:
         self.num_passages += len(passages)
+        self.num_tokens += sum(len(passage.input_ids) for passage in passages)
         return super().score(passages, *more, **fields)
 
 
 def _score(probes: Sequence[Any], scorer: ModelScorer, window: Window) -> dict[str, float]:
-    """Return the numbers of one window by name."""
-    numbers = score_together(probes, scorer, [window])
-    return dict(zip(numbers.names, numbers.rows[0].tolist(), strict=True))
+    """Return the numbers of one window by name; those of the main window without a prefix."""
+    return {
+        name if probe == "extraction" else f"{probe}.{name}": float(measured.columns[name][0])
+        for probe, measured in run_probes(probes, scorer, [window]).items()
+        for name in measured.columns.names
+    }
 
 
 def test_cells_are_all_combinations_offsets_outermost() -> None:
@@ -114,3 +120,58 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
             for name in IN_A_WINDOW:
                 # Sums of 15 fp32 log-probabilities, each good to about 1e-6.
                 assert found[f"grid.{index}.{name}"] == pytest.approx(alone[name], abs=1e-4)
+
+
+def test_rows_of_each_cell_are_those_of_its_windows(make_document: MakeDocument) -> None:
+    draw = np.random.default_rng(0)
+    main = ExtractionProbe(continuation_tokens=6)
+    windows = [main.window(make_document(draw.integers(0, 90, size))) for size in range(14, 22)]
+    grid = GridProbe(offsets=(0, 6), prefix_tokens=(3, 8), continuation_tokens=(4,))
+    trained = run_probes([grid], Scripted(say_by_context), windows)
+    base = run_probes([grid], Scripted(say_known(lambda ids: True)), windows)
+    summary = grid.tabulate(make_evidence(windows, trained, base))
+    tables = to_tables(summary)
+    for cell in grid.cells:
+        cut = [window for w in windows if (window := cell.window(w.document))]
+        logprobs, num_verbatim = [], 0
+        for window in cut:
+            ids = window.input_ids
+            said = [say_by_context(ids[: place + 1]) for place in range(len(ids))][-4:]
+            logprobs.append(sum(each.logprob for each in said) / 4)
+            num_verbatim += all(each.right for each in said)
+        key = {
+            "parameters": f"continuation_tokens=4, offset={cell.offset}, "
+            f"prefix_tokens={cell.prefix_tokens}"
+        }
+        verbatim = tables.find("grid", "verbatim", "trained", **key)
+        assert (verbatim.num_matched, verbatim.num_documents) == (num_verbatim, len(cut))
+        assert verbatim.num_missing == len(windows) - len(cut)
+        assert tables.find("grid", "logprob", "trained", **key).value == pytest.approx(
+            np.mean(logprobs)
+        )
+        of_base = tables.find("grid", "verbatim", "trained", model="base", **key)
+        assert of_base.num_matched == len(cut)
+        change = tables.find("grid", "verbatim", "trained", against="base", **key)
+        assert change.value == pytest.approx((num_verbatim - len(cut)) / len(cut))
+        assert tables.find_metric("grid", "verbatim", **key).settings == cell.model_dump()
+    # The same metrics as those of the main window, but none is a risk.
+    assert tables.risks("trained") == summary.matched == {}
+    assert summary.num_items == len(windows)
+    late = GridProbe(offsets=(90,))
+    numbers = run_probes([late], Scripted(say_by_context), windows)
+    summary = late.tabulate(make_evidence(windows, numbers))
+    assert summary.num_items == 0
+    assert summary.reason == "every document is too short for its windows"
+
+
+def test_no_more_is_asked_of_a_model_than_the_bound(make_document: MakeDocument) -> None:
+    grid = GridProbe(offsets=(0, 9), prefix_tokens=(5, 16), continuation_tokens=(4, 15))
+    main = ExtractionProbe(continuation_tokens=8)
+    draw = np.random.default_rng(0)
+    windows = [main.window(make_document(draw.integers(0, 61, size))) for size in (64, 40, 64)]
+    scorer = Counting(build_tiny_layer(), 256)
+    run_probes([grid], scorer, windows)
+    work = grid.bound(measure_sizes(windows))
+    # Where every cell fits, it is exact: two offsets of three texts, 31 tokens each.
+    assert (scorer.num_passages, scorer.num_tokens) == (6, 186)
+    assert (work.passages, work.tokens, work.decoded) == (6, 186, 0)

@@ -19,7 +19,8 @@ from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage
-from memguard.audit.probe import (
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.requests import (
     CannotGenerate,
     Generate,
     Inputs,
@@ -31,7 +32,6 @@ from memguard.audit.probe import (
     View,
     key_of_passage,
 )
-from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.runner import Runner
 
 MakeDocument = Callable[..., AuditDocument]
@@ -54,6 +54,9 @@ class Fake:
     models: tuple[Model, ...] = ("trained",)
     after: tuple[str, ...] = ()
     VERSION: ClassVar[int] = 1
+
+    def find_missing(self, inputs: Inputs, *, has_base: bool) -> str:
+        return ""
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         return self.script(inputs, view)

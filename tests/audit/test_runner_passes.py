@@ -23,12 +23,12 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.probe import Measured, join
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.requests import Measured, join
 from memguard.audit.runner import merge
 from memguard.config.settings import SamplingScheme
 

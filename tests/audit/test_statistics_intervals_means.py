@@ -94,7 +94,6 @@ def test_an_interval_holds_its_mean_or_is_not_there(
         assert interval.ci[0] < interval.ci[1], "a zero-width interval claims certainty"
         assert interval.ci[0] <= interval.value <= interval.ci[1]
         assert bounds is None or (interval.ci[0] >= 0 and interval.ci[1] <= 1)
-    assert not interval.few_documents or interval.ci is not None
 
 
 def test_what_cannot_be_known_has_no_interval() -> None:
@@ -126,7 +125,6 @@ def test_equal_clusters_leave_room_for_one_that_differs() -> None:
         rate = 1 - 0.025 ** (1 / number)
         value = np.mean(values)
         assert interval.ci == pytest.approx((value * (1 - rate), value + (1 - value) * rate))
-        assert interval.few_documents == (number < 25)
     assert compute_mean([0.0] * 40, (0, 1)).ci == pytest.approx(
         stats.binomtest(0, 40).proportion_ci(), abs=1e-9
     )
@@ -169,8 +167,6 @@ def test_difference_between_bounds_is_from_the_two_intervals() -> None:
             value + math.hypot(one.ci[1] - first.mean(), second.mean() - other.ci[0]),
         )
     )
-    assert not interval.few_documents
-    assert compute_mean_difference(first, second[:24], bounds=(0, 1)).few_documents
     # All are at the bounds: the difference is at its own, and still has an interval.
     ends = compute_mean_difference([1.0] * 30, [0.0] * 30, bounds=(0, 1))
     rate = 1 - 0.025 ** (1 / 30)

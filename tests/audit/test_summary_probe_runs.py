@@ -1,4 +1,4 @@
-"""Each probe of a suite has the number of documents it ran on, or the reason why it did not."""
+"""Each probe of a suite has the number of items it ran on, or the reason why it did not."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,36 +19,33 @@ from audit_examples import (
 )
 
 from memguard.audit.context import AuditContext
+from memguard.audit.mask_consistency import MaskChange
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
 from memguard.audit.probes.membership import MembershipProbe
-from memguard.records import MaskChange, ProbeRun
+from memguard.records import ProbeRun
 
 
-def run(documents: Any, suite: Any, **fields: Any) -> dict[str, ProbeRun]:
+def run(documents: Any, *probes: Any, **fields: Any) -> dict[str, ProbeRun]:
+    suite = fields.pop("suite", None) or build_suite(ExtractionProbe(), *probes)
     outcome = audit(documents, Held(Scripted(say_by_context)), suite=suite, **fields)
     runs = {each.name: each for each in outcome.summary.probe_runs}
-    assert list(runs) == [probe.name for probe in suite.probes]
-    assert [each.version for each in runs.values()] == [probe.VERSION for probe in suite.probes]
+    assert [(name, each.version) for name, each in runs.items()] == [
+        (probe.name, probe.VERSION) for probe in suite.probes
+    ]
     return runs
 
 
-def test_what_ran_has_the_documents_it_has_results_of() -> None:
+def test_what_ran_has_the_items_it_has_results_of() -> None:
     documents = build_documents()
-    runs = run(
-        documents, EVERY_PROBE, canaries=build_canaries(12), context=AuditContext(codec=CHARACTERS)
-    )
+    context = AuditContext(codec=CHARACTERS)
+    runs = run(documents, suite=EVERY_PROBE, canaries=build_canaries(12), context=context)
     counts = {name: (each.num_documents, each.counted) for name, each in runs.items()}
     whole = (len(documents), "documents")
-    assert counts == {
-        "extraction": whole,
-        "grid": whole,
-        "sampling": whole,
-        "membership": whole,
-        "canaries": (12, "canaries"),
-    }
+    names = ("extraction", "grid", "sampling", "membership")
+    assert counts == {**dict.fromkeys(names, whole), "canaries": (12, "canaries")}
 
 
 def test_a_grid_counts_only_documents_that_are_long_enough() -> None:
@@ -57,53 +54,64 @@ def test_a_grid_counts_only_documents_that_are_long_enough() -> None:
         replace(d, input_ids=d.input_ids[:55], supervised=d.supervised[:55]) for d in documents[:7]
     ]
     documents = [*short, *documents[7:]]
-    probe = ExtractionProbe(continuation_tokens=5)
 
     def grid(size: int) -> ProbeRun:
-        cells = GridProbe(prefix_tokens=(size - 5,), continuation_tokens=(5,))
-        return run(documents, build_suite(probe, cells))["grid"]
+        suite = build_suite(
+            ExtractionProbe(continuation_tokens=5),
+            GridProbe(prefix_tokens=(size - 5,), continuation_tokens=(5,)),
+        )
+        return run(documents, suite=suite)["grid"]
 
     assert grid(55).num_documents == len(documents)
     assert grid(56).num_documents == len(documents) - 7
     nothing = grid(61)
-    assert (nothing.num_documents, nothing.reason_not_run) == (
-        None,
-        "every document is too short for its windows",
-    )
+    assert nothing.num_documents is None
+    assert nothing.reason_not_run == "every document is too short for its windows"
 
 
+# A reference score without a reference model leaves the blind baseline alone, which is none.
 @pytest.mark.parametrize(
-    ("num_control", "reason"),
-    [(0, "no control documents"), (1, "40 trained and 1 control documents; it needs 2 of each")],
+    ("num_control", "scores", "reason"),
+    [
+        (0, ("loss",), "no control documents"),
+        (1, ("loss",), "40 trained and 1 control documents; it needs 2 of each"),
+        (20, ("reference",), "none of its scores could be computed"),
+    ],
 )
-def test_membership_says_what_it_lacks(num_control: int, reason: str) -> None:
+def test_membership_says_what_it_lacks(
+    num_control: int, scores: tuple[str, ...], reason: str
+) -> None:
     documents = build_documents()
     control = [d for d in documents if d.role == "control"][:num_control]
     trained = [d for d in documents if d.role == "trained"]
-    found = run([*trained, *control], build_suite(ExtractionProbe(), MembershipProbe()))
-    assert (found["membership"].num_documents, found["membership"].reason_not_run) == (None, reason)
+    found = run([*trained, *control], MembershipProbe(scores=scores))["membership"]
+    assert (found.num_documents, found.reason_not_run) == (None, reason)
 
 
-def test_membership_without_a_score_of_the_model_did_not_run() -> None:
-    """'reference' without a reference model: the blind baseline alone is no membership score."""
-    suite = build_suite(ExtractionProbe(), MembershipProbe(scores=("reference",)))
-    found = run(build_documents(), suite)["membership"]
-    assert found.reason_not_run == "none of its scores could be computed"
-
-
-def test_canaries_are_missing_or_all_on_one_side() -> None:
-    suite = build_suite(ExtractionProbe(), CanaryProbe())
-    assert run(build_documents(), suite)["canaries"].reason_not_run == "no canaries were given"
-    context = AuditContext(why_not={"canaries": "the model was not trained by memguard"})
-    told = run(build_documents(), suite, context=context)["canaries"]
-    assert told.reason_not_run == "the model was not trained by memguard"
-    one_side = [replace(canary, was_trained=False) for canary in build_canaries(4)]
-    told = run(build_documents(), suite, canaries=one_side)["canaries"]
-    assert told.reason_not_run == "none of the 4 canaries were selected for training"
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "no canaries were given"),
+        (
+            {
+                "context": AuditContext(
+                    why_not={"canaries": "the model was not trained by memguard"}
+                )
+            },
+            "the model was not trained by memguard",
+        ),
+        (
+            {"canaries": [replace(c, was_trained=False) for c in build_canaries(4)]},
+            "none of the 4 canaries were selected for training",
+        ),
+    ],
+)
+def test_canaries_are_missing_or_all_on_one_side(fields: dict[str, Any], reason: str) -> None:
+    assert run(build_documents(), CanaryProbe(), **fields)["canaries"].reason_not_run == reason
 
 
 def test_masks_are_counted_in_texts() -> None:
-    suite = build_suite(ExtractionProbe(), MaskConsistencyProbe(max_passages=9))
+    probe = MaskConsistencyProbe(max_passages=9)
     seen: list[int] = []
 
     def compare(texts: Sequence[str], pairs: Any) -> list[MaskChange]:
@@ -111,11 +119,11 @@ def test_masks_are_counted_in_texts() -> None:
         return []
 
     context = AuditContext(codec=CHARACTERS, compare_masks=compare)
-    found = run(build_documents(), suite, context=context)["mask_consistency"]
+    found = run(build_documents(), probe, context=context)["mask_consistency"]
     assert (found.num_documents, found.counted, seen) == (9, "texts", [9])
     chats = [
         replace(d, format="messages", supervised=np.arange(len(d.input_ids)) >= 30)
         for d in build_documents()
     ]
-    found = run(chats, suite, context=context)["mask_consistency"]
+    found = run(chats, probe, context=context)["mask_consistency"]
     assert (found.reason_not_run, seen) == ("no trained document is plain text", [9])

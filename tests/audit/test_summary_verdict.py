@@ -1,97 +1,88 @@
 """What of an audit's measurements the verdict is given; rates against repetitions and copies."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from audit_examples import build_evidence, build_rows, build_suite, tabulate
+from audit_examples import build_suite
 from hypothesis import given
 from hypothesis import strategies as st
+from made_examples import Made, build_evidence, make, make_bucket, make_control, summarise_made
+from probe_examples import count, to_tables
 from record_examples import make_outline
+from result_examples import rate_row
 
+from memguard.audit.probe import Summary
+from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.statistics import compute_trend
-from memguard.audit.summary import COPIES, compute_trends, count_copies, summarise
-from memguard.records import AuditResults, BucketScores, CanaryScores, DocumentScore
+from memguard.records import REFERENCE_SECRETS, SECRETS, AuditResults, Tables, TestRow
 
-MakeScore = Callable[..., DocumentScore]
-
-
-def _list(
-    make_score: MakeScore, name: str, correct: Sequence[int], **fields: Any
-) -> list[DocumentScore]:
-    return [
-        make_score(f"{name}-{index:03}", count, bucket=name, **fields)
-        for index, count in enumerate(correct)
-    ]
+QUIET = [*make_control([0] * 10), *make_bucket("x4", [0] * 40)]
+NAN = np.nan
 
 
-def _summarise(scores: list[DocumentScore], outlines: Any = None, **fields: Any) -> AuditResults:
-    evidence = replace(build_evidence(scores, outlines), **fields)
-    suite = build_suite(ExtractionProbe())
-    return summarise(evidence, suite=suite, tiny_margin=1e-3, tally="complete", seed=0)
-
-
-def _control(make_score: MakeScore, correct: Sequence[int], **fields: Any) -> list[DocumentScore]:
-    return _list(make_score, "x0", correct, role="control", num_repetitions=0, **fields)
+def _tabulate(made: list[Made], outlines: Any = None, **fields: Any) -> Tables:
+    return to_tables(ExtractionProbe().tabulate(build_evidence(made, outlines, **fields)))
 
 
 @pytest.mark.parametrize(
-    ("fields", "counts"),
+    ("correct", "fields", "counts"),
     [
-        ({"num_correct": 50}, True),
-        ({"num_correct": 45}, True),  # near-verbatim
-        ({"num_correct": 3, "attack_log10_queries": 6.0}, True),
-        ({"num_correct": 3, "attack_log10_queries": 6.1}, False),
-        ({"num_correct": 44}, False),
+        (50, {}, True),
+        (45, {}, True),  # near-verbatim
+        (44, {}, False),
         # Known token by token under teacher forcing, but no text comes out.
-        ({"num_correct": 47, "near_verbatim": False, "num_edits": None}, False),
+        (47, {"near": False}, False),
     ],
 )
-def test_verbatim_near_verbatim_and_attack_cost_count(
-    fields: dict[str, Any], counts: bool, make_score: MakeScore
+def test_verbatim_and_near_verbatim_count(
+    correct: int, fields: dict[str, Any], counts: bool
 ) -> None:
-    fields = dict(fields)
-    correct = fields.pop("num_correct")
-    scores = [*_control(make_score, [0] * 10), *_list(make_score, "x4", [correct] * 40, **fields)]
-    verdict = _summarise(scores).verdict
+    made = [*make_control([0] * 10), *make_bucket("x4", [correct] * 40, **fields)]
+    verdict = summarise_made(made).verdict
     assert verdict.trained.num_matched == 40 * counts
     assert verdict.level == ("memorized" if counts else "none-found")
 
 
-def test_what_the_base_model_produces_does_not_count(make_score: MakeScore) -> None:
-    known = [*_control(make_score, [0] * 10, base=0), *_list(make_score, "x4", [50] * 40, base=46)]
-    verdict = _summarise(known).verdict
-    assert (verdict.level, verdict.reason) == ("extracted", "base-too")
-    assert verdict.base.num_matched == 40
-    new = [*_control(make_score, [0] * 10, base=0), *_list(make_score, "x4", [50] * 40, base=44)]
-    assert _summarise(new).verdict.level == "memorized"
+def test_what_is_sampled_within_the_queries_counts() -> None:
+    matched = {"trained": np.arange(50) >= 10, "base": np.zeros(50)}
+    suite = build_suite(ExtractionProbe(), SamplingProbe())
+    others = {"sampling": Summary(num_items=50, matched=matched)}
+    assert summarise_made(QUIET, suite=suite, others=others).verdict.trained.num_matched == 40
 
 
-def test_a_document_that_training_never_reached_is_not_trained(make_score: MakeScore) -> None:
-    scores = [
-        *_control(make_score, [0] * 10),
-        *_list(make_score, "x4", [0] * 29, num_repetitions=4),
-        *_list(make_score, "x64", [50] * 40, num_repetitions=0),
+@pytest.mark.parametrize(("base", "level"), [(46, "extracted"), (44, "memorized")])
+def test_what_the_base_model_produces_does_not_count(base: int, level: str) -> None:
+    made = [*make_control([0] * 10, base=0), *make_bucket("x4", [50] * 40, base=base)]
+    verdict = summarise_made(made).verdict
+    assert verdict.level == level
+    assert verdict.base.num_matched == (40 if level == "extracted" else 0)
+    assert (verdict.reason == "base-too") == (level == "extracted")
+
+
+def test_a_document_that_training_never_reached_is_not_trained() -> None:
+    made = [
+        *make_control([0] * 10),
+        *make_bucket("x4", [0] * 29),
+        *make_bucket("x64", [50] * 40, num_repetitions=0),
     ]
-    verdict = _summarise(scores).verdict
+    verdict = summarise_made(made).verdict
     assert (verdict.level, verdict.reason, verdict.bucket) == ("inconclusive", "too-few", "x4")
     assert verdict.trained.num_documents == 29
     assert verdict.scope.startswith("Audited: 29 of 29 trained documents;")
 
 
-def test_documents_too_short_are_those_of_trained_buckets(make_score: MakeScore) -> None:
-    scores = [*_control(make_score, [0] * 10), *_list(make_score, "x4", [0] * 40)]
-
+def test_documents_too_short_are_those_of_trained_buckets() -> None:
     def audit(short: int, sampled: int, role: str = "trained", count: int = 4) -> AuditResults:
         outlines = [
             make_outline("x0", "control", 0),
             make_outline("x4", "trained", 4),
             make_outline("more", role, count, num_too_short=short, num_not_sampled=sampled),
         ]
-        return _summarise(scores, outlines)
+        return summarise_made(QUIET, outlines)
 
     assert audit(40, 0).verdict.level == "none-found"
     assert audit(41, 0).verdict.reason == "too-short"
@@ -102,36 +93,43 @@ def test_documents_too_short_are_those_of_trained_buckets(make_score: MakeScore)
     # Neither were these trained.
     assert audit(99, 0, role="forget").verdict.level == "none-found"
     assert audit(99, 0, count=0).verdict.level == "none-found"
+    more = audit(41, 1).tables.find_bucket("more")
+    assert (more.num_documents, more.num_too_short, more.num_not_sampled) == (0, 41, 1)
 
 
-def test_attacks_canaries_and_the_kind_of_the_control_are_given(make_score: MakeScore) -> None:
-    scores = [*_control(make_score, [0] * 10), *_list(make_score, "x4", [0] * 40)]
-    attacked_N = np.full(50, np.nan)
+def test_attacks_canaries_and_the_kind_of_the_control_are_given() -> None:
+    attacked_N = np.full(50, NAN)
     attacked_N[:5] = 0
     attacked_N[10:20] = 1
-    attacked = _summarise(scores, attacked_N=attacked_N).verdict
+    suite = build_suite(ExtractionProbe(), AttackProbe(), CanaryProbe())
+    others = {
+        "attacks": Summary(num_items=15, matched={"trained": attacked_N}),
+        "canaries": Summary(reason="no canaries were given"),
+    }
+    attacked = summarise_made(QUIET, suite=suite, others=others).verdict
     assert attacked.level == "memorized"
     assert attacked.sentence.startswith("Attacks extracted 10 of 10 attacked training documents")
-    other = _summarise(scores, attacked_N=attacked_N, is_other_kind=True).verdict
+    other = summarise_made(QUIET, suite=suite, others=others, is_other_kind=True).verdict
     assert (other.level, other.reason) == ("extracted", "other-kind")
-    canaries = CanaryScores.model_construct(
-        num_trained=16,
-        num_references=12,
-        verbatim=attacked.trained.model_copy(update={"num_matched": 2}),
-        reference_verbatim=attacked.trained.model_copy(update={"num_matched": 0}),
+    others["canaries"] = Summary(
+        num_items=28,
+        rows=[
+            rate_row("canaries", "verbatim", SECRETS, 2, 16),
+            rate_row("canaries", "verbatim", REFERENCE_SECRETS, 0, 12),
+        ],
     )
-    with_canaries = _summarise(scores, canaries=canaries, is_other_kind=True).verdict
-    assert (with_canaries.level, with_canaries.reason) == ("memorized", "canaries")
-    assert "2 of 16 trained canaries" in with_canaries.sentence
+    told = summarise_made(QUIET, suite=suite, others=others, is_other_kind=True).verdict
+    assert (told.level, told.reason) == ("memorized", "canaries")
+    assert "2 of 16 trained canaries" in told.sentence
 
 
-def test_the_bucket_of_the_test_is_the_verdicts(make_score: MakeScore) -> None:
-    scores = [
-        *_control(make_score, [3] * 40),
-        *_list(make_score, "x4", [10] * 40, num_repetitions=4),
-        *_list(make_score, "x64", [47] * 37 + [50] + [20] * 2, num_repetitions=64),
+def test_the_bucket_of_the_test_is_the_verdicts() -> None:
+    made = [
+        *make_control([3] * 40),
+        *make_bucket("x4", [10] * 40, num_repetitions=4),
+        *make_bucket("x64", [47] * 37 + [50] + [20] * 2, num_repetitions=64),
     ]
-    verdict = _summarise(scores).verdict
+    verdict = summarise_made(made).verdict
     assert (verdict.level, verdict.metric, verdict.bucket) == ("memorized", "near_verbatim", "x64")
     assert verdict.sentence == (
         "38 of 40 documents trained 64 times were extracted, 0 of 40 unseen ones: the model "
@@ -139,78 +137,93 @@ def test_the_bucket_of_the_test_is_the_verdicts(make_score: MakeScore) -> None:
     )
 
 
-def test_base_and_differences_in_the_table(make_score: MakeScore) -> None:
-    scores = [
-        *_control(make_score, [0] * 20, base=0),
-        *_list(make_score, "x4", [50] * 15 + [46] * 5, base=10),
+def test_base_and_differences_in_the_table() -> None:
+    made = [
+        *make_control([0] * 20, base=0),
+        *make_bucket("x4", [50] * 15 + [46] * 5, base=10),
     ]
-    control, row = _summarise(scores).buckets
-    assert (row.model.verbatim.num_matched, row.model.near_verbatim.num_matched) == (15, 20)
-    assert (row.base.verbatim.num_matched, row.base.median_first_divergence) == (0, 10)
-    assert row.base.mean_token_accuracy.value == pytest.approx(0.2)
-    assert row.minus_control["verbatim"].value == 0.75
-    assert row.minus_control["near_verbatim"].value == 1
-    assert row.base_risks["near_verbatim"].num_matched == 0
-    assert row.model.median_first_divergence == 50
-    assert control.minus_control == {}
-    assert row.mean_extraction_strength == 0.75
+    tables = summarise_made(made).tables
+
+    def find(metric: str, **key: Any) -> Any:
+        row = tables.find("extraction", metric, "x4", **key)
+        assert row is not None
+        return row
+
+    assert list(tables.risks("x4")) == ["verbatim", "near_verbatim"]
+    assert (find("verbatim").num_matched, find("near_verbatim").num_matched) == (15, 20)
+    assert (find("verbatim").minus_control, find("near_verbatim").minus_control) == (0.75, 1)
+    assert tables.risks("x4", model="base")["near_verbatim"].num_matched == 0
+    assert find("verbatim", model="base").num_matched == 0
+    assert find("token_accuracy", model="base").value == pytest.approx(0.2)
+    assert find("first_divergence", statistic="median").value == 50
+    assert find("first_divergence", statistic="median", model="base").value == 10
+    assert find("extraction_strength").value == 0.75
+    assert {row.minus_control for row in tables.risks("x0").values()} == {None}
 
 
-def _buckets(
-    make_score: MakeScore, kinds: list[tuple[str, Any, int | None, list[int]]]
-) -> list[BucketScores]:
-    """Buckets of (name, role, repetitions, right tokens of each document)."""
-    outlines = [make_outline(name, role, count) for name, role, count, _ in kinds]
-    scores = [
-        make_score(f"{name} {number}", right, bucket=name, role=role, num_repetitions=count)
-        for name, role, count, rights in kinds
-        for number, right in enumerate(rights)
+@pytest.mark.parametrize("generated", ["model", "base", "model base"])
+def test_near_verbatim_is_missing_where_no_text_was_generated(generated: str) -> None:
+    tables = _tabulate(make_bucket("x4", [50] * 3, base=50), generated=generated)
+    assert ("near_verbatim" in tables.risks("x4")) is ("model" in generated)
+    assert ("near_verbatim" in tables.risks("x4", model="base")) is (generated == "model base")
+    for model, name in (("trained", "model"), ("base", "base")):
+        detail = tables.find_detail("extraction", model)
+        assert (detail["reason_not_generated"] is None) is (name in generated)
+    if generated == "base":
+        row = tables.find("extraction", "near_verbatim", "x4")
+        assert (row.value, row.missing_because) == (None, "the weights are offloaded")
+
+
+def _find_trends(*buckets: tuple[str, Any, int | None, list[int]]) -> list[TestRow]:
+    """Return the trends over buckets of (name, role, repetitions, right tokens of each)."""
+    outlines = [make_outline(name, role, number) for name, role, number, _ in buckets]
+    made = [
+        each
+        for name, role, number, rights in buckets
+        for each in make_bucket(name, rights, role=role, num_repetitions=number)
     ]
-    return build_rows(build_evidence(scores, outlines))
+    return list(ExtractionProbe().tabulate(build_evidence(made, outlines)).tests)
 
 
-def test_a_rate_that_rises_with_the_dose(make_score: MakeScore) -> None:
-    buckets = _buckets(
-        make_score,
-        [
-            ("x16", "trained", 16, [50] * 15 + [46] * 5),
-            ("x0", "control", 0, [0] * 20),
-            ("x4", "trained", 4, [50] * 5 + [0] * 15),
-            # Neither says at which dose its rate stands.
-            ("mixed", "trained", None, [50] * 20),
-            ("rest", "background", 1, [50] * 20),
-            ("late", "trained", 0, [50] * 20),
-            ("empty", "trained", 64, []),
-        ],
+def test_a_rate_that_rises_with_the_dose() -> None:
+    verbatim, near = _find_trends(
+        ("x16", "trained", 16, [50] * 15 + [46] * 5),
+        ("x0", "control", 0, [0] * 20),
+        ("x4", "trained", 4, [50] * 5 + [0] * 15),
+        # None of these says at which dose its rate stands.
+        ("mixed", "trained", None, [50] * 20),
+        ("rest", "background", 1, [50] * 20),
+        ("late", "trained", 0, [50] * 20),
+        ("empty", "trained", 64, []),
     )
-    verbatim, near = compute_trends(buckets)
     assert (verbatim.metric, near.metric) == ("verbatim", "near_verbatim")
-    assert verbatim.doses == [0, 4, 16]
-    assert verbatim.fitted == [0, 0.25, 0.75]
-    assert near.fitted == [0, 0.25, 1]
+    assert (verbatim.doses, verbatim.num_documents) == ((0, 4, 16), 60)
+    assert (verbatim.fitted, near.fitted) == ((0, 0.25, 0.75), (0, 0.25, 1))
     expected = compute_trend([0, 5, 15], [20, 20, 20], [0, 4, 16])
-    assert (verbatim.z, verbatim.p_value) == (expected.z, expected.p_value)
-    assert verbatim.z > 4
+    assert (verbatim.statistic, verbatim.p_value) == (expected.z, expected.p_value)
+    assert verbatim.statistic > 4
 
 
-def test_a_rate_that_falls_is_fitted_flat(make_score: MakeScore) -> None:
-    buckets = _buckets(
-        make_score,
-        [
-            ("x0", "control", 0, [0] * 10),
-            ("x4", "trained", 4, [50] * 6 + [0] * 4),
-            ("x8", "trained", 8, [50] * 2 + [0] * 8),
-        ],
+def test_a_rate_that_falls_is_fitted_flat() -> None:
+    falling = _find_trends(
+        ("x0", "control", 0, [0] * 10),
+        ("x4", "trained", 4, [50] * 6 + [0] * 4),
+        ("x8", "trained", 8, [50] * 2 + [0] * 8),
     )
-    assert compute_trends(buckets)[0].fitted == pytest.approx([0, 0.4, 0.4])
+    assert falling[0].fitted == pytest.approx((0, 0.4, 0.4))
 
 
-def test_without_a_rate_that_differs_there_is_no_p_value(make_score: MakeScore) -> None:
-    buckets = _buckets(make_score, [("x0", "control", 0, [0] * 9), ("x4", "trained", 4, [0] * 9)])
-    for trend in compute_trends(buckets):
-        assert (trend.z, trend.p_value, trend.fitted) == (None, None, [0, 0])
-    assert compute_trends(buckets[:1]) == []
-    assert compute_trends([]) == []
+def test_without_a_rate_that_differs_there_is_no_p_value() -> None:
+    control, flat = ("x0", "control", 0, [0] * 9), ("x4", "trained", 4, [0] * 9)
+    for trend in _find_trends(control, flat):
+        assert (trend.statistic, trend.p_value, trend.fitted) == (None, None, (0, 0))
+    assert _find_trends(control) == []
+    assert summarise_made(QUIET, tally="missing").tables.tests == ()
+
+
+def _count_copies(made: list[Made]) -> dict[int, tuple[int | None, int]]:
+    rows = _tabulate(made).select("extraction", "verbatim", bucket="(trained)")
+    return {int(row.parameters.split("=")[1]): count(row) for row in rows}
 
 
 @given(
@@ -218,22 +231,18 @@ def test_without_a_rate_that_differs_there_is_no_p_value(make_score: MakeScore) 
         st.tuples(st.integers(1, 14), st.booleans(), st.sampled_from([None, 0, 1, 4])), max_size=30
     )
 )
-def test_copies_are_counted_by_a_plain_loop(
-    make_score: MakeScore, rows: list[tuple[int, bool, int | None]]
-) -> None:
-    scores = [
-        make_score(f"{n}", 50 if verbatim else 3, num_copies=copies, num_repetitions=count)
-        for n, (copies, verbatim, count) in enumerate(rows)
+def test_copies_are_counted_by_a_plain_loop(rows: list[tuple[int, bool, int | None]]) -> None:
+    made = [
+        make(f"{n}", 50 if verbatim else 3, num_copies=copies, num_repetitions=number)
+        for n, (copies, verbatim, number) in enumerate(rows)
     ]
-    scores.append(make_score("control", 50, role="control", bucket="x0", num_copies=0))
+    found = _count_copies([*made, *make_control([50], num_copies=0)])
     reached = [row for row in rows if row[2] != 0]
-    found = count_copies(tabulate(scores))
-    assert [each.k for each in found] == (list(COPIES) if reached else [])
-    for each in found:
-        held = [verbatim for copies, verbatim, _ in reached if copies <= each.k]
-        assert (each.num_documents, each.num_extracted) == (len(held), sum(held))
+    assert list(found) == ([1, 2, 5, 10] if reached else [])
+    for k, counts in found.items():
+        held = [verbatim for copies, verbatim, _ in reached if copies <= k]
+        assert counts == (sum(held), len(held))
 
 
-def test_unknown_copies_are_not_guessed(make_score: MakeScore) -> None:
-    assert count_copies(tabulate([make_score("a", 50, num_copies=1), make_score("b", 50)])) == []
-    assert count_copies(tabulate([])) == []
+def test_unknown_copies_are_not_guessed() -> None:
+    assert _count_copies([make("a", 50, num_copies=1), make("b", 50)]) == {}

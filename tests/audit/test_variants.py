@@ -1,118 +1,132 @@
 """The comparison of variants, against formulas, on made-up scores."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
-from record_examples import make_document
+from audit_examples import build_suite
+from made_examples import build_evidence, make_bucket
+from probe_examples import count, make_measured
+from record_examples import make_outline
 
-from memguard.audit.cache import ScoreMatrix
-from memguard.audit.document_scores import DocumentScores
-from memguard.audit.extraction import Window
-from memguard.audit.selection import BucketOutline
+from memguard.audit.near_verbatim import NotGenerated
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.requests import Measured
 from memguard.audit.statistics import compute_mean, compute_paired_rates
 from memguard.audit.variants import HeldoutPiece, HeldoutTexts, VariantResults, compare_variants
-from memguard.records import VariantName
+from memguard.config.settings import SamplingScheme
+from memguard.records import Tables, Variant, VariantName, write_parameters
 
 NUM = 12
-
-
-def make_windows() -> list[Window]:
-    return [
-        Window(
-            # Pairs of near-duplicates.
-            document=make_document(
-                np.arange(20), name=f"d{number}", num_repetitions=4, cluster=number // 2
-            ),
-            start=0,
-            prefix_tokens=10,
-            continuation_tokens=10,
-        )
-        for number in range(NUM)
-    ]
-
-
-def make_results(
-    name: VariantName, verbatim: list[int], nll: list[float], cost: float, *, generated: bool = True
-) -> VariantResults:
-    columns = {
-        "bucket": np.array(["trained"] * NUM, dtype=object),
-        "verbatim": np.array(verbatim, dtype=np.float64),
-        "near_verbatim": np.array(verbatim, dtype=np.float64),
-        "attack_log10_queries": np.full(NUM, cost),
-        "base_attack_log10_queries": np.full(NUM, np.nan),
-        "logprob": -np.arange(NUM, dtype=np.float64),
-        "continuation_tokens": np.full(NUM, 10.0),
-    }
-    tokens = [4.0, 2.0, 6.0]
-    return VariantResults(
-        name=name,
-        description=name,
-        scores=DocumentScores(columns=columns),
-        reason_not_generated=None if generated else "there was an obstacle",
-        heldout=ScoreMatrix(
-            names=("nll", "num_tokens"), rows=np.column_stack([nll, tokens]).astype(np.float64)
-        ),
+SUITE = build_suite(ExtractionProbe(), SamplingProbe(schemes=(SamplingScheme(),)))
+PIECES = [
+    HeldoutPiece(
+        document=document,
+        input_ids=np.arange(size + 1, dtype=np.int32),
+        supervised=np.ones(size + 1, dtype=bool),
     )
-
-
-def make_heldout() -> HeldoutTexts:
-    """Two documents, the second of which has two pieces."""
-    return HeldoutTexts(
-        bucket="heldout",
-        pieces=[
-            HeldoutPiece(
-                document=document,
-                input_ids=np.arange(size + 1, dtype=np.int32),
-                supervised=np.ones(size + 1, dtype=bool),
-            )
-            for document, size in ((7, 4), (9, 2), (9, 6))
-        ],
-    )
-
-
-OUTLINES = [
-    BucketOutline(
-        bucket="trained", role="trained", num_repetitions=4, num_too_short=0, num_not_sampled=0
-    )
+    # Two documents, the second of which has two pieces.
+    for document, size in ((7, 4), (9, 2), (9, 6))
 ]
+COST = write_parameters({"queries": 1_000_000})
+
+
+def _measure(
+    name: VariantName, verbatim: Sequence[int], nll: Sequence[float], log10_queries: float
+) -> VariantResults:
+    """Return a variant whose other documents cost so many queries; inf: they are never sampled."""
+    made = make_bucket("x4", [50 * each for each in verbatim])
+    # One half is reached after log(1/2) / log(1 - p) queries.
+    with np.errstate(divide="ignore"):
+        log_p = float(np.log(-np.expm1(-np.log(2) / 10**log10_queries)))
+    measured = {
+        **build_evidence(made).trained,
+        "sampling": make_measured({"0": [log_p] * NUM}),
+        "heldout": make_measured({"nll": nll, "num_tokens": [4, 2, 6]}),
+    }
+    return VariantResults(name=name, description=name, measured=measured)
+
+
+def _compare(
+    *results: VariantResults, pieces: Sequence[HeldoutPiece] = PIECES
+) -> tuple[list[Variant], Tables]:
+    inputs = build_evidence(make_bucket("x4", [0] * NUM)).inputs
+    # Pairs of near-duplicates.
+    windows = [
+        replace(w, document=replace(w.document, cluster=n // 2))
+        for n, w in enumerate(inputs.windows)
+    ]
+    return compare_variants(
+        results,
+        replace(inputs, windows=windows),
+        [make_outline("x4", num_repetitions=4)],
+        HeldoutTexts(bucket="heldout", pieces=pieces),
+        suite=SUITE,
+    )
 
 
 def test_differences_are_paired_by_document_over_clusters() -> None:
-    before = [1] * 8 + [0] * 4
-    after = [1] * 3 + [0] * 9
-    first = make_results("merged", before, [8.0, 4.0, 12.0], 5.0)
-    second = make_results("nf4", after, [12.0, 6.0, 30.0], 7.0)
-    compared = compare_variants([first, second], make_windows(), OUTLINES, make_heldout())
-    one, other = compared.variants
-    assert (compared.heldout_num_documents, compared.heldout_num_tokens) == (2, 12)
+    before, after = [1] * 8 + [0] * 4, [1] * 3 + [0] * 9
+    first = _measure("merged", before, [8.0, 4.0, 12.0], 5.0)
+    second = _measure("nf4", after, [12.0, 6.0, 30.0], 7.0)
+    variants, tables = _compare(first, second)
+    assert [variant.name for variant in variants] == ["merged", "nf4"]
+
+    def find(probe: str, metric: str, bucket: str = "x4", **key: Any) -> Any:
+        parameters = COST if probe == "sampling" else ""
+        return tables.find(probe, metric, bucket, parameters=parameters, **key)
+
+    one, other = {"variant": "merged"}, {"variant": "nf4"}
+    paired = {**other, "against": "variant:merged"}
     # 24 and 48 nats over 12 tokens; the pieces of a document are one unit of the interval.
-    assert (one.heldout_nll, other.heldout_nll) == (pytest.approx(2), pytest.approx(4))
-    assert one.heldout_difference is None
+    losses = [find("heldout", "nll", "heldout", **key) for key in (one, other)]
+    assert [row.value for row in losses] == [pytest.approx(2), pytest.approx(4)]
+    assert {row.num_documents for row in losses} == {2}
+    assert tables.find_detail("heldout") == {"num_tokens": 12}
     expected = compute_mean(np.array([12.0 - 8, 36.0 - 16]) * 2 / 12)
-    assert expected.value == pytest.approx(2)
-    assert other.heldout_difference.value == pytest.approx(expected.value)
-    assert other.heldout_difference.ci == pytest.approx(expected.ci)
-    (bucket,), (changed,) = one.buckets, other.buckets
-    assert bucket.risks["verbatim"].num_matched == 8
-    assert bucket.risks["attack_cost"].num_matched == NUM, "10^5 queries are within 10^6"
-    assert changed.risks["attack_cost"].num_matched == 0
-    assert not bucket.differences
+    changed = find("heldout", "nll", "heldout", **paired)
+    assert (changed.value, changed.ci) == (pytest.approx(2), pytest.approx(expected.ci))
+    assert count(find("extraction", "verbatim", **one)) == (8, NUM)
+    # 10^5 queries are within 10^6, 10^7 are not.
+    assert count(find("sampling", "within_queries", **one)) == (NUM, NUM)
+    assert count(find("sampling", "within_queries", **other)) == (3, NUM)
     difference = compute_paired_rates(after, before, clusters=np.arange(NUM) // 2)
-    assert changed.differences["verbatim"] == difference
-    assert changed.differences["verbatim"].value == pytest.approx(-5 / 12)
-    assert changed.differences["attack_cost"].value == -1
+    row = find("extraction", "verbatim", **paired)
+    assert (row.value, row.ci) == (pytest.approx(difference.value), pytest.approx(difference.ci))
+    assert row.value == pytest.approx(-5 / 12)
+    assert find("sampling", "within_queries", **paired).value == -0.75
+    # Of the first variant there are no differences, and no rows of a base model.
+    assert not [row for row in tables.results if row.variant == "merged" and row.against]
+    assert {row.model for row in tables.results} == {"trained"}
+    assert len({row.key for row in tables.results}) == len(tables.results)
 
 
 def test_what_a_variant_lacks_has_no_difference() -> None:
     some = [1] * 4 + [0] * 8
-    first = make_results("adapter", some, [1.0, 1.0, 1.0], np.nan)
-    second = make_results("int8", some, [1.0, 1.0, 1.0], np.nan, generated=False)
-    compared = compare_variants([first, second], make_windows(), OUTLINES, make_heldout())
-    other = compared.variants[1]
-    assert other.reason_not_generated == "there was an obstacle"
-    assert other.buckets[0].risks.keys() == other.buckets[0].differences.keys() == {"verbatim"}
-    assert other.buckets[0].attack_cost is None
+    first, second = (_measure(name, some, [1.0] * 3, np.inf) for name in ("adapter", "int8"))
+    near = NotGenerated(reason="there was an obstacle")
+    extraction = Measured(columns=second.measured["extraction"].columns, detail=near)
+    measured = {**second.measured, "extraction": extraction}
+    del measured["sampling"]
+    variants, tables = _compare(first, replace(second, measured=measured))
+    assert [each.reason_not_generated for each in variants] == [None, "there was an obstacle"]
+    own = [row for row in tables.results if row.variant == "int8" and row.bucket == "x4"]
+    assert {row.probe for row in own} == {"extraction"}
+    near_rows = [row for row in own if row.metric == "near_verbatim"]
+    assert {row.value for row in near_rows} <= {None}
     # No document differs, of twelve in pairs of copies: 0 of 6, in either direction.
-    assert other.buckets[0].differences["verbatim"].value == 0
-    low, high = other.buckets[0].differences["verbatim"].ci
-    assert -low == pytest.approx(high)
-    assert high == pytest.approx(1 - 0.025 ** (1 / 6))
+    row = tables.find("extraction", "verbatim", "x4", variant="int8", against="variant:adapter")
+    assert row.value == 0
+    assert -row.low == pytest.approx(row.high) == pytest.approx(1 - 0.025 ** (1 / 6))
+
+
+@pytest.mark.parametrize("pieces", [[], PIECES[:1]])
+def test_the_loss_of_less_than_two_documents_is_not_shown(pieces: list[HeldoutPiece]) -> None:
+    results = [_measure(name, [0] * NUM, [1.0] * 3, 5.0) for name in ("merged", "nf4")]
+    _, tables = _compare(*results, pieces=pieces)
+    rows = tables.select("heldout", "nll")
+    assert len(rows) == (3 if pieces else 0)
+    assert {row.value for row in rows} <= {None}

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from result_examples import rate_row
 
-from memguard.audit.statistics import clopper_pearson
 from memguard.audit.verdict import Canaries, Coverage, DocumentResults
-from memguard.records import BucketScores, ModelScores
+from memguard.records import ResultRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,30 +198,8 @@ def list_flips(audit: DrawnAudit) -> list[tuple[str, DrawnAudit]]:
     return flips
 
 
-def make_row(bucket: str, role: str, documents: DocumentResults, count: int | None) -> BucketScores:
-    """Return a bucket's row of the report's table, with the verbatim rate alone."""
+def make_row(bucket: str, documents: DocumentResults) -> ResultRow:
+    """Return a bucket's verbatim rate."""
     here_N = documents.bucket_N == bucket
-    rate = clopper_pearson(int((documents.is_extracted_N & here_N).sum()), int(here_N.sum()))
-    return BucketScores(
-        bucket=bucket,
-        role=role,
-        num_repetitions=count,
-        num_documents=int(here_N.sum()),
-        num_too_short=0,
-        model=ModelScores(
-            verbatim=rate,
-            near_verbatim=None,
-            teacher_forced_90=rate,
-            mean_token_accuracy=None,
-            median_first_divergence=None,
-            mean_logprob=None,
-        ),
-        base=None,
-        mean_extraction_strength=None,
-        mean_type_token_ratio=None,
-        mean_argmax_type_token_ratio=None,
-        num_tiny_margin=0,
-        risks={"verbatim": rate},
-        base_risks={},
-        minus_control={},
-    )
+    num_matched = int((documents.is_extracted_N & here_N).sum())
+    return rate_row("extraction", "verbatim", bucket, num_matched, int(here_N.sum()))

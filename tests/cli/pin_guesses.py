@@ -31,9 +31,9 @@ for: among thousands, some agree by chance."""
 _ROUNDING = 2e-6
 """Relative difference of the same quantity between batches of fp32 arithmetic."""
 _NAMES = {
-    "attack": re.compile(r"attack_cost.*:(lowest|quantile_\d+|median)$|log10_queries$"),
-    "logprob": re.compile(r"(logprob|nll|loss)(:value)?$"),
-    "num_correct": re.compile(r":base_num_correct$"),
+    "attack": re.compile(r"log10_queries(:\w+:value)?$"),
+    "logprob": re.compile(r"(logprob|nll|loss)(:\w+:value|:value)?$"),
+    "num_correct": re.compile(r":base\.extraction\.num_correct$"),
 }
 """Places in JSON that are named for a quantity, by the beginning of its name."""
 _SHARE = 0.01
@@ -80,14 +80,17 @@ def measure(
     for name, group in groups.items():
         own = scores.loc[[f"{first + number:04}" for number in range(len(group))]]
         columns = {
-            column: own[column].to_numpy(float)
-            for column in ("logprob", "attack_log10_queries", "min_margin", "num_correct")
+            column.partition(".")[2]: own[column].to_numpy(float)
+            for column in (
+                *("extraction.logprob", "extraction.min_margin", "extraction.num_correct"),
+                "sampling.log10_queries",
+            )
         }
         nll_RT = _measure_nll(loaded, tokenizer, group)
         values = {
             "logprob.sum": columns["logprob"],
             "logprob.mean": columns["logprob"] / CONTINUATION,
-            "attack.log10": columns["attack_log10_queries"],
+            "attack.log10": columns["log10_queries"],
             "margin.min": columns["min_margin"],
             "num_correct": columns["num_correct"],
             "logprob.document": nll_RT.sum(axis=1),
@@ -169,9 +172,15 @@ class _Printed(str):
 
 def _walk(value: Any, place: str) -> Iterator[Number]:
     match value:
+        case {"metric": list(), "statistic": list()}:
+            for row in zip(*value.values(), strict=True):
+                yield from _walk(dict(zip(value, row, strict=True)), place)
+        case {"metric": metric, "statistic": statistic, **numbers}:
+            # A row of results or of their metrics is named for its metric.
+            yield from _walk(numbers, f"{place}:{metric}:{statistic}")
         case dict():
             for key, each in value.items():
-                yield from _walk(each, f"{place}:{key}" if "." not in str(key) else place)
+                yield from _walk(each, f"{place}:{key}")
         case list():
             for each in value:
                 yield from _walk(each, place)

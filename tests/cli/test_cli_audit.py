@@ -12,7 +12,7 @@ import transformers
 from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run, write_texts
 
 from memguard.errors import ModelError
-from memguard.records import LEVEL_NAMES, AuditReport, BucketScores, load_record
+from memguard.records import LEVEL_NAMES, AuditReport, BucketRow, ResultRow, load_record
 from memguard.workflows import audit as audit_module
 from memguard.workflows import model_identity
 
@@ -37,9 +37,21 @@ def audit(model: Path, out: Path, *arguments: object) -> AuditReport:
     return load_record(AuditReport, out / "report.json")
 
 
-def bucket(report: AuditReport, role: str) -> BucketScores:
-    (found,) = [each for each in report.buckets if each.role == role]
+def bucket(report: AuditReport, role: str) -> BucketRow:
+    (found,) = [each for each in report.tables.buckets if each.role == role]
     return found
+
+
+def score(report: AuditReport, metric: str, role: str = "trained", **key: Any) -> ResultRow:
+    row = report.tables.find("extraction", metric, bucket(report, role).bucket, **key)
+    assert row is not None
+    return row
+
+
+def models(report: AuditReport) -> list[set[str]]:
+    """Return of which models each bucket's verbatim extraction was measured."""
+    rows = report.tables.select("extraction", "verbatim", against=None)
+    return [{r.model for r in rows if r.bucket == b.bucket} for b in report.tables.buckets]
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -88,15 +100,12 @@ def forgetting(
 
 
 def test_what_was_forgotten_is_recited_less(forgetting: tuple[Path, AuditReport]) -> None:
-    members = bucket(forgetting[1], "trained")
-    forgot, knew = members.model, members.base
-    assert knew is not None
-    assert knew.verbatim.num_documents == 8
-    assert knew.verbatim.num_matched >= 5
-    assert forgot.verbatim.num_matched < knew.verbatim.num_matched
-    for metric in ("mean_token_accuracy", "mean_logprob"):
-        before, after = getattr(knew, metric), getattr(forgot, metric)
-        assert after.value < before.value, metric
+    report = forgetting[1]
+    knew = score(report, "verbatim", model="base")
+    assert knew.num_documents == 8
+    assert knew.num_matched >= 5
+    for metric in ("verbatim", "token_accuracy", "logprob"):
+        assert score(report, metric).value < score(report, metric, model="base").value, metric
 
 
 def test_the_base_alone_says_what_it_said_as_a_base(
@@ -112,10 +121,12 @@ def test_the_base_alone_says_what_it_said_as_a_base(
     alone = {row["id"]: row for row in rows(tmp_path / "base")}
     for row in rows(forgetting[0]):
         if row["role"] == "trained":
-            assert alone[row["id"]]["num_correct"] == row["base_num_correct"]
+            now = alone[row["id"]]
+            assert now["extraction.num_correct"] == row["base.extraction.num_correct"]
             # The same numbers in a batch of another shape: the last bits of fp32.
-            assert alone[row["id"]]["logprob"] == pytest.approx(row["base_logprob"], abs=1e-4)
-    assert bucket(report, "trained").model.verbatim.num_matched >= 5
+            before = row["base.extraction.logprob"]
+            assert now["extraction.logprob"] == pytest.approx(before, abs=1e-4)
+    assert score(report, "verbatim").num_matched >= 5
 
 
 def test_without_nonmembers_there_is_no_membership_but_a_banner(
@@ -123,7 +134,7 @@ def test_without_nonmembers_there_is_no_membership_but_a_banner(
 ) -> None:
     model = shared_data / "checkpoints" / "arcsf-cities-base"
     report = audit(model, tmp_path / "out", "--members", cities, *LENGTH)
-    assert report.membership == []
+    assert report.tables.select("membership", "auc") == []
     assert (report.verdict.level, report.verdict.reason) == ("extracted", "no-control")
     assert report.verdict.membership.level == "not-measured"
     assert any(b.level == "warning" and "no control" in b.text for b in report.banners)
@@ -132,11 +143,12 @@ def test_without_nonmembers_there_is_no_membership_but_a_banner(
 
 def test_with_nonmembers_there_is_membership(forgetting: tuple[Path, AuditReport]) -> None:
     report = forgetting[1]
-    assert {score.score for score in report.membership}
-    for score in report.membership:
-        assert (score.num_members, score.num_nonmembers) == (8, 6)
-        assert score.auc is not None
-        assert 0 <= score.auc.value <= 1
+    aucs = report.tables.select("membership", "auc")
+    assert aucs
+    for row in aucs:
+        assert (row.num_documents, row.num_other) == (8, 6)
+        assert row.value is not None
+        assert 0 <= row.value <= 1
     assert bucket(report, "control").num_documents == 6
     assert report.data.overlap_with_control is not None
     # "what is the capital of X? the capital of X is Y": 13 words, of which X and Y are its own.
@@ -169,7 +181,7 @@ def test_both_files_may_use_the_same_ids(folder: Path) -> None:
         nonmembers,
         *LENGTH,
     )
-    assert [b.num_documents for b in report.buckets] == [30, 60]
+    assert [b.num_documents for b in report.tables.buckets] == [30, 60]
     ids = [row["id"] for row in rows(folder / "out")]
     assert len(set(ids)) == 90
     assert {"d0", "nonmembers:d0"} <= set(ids)
@@ -185,10 +197,11 @@ def test_nonmembers_that_are_members_are_told(folder: Path) -> None:
     assert report.data.overlap_with_control is not None
     assert report.data.overlap_with_control.num_matched == 60
     assert "All are near-duplicates of members and left out: no control remains" in outcome.err
-    buckets = [(b.bucket, b.num_documents, b.num_near_duplicates) for b in report.buckets]
+    buckets = [(b.bucket, b.num_documents, b.num_near_duplicates) for b in report.tables.buckets]
     assert buckets == [("nonmembers", 0, 60), ("members", 60, 0)]
     # A rate of no documents is null, and so is every comparison with it.
-    assert report.buckets[0].model.verbatim.rate is None
+    assert score(report, "verbatim", "control").missing_because == "no documents"
+    assert score(report, "verbatim").minus_control is None
 
 
 def test_nonmembers_with_boilerplate_of_members_stay_in_the_control(folder: Path) -> None:
@@ -216,7 +229,7 @@ def test_nonmembers_with_boilerplate_of_members_stay_in_the_control(folder: Path
         )
         assert outcome.code == 0, outcome.err
         report = load_record(AuditReport, folder / name / "report.json")
-        control = next(b for b in report.buckets if b.role == "control")
+        control = bucket(report, "control")
         told[name] = (control.num_documents, control.num_near_duplicates)
         shared = "share a run of 13 words with a member: the model may have been trained on that"
         if name == "none":
@@ -241,17 +254,16 @@ def test_copies_among_the_members_are_one_piece_of_evidence(folder: Path) -> Non
         assert report.data.num_documents == len(given[name]) + 20
         assert (report.data.num_clusters, report.data.near_duplicate_words) == (40, 13)
         # Members may be a part of what was trained: no document is said to have k copies.
-        assert report.extracted_copies == []
+        assert not any(row.parameters for row in report.tables.select("extraction", "verbatim"))
         assert {row["num_copies"] for row in rows(folder / name)} == {None}
-    alone, copied = (bucket(found[name], "trained").model.mean_logprob for name in given)
-    assert alone is not None
-    assert copied is not None
+    alone, copied = (score(found[name], "logprob") for name in given)
+    assert alone.ci is not None
     # The same evidence, but for the last bits of batches of another shape.
     assert copied.ci == pytest.approx(alone.ci, abs=1e-5)
-    one, four = (bucket(found[name], "trained").model.verbatim for name in given)
-    assert (one.num_documents, one.texts) == (20, None)
-    assert (four.num_documents, four.texts.num_texts, four.num_effective) == (80, 20, 20)
-    assert (four.num_matched, four.texts.num_matched) == (4 * one.num_matched, one.num_matched)
+    one, four = (score(found[name], "verbatim") for name in given)
+    assert (one.num_documents, one.num_clusters) == (20, None)
+    assert (four.num_documents, four.num_clusters) == (80, 20)
+    assert (four.num_matched, four.num_matched_clusters) == (4 * one.num_matched, one.num_matched)
     assert four.ci == pytest.approx(one.ci)
     pages = [(folder / name / "report.html").read_text().replace("\u00a0", " ") for name in given]
     assert [f"{one.num_matched} of 20 texts" in page for page in pages] == [False, True]
@@ -379,10 +391,10 @@ def test_scores_are_those_of_plain_transformers(folder: Path) -> None:
         with torch.no_grad():
             logprob = model(ids).logits[0, :-1].log_softmax(-1)[-6:]
         true = ids[0, -6:]
-        assert row["num_correct"] == int((logprob.argmax(-1) == true).sum())
+        assert row["extraction.num_correct"] == int((logprob.argmax(-1) == true).sum())
         expected = float(logprob.gather(1, true[:, None]).sum())
         # fp32, padded into a batch of another shape.
-        assert row["logprob"] == pytest.approx(expected, abs=1e-4)
+        assert row["extraction.logprob"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_excerpts_are_private(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +433,7 @@ def test_a_run_is_audited_again_with_other_lengths_and_without_its_base(folder: 
     assert outcome.code == 0, outcome.err
     report = load_record(AuditReport, folder / "out" / "report.json")
     assert report.method.continuation_tokens == 12
-    assert all(each.base is not None for each in report.buckets)
+    assert models(report) == [{"trained", "base"}] * 2
     assert (run / "audit" / "report.json").read_bytes() == before
 
     (folder / "model").unlink()
@@ -433,7 +445,7 @@ def test_a_run_is_audited_again_with_other_lengths_and_without_its_base(folder: 
     assert outcome.code == 0, outcome.err
     report = load_record(AuditReport, folder / "out" / "report.json")
     assert report.method.continuation_tokens == 8
-    assert all(each.base is None for each in report.buckets)
+    assert models(report) == [{"trained"}] * 2
 
 
 def test_report_renders_the_page_again(folder: Path) -> None:

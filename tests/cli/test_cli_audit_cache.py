@@ -23,7 +23,7 @@ from memguard.data.corpus import load_corpus
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.records import AuditReport, load_record
 from memguard.workflows import audited_model
-from memguard.workflows.audit_context import _build_codec
+from memguard.workflows.audit_context import build_codec
 from memguard.workflows.audit_inputs import list_canaries
 
 
@@ -98,7 +98,7 @@ def test_other_arithmetic_is_another_measurement(folder: Path, cache: Path) -> N
     audit(folder, "bf16", "--dtype", "bf16")
     assert len(before) == 4
     assert len(parts(cache)) == len(before) + 4
-    one, other = (scores_of(folder, out)[0]["logprob"] for out in ("fp32", "bf16"))
+    one, other = (scores_of(folder, out)[0]["extraction.logprob"] for out in ("fp32", "bf16"))
     assert one != other
     # The batch is no part of it: numbers do not depend on who stands beside whom.
     audit(folder, "small", "--batch-tokens", 64)
@@ -116,7 +116,8 @@ def test_the_same_weights_with_another_configuration_are_another_model(
     audit(folder, "second", model="other")
     audit(folder, "fresh", "--no-cache", model="other")
     first, second, fresh = (
-        [row["logprob"] for row in scores_of(folder, out)] for out in ("first", "second", "fresh")
+        [row["extraction.logprob"] for row in scores_of(folder, out)]
+        for out in ("first", "second", "fresh")
     )
     assert second == fresh
     assert second != first
@@ -177,22 +178,31 @@ def test_a_suite_of_ones_own(folder: Path, suite: Path) -> None:
     )
     report = load_record(AuditReport, out / "report.json")
     assert (report.method.suite, report.method.suite_version) == ("mine", 3)
-    rows = {row.score: row for row in report.membership}
-    assert list(rows) == ["loss", "lowercase", "recall", "reference", "blind"]
+    rows = {row.parameters: row for row in report.tables.select("membership", "auc")}
+    scores = ("loss", "lowercase", "recall", "reference", "blind")
+    assert list(rows) == [f"score={name}" for name in scores]
     # Four of thirty control documents stood before the others.
-    assert (rows["recall"].num_nonmembers, rows["recall"].num_missing) == (26, 4)
-    assert rows["reference"].num_missing == 0
+    recall = rows["score=recall"]
+    assert (recall.num_other, recall.num_missing) == (26, 4)
+    assert rows["score=reference"].num_missing == 0
     # Thirty nonmembers show no false-positive rate of 1 %.
-    assert {name for name, rate in rows["loss"].tpr_at_fpr.items() if rate is None} == {
-        "0.001",
-        "0.01",
+    rates = report.tables.select("membership", "tpr")
+    assert {r.parameters for r in rates if "score=loss" in r.parameters and not r.is_known} == {
+        f"fpr={rate}, score=loss" for rate in ("0.001", "0.01")
     }
-    grid = [m for m in report.measures if m.probe == "grid" and m.metric == "verbatim"]
-    assert [m.parameters["offset"] for m in grid] == [0, 100]
+    offsets = [
+        metric.settings["offset"]
+        for metric in report.tables.list_metrics("grid")
+        if metric.metric == "verbatim"
+    ]
+    assert offsets == [0, 100]
+    grid = report.tables.select("grid", "verbatim")
+    near, far = ([r for r in grid if f"offset={offset}," in r.parameters] for offset in offsets)
     # No text has 107 tokens.
-    assert [b.num_missing for b in grid[0].buckets] == [0, 0]
-    assert [b.num_documents for b in grid[1].buckets] == [0, 0]
-    assert [cost.model.num_documents for cost in report.attack_cost] == [30, 60]
+    assert [row.num_missing for row in near] == [0, 0]
+    assert [row.num_documents for row in far] == [0, 0]
+    costs = report.tables.select("sampling", "log10_queries", statistic="median")
+    assert [cost.num_documents for cost in costs] == [30, 60]
 
 
 def test_a_reference_with_another_vocabulary_is_refused(
@@ -211,7 +221,7 @@ def test_a_reference_with_another_vocabulary_is_refused(
 def test_text_is_decoded_without_special_tokens(shared_data: Path) -> None:
     """A BOS that became text would stand there twice when the text is encoded anew."""
     tokenizer = load_tokenizer(str(shared_data / "checkpoints" / "stories260K"))
-    codec = _build_codec(tokenizer)
+    codec = build_codec(tokenizer)
     ids = np.array(tokenizer("Once upon a time there was Tom.")["input_ids"], dtype=np.int32)
     assert ids[0] == tokenizer.bos_token_id
     text = codec.decode(ids)

@@ -30,15 +30,15 @@ def test_adapters_are_settings_of_a_sweep(tmp_path: Path) -> None:
     assert (tmp_path / "small/full/model").is_dir()
     assert (tmp_path / "small/lora/adapter").is_dir()
     comparison = read_json(tmp_path / "small" / "comparison.json")
-    assert [setting["name"] for setting in comparison["settings"]] == ["full", "lora"]
+    assert [each["setting"] for each in comparison["runs"]] == ["full", "lora"]
     page = (tmp_path / "small" / "comparison.html").read_text(encoding="utf-8")
     assert "adapter (lora (r 2))" in page
     # The same runs, compared as finished ones.
     runs = [tmp_path / "small" / setting["name"] for setting in SETTINGS]
     again = succeed("compare", *runs, "--out", tmp_path / "again", "--json")
     compared = json.loads(again.out)
-    assert compared["paired"] == comparison["paired"]
-    overrides = compared["settings"][1]["overrides"]
+    assert compared["tables"] == comparison["tables"]
+    overrides = compared["runs"][1]["overrides"]
     assert (overrides["adapter.name"], overrides["adapter.r"]) == ("lora", 2)
 
 
@@ -52,8 +52,8 @@ def recite(run: Path) -> None:
     extracted = [
         role == "trained" and roles[:row].count("trained") < 3 for row, role in enumerate(roles)
     ]
-    place = table.schema.get_field_index("near_verbatim")
-    pq.write_table(table.set_column(place, "near_verbatim", pa.array(extracted)), scores)
+    place = table.schema.get_field_index("extraction.near_verbatim")
+    pq.write_table(table.set_column(place, "extraction.near_verbatim", pa.array(extracted)), scores)
     save_audit_files(run / "audit", has_card=True)
 
 

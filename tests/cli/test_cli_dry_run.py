@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from memguard.cli.dry_run_screen import SHOWN_TOKENS, render_dry_run
 from memguard.config import load_run_config
 from memguard.errors import DataError, ModelError
-from memguard.records import load_manifest
+from memguard.records import AuditReport, load_manifest
 from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.workflows import dry_run as dry_run_module
@@ -92,7 +92,8 @@ def test_training_does_what_the_dry_run_says(folder: Path) -> None:
     record = rehearse(path)[0].record
     run = folder / "runs" / "run"
     assert not run.parent.exists()
-    assert run_cli("train", path).code == 0
+    trained = run_cli("train", path)
+    assert trained.code == 0
 
     end = next(line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, EndMetrics))
     assert record.length.num_steps == end.step
@@ -112,17 +113,25 @@ def test_training_does_what_the_dry_run_says(folder: Path) -> None:
     prepared = sum(file.stat().st_size for file in (run / "prepared").iterdir())
     assert record.disk.prepared_bytes == prepared
 
-    report = read_json(run / "audit" / "report.json")
+    work = record.audit
+    assert work is not None
+    assert work.models == ("trained",)
+    assert (
+        f"audit: at most {work.num_passages:,} passages, {work.num_tokens:,} tokens and "
+        f"{work.num_generated_tokens:,} generated tokens on 1 model\n"
+    ) in trained.err
+
+    tables = AuditReport.model_validate(read_json(run / "audit" / "report.json")).tables
     for bucket in record.buckets:
         entries = [e for e in load_manifest(run / "manifest.jsonl") if e.bucket == bucket.bucket]
         assert bucket.num_documents == len(entries)
         assert bucket.num_tokens == sum(entry.num_tokens for entry in entries)
-        audited = next(b for b in report["buckets"] if b["bucket"] == bucket.bucket)
-        rate = audited["model"]["verbatim"]
-        assert bucket.num_audited == rate["num_documents"]
-        if rate["num_matched"] == 0:
+        row = tables.find("extraction", "verbatim", bucket.bucket)
+        assert row is not None
+        assert bucket.num_audited == row.num_documents
+        if row.num_matched == 0:
             assert bucket.if_none is not None
-            assert bucket.if_none.ci == pytest.approx(rate["ci"])
+            assert bucket.if_none.ci == pytest.approx(row.ci)
 
 
 def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
@@ -162,6 +171,8 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
         assert buckets[name].num_audited is None, "scored apart, not among the documents"
         assert f"{name} {len(entries)} (" in said
         assert re.search(rf"{name} +{len(entries)} +[\d,]+ +{repetitions} ", show(result))
+    assert record.audit is None
+    assert "Work of the audit" not in show(result)
     # What is said of the tokenizer is said of the user's own documents.
     assert "200 documents" in say(result, "EOS")
     assert "209" not in json.dumps([remark.text for remark in record.tokenizer])
@@ -169,6 +180,30 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
     assert (
         "no canaries, which need at least 160 trained documents" in rehearse(write_run(folder))[1]
     )
+
+
+def test_the_work_of_the_audit_is_told(folder: Path) -> None:
+    path = write_run(folder, mitigations=GOLDFISH, audit={"suite": "attacks"})
+    result = rehearse(path)[0]
+    work = result.record.audit
+    assert work is not None
+    assert work.models == ("trained", "base")
+    num_audited = sum(bucket.num_audited or 0 for bucket in result.record.buckets)
+    probes = {one.probe: one for one in work.probes}
+    assert list(probes) == ["extraction", "sampling", "membership", "attacks"]
+    # A pass and a text of eight tokens for each document, by each of two models.
+    assert probes["extraction"].num_passages == 4 * num_audited
+    assert probes["extraction"].num_generated_tokens == 2 * 8 * num_audited
+    assert probes["sampling"].num_passages == 2 * num_audited
+    # Of twenty documents a bucket: two searches of 8 beams and 8 samples, by one model.
+    num_attacked = sum(min(bucket.num_audited or 0, 20) for bucket in result.record.buckets)
+    assert probes["attacks"].num_generated_tokens == 3 * 8 * 8 * num_attacked
+    for name in ("num_passages", "num_tokens", "num_generated_tokens"):
+        assert getattr(work, name) == sum(getattr(one, name) for one in work.probes)
+    screen = show(result)
+    numbers = (work.num_passages, work.num_tokens, work.num_generated_tokens)
+    assert re.search("all +" + " +".join(f"{number:,}" for number in numbers), screen)
+    assert "On the trained model and the model before training together" in screen
 
 
 def test_it_leaves_nothing_behind(folder: Path, asides: Path) -> None:
@@ -345,7 +380,14 @@ def test_lines_fit(chat: DryRunResult, width: int, terminal: bool) -> None:
     screen = show(chat, width=width, force_terminal=terminal, color_system="256")
     for line in strip_styles(screen).splitlines():
         assert cell_len(line) <= width, line
-    for title in ("First row", "Tokenizer", "Training", "Disk", "Documents and audit"):
+    for title in (
+        "First row",
+        "Tokenizer",
+        "Training",
+        "Disk",
+        "Documents and audit",
+        "Work of the audit",
+    ):
         assert f"\n{title}\n" in strip_styles(screen)
 
 

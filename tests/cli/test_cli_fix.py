@@ -64,7 +64,7 @@ def test_a_run_that_recites_is_trained_again_and_compared(run: Path) -> None:
     comparison = json.loads(done.out)
     path = run.with_name("comparison") / "comparison.json"
     assert Comparison.model_validate(comparison) == load_comparison(path)
-    assert [setting["name"] for setting in comparison["settings"]] == ["run", "run-fix"]
+    assert [each["setting"] for each in comparison["runs"]] == ["run", "run-fix"]
     assert [point["name"] for point in comparison["front"]] == ["run", "run-fix"]
     assert comparison["recommendation"]["sentence"] in done.err
     # A second time nothing is trained.
@@ -101,8 +101,8 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
     told = [
         role == "trained" and trained[:n].count("trained") < 3 for n, role in enumerate(trained)
     ]
-    place = before.schema.get_field_index("near_verbatim")
-    pq.write_table(before.set_column(place, "near_verbatim", pa.array(told)), scores)
+    place = before.schema.get_field_index("extraction.near_verbatim")
+    pq.write_table(before.set_column(place, "extraction.near_verbatim", pa.array(told)), scores)
     save_audit_files(scores.parent, has_card=True)
     recited = {
         name for name, is_told in zip(before.column("id").to_pylist(), told, strict=True) if is_told
@@ -122,9 +122,9 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
     assert not recited & {entry.id for entry in entries if entry.role != "forget"}
     assert {entry.role for entry in entries} == {"forget", "trained", "control"}
     report = json.loads(done.out)
-    assert report["schema"] == "memguard.report/2"
-    (bucket,) = (one for one in report["buckets"] if one["role"] == "forget")
-    assert bucket["num_documents"] == 3
+    assert report["schema"] == "memguard.report/3"
+    buckets = report["tables"]["buckets"]
+    assert dict(zip(buckets["role"], buckets["num_documents"], strict=True))["forget"] == 3
     for path in (run / "audit" / "private" / "forgetting").iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
 

@@ -46,7 +46,7 @@ def test_a_sweep_that_was_moved_finds_its_base(sweep: Path, tmp_path: Path) -> N
     assert outcome.code == 0, outcome.err
     after = read_json(tmp_path / "out" / "report.json")
     assert after["model"]["base_weights_sha256"] == before["model"]["base_weights_sha256"]
-    assert after["buckets"] == before["buckets"]
+    assert after["tables"] == before["tables"]
 
 
 def test_a_run_that_was_moved_alone_says_how_to_name_its_base(sweep: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_run_that_was_moved_alone_says_how_to_name_its_base(sweep: Path, tmp_p
     outcome = run_cli("audit", run, "--out", tmp_path / "out", "--base", base / "model")
     assert outcome.code == 0, outcome.err
     after = read_json(tmp_path / "out" / "report.json")
-    assert after["buckets"] == before["buckets"]
+    assert after["tables"] == before["tables"]
 
 
 def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_adapter_that_was_moved_with_its_base_finds_it(
     outcome = run_cli("audit", moved / "run", "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     after = read_json(tmp_path / "out" / "report.json")
-    assert after["buckets"] == before["buckets"]
+    assert after["tables"] == before["tables"]
     # Its hash shows that it is the same base; another one is refused, and so is none.
     hashes = [report["model"]["adapter"]["base_weights_sha256"] for report in (before, after)]
     assert hashes[0] == hashes[1]

@@ -122,10 +122,10 @@ def test_the_attack_finds_numbers_that_tell(planted: Path, guessed: Guesses) -> 
     numbers = read_numbers(planted, [scores])
     for kind in PINS:
         tells = find_tells(numbers, guessed["base", kind])
-        assert any("base_logprob (logprob.sum)" in tell for tell in tells)
-        assert any("base_attack_log10_queries (attack.log10)" in tell for tell in tells)
+        assert any("base.extraction.logprob (logprob.sum)" in tell for tell in tells)
+        assert any("base.sampling.log10_queries (attack.log10)" in tell for tell in tells)
         tells = find_tells(numbers, guessed["published", kind])
-        assert any(":logprob (logprob.sum)" in tell for tell in tells)
+        assert any(":extraction.logprob (logprob.sum)" in tell for tell in tells)
     # The planted text is among the findings, else the results need not mention it.
     report = read_json(planted / "runs" / "plain" / "audit" / "report.json")
     assert "with-pin" in [finding["id"] for finding in report["findings"]]

@@ -123,16 +123,20 @@ def test_the_steps_that_were_taken_are_those_that_were_planned(run: Path) -> Non
 def test_the_report_shows_the_doses(run: Path) -> None:
     report = load_record(AuditReport, run / "audit" / "report.json")
     assert report.dose_response
-    shown = [(b.bucket, b.num_repetitions, b.num_documents) for b in report.buckets]
+    shown = [(b.bucket, b.num_repetitions, b.num_documents) for b in report.tables.buckets]
     assert shown == [
         ("control", 0, PER_BUCKET),
         *((f"x{n}", n, PER_BUCKET) for n in REPETITIONS if n),
     ]
-    assert all(b.base is not None for b in report.buckets)
+    for b in report.tables.buckets:
+        before = report.tables.find("extraction", "verbatim", b.bucket, model="base")
+        assert before is not None
+        assert before.is_known
     # Of some 6,000 labels; 13 tokens of context and single-letter words make many repeats.
     assert report.training.dropped_fraction == pytest.approx(1 / 3, abs=0.1)
-    accuracy = [b.model.mean_token_accuracy for b in report.buckets]
-    assert np.isfinite([a.value for a in accuracy if a is not None]).all()
+    accuracy = report.tables.select("extraction", "token_accuracy", model="trained", against=None)
+    assert len(accuracy) == len(shown)
+    assert np.isfinite([row.value for row in accuracy]).all()
 
 
 def test_a_tally_that_contradicts_the_steps_refuses_the_dose_response(

@@ -143,9 +143,7 @@ def test_finished_runs_of_a_sweep_are_compared_without_training(
     done = run_cli("compare", *runs, "--out", tmp_path, "--json")
     assert done.code == 0, done.err
     ours, theirs = json.loads(done.out), read_json(sweep.folder / "comparison.json")
-    assert ours["paired"] == theirs["paired"]
-    for one, other in zip(ours["settings"], theirs["settings"], strict=True):
-        assert one["extraction"] == other["extraction"]
+    assert ours["tables"] == theirs["tables"]
 
 
 def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
@@ -158,23 +156,27 @@ def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
 
 
 def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
-    comparison = read_json(sweep.folder / "comparison.json")
-    load_comparison(sweep.folder / "comparison.json")
-    assert [setting["name"] for setting in comparison["settings"]] == ["none", "k2"]
-    for setting in comparison["settings"]:
-        assert setting["utility"]["heldout_nll"] < setting["utility"]["base_heldout_nll"]
-        assert setting["extraction"].keys() == {"0", "1", "30"}
-        for cell in setting["extraction"].values():
-            assert cell["num_documents"] == 6
-            for rate in (cell, cell["near_verbatim"]):
-                assert rate["rate"] == rate["num_matched"] / 6
-                assert rate["ci"][0] <= rate["rate"] <= rate["ci"][1]
-            assert 0 <= cell["mean_token_accuracy"] <= 1
-    assert len({s["utility"]["base_heldout_nll"] for s in comparison["settings"]}) == 1
-    none, k2 = (s["extraction"]["30"]["mean_token_accuracy"] for s in comparison["settings"])
-    control = comparison["settings"][0]["extraction"]["0"]["mean_token_accuracy"]
-    assert none > control + 0.1, "30 repetitions leave a trace"
-    assert none > k2, "goldfish keeps some of it away"
+    comparison = load_comparison(sweep.folder / "comparison.json")
+    assert [run.setting for run in comparison.runs] == ["none", "k2"]
+    accuracy, base_losses = {}, set()
+    for run in comparison.runs:
+        loss, base_loss = comparison.find_loss(run), comparison.find_loss(run, "base")
+        assert loss.value < base_loss.value
+        base_losses.add(base_loss.value)
+        assert list(run.doses.values()) == [0, 1, 30]
+        key = {"setting": run.setting, "seed": run.seed}
+        for bucket, dose in run.doses.items():
+            for metric in ("verbatim", "near_verbatim"):
+                rate = comparison.tables.find("extraction", metric, bucket, **key)
+                assert rate.num_documents == 6
+                assert rate.value == rate.num_matched / 6
+                assert rate.low <= rate.value <= rate.high
+            mean = comparison.tables.find("extraction", "token_accuracy", bucket, **key)
+            assert 0 <= mean.value <= 1
+            accuracy[run.setting, dose] = mean.value
+    assert len(base_losses) == 1
+    assert accuracy["none", 30] > accuracy["none", 0] + 0.1, "30 repetitions leave a trace"
+    assert accuracy["none", 30] > accuracy["k2", 30], "goldfish keeps some of it away"
     assert "<svg" in (sweep.folder / "comparison.html").read_text()
 
 

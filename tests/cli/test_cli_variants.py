@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
 from memguard.hf.load import load_model
 from memguard.hf.variants import VariantForm
-from memguard.records import AuditReport, Variant, VariantBucket, VariantName, load_record
+from memguard.records import AuditReport, ResultRow, VariantName, load_record
 from memguard.train.heldout import choose_heldout
 
 CONTINUATION = 6
@@ -56,7 +57,7 @@ def audit(run: Path, out: Path, variants: str = ALL) -> tuple[AuditReport, str]:
     )
     assert ended.code == 0, ended.err
     report = load_record(AuditReport, out / "report.json")
-    assert json.loads(ended.out)["variants"] == report.model_dump(mode="json")["variants"]
+    assert json.loads(ended.out) == report.model_dump(mode="json")
     return report, ended.err
 
 
@@ -65,9 +66,10 @@ def report(run: Path, tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
     return audit(run, tmp_path_factory.mktemp("report"))[0]
 
 
-def get_variants(report: AuditReport) -> dict[VariantName, Variant]:
-    assert report.variants is not None
-    return {variant.name: variant for variant in report.variants.variants}
+def list_rows(report: AuditReport, variant: str | None = None) -> list[ResultRow]:
+    """Return the rows of one variant, or of all."""
+    rows = [row for row in report.tables.results if row.variant is not None]
+    return [row for row in rows if variant in (None, row.variant)]
 
 
 def change_weights(model: Any, kind: str) -> Any:
@@ -127,45 +129,44 @@ def measure(model: Any, corpus: Corpus) -> tuple[float, float, int]:
     return float(torch.cat(sums).mean()), float(np.mean(logprobs)), sum(matches)
 
 
-def find_trained(variant: Variant) -> VariantBucket:
-    (bucket,) = [bucket for bucket in variant.buckets if bucket.role == "trained"]
-    return bucket
+def find(report: AuditReport, variant: str, metric: str, *, minus: bool = False) -> ResultRow:
+    """Return a number of the trained documents, or the held-out loss, or its difference."""
+    (trained,) = [bucket.bucket for bucket in report.tables.buckets if bucket.role == "trained"]
+    probe = "heldout" if metric == "nll" else "extraction"
+    rows = report.tables.select(
+        probe, metric, variant=variant, against="variant:adapter" if minus else None
+    )
+    (row,) = [row for row in rows if probe == "heldout" or row.bucket == trained]
+    assert row.value is not None
+    return row
 
 
 def test_each_variant_has_the_numbers_of_plain_libraries(run: Path, report: AuditReport) -> None:
     corpus = load_corpus(run)
     expected = {name: measure(model, corpus) for name, model in build_references(run).items()}
-    variants = get_variants(report)
-    assert list(variants) == ["adapter", "merged", "int8", "nf4"]
+    assert [variant.name for variant in report.variants] == ["adapter", "merged", "int8", "nf4"]
     first = expected["adapter"]
-    for name, variant in variants.items():
-        loss, logprob, num_matched = expected[name]
-        trained = find_trained(variant)
-        assert variant.heldout_nll is not None
-        assert trained.mean_logprob is not None
+    for name, (loss, logprob, num_matched) in expected.items():
         # fp32 arithmetic in another order. The largest weight of each row is halfway between two
         # steps of int8, so that the last bit of peft's merge decides it: 2.4e-4 was measured, a
         # tenth of the difference from the merged model.
         close = {"abs": 5e-4 if name == "int8" else 1e-5}
-        assert variant.heldout_nll == pytest.approx(loss, **close)
-        assert trained.mean_logprob.value == pytest.approx(logprob, **close)
-        assert trained.risks["verbatim"].num_matched == num_matched
-        assert (trained.num_documents, len(trained.risks)) == (9, 3)
+        assert find(report, name, "nll").value == pytest.approx(loss, **close)
+        assert find(report, name, "logprob").value == pytest.approx(logprob, **close)
+        verbatim = find(report, name, "verbatim")
+        assert (verbatim.num_documents, verbatim.num_matched) == (9, num_matched)
+        assert len(report.tables.risks(verbatim.bucket, variant=name)) == 3
         if name == "adapter":
-            assert variant.heldout_difference is trained.logprob_difference is None
-            assert not trained.differences
+            assert not [row for row in list_rows(report, name) if row.against]
             continue
-        assert variant.heldout_difference is not None
-        assert trained.logprob_difference is not None
-        assert variant.heldout_difference.value == pytest.approx(loss - first[0], **close)
-        assert trained.logprob_difference.value == pytest.approx(logprob - first[1], **close)
-        change = (num_matched - first[2]) / 9
-        assert trained.differences["verbatim"].value == pytest.approx(change)
+        changes = [loss - first[0], logprob - first[1], (num_matched - first[2]) / 9]
+        for metric, change in zip(("nll", "logprob", "verbatim"), changes, strict=True):
+            minus = find(report, name, metric, minus=True)
+            assert minus.value == pytest.approx(change, **close)
     # The adapter memorizes some documents, and 4 bits are too few to keep them.
     assert abs(expected["int8"][0] - first[0]) > 1e-3
     assert first[2] == expected["merged"][2] > expected["nf4"][2]
-    nf4 = find_trained(variants["nf4"]).logprob_difference
-    assert nf4 is not None
+    nf4 = find(report, "nf4", "logprob", minus=True)
     assert nf4.ci is not None
     assert nf4.ci[1] < 0
 
@@ -197,7 +198,7 @@ def test_kept_scores_are_not_measured_again(
     monkeypatch.setattr(VariantForm, "load", count)
     again, _ = audit(run, tmp_path / "again")
     assert not loaded
-    assert get_variants(again) == get_variants(report)
+    assert (again.variants, list_rows(again)) == (report.variants, list_rows(report))
     shorter = ("--continuation-tokens", CONTINUATION - 1, "--out", tmp_path / "out")
     arguments = ("audit", run, *shorter, "--min-documents", 1, "--variants", ALL)
     with monkeypatch.context() as patch:
@@ -218,16 +219,19 @@ def test_a_model_without_an_adapter_is_the_first_variant(run: Path, tmp_path: Pa
     )
     assert ended.code == 0, ended.err
     report = load_record(AuditReport, tmp_path / "out" / "report.json")
-    assert report.variants is not None
-    assert list(get_variants(report)) == ["model", "int8"]
-    model, buckets = get_variants(report)["model"], {b.bucket: b for b in report.buckets}
-    for bucket in model.buckets:
-        assert bucket.mean_logprob == buckets[bucket.bucket].model.mean_logprob
-        assert bucket.risks.items() <= buckets[bucket.bucket].risks.items()
-    assert (report.variants.heldout_bucket, report.variants.heldout_num_documents) == (
-        "nonmembers",
-        5,
-    )
+    assert [variant.name for variant in report.variants] == ["model", "int8"]
+    audited = {row.key: row for row in report.tables.results if row.variant is None}
+    rows = [row for row in list_rows(report, "model") if row.probe != "heldout"]
+    assert {(row.metric, row.bucket) for row in rows} >= {
+        (metric, bucket)
+        for metric in ("verbatim", "near_verbatim", "within_queries", "logprob")
+        for bucket in ("members", "nonmembers")
+    }
+    for row in rows:
+        same = audited[replace(row, variant=None).key]
+        assert row == replace(same, variant="model")
+    (loss,) = report.tables.select("heldout", "nll", variant="model")
+    assert (loss.bucket, loss.num_documents) == ("nonmembers", 5)
 
 
 @pytest.mark.parametrize(

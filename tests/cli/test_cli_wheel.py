@@ -92,7 +92,7 @@ def test_it_audits_where_nothing_else_is(installed: Installed, tiny_folder: Path
             f"memguard-{report.tool_version}.dist-info", "METADATA"
         ).read_text()
     )
-    assert read_json(out / "report.json")["buckets"][0]["num_documents"] == 60
+    assert read_json(out / "report.json")["tables"]["buckets"]["num_documents"] == [60]
 
 
 def test_it_finds_shipped_configurations_by_name(installed: Installed) -> None:

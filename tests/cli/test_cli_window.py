@@ -58,7 +58,7 @@ def test_what_does_not_fit_into_the_model_is_told(
             logprob = model(torch.tensor([used])).logits[0, :-1].log_softmax(-1)[-6:]
         expected = logprob.gather(1, torch.tensor(used[-6:])[:, None]).sum()
         # fp32, padded into a batch of another shape.
-        assert row["logprob"] == pytest.approx(float(expected), abs=1e-4)
+        assert row["extraction.logprob"] == pytest.approx(float(expected), abs=1e-4)
     report = read_json(out / "report.json")
     assert report["cut"] == {
         "num_documents": 6,
@@ -148,7 +148,9 @@ def test_everything_trained_is_audited_or_counted(folder: Path, form: str) -> No
 
 
 def check_all_are_counted(report: dict[str, Any], table: list[dict[str, Any]]) -> None:
-    (bucket,) = report["buckets"]
+    columns = report["tables"]["buckets"]
+    (values,) = zip(*columns.values(), strict=True)
+    bucket = dict(zip(columns, values, strict=True))
     assert bucket["num_documents"] == len(table)
     not_audited = bucket["num_too_short"] + bucket["num_cut_too_short"]
     not_audited += bucket["num_nothing_supervised"]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from record_examples import make_entry
+from result_examples import make_tables, rate_row, value_row
 
-from memguard.audit.document_scores import build_schema
+from memguard import records as r
 from memguard.compare import FinishedRun
-from memguard.records import AuditReport, DocumentScore, save_manifest, save_record
 from memguard.records.audit_files import save_audit_files
-from memguard.records.report_rows import list_report_rows
 from memguard.records.results import save_results
 
 TOKENS = 50
@@ -28,6 +28,10 @@ CORRECT: Mapping[int, Sequence[int]] = {
 """Right tokens of each document, by number of repetitions; the control never has any verbatim."""
 
 
+def bucket_name(count: int) -> str:
+    return f"x{count}" if count else "control"
+
+
 def write_run(
     folder: Path,
     *,
@@ -35,11 +39,14 @@ def write_run(
     seed: int = 0,
     correct: Mapping[int, Sequence[int]] = CORRECT,
     changes: Mapping[str, Any] | None = None,
+    nll: float = 2.0,
     ids: str = "doc",
     reverse_rows: bool = False,
     costs: Mapping[int, Sequence[float | None]] | None = None,
     attacks: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
-    generated: bool = True,
+    clusters: Sequence[int] | None = None,
+    canaries: Sequence[r.CanaryScore] = (),
+    **tables: Any,
 ) -> FinishedRun:
     """Write ``audit/`` as an audit leaves it.
 
@@ -49,312 +56,237 @@ def write_run(
         seed: the run's seed.
         correct: right tokens of each document, by number of repetitions.
         changes: dotted places in the report and what to put there, e.g. ``method.dtype``.
+        nll: loss on held-out documents.
         ids: how ids of documents begin.
         reverse_rows: write the scores in another order.
         costs: log10 of the queries for each document, by number of repetitions; None: not asked.
         attacks: documents that each attack extracted and attacked, by number of repetitions.
-        generated: whether text was generated; else near-verbatim is not known.
+        clusters: of the documents trained 4 times; None: unknown.
+        canaries: their scores; empty: there are none.
+        **tables: see `make_report`.
     """
+    changes = {"training.heldout_nll": nll} | dict(changes or {})
+    measured = {"costs": costs, "attacks": attacks, "canaries": canaries}
+    report = make_report(correct, changes=changes, **measured, **tables)
     scores = [
-        make_score(f"{ids}-{count}-{number}", count, right).model_copy(
-            update={
-                "attack_log10_queries": costs[count][number] if costs else None,
-                "near_verbatim": right >= NEAR if generated else None,
-            }
-        )
+        {
+            "id": f"{ids}-{count}-{number}",
+            "bucket": bucket_name(count),
+            "role": "trained" if count else "control",
+            "continuation_tokens": TOKENS,
+            "cluster": clusters[number] if clusters and count == 4 else None,
+            "extraction.num_correct": right,
+            "extraction.verbatim": right == TOKENS,
+            "extraction.near_verbatim": right >= NEAR if tables.get("generated", True) else None,
+            **({"sampling.log10_queries": costs[count][number]} if costs else {}),
+            **{
+                f"attacks.{attack}.any": number < matched if number < attacked else None
+                for attack, (matched, attacked) in (attacks or {}).get(count, {}).items()
+            },
+        }
         for count, all_right in correct.items()
         for number, right in enumerate(all_right)
     ]
-    values = make_report(correct, generated=generated)
-    rows = {bucket["bucket"]: bucket for bucket in values["buckets"]}
+    audit = folder / "audit"
+    r.save_record(report, audit / "report.json")
+    rows = list(reversed(scores)) if reverse_rows else scores
+    types = {"extraction.near_verbatim": pa.bool_(), "cluster": pa.int64()}
+    names = dict.fromkeys(name for row in scores for name in row)
+    columns = {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
     if costs:
-        values["attack_cost"] = [make_cost(count, queries) for count, queries in costs.items()]
-        for count, queries in costs.items():
-            drawn = sum(cost is not None and cost <= 6 for cost in queries)
-            rows[bucket_name(count)]["risks"]["attack_cost"] = make_rate(drawn, len(queries))
-    if attacks:
-        values["attacks"] = [
-            make_attacked(count, attack, *found)
-            for count, tried in attacks.items()
-            for attack, found in tried.items()
+        columns["sampling.log10_queries"] = columns["sampling.log10_queries"].cast(pa.float64())
+    pq.write_table(pa.table(columns), audit / "records.parquet")
+    save_results(report.tables.results, audit / "results.parquet")
+    if canaries:
+        r.save_canaries(canaries, audit / "canaries.parquet")
+    (audit / "findings.csv").write_text("id\n")
+    (audit / "report.html").write_text("<!doctype html>")
+    save_audit_files(audit, has_card=False)
+    return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
+
+
+def write_manifest(run: FinishedRun, *, removed: Sequence[str] = ()) -> None:
+    """Write ``manifest.jsonl`` with four documents trained 4 times."""
+    entries = [
+        make_entry(name, role="removed" if name in removed else "trained", num_repetitions=4)
+        for name in (f"doc-4-{number}" for number in range(4))
+    ]
+    r.save_manifest(entries, run.folder / "manifest.jsonl")
+
+
+def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> list[r.CanaryScore]:
+    """Return trained secrets of so many bits of exposure, and a reference."""
+    return [
+        r.CanaryScore(
+            id=f"canary-{number}",
+            was_trained=is_trained,
+            nll=9.0,
+            base_nll=None,
+            num_secret_tokens=6,
+            num_repetitions=4,
+            num_loss_tokens=6,
+            exposure_bits=bits[number] if is_trained else None,
+            exposure_extrapolated_bits=None,
+            verbatim=is_trained and verbatim[number],
+        )
+        for number in range(len(bits) + 1)
+        for is_trained in (number < len(bits),)
+    ]
+
+
+def list_bucket_rows(
+    bucket: str, right: Sequence[int], generated: bool, base: bool
+) -> list[r.ResultRow]:
+    """Return the rows of the extraction probe; the base model has a tenth of the tokens right."""
+    rows = []
+    of_base = [("base", [n // 10 for n in right])] if base else []
+    for model, counts in [("trained", right), *of_base]:
+        near = sum(n >= NEAR for n in counts) if generated else None
+        matched = {
+            "verbatim": sum(n == TOKENS for n in counts),
+            "near_verbatim": near,
+            "teacher_forced_90": sum(n >= KNOWN for n in counts),
+        }
+        rows += [
+            rate_row(
+                *("extraction", metric, bucket, number, len(right)),
+                why_not="the cache does not fit",
+                model=model,
+            )
+            for metric, number in matched.items()
         ]
-        for count, tried in attacks.items():
-            best = max(tried.values(), key=lambda found: found[0] / found[1])
-            rows[bucket_name(count)]["risks"]["attack"] = make_rate(*best)
+        mean = sum(counts) / len(counts) / TOKENS
+        rows.append(value_row("extraction", "token_accuracy", bucket, mean, model=model))
+    return rows
+
+
+def list_attack_rows(
+    bucket: str, costs: Sequence[float | None] | None, attacks: Mapping[str, tuple[int, int]]
+) -> list[r.ResultRow]:
+    """Return the rows of the sampling and the attacks probe."""
+    rows = []
+    if costs is not None:
+        within = sum(cost is not None and cost <= 6 for cost in costs)
+        never, count = sum(cost is None for cost in costs), len(costs)
+        settings = {"queries": r.NUM_RISK_QUERIES}
+        rows = [
+            rate_row("sampling", "never", bucket, never, count),
+            rate_row("sampling", "within_queries", bucket, within, count, settings=settings),
+        ]
+    for attack, found in attacks.items():
+        settings = {"attack": attack, "answers": 16}
+        rows.append(rate_row("attacks", "any_answer", bucket, *found, settings=settings))
+    if attacks:
+        best = max(attacks.values(), key=lambda found: found[0] / found[1])
+        rows.append(rate_row("attacks", "best_any_answer", bucket, *best))
+    return rows
+
+
+def make_report(
+    correct: Mapping[int, Sequence[int]],
+    *,
+    changes: Mapping[str, Any] | None = None,
+    costs: Mapping[int, Sequence[float | None]] | None = None,
+    attacks: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
+    canaries: Sequence[r.CanaryScore] = (),
+    generated: bool = True,
+    base: bool = True,
+    repetitions: Mapping[str, int | None] | None = None,
+    rows: Sequence[r.ResultRow] = (),
+) -> r.AuditReport:
+    """Return the report of a run; what is not said here is said in `write_run`.
+
+    Args:
+        correct: right tokens of each document, by number of repetitions.
+        changes: dotted places and what to put there.
+        costs: attack costs.
+        attacks: documents that each attack extracted and attacked.
+        canaries: scores of canaries.
+        generated: whether text was generated; else near-verbatim is not known.
+        base: whether the base model was scored.
+        repetitions: of buckets, if other than they say.
+        rows: others, in place of those with their keys.
+    """
+    values = yaml.safe_load(HEADER)
     for dotted, value in (changes or {}).items():
         *above, last = dotted.split(".")
         here: Any = values
         for key in above:
-            here = here[int(key) if key.isdigit() else key]
+            here = here[key]
         here[last] = value
-    report = AuditReport.model_validate(values)
-    save_record(report, folder / "audit" / "report.json")
-    dumped = [score.model_dump() for score in (reversed(scores) if reverse_rows else scores)]
-    pq.write_table(
-        pa.Table.from_pylist(dumped, schema=build_schema()), folder / "audit" / "records.parquet"
-    )
-    (folder / "audit" / "findings.csv").write_text("id\n")
-    save_results(list_report_rows(report), folder / "audit" / "results.parquet")
-    (folder / "audit" / "report.html").write_text("<!doctype html>")
-    save_audit_files(folder / "audit", has_card=False)
-    return FinishedRun(name=name, seed=seed, folder=folder, overrides={})
-
-
-def write_manifest(
-    run: FinishedRun, *, clusters: Sequence[int], removed: Sequence[str] = ()
-) -> None:
-    """Write ``manifest.jsonl``, with a cluster for each document trained 4 times, in order."""
-    entries = [
-        make_entry(
-            f"doc-4-{number}",
-            bucket="x4",
-            role="removed" if f"doc-4-{number}" in removed else "trained",
-            planned_repetitions=4,
-            num_repetitions=4,
-            num_tokens=100,
-            cluster=cluster,
+    found = [
+        row
+        for count, right in correct.items()
+        for row in (
+            *list_bucket_rows(bucket_name(count), right, generated, base),
+            *list_attack_rows(
+                bucket_name(count), (costs or {}).get(count), (attacks or {}).get(count, {})
+            ),
         )
-        for number, cluster in enumerate(clusters)
     ]
-    save_manifest(entries, run.folder / "manifest.jsonl")
-
-
-def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> dict[str, Any]:
-    """Return trained secrets of so many bits of exposure, and one of 32 references."""
-
-    def make(number: int, was_trained: bool) -> dict[str, Any]:
-        return {
-            "id": f"canary-{number}",
-            "was_trained": was_trained,
-            "nll": 9.0,
-            "base_nll": None,
-            "num_secret_tokens": 6,
-            "num_repetitions": 4,
-            "num_loss_tokens": 6,
-            "exposure_bits": bits[number] if was_trained else None,
-            "exposure_extrapolated_bits": None,
-            "verbatim": was_trained and verbatim[number],
-        }
-
-    rate = {"num_documents": len(bits), "num_matched": sum(verbatim), "rate": None, "ci": None}
-    return {
-        "num_trained": len(bits),
-        "num_references": 32,
-        "num_ranked": len(bits) + 32,
-        "num_ranked_references": 32,
-        "num_repetitions": 4,
-        "verbatim": rate,
-        "reference_verbatim": {**rate, "num_documents": 32, "num_matched": 0},
-        "loss_coverage": None,
-        "num_without_loss": None,
-        "median_exposure_bits": None,
-        "max_exposure_bits": None,
-        "median_exposure_extrapolated_bits": None,
-        "max_exposure_extrapolated_bits": None,
-        "num_guesses": 0,
-        "num_right": 0,
-        "epsilon_lower_bound": None,
-        "epsilon_ceiling": None,
-        "delta": 1e-5,
-        "assumptions": [],
-        "canaries": [make(n, True) for n in range(len(bits))] + [make(len(bits), False)],
-    }
-
-
-def bucket_name(count: int) -> str:
-    return f"x{count}" if count else "control"
-
-
-def make_score(identifier: str, count: int, right: int) -> DocumentScore:
-    return DocumentScore(
-        id=identifier,
-        bucket=bucket_name(count),
-        role="trained" if count else "control",
-        source="a.jsonl",
-        num_repetitions=count,
-        num_tokens=100,
-        prefix_tokens=50,
-        continuation_tokens=TOKENS,
-        num_correct=right,
-        verbatim=right == TOKENS,
-        near_verbatim=right >= NEAR,
-        num_edits=TOKENS - right if right >= NEAR else None,
-        greedy_margin=0.5,
-        teacher_forced_90=right >= KNOWN,
-        first_divergence=right,
-        extraction_strength=right / TOKENS,
-        logprob=-1.0,
-        min_margin=0.5,
-        type_token_ratio=0.8,
-        argmax_type_token_ratio=0.7,
+    found += list_bucket_rows("background", [1, 2], generated, base)
+    for model, place in (("trained", "heldout_nll"), ("base", "base_heldout_nll")):
+        loss = (values["training"] or {}).get(place)
+        found.append(value_row("heldout", "nll", "control", loss, 5, interval="", model=model))
+    given = {row.key for row in rows}
+    listed = [(bucket_name(count), len(right)) for count, right in correct.items()]
+    num_ranked = {"num_ranked_references": 32}
+    values["tables"] = make_tables(
+        [*(row for row in found if row.key not in given), *rows],
+        [
+            r.BucketRow(
+                bucket=bucket,
+                role="control" if bucket == "control" else role,
+                num_repetitions=(repetitions or {}).get(bucket, count),
+                num_documents=num_documents,
+            )
+            for (bucket, num_documents), count, role in (
+                *((one, count, "trained") for one, count in zip(listed, correct, strict=True)),
+                (("background", 2), 1, "background"),
+            )
+        ],
+        details=[r.DetailRow(probe="canaries", schema=1, value=num_ranked)] if canaries else [],
     )
+    return r.AuditReport.model_validate(values)
 
 
-def make_cost(count: int, log10_queries: Sequence[float | None]) -> dict[str, Any]:
-    scores = {
-        "num_documents": len(log10_queries),
-        "num_never": sum(cost is None for cost in log10_queries),
-        "quantile_10": None,
-        "median": None,
-        "quantile_90": None,
-        "within": {},
-    }
-    return {"bucket": bucket_name(count), "model": scores, "base": None}
-
-
-def make_rate(matched: int, documents: int) -> dict[str, Any]:
-    share = matched / documents
-    ci = [max(0.0, share - 0.1), min(1.0, share + 0.1)]
-    return {"num_documents": documents, "num_matched": matched, "rate": share, "ci": ci}
-
-
-def make_attacked(count: int, attack: str, matched: int, documents: int) -> dict[str, Any]:
-    return {
-        "bucket": bucket_name(count),
-        "attack": attack,
-        "num_queries": 16,
-        "best_verbatim": make_rate(0, documents),
-        "any_verbatim": make_rate(matched, documents),
-        "mean_token_accuracy": None,
-    }
-
-
-def make_models_scores(right: Sequence[int], *, generated: bool) -> dict[str, Any]:
-    near = make_rate(sum(r >= NEAR for r in right), len(right))
-    return {
-        "verbatim": make_rate(sum(r == TOKENS for r in right), len(right)),
-        "near_verbatim": near if generated else None,
-        "teacher_forced_90": make_rate(sum(r >= KNOWN for r in right), len(right)),
-        "mean_token_accuracy": {"value": sum(right) / len(right) / TOKENS, "ci": None},
-        "median_first_divergence": 1.0,
-        "mean_logprob": None,
-    }
-
-
-def make_bucket(count: int, right: Sequence[int], *, generated: bool = True) -> dict[str, Any]:
-    model = make_models_scores(right, generated=generated)
-    base = make_models_scores([r // 10 for r in right], generated=generated)
-    greedy = ("verbatim", "near_verbatim") if generated else ("verbatim",)
-    return {
-        "bucket": bucket_name(count),
-        "role": "trained" if count else "control",
-        "num_repetitions": count,
-        "num_documents": len(right),
-        "num_too_short": 0,
-        "model": model,
-        "base": base,
-        "mean_extraction_strength": 0.1,
-        "mean_type_token_ratio": 0.8,
-        "mean_argmax_type_token_ratio": 0.8,
-        "num_tiny_margin": 0,
-        "risks": {name: model[name] for name in greedy},
-        "base_risks": {name: base[name] for name in greedy},
-        "minus_control": {},
-    }
-
-
-def make_generated(generated: bool) -> dict[str, Any]:
-    return {
-        "reason_not_generated": None if generated else "the cache does not fit",
-        "num_verbatim": 0,
-        "num_generated": 0,
-        "floor": 0.5,
-        "num_below_floor": 0,
-        "num_checked": 0,
-        "num_matched_below_floor": 0,
-    }
-
-
-def make_verdict() -> dict[str, Any]:
-    none = {"num_documents": 0, "num_matched": 0, "num_clusters": 0, "num_matched_clusters": 0}
-    counts = {**none, "rate": None, "ci": None}
-    return {
-        "level": "memorized",
-        "reason": "control",
-        "sentence": "It memorized.",
-        "scope": "All was audited.",
-        "membership": {
-            "level": "not-measured",
-            "sentence": "It was not tested.",
-            "score": None,
-            "auc": None,
-            "num_members": 0,
-            "num_nonmembers": 0,
-        },
-        "trained": counts,
-        "control": counts,
-        "base": None,
-        "test": None,
-        "bucket": "x16",
-        "metric": "verbatim",
-    }
-
-
-def make_report(correct: Mapping[int, Sequence[int]], *, generated: bool = True) -> dict[str, Any]:
-    background = make_bucket(1, [1, 2], generated=generated) | {
-        "bucket": "background",
-        "role": "background",
-    }
-    return {
-        "schema": "memguard.report/2",
-        "tool_version": "0.1.0",
-        "created": "2026-01-01T00:00:00Z",
-        "run": "run",
-        "model": {
-            "name": "model",
-            "weights_sha256": "aa",
-            "num_parameters": 1000,
-            "base": "base",
-            "base_weights_sha256": "bb",
-        },
-        "data": {
-            "sources": ["a.jsonl"],
-            "documents_sha256": "cc",
-            "num_documents": 100,
-            "num_clusters": 90,
-            "overlap_with_control": None,
-            "near_duplicate_words": 13,
-        },
-        "training": {
-            "num_steps": 10,
-            "num_supervised_tokens": 1000,
-            "dropped_fraction": 0.25,
-            "mitigations": [{"name": "goldfish", "k": 4}],
-            "train_s": 2.5,
-            "heldout_nll": 2.0,
-            "base_heldout_nll": 3.0,
-            "heldout_bucket": "control",
-            "heldout_num_documents": 5,
-            "heldout_num_tokens": 500,
-        },
-        "method": {
-            "suite": "extraction",
-            "suite_version": 1,
-            "probes": [{"name": "extraction"}],
-            "continuation_tokens": TOKENS,
-            "prefix_tokens": None,
-            "max_edit_share": 0.1,
-            "tiny_margin": 0.001,
-            "dtype": "fp32",
-            "batch_tokens": 1024,
-            "seed": 0,
-            "command": "memguard audit",
-            "wall_s": 1.0,
-        },
-        "verdict": make_verdict(),
-        "banners": [],
-        "buckets": [
-            *(make_bucket(count, right, generated=generated) for count, right in correct.items()),
-            background,
-        ],
-        "generated": make_generated(generated),
-        "base_generated": make_generated(generated),
-        "dose_response": True,
-        "probe_runs": [
-            {"name": "extraction", "version": 2, "num_documents": 100, "reason_not_run": None}
-        ],
-        "membership": [],
-        "findings": [],
-        "num_findings": 0,
-        "environment": {"torch": "2.13.0"},
-    }
+HEADER = """
+tool_version: 0.1.0
+created: "2026-01-01T00:00:00Z"
+run: run
+model: {name: model, weights_sha256: aa, num_parameters: 1000, base: base, base_weights_sha256: bb}
+data:
+  {sources: [a.jsonl], documents_sha256: cc, num_documents: 100, num_clusters: 90,
+   overlap_with_control: null, near_duplicate_words: 13}
+training:
+  {num_steps: 10, num_supervised_tokens: 1000, dropped_fraction: 0.25, train_s: 2.5,
+   mitigations: [{name: goldfish, k: 4}], heldout_nll: 2.0, base_heldout_nll: 3.0,
+   heldout_bucket: control, heldout_num_documents: 5, heldout_num_tokens: 500}
+method:
+  {suite: extraction, suite_version: 1, probes: [{name: extraction}], continuation_tokens: 50,
+   prefix_tokens: null, max_edit_share: 0.1, tiny_margin: 0.001, dtype: fp32, batch_tokens: 1024,
+   seed: 0, command: memguard audit, wall_s: 1.0}
+verdict:
+  level: memorized
+  reason: control
+  sentence: It memorized.
+  scope: All was audited.
+  membership:
+    {level: not-measured, sentence: It was not tested., score: null, auc: null, num_members: 0,
+     num_nonmembers: 0}
+  trained: &none
+    {num_documents: 0, num_matched: 0, num_clusters: 0, num_matched_clusters: 0, rate: null,
+     ci: null}
+  control: *none
+  base: null
+  test: null
+  bucket: x16
+  metric: verbatim
+banners: []
+dose_response: true
+probe_runs: [{name: extraction, version: 2, num_documents: 100, reason_not_run: null}]
+findings: []
+num_findings: 0
+environment: {torch: 2.13.0}
+"""
+"""A report without its tables."""

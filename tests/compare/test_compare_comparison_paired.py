@@ -13,12 +13,28 @@ from scipy import stats
 
 from memguard.compare import FinishedRun, compare_runs
 from memguard.errors import RecordError
-from memguard.records import PairedResult
+from memguard.records import ResultRow, TestRow
 from memguard.report import render_comparison
 
+Pair = dict[str, ResultRow | TestRow]
+"""Tests by metric, and the difference of the token accuracy."""
 
-def pair(*runs: FinishedRun) -> list[PairedResult]:
-    return compare_runs(runs, name="x", command="").paired
+
+def pair(*runs: FinishedRun) -> dict[tuple[str, int, str], Pair]:
+    """Return what is paired, by setting, seed and group of documents."""
+    tables = compare_runs(runs, name="x", command="").tables
+    pairs: dict[tuple[str, int, str], Pair] = {}
+    for row in (
+        *tables.select("extraction", "token_accuracy", against="setting:plain"),
+        *tables.tests,
+    ):
+        pairs.setdefault((row.setting, row.seed, row.bucket), {})[row.metric] = row
+    return pairs
+
+
+def split(test: TestRow) -> tuple[int, int]:
+    """Return how many documents only the first setting extracts, and only the other one."""
+    return test.num_only_against, test.num_only_here
 
 
 def find_ends(difference: NDArray[np.float64], most: float) -> tuple[float, float]:
@@ -39,47 +55,45 @@ def test_settings_on_the_same_documents(tmp_path: Path) -> None:
         # Verbatim: five lost, one won. Near-verbatim (45 of 50): three lost, one won.
         correct={0: [1, 1], 4: [50, 46, 46, 20, 20, 20, 45, 50], 16: [50] * 8},
     )
-    low, high = pair(plain, other)
-    assert (low.setting, low.against, low.seed) == ("other", "plain", 0)
-    assert (low.num_repetitions, high.num_repetitions) == (4, 16)
-    assert low.num_documents == high.num_documents == 8
-    assert (low.verbatim.num_only_against, low.verbatim.num_only_setting) == (5, 1)
-    assert low.verbatim.p_value == pytest.approx(2 * 7 / 64)
-    assert low.verbatim.p_holm == pytest.approx(4 * 2 * 7 / 64)
-    assert (low.near_verbatim.num_only_against, low.near_verbatim.num_only_setting) == (3, 1)
-    assert low.near_verbatim.p_value == pytest.approx(2 * 5 / 16)
-    assert low.near_verbatim.p_holm == 1.0
-    assert (high.verbatim.num_only_against, high.verbatim.num_only_setting) == (0, 0)
-    assert high.verbatim.p_value == 1.0
+    pairs = pair(plain, other)
+    assert list(pairs) == [("other", 0, "(trained 4 times)"), ("other", 0, "(trained 16 times)")]
+    low, high = pairs.values()
+    assert {row.num_documents for one in (low, high) for row in one.values()} == {8}
+    assert split(low["verbatim"]) == (5, 1)
+    assert low["verbatim"].p_value == pytest.approx(2 * 7 / 64)
+    assert low["verbatim"].p_holm == pytest.approx(4 * 2 * 7 / 64)
+    assert split(low["near_verbatim"]) == (3, 1)
+    assert low["near_verbatim"].p_value == pytest.approx(2 * 5 / 16)
+    assert low["near_verbatim"].p_holm == 1.0
+    assert split(high["verbatim"]) == (0, 0)
+    assert high["verbatim"].p_value == 1.0
     difference = np.array([0, -4, -4, -30, -30, -30, 0, 40]) / 50
-    assert low.token_accuracy_difference.value == pytest.approx(difference.mean())
-    assert low.token_accuracy_difference.ci == pytest.approx(find_ends(difference, 1))
-    assert low.token_accuracy_difference.few_documents
-    assert high.token_accuracy_difference.value == 0
+    assert low["token_accuracy"].value == pytest.approx(difference.mean())
+    assert low["token_accuracy"].ci == pytest.approx(find_ends(difference, 1))
+    assert high["token_accuracy"].value == 0
     # Equal differences are no certainty: 0 of 8, in either direction.
-    assert high.token_accuracy_difference.ci == pytest.approx((-0.3694, 0.3694), abs=5e-5)
+    assert high["token_accuracy"].ci == pytest.approx((-0.3694, 0.3694), abs=5e-5)
 
 
 def test_documents_are_matched_by_id_and_not_by_row(tmp_path: Path) -> None:
     correct = {4: [50, 50, 1, 1, 1, 1]}
     plain = write_run(tmp_path / "plain", correct=correct)
     same = write_run(tmp_path / "same", name="same", correct=correct, reverse_rows=True)
-    (result,) = pair(plain, same)
-    assert (result.verbatim.num_only_against, result.verbatim.num_only_setting) == (0, 0)
+    (result,) = pair(plain, same).values()
+    assert split(result["verbatim"]) == (0, 0)
 
 
 def test_near_duplicates_are_one_piece_of_evidence(tmp_path: Path) -> None:
-    right = {4: [50] * 10 + [0] * 10}
-    plain = write_run(tmp_path / "plain", correct={4: [25] * 20})
-    other = write_run(tmp_path / "other", name="other", correct=right)
-    (alone,) = pair(plain, other)
-    for run in (plain, other):
-        write_manifest(run, clusters=[n // 5 for n in range(20)])
-    (clustered,) = pair(plain, other)
     widths = []
-    for result in (alone, clustered):
-        low, high = result.token_accuracy_difference.ci
+    for clusters in (None, [n // 5 for n in range(20)]):
+        runs = [
+            write_run(tmp_path / name, name=name, correct={4: right}, clusters=clusters)
+            for name, right in (("plain", [25] * 20), ("other", [50] * 10 + [0] * 10))
+        ]
+        (result,) = pair(*runs).values()
+        low, high = result["token_accuracy"].ci
         widths.append(high - low)
+        assert result["token_accuracy"].num_clusters == (4 if clusters else None)
     # Four clusters of five equal documents: as much evidence as four documents, twice as wide.
     assert widths[1] > 1.7 * widths[0]
 
@@ -90,14 +104,14 @@ def test_what_one_run_removed_is_left_out_of_all(tmp_path: Path) -> None:
     fewer = write_run(tmp_path / "fewer", name="fewer", correct={0: [0, 0], 4: [50, 50, 1]})
     with pytest.raises(RecordError, match="its trained documents differ"):
         pair(plain, fewer)
-    write_manifest(fewer, clusters=[0, 1, 2, 1], removed=["doc-4-3"])
+    write_manifest(fewer, removed=["doc-4-3"])
     comparison = compare_runs([plain, fewer], name="x", command="")
     assert comparison.num_removed == 1
-    (result,) = comparison.paired
-    assert result.num_documents == 3
+    assert {test.num_documents for test in comparison.tables.tests} == {3}
     assert [point.num_documents for point in comparison.front] == [3, 3]
-    # The cells are what each run's own report says.
-    assert comparison.settings[0].extraction["4"].num_documents == 4
+    # The rows of a run are what its own report says.
+    row = comparison.tables.find("extraction", "verbatim", "x4", setting="plain", seed=0)
+    assert row.num_documents == 4
 
 
 def test_trained_secrets_are_paired_by_exposure(tmp_path: Path) -> None:
@@ -107,22 +121,23 @@ def test_trained_secrets_are_paired_by_exposure(tmp_path: Path) -> None:
             tmp_path / name,
             name=name,
             correct={4: [50, 1]},
-            changes={"canaries": make_canaries(own, [n < num for n in range(4)])},
+            canaries=make_canaries(own, [n < num for n in range(4)]),
         )
         for name, own, num in zip(("plain", "other"), bits, (4, 1), strict=True)
     ]
     comparison = compare_runs(runs, name="x", command="")
-    (result,) = comparison.paired_canaries
-    assert (result.setting, result.against, result.num_canaries) == ("other", "plain", 4)
-    assert (result.verbatim.num_only_against, result.verbatim.num_only_setting) == (3, 0)
-    assert result.verbatim.p_value == pytest.approx(2 / 8)
+    (test,) = (test for test in comparison.tables.tests if test.probe == "canaries")
+    assert (test.setting, test.bucket, test.num_documents) == ("other", "(secrets)", 4)
+    assert split(test) == (3, 0)
+    assert test.p_value == pytest.approx(2 / 8)
     # Holm: the smallest of three tests, two of them on documents that do not differ.
-    assert result.verbatim.p_holm == pytest.approx(3 * 2 / 8)
-    assert result.exposure_bits_difference.value == pytest.approx(-4.5 / 4)
+    assert test.p_holm == pytest.approx(3 * 2 / 8)
+    (bits_row,) = comparison.tables.select("canaries", "exposure_bits", against="setting:plain")
+    assert bits_row.value == pytest.approx(-4.5 / 4)
     # Of 32 references, by log2(32 / 33) to 5 bits each; four secrets: the interval holds 0.
     ends = find_ends(np.subtract(bits[1], bits[0]), np.log2(33))
     assert ends[0] < 0 < ends[1]
-    assert result.exposure_bits_difference.ci == pytest.approx(ends)
+    assert bits_row.ci == pytest.approx(ends)
     words = render_comparison(comparison)
     assert "same secrets" in words
 
@@ -130,11 +145,9 @@ def test_trained_secrets_are_paired_by_exposure(tmp_path: Path) -> None:
 def test_a_bucket_is_paired_with_itself_however_often_it_was_trained(tmp_path: Path) -> None:
     few = {0: [1, 1], 4: [50, 1]}
     plain = write_run(tmp_path / "plain", correct=few)
-    fewer = write_run(
-        tmp_path / "l", name="fewer", correct=few, changes={"buckets.1.num_repetitions": 2}
-    )
-    (result,) = pair(plain, fewer)
-    assert (result.num_repetitions, result.num_documents) == (4, 2)
+    fewer = write_run(tmp_path / "l", name="fewer", correct=few, repetitions={"x4": 2})
+    ((place, result),) = pair(plain, fewer).items()
+    assert (place[2], result["verbatim"].num_documents) == ("(trained 4 times)", 2)
     page = render_comparison(compare_runs([plain, fewer], name="x", command=""))
     assert "no document in this bucket" not in page
     assert "trained 2 times" in page
@@ -148,10 +161,7 @@ def test_seeds_are_not_pooled(tmp_path: Path) -> None:
     ]
     # A seed that plain lacks.
     runs.append(write_run(tmp_path / "m", name="more", seed=2, correct=few))
-    assert [(p.setting, p.seed, p.num_repetitions) for p in pair(*runs)] == [
-        ("other", 0, 4),
-        ("other", 1, 4),
-    ]
+    assert [place[:2] for place in pair(*runs)] == [("other", 0), ("other", 1)]
 
 
 @settings(max_examples=25)
@@ -163,9 +173,11 @@ def test_counts_by_brute_force(
     sides = zip(*flags, strict=True)
     runs = [
         write_run(folder / name, name=name, correct={4: [50 if flag else 0 for flag in side]})
-        for name, side in zip(("first", "second"), sides, strict=True)
+        for name, side in zip(("plain", "other"), sides, strict=True)
     ]
-    (result,) = pair(*runs)
-    assert result.num_documents == len(flags)
-    assert result.verbatim.num_only_against == sum(a and not b for a, b in flags)
-    assert result.verbatim.num_only_setting == sum(b and not a for a, b in flags)
+    (result,) = pair(*runs).values()
+    assert result["verbatim"].num_documents == len(flags)
+    assert split(result["verbatim"]) == (
+        sum(a and not b for a, b in flags),
+        sum(b and not a for a, b in flags),
+    )

@@ -9,8 +9,7 @@ from compare_examples import CORRECT, write_run
 from memguard.compare import FinishedRun, compare_runs, list_comparison_rows
 from memguard.errors import RecordError
 from memguard.records.audit_files import load_audit_report
-from memguard.records.comparison import check_results, load_comparison
-from memguard.records.report_rows import list_report_rows
+from memguard.records.comparison import check_results, list_shares, load_comparison
 from memguard.records.results import build_table, read_results
 from memguard.workflows.compare_runs import publish
 
@@ -31,7 +30,7 @@ def test_every_row_of_every_run_is_there_with_setting_and_seed(runs: list[Finish
     rows = list_comparison_rows(compare_runs(runs, name="c", command=""), runs)
     build_table(rows)  # Keys are unique.
     for run in runs:
-        own = list_report_rows(load_audit_report(run.folder / "audit"))
+        own = load_audit_report(run.folder / "audit").tables.results
         ours = [
             row
             for row in rows
@@ -63,10 +62,9 @@ def test_settings_are_compared_by_seed_and_over_seeds(runs: list[FinishedRun]) -
     )
     point = comparison.front[1]
     assert pooled.bucket == "(trained most often)"
-    assert (pooled.value, (pooled.low, pooled.high)) == (
-        point.risks["verbatim"].value,
-        point.risks["verbatim"].ci,
-    )
+    assert (pooled.num_matched, pooled.num_documents) == (4, 10)
+    assert pooled == list_shares(comparison.tables, "goldfish")["verbatim"]
+    assert point.risk == list_shares(comparison.tables, "goldfish")[point.risk_by].value
     (loss,) = (
         row for row in rows if row.seed is None and row.setting == "plain" and row.metric == "nll"
     )

@@ -7,7 +7,6 @@ from compare_examples import KNOWN, make_report
 
 from memguard.compare import Copies, Findings, Fix, find_fix
 from memguard.config import GoldfishConfig, RunConfig, apply_settings
-from memguard.records import AuditReport
 
 
 def make_config(mitigations: list[Any], **changes: Any) -> RunConfig:
@@ -21,9 +20,9 @@ def make_config(mitigations: list[Any], **changes: Any) -> RunConfig:
 
 
 def find(config: RunConfig, level: str = "memorized", reason: str | None = "control") -> Fix | None:
-    values = make_report({0: [3] * 20, 4: [50] * 20, 16: [50] * 20})
-    values["verdict"] |= {"level": level, "reason": reason}
-    return find_fix(Findings(config=config, report=AuditReport.model_validate(values)))
+    changes = {"verdict.level": level, "verdict.reason": reason}
+    report = make_report({0: [3] * 20, 4: [50] * 20, 16: [50] * 20}, changes=changes)
+    return find_fix(Findings(config=config, report=report))
 
 
 def goldfish(k: int, **settings: Any) -> dict[str, Any]:
@@ -102,7 +101,7 @@ SLICED = {0: [3] * 20, 4: [9] * 20, 16: [50] * 20, 64: [50] * 20}
 def findings(
     config: RunConfig, copies: Copies | None = None, *, generated: bool = True
 ) -> Findings:
-    report = AuditReport.model_validate(make_report(SLICED, generated=generated))
+    report = make_report(SLICED, generated=generated)
     return Findings(config=config, report=report, copies=copies)
 
 
@@ -134,8 +133,8 @@ def test_the_slice_is_judged_on_what_was_generated_or_else_on_verbatim() -> None
     assert fix == find_fix(findings(config))
     assert "trained 16 times or more" in fix.change
     # All documents known to 90 %, token by token, and none extracted: no slice of doses.
-    values = make_report({0: [3] * 20, 4: [9] * 20, 16: [KNOWN] * 20})
-    fix = find_fix(Findings(config=config, report=AuditReport.model_validate(values)))
+    report = make_report({0: [3] * 20, 4: [9] * 20, 16: [KNOWN] * 20})
+    fix = find_fix(Findings(config=config, report=report))
     assert fix.change == "goldfish k: none -> 4"
 
 
@@ -172,6 +171,6 @@ def test_copies_go_first_where_they_are_what_is_recited(
 
 
 def test_without_a_known_dose_there_is_no_slice() -> None:
-    values = make_report(SLICED) | {"dose_response": False}
-    fix = find_fix(Findings(config=make_config([]), report=AuditReport.model_validate(values)))
+    report = make_report(SLICED, changes={"dose_response": False})
+    fix = find_fix(Findings(config=make_config([]), report=report))
     assert fix.change == "goldfish k: none -> 4"

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from compare_examples import CORRECT, KNOWN, TOKENS, write_manifest, write_run
+from compare_examples import CORRECT, KNOWN, TOKENS, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,25 +15,30 @@ from memguard.audit.statistics import compute_mean
 from memguard.compare import compare_runs
 from memguard.compare.front import mark_dominated
 from memguard.records import FrontPoint
+from memguard.records.comparison import find_change, list_shares
 
 
-def front_of(*runs: Any) -> dict[str, FrontPoint]:
+def front_of(*runs: Any) -> dict[str, Any]:
+    """Return the points of the settings, each with its rows."""
     comparison = compare_runs(runs, name="sweep", command="")
-    return {point.name: point for point in comparison.front}
+    tables = comparison.tables
+    return {
+        point.name: SimpleNamespace(
+            **dict(point),
+            shares=list_shares(tables, point.name),
+            loss=tables.find("heldout", "nll", "(held out)", setting=point.name),
+            change=find_change(tables, point.name),
+        )
+        for point in comparison.front
+    }
 
 
 def right(num_verbatim: int, num_documents: int = 40) -> dict[int, list[int]]:
     return {16: [TOKENS] * num_verbatim + [0] * (num_documents - num_verbatim)}
 
 
-def make_point(
-    name: str,
-    risk: float | None,
-    utility: float,
-    half: float = 0.0,
-    shifts: Sequence[float] = (0.0,),
-) -> FrontPoint:
-    """Return a point whose risk is known to ``half``, and whose utility each seed shifts."""
+def make_point(name: str, risk: float | None, utility: float, half: float = 0.0) -> FrontPoint:
+    """Return a point whose risk is known to ``half``."""
     return FrontPoint(
         name=name,
         num_seeds=1,
@@ -43,8 +49,6 @@ def make_point(
         risk_ci=(risk - half, risk + half) if half and risk is not None else None,
         risk_by=None,
         utility=utility,
-        utility_ci=None,
-        utility_by_seed={seed: utility + shift for seed, shift in enumerate(shifts)},
     )
 
 
@@ -54,7 +58,7 @@ def test_one_seed_has_the_exact_interval_and_none_of_utility(tmp_path: Path) -> 
     assert (point.num_seeds, point.num_documents, point.risk) == (1, 40, 0.15)
     # Both solve the same equation, ours in closed form by the beta distribution.
     assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
-    assert (point.utility, point.utility_ci) == (2.0, None)
+    assert (point.utility, point.loss.value, point.loss.ci) == (2.0, 2.0, None)
 
 
 def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None:
@@ -65,7 +69,7 @@ def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None
             seed=seed,
             ids=f"d{seed}",
             correct=right(found[seed]),
-            changes={"training.heldout_nll": nlls[seed]},
+            nll=nlls[seed],
         )
         for seed in range(3)
     ]
@@ -78,47 +82,37 @@ def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None
     assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
     losses = stats.t.interval(0.95, 2, loc=6.5 / 3, scale=stats.sem(nlls))
     assert point.utility == pytest.approx(6.5 / 3)
-    assert point.utility_ci == pytest.approx(losses, rel=1e-9)
+    assert point.loss.ci == pytest.approx(losses, rel=1e-9)
 
 
 def test_utility_is_held_against_the_first_seed_by_seed(tmp_path: Path) -> None:
     plain, other = (2.0, 3.1, 4.4), (2.1, 3.3, 4.5)
     runs = [
-        write_run(
-            tmp_path / f"{name}{seed}",
-            name=name,
-            seed=seed,
-            changes={"training.heldout_nll": nlls[seed]},
-        )
+        write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, nll=nlls[seed])
         for name, nlls in (("plain", plain), ("other", other))
         for seed in range(3)
     ]
     points = front_of(*runs)
-    assert points["plain"].utility_change is None or points["plain"].utility_change.value == 0
-    change = points["other"].utility_change
+    assert points["plain"].change is None
+    change = points["other"].change
     assert change.value == pytest.approx(sum(other) / sum(plain) - 1)
     paired = stats.ttest_rel(other, plain).confidence_interval(0.95)
     mean = sum(plain) / 3
     # Both solve the same equation; only the order of the sums differs.
     assert change.ci == pytest.approx((paired.low / mean, paired.high / mean), rel=1e-9)
     # Other documents with each seed: the losses themselves say next to nothing.
-    assert points["other"].utility_ci[0] < points["plain"].utility
+    assert points["other"].loss.low < points["plain"].utility
 
 
 def test_a_seed_that_one_setting_lacks_counts_for_none(tmp_path: Path) -> None:
     runs = [
-        write_run(
-            tmp_path / f"{name}{seed}",
-            name=name,
-            seed=seed,
-            changes={"training.heldout_nll": 2.0 + seed},
-        )
+        write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, nll=2.0 + seed)
         for name, seed in (("plain", 0), ("plain", 1), ("plain", 2), ("other", 2))
     ]
     points = front_of(*runs)
     assert {point.num_seeds for point in points.values()} == {1}
     assert {point.utility for point in points.values()} == {4.0}
-    assert points["other"].utility_change.value == 0
+    assert points["other"].change.value == 0
 
 
 def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
@@ -148,10 +142,15 @@ def test_a_document_of_several_seeds_is_one_piece_of_evidence(tmp_path: Path) ->
 
 
 def test_near_duplicates_are_less_evidence_of_a_risk(tmp_path: Path) -> None:
-    correct = {4: [TOKENS] * 8 + [0] * 12}
-    runs = [write_run(tmp_path / f"{seed}", seed=seed, correct=correct) for seed in range(2)]
-    for run in runs:
-        write_manifest(run, clusters=[n // 4 for n in range(20)])
+    runs = [
+        write_run(
+            tmp_path / f"{seed}",
+            seed=seed,
+            correct={4: [TOKENS] * 8 + [0] * 12},
+            clusters=[n // 4 for n in range(20)],
+        )
+        for seed in range(2)
+    ]
     exact = stats.binomtest(2, 5).proportion_ci(method="exact")
     # Two of five texts, of four copies each.
     assert front_of(runs[0])["plain"].risk_ci == pytest.approx((exact.low, exact.high))
@@ -186,7 +185,7 @@ def test_attack_cost_counts_where_every_run_was_asked(tmp_path: Path) -> None:
 
 def seeded(
     tmp_path: Path, attacked: Sequence[dict[str, tuple[int, int]]], *, shared: bool = False
-) -> FrontPoint:
+) -> Any:
     """Return the point of a setting none of whose 40 documents a seed is extracted greedily."""
     runs = [
         write_run(
@@ -210,7 +209,7 @@ def test_the_best_attack_counts_over_all_seeds(tmp_path: Path) -> None:
     ]
     point = seeded(tmp_path, tried)
     assert (point.risk, point.risk_by) == (pytest.approx(14 / 30), "attack")
-    assert set(point.risks) == {"verbatim", "near_verbatim", "attack"}
+    assert set(point.shares) == {"verbatim", "near_verbatim", "attack"}
     exact = stats.binomtest(14, 30).proportion_ci(method="exact")
     seeds = stats.t.interval(0.95, 2, loc=14 / 30, scale=stats.sem([0.4, 0.5, 0.5]))
     assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
@@ -233,6 +232,20 @@ def test_documents_that_several_seeds_attack_are_one_piece_of_evidence(tmp_path:
         assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
 
 
+def test_near_duplicates_that_are_attacked_are_less_evidence(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "a",
+        correct={4: [0] * 20},
+        clusters=[n // 4 for n in range(20)],
+        attacks={4: {"fill": (4, 8)}},
+    )
+    point = front_of(run)["plain"]
+    # One of two texts, of four copies each.
+    exact = stats.binomtest(1, 2).proportion_ci(method="exact")
+    assert (point.risk, point.risk_by) == (0.5, "attack")
+    assert point.shares["attack"].ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
 def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
     tried = {16: {"beam_search": (9, 10)}}
     runs = [
@@ -247,7 +260,7 @@ def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
     points = front_of(*runs)
     for point in points.values():
         assert (point.risk, point.risk_by) == (0.1, "verbatim")
-        assert "attack" not in point.risks
+        assert "attack" not in point.shares
     attacked = front_of(*runs[:3])
     assert {point.risk for point in attacked.values()} == {0.9}
 
@@ -258,7 +271,7 @@ def test_none_extracted_is_known_no_better_than_from_the_fewest_documents(tmp_pa
     assert (point.risk, point.risk_by) == (0.0, "verbatim")
     # Of 40 documents none is verbatim, and that would be below 8.8 %; five were attacked.
     assert point.risk_ci == pytest.approx((0.0, exact.high))
-    assert point.risks["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
+    assert point.shares["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
     alone = seeded(tmp_path / "alone", [{"beam_search": (0, 1)}])
     assert alone.risk_ci == (0.0, 1.0)
 
@@ -271,13 +284,13 @@ def test_near_verbatim_counts_where_every_run_generated(tmp_path: Path) -> None:
     ]
     assert front_of(runs[0])["generated"].risk_by == "near_verbatim"
     for point in front_of(*runs).values():
-        assert (point.risk, point.risk_by, set(point.risks)) == (0.25, "verbatim", {"verbatim"})
+        assert (point.risk, point.risk_by, set(point.shares)) == (0.25, "verbatim", {"verbatim"})
 
 
 def test_what_is_known_token_by_token_is_no_risk(tmp_path: Path) -> None:
     point = front_of(write_run(tmp_path / "a", correct={16: [KNOWN] * 4}))["plain"]
     assert point.risk == 0
-    assert set(point.risks) == {"verbatim", "near_verbatim"}
+    assert set(point.shares) == {"verbatim", "near_verbatim"}
 
 
 def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
@@ -302,11 +315,10 @@ def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(tmp_path: Path) -> None:
-    fewer = {"buckets.2.num_repetitions": 8}
     correct = {**CORRECT, 16: [TOKENS, 0, 0, 0, 0]}
     points = front_of(
         write_run(tmp_path / "a"),
-        write_run(tmp_path / "b", name="fewer", correct=correct, changes=fewer),
+        write_run(tmp_path / "b", name="fewer", correct=correct, repetitions={"x16": 8}),
     )
     assert points["plain"].risk == 0.8
     assert points["fewer"].risk == 0.2
@@ -328,7 +340,8 @@ def find_front(points: Sequence[FrontPoint]) -> set[str]:
 @given(st.lists(st.tuples(st.none() | st.integers(0, 5), st.integers(0, 5)), max_size=12))
 def test_the_front_is_what_nothing_beats(values: list[tuple[int | None, int]]) -> None:
     points = mark_dominated(
-        [make_point(f"p{n}", risk, float(utility)) for n, (risk, utility) in enumerate(values)]
+        [make_point(f"p{n}", risk, float(utility)) for n, (risk, utility) in enumerate(values)],
+        {f"p{n}": {0: float(utility)} for n, (_, utility) in enumerate(values)},
     )
     front = find_front(points)
     for point in points:
@@ -364,10 +377,11 @@ def test_beyond_the_intervals(
 ) -> None:
     # What a seed does to both, however much, is no part of their difference.
     better, worse = mark_dominated(
-        [
-            make_point("a", *one, half, shifts=(1, 0, -1)),
-            make_point("b", *other, half, shifts=(1 + spread, 0, -1 - spread)),
-        ]
+        [make_point("a", *one, half), make_point("b", *other, half)],
+        {
+            name: {seed: utility + shift for seed, shift in enumerate((1 + more, 0, -1 - more))}
+            for name, (_, utility), more in (("a", one, 0), ("b", other, spread))
+        },
     )
     assert not better.is_dominated
     assert worse.dominated_by == ["a"]

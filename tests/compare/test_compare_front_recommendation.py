@@ -1,9 +1,19 @@
 """One rule chooses a setting, or says plainly why it chooses none."""
 
-import pytest
+from collections.abc import Sequence
 
-from memguard.compare.front import recommend
-from memguard.records import FrontPoint
+import pytest
+from result_examples import make_tables, value_row
+
+from memguard import records as r
+from memguard.compare import recommendation
+
+Point = tuple[r.FrontPoint, list[r.ResultRow]]
+
+
+def recommend(points: Sequence[Point]) -> r.Recommendation:
+    tables = make_tables(row for _, rows in points for row in rows)
+    return recommendation.recommend([point for point, _ in points], tables)
 
 
 def make_point(
@@ -15,9 +25,13 @@ def make_point(
     levels: dict[str, int] | None = None,
     num_told_apart: int = 0,
     num_seeds: int = 1,
-) -> FrontPoint:
-    """Return a point of ``(low, risk, high)``; the first one's utility is 4."""
-    return FrontPoint.model_validate(
+    none_by: Sequence[r.RiskName] = (),
+) -> Point:
+    """Return a point of ``(low, risk, high)`` with its rows; the first one's utility is 4.
+
+    ``none_by`` are methods that extracted no document.
+    """
+    point = r.FrontPoint.model_validate(
         {
             "name": name,
             "num_seeds": num_seeds,
@@ -28,12 +42,17 @@ def make_point(
             "risk_ci": risk and (risk[0], risk[2]),
             "risk_by": by if risk else None,
             "utility": utility,
-            "utility_ci": None,
-            "utility_change": None
-            if name == "plain"
-            else {"value": utility / 4.0 - 1, "ci": change_ci},
         }
     )
+    rows = [
+        value_row("extraction", metric, r.MOST_TRAINED, 0.0, statistic="rate", setting=name)
+        for metric in none_by
+    ]
+    if name != "plain":
+        change = r.Interval(value=utility / 4.0 - 1, ci=change_ci)
+        against = {"setting": name, "against": "setting:plain"}
+        rows.append(value_row("heldout", "nll_change", "(held out)", change, **against))
+    return point, rows
 
 
 PLAIN = make_point("plain", (0.9, 1.0, 1.0), 4.0)
@@ -97,12 +116,9 @@ def test_the_sentence_gives_the_numbers_and_the_runner_up() -> None:
 
 
 def test_no_risk_is_none_of_any_kind() -> None:
-    none = make_point("k2", (0.0, 0.0, 0.088), 4.1)
-    shares = {name: {"value": 0.0, "ci": None} for name in ("verbatim", "near_verbatim")}
+    none = make_point("k2", (0.0, 0.0, 0.088), 4.1, none_by=["verbatim", "near_verbatim"])
     dearer = make_point("k3", (0.0, 0.0, 0.088), 4.2)
-    found = recommend(
-        [PLAIN, dearer, FrontPoint.model_validate(none.model_dump() | {"risks": shares})]
-    )
+    found = recommend([PLAIN, dearer, none])
     # Of two without risk the better one is both: nothing is said of the other.
     assert found.sentence.startswith(
         "'k2' is recommended: 0.0 % (95 % CI 0.0 to 8.8 %) of the documents trained most often "
@@ -231,6 +247,6 @@ def test_the_best_attack_is_spoken_of() -> None:
         ),
     ],
 )
-def test_why_nothing_is_recommended(points: list[FrontPoint], why: str) -> None:
+def test_why_nothing_is_recommended(points: list[Point], why: str) -> None:
     found = recommend(points)
     assert (found.setting, found.sentence) == (None, f"No setting is recommended: {why}")

@@ -43,11 +43,11 @@ def test_runs_are_compared_as_settings_of_a_sweep_are(tmp_path: Path) -> None:
     assert page == tmp_path / "out" / "comparison.html"
     assert comparison == load_comparison(page.with_suffix(".json"))
     assert comparison.name == "plain, other"
-    assert [each.run for each in comparison.settings] == ["plain", "other"]
+    assert [each.run for each in comparison.runs] == ["plain", "other"]
     # What differs but for the mitigations, which stand beside it.
-    assert comparison.settings[1].overrides == {"optim.lr": 1e-3}
-    assert comparison.settings[0].overrides == {}
-    assert comparison.paired
+    assert comparison.runs[1].overrides == {"optim.lr": 1e-3}
+    assert comparison.runs[0].overrides == {}
+    assert comparison.tables.tests
     for name in ("comparison.html", "comparison.svg"):
         assert page.with_name(name).stat().st_size > 1000
 
@@ -65,7 +65,7 @@ def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path: Path) -> None:
         write(tmp_path, "other-1", better=True, optim={"lr": 1e-3}, seed=1),
     ]
     _, comparison = compare_folders(folders, tmp_path / "out")
-    names = [(each.name, each.seed) for each in comparison.settings]
+    names = [(each.setting, each.seed) for each in comparison.runs]
     assert names == [("plain-0", 0), ("plain-0", 1), ("other-0", 0), ("other-0", 1)]
 
 
@@ -73,8 +73,8 @@ def test_what_fitted_in_memory_is_no_setting(tmp_path: Path) -> None:
     halved = {"micro_batch_size": 4, "activation_checkpointing": "full"}
     folders = [write(tmp_path, "a"), write(tmp_path, "b", seed=1, train=halved)]
     _, comparison = compare_folders(folders, tmp_path / "out")
-    assert [(each.name, each.seed) for each in comparison.settings] == [("a", 0), ("a", 1)]
-    assert not any(each.overrides for each in comparison.settings)
+    assert [(each.setting, each.seed) for each in comparison.runs] == [("a", 0), ("a", 1)]
+    assert not any(each.overrides for each in comparison.runs)
 
 
 def test_other_settings_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_other_settings_in_folders_of_one_name_are_told_apart(tmp_path: Path) ->
         write(tmp_path / "high" / "again", "none", better=True, optim={"lr": 2e-3}),
     ]
     _, comparison = compare_folders(folders, tmp_path / "out")
-    names = [(each.name, each.seed) for each in comparison.settings]
+    names = [(each.setting, each.seed) for each in comparison.runs]
     assert names == [("none", 0), ("high/none", 1), ("again/none", 0)]
 
 

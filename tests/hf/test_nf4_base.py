@@ -23,6 +23,7 @@ from memguard.hf.merged_weights import open_merged
 from memguard.hf.nf4_base import quantise_base
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.lora import LoraSpec, attach_lora, is_adapter_parameter
+from memguard.records import AuditReport, load_record
 from memguard.records.run_files import load_trained
 from memguard.workflows.run_folder import hash_run
 
@@ -182,10 +183,11 @@ def test_a_run_on_nf4_is_audited_and_merged_with_the_numbers_it_was_trained_on(
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     trained = [line["nll"] for line in lines if line["event"] == "heldout"][-1]
     succeed(*("audit", run, "--out", tmp_path / "out", "--variants", "merged,adapter"))
-    variants = json.loads((tmp_path / "out" / "report.json").read_text())["variants"]["variants"]
-    for variant in variants:
+    audited = load_record(AuditReport, tmp_path / "out" / "report.json")
+    for variant in audited.variants:
+        (loss,) = audited.tables.select("heldout", "nll", variant=variant.name, against=None)
         # fp32 in another order.
-        assert variant["heldout_nll"] == pytest.approx(trained, abs=1e-5)
+        assert loss.value == pytest.approx(trained, abs=1e-5)
     ended = succeed("export", run, tmp_path / "merged", "--merge", "--json")
     assert json.loads(ended.out)["difference"]["largest"] < 1e-4
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

@@ -36,7 +36,7 @@ def draw_documents(seed: int) -> list[str]:
 
 
 def read_logprobs(result: api.AuditResult) -> list[float]:
-    return result.to_pandas().sort_values("id")["logprob"].tolist()
+    return result.to_pandas().sort_values("id")["extraction.logprob"].tolist()
 
 
 class Auditor(transformers.TrainerCallback):
@@ -118,7 +118,7 @@ def test_a_forward_that_still_runs_the_original_is_an_error() -> None:
         audit(model)
     assert not any(module._forward_pre_hooks for module in model.modules())
     del decoder._hf_hook
-    assert audit(model).report.buckets, "without a hook the closure is left behind"
+    assert audit(model).report.tables.results, "without a hook the closure is left behind"
 
 
 def test_modules_whose_class_has_no_forward_are_refused() -> None:

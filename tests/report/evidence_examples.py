@@ -1,9 +1,11 @@
-"""Reports and comparisons with everything a full suite finds, made up: for tests of pages."""
+"""Reports with everything a full suite finds, made up: for tests of pages."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import report_examples as examples
-from measure_examples import make_all_measures
+from result_examples import auc_row, change_tables, make_interval, make_metric, rate_row, value_row
 
 from memguard import records as r
 
@@ -11,141 +13,221 @@ COSTS = {"control": None, "r4": 31.4, "r16": 5.13, "r64": 1.6}
 """log10 of the median document's queries; the control's median is never drawn."""
 FOUND = {
     "sampling": {"r16": (1, 3), "r64": (4, 9)},
-    "beam": {"r16": (2, 6), "r64": (6, 14)},
+    "beam_search": {"r16": (2, 6), "r64": (6, 14)},
     "fill": {"r4": (0, 1), "r16": (11, 19), "r64": (24, 38)},
 }
 """Documents by attack and bucket: of which the first answer was right, of which any."""
 NOTES = {"fill": "Knows which tokens the mitigation drops, not what they are."}
+DEFINITIONS = {
+    "loss": "Mean log-probability of a token (Yeom et al. 2018).",
+    "blind": "Bag of words, cross-fitted: never asks the model.",
+}
+BUCKETS = tuple(COSTS)
+REWRITINGS = (
+    ("leading_space", 40, 3, 0.011),
+    ("lower_case", 39, 39, 0.518),
+    ("curly_quotes", 0, 0, None),
+    ("near-duplicates", 5, 2, 0.072),
+)
+"""Name, passages, changed masks, leaked share."""
 
 
-def make_cost(median: float | None, documents: int = 40) -> r.AttackCostScores:
-    never = 0 if median is not None else 25
-    within = {
-        bound: examples.make_rate(
-            0 if median is None else max(0, min(40, round(20 + 9 * (math.log10(bound) - median)))),
-            documents,
-        )
-        for bound in (1, 10, 1_000, 1_000_000)
+def list_costs(bucket: str, median: float | None, **key: Any) -> list[r.ResultRow]:
+    """Return the attack cost of 40 documents; None: 25 of them are never drawn."""
+    rows = [rate_row("sampling", "never", bucket, 0 if median is not None else 25, **key)]
+    quantiles = {
+        "q10": 52 if median is None else max(1, math.ceil(median - 1.7)),
+        "median": None if median is None else math.ceil(median),
+        "q90": None if median is None else math.ceil(median + 3.3),
     }
-    return r.AttackCostScores(
-        num_documents=documents,
-        num_never=never,
-        quantile_10=52 if median is None else max(1, math.ceil(median - 1.7)),
-        median=None if median is None else math.ceil(median),
-        quantile_90=None if median is None else math.ceil(median + 3.3),
-        within=within,
-    )
-
-
-def make_attacked(bucket: str, attack: str) -> r.AttackedBucket:
-    first, any_answer = FOUND[attack].get(bucket, (0, 0))
-    return r.AttackedBucket(
-        bucket=bucket,
-        attack=attack,
-        num_queries=16,
-        best_verbatim=examples.make_rate(first, 40),
-        any_verbatim=examples.make_rate(any_answer, 40),
-        mean_token_accuracy=examples.make_interval(0.3 + first / 60, 0.05),
-        note=NOTES.get(attack, ""),
-    )
-
-
-def make_membership() -> list[r.MembershipScores]:
-    def make(score: str, auc: float, definition: str, missing: int = 0) -> r.MembershipScores:
-        return r.MembershipScores(
-            score=score,
-            num_members=120 - missing,
-            num_nonmembers=40,
-            auc=examples.make_interval(auc, 0.05),
-            definition=definition,
-            tpr_at_fpr={
-                "0.001": None,
-                "0.01": None,
-                "0.1": examples.make_rate(round(100 * auc) - missing, 120 - missing),
-            },
-            num_missing=missing,
+    for statistic, value in quantiles.items():
+        rows.append(
+            value_row(
+                *("sampling", "log10_queries", bucket, value),
+                statistic=statistic,
+                why_not="never sampled",
+                **key,
+            )
         )
+    for bound in (1, 10, 1_000, 1_000_000):
+        drawn = 0 if median is None else round(20 + 9 * (math.log10(bound) - median))
+        matched, settings = max(0, min(40, drawn)), {"queries": bound}
+        rows.append(
+            rate_row("sampling", "within_queries", bucket, matched, settings=settings, **key)
+        )
+    return rows
 
-    unasked = r.MembershipScores(
-        score="reference", num_members=0, num_nonmembers=0, auc=None, num_missing=160
-    )
+
+def list_attacked(bucket: str, attack: str, **key: Any) -> list[r.ResultRow]:
+    """Return what an attack with 16 answers finds in 40 documents."""
+    first, found = FOUND[attack].get(bucket, (0, 0))
+    settings = {"attack": attack, "answers": 16}
+    accuracy = make_interval(0.3 + first / 60, 0.05)
     return [
-        make("loss", 0.884, "Mean log-probability of a token (Yeom et al. 2018)."),
-        make("min_k_plus_plus", 0.921, "Min-K% standardised (Zhang et al. 2024)."),
-        make("loss_minus_base", 0.957, "Loss, minus that of the model before training."),
-        make("recall", 0.791, "Log-likelihood after an untrained text / without it.", 4),
-        unasked,
-        make("blind", 0.53, "Bag of words, cross-fitted: never asks the model."),
+        rate_row("attacks", "first_answer", bucket, first, settings=settings, **key),
+        rate_row("attacks", "any_answer", bucket, found, settings=settings, **key),
+        value_row("attacks", "token_accuracy", bucket, accuracy, settings=settings, **key),
     ]
 
 
-def make_canary(number: int, trained: bool) -> r.CanaryScore:
-    rank = number // 2 + 1
-    bits = math.log2(15) - math.log2(min(rank, 15))
-    return r.CanaryScore(
-        id=f"canary-{number:04d}",
-        was_trained=trained,
-        nll=4.25 + number if trained else 27.0 + number / 10,
-        base_nll=28.0 + number / 10,
-        num_secret_tokens=12,
-        num_repetitions=64 if trained else 0,
-        num_loss_tokens=9 if trained else 0,
-        exposure_bits=bits if trained else None,
-        exposure_extrapolated_bits=2.5 * bits if trained else None,
-        verbatim=trained and number < 3,
-    )
+def list_membership(**key: Any) -> list[r.ResultRow]:
+    """Return AUCs and true-positive rates; 'reference' had no model, 'recall' misses four."""
+    rows = []
+    aucs = {"loss": 0.884, "min_k_plus_plus": 0.921, "loss_minus_base": 0.957, "recall": 0.791}
+    for score, auc in {**aucs, "reference": None, r.BLIND: 0.53}.items():
+        missing = {"recall": 4, "reference": 120}.get(score, 0)
+        members, known = 120 - missing, auc is not None
+        counted = {"num_other": 40 if known else 0, "num_missing": missing, **key}
+        interval = None if auc is None else make_interval(auc, 0.05)
+        rows.append(auc_row(score, interval, members, **counted))
+        for rate in ("0.001", "0.01", "0.1") if auc is not None else ():
+            matched = round(100 * (auc or 0)) - missing if rate == "0.1" else None
+            rows.append(
+                rate_row(
+                    *("membership", "tpr", r.MEMBERS, matched, members),
+                    settings={"score": score, "fpr": rate},
+                    why_not=f"fewer than 1 / {rate} control documents",
+                    **counted,
+                )
+            )
+    return rows
 
 
-def make_canaries(epsilon: float | None = 1.496) -> r.CanaryScores:
-    canaries = [make_canary(number, number < 17) for number in range(32)]
-    bits = sorted(one.exposure_bits for one in canaries if one.exposure_bits is not None)
-    return r.CanaryScores(
-        num_trained=17,
-        num_references=15,
-        num_ranked=32,
-        num_ranked_references=15,
-        num_repetitions=64,
-        verbatim=examples.make_rate(3, 17),
-        reference_verbatim=examples.make_rate(0, 15),
-        loss_coverage=0.75,
-        num_without_loss=0,
-        median_exposure_bits=bits[8],
-        max_exposure_bits=bits[-1],
-        median_exposure_extrapolated_bits=2.5 * bits[8],
-        max_exposure_extrapolated_bits=2.5 * bits[-1],
-        num_guesses=24,
-        num_right=23,
-        epsilon_lower_bound=epsilon,
-        epsilon_ceiling=None if epsilon is None else 2.017,
-        delta=1e-5,
-        assumptions=[
+def list_canaries() -> list[r.ResultRow]:
+    rows = [
+        rate_row("canaries", "verbatim", r.SECRETS, 3, 17),
+        rate_row("canaries", "verbatim", r.REFERENCE_SECRETS, 0, 15),
+        rate_row("canaries", "without_loss", r.SECRETS, 0, 17),
+        value_row("canaries", "loss_coverage", r.SECRETS, 0.75, 17),
+    ]
+    bits = {"median": math.log2(15) - math.log2(5), "max": math.log2(15)}
+    for metric, factor in (("exposure_bits", 1.0), ("exposure_extrapolated_bits", 2.5)):
+        for statistic in ("median", "max"):
+            value = factor * bits[statistic]
+            key = {"statistic": statistic, "num_other": 15}
+            rows.append(value_row("canaries", metric, r.SECRETS, value, 17, **key))
+    return rows
+
+
+def describe_canaries(epsilon: float | None = 1.496) -> r.DetailRow:
+    value = {
+        "num_trained": 17,
+        "num_references": 15,
+        "num_ranked": 32,
+        "num_ranked_references": 15,
+        "num_repetitions": 64,
+        "num_guesses": 24,
+        "num_right": 23,
+        "epsilon_lower_bound": epsilon,
+        "epsilon_ceiling": None if epsilon is None else 2.017,
+        "delta": 1e-5,
+        "assumptions": [
             "Each canary was trained or left out by its own fair coin.",
             "One training run was audited; another may leak more or less.",
         ],
-        canaries=canaries,
-    )
+        "has_base": True,
+        "exposure": {"bits": [0, 1, 2, 3], "reached": [17, 14, 8, 2], "num_secrets": 17},
+    }
+    return r.DetailRow(probe="canaries", schema=1, value=value)
 
 
-def make_mask_changes() -> list[r.MaskChange]:
-    rows = [
-        ("leading_space", 40, 3, 0.011),
-        ("lower_case", 39, 39, 0.518),
-        ("curly_quotes", 0, 0, None),
-        ("near-duplicates", 5, 2, 0.072),
-    ]
+def list_masks(
+    rewritings: Sequence[tuple[str, int, int, float | None]] = REWRITINGS,
+) -> list[r.ResultRow]:
+    rows = []
+    for name, passages, changed, share in rewritings:
+        settings = {"rewriting": name}
+        counted: tuple[Any, ...] = (changed, passages)
+        rows += [
+            rate_row("mask_consistency", "mask_changed", r.TRAINED, *counted, settings=settings),
+            value_row(
+                *("mask_consistency", "leaked_share", r.TRAINED, share, passages),
+                settings=settings,
+                why_not="no passage differs",
+            ),
+        ]
+    return rows
+
+
+def list_copies() -> list[r.ResultRow]:
+    """Return the documents extracted although at most k of the trained ones have their text."""
     return [
-        r.MaskChange(
-            rewriting=name, num_passages=passages, num_changed=changed, mean_leaked_share=share
+        rate_row("extraction", "verbatim", r.TRAINED, matched, documents, settings=settings)
+        for k, documents, matched in ((1, 104, 3), (2, 112, 5), (5, 120, 7), (10, 120, 7))
+        for settings in [{"copies_at_most": k}]
+    ]
+
+
+def list_windows() -> list[r.ResultRow]:
+    """Return rates and token accuracies of twelve windows, and the base model's."""
+    rows = []
+    for offset in (0, 64):
+        for prefix in (10, 25, 50):
+            for size in (25, 50):
+                settings = {"offset": offset, "prefix_tokens": prefix, "continuation_tokens": size}
+                accuracy = [0.17, 0.22 + prefix / 400, 0.4 + prefix / 300, 0.6 + prefix / 250]
+                matched = [0, 0, prefix // 25, prefix // 5]
+                rows += _list_pairs("grid", "verbatim", matched, 0, settings)
+                rows += _list_pairs("grid", "token_accuracy", accuracy, 0.131, settings)
+    return rows
+
+
+def list_written() -> list[r.ResultRow]:
+    """Return the overlap of greedy and of sampled text."""
+    rows = []
+    for decoding, lost in (("greedy", 0.0), ("T=1, top-p 0.95", 0.11)):
+        values: dict[str, tuple[list[float], float]] = {
+            "rouge_l": ([0.21, 0.3 - lost / 3, 0.52 - lost, 0.79 - lost], 0.184),
+            "longest_copied_run": ([3.1, 5.2, 14.7 - 10 * lost, 31.5], 3.0),
+            "edit_distance": ([0.86, 0.77, 0.51 + lost, 0.24 + lost], 0.88),
+            "near_verbatim": ([0, 0, 2, 11], 0),
+            "bleu_above_0.75": ([0, 0, 3, 13], 0),
+            "type_token_ratio": ([0.63, 0.66, 0.7, 0.71], 0.61),
+        }
+        for metric, (of_model, base) in values.items():
+            rows += _list_pairs("generation", metric, of_model, base, {"decoding": decoding})
+    return rows
+
+
+def _list_pairs(
+    probe: str, metric: str, values: Sequence[float], base: float, settings: dict[str, Any]
+) -> list[r.ResultRow]:
+    """Return the rows of the four buckets, each followed by the base model's."""
+    rows = []
+    for bucket, value in zip(BUCKETS, values, strict=True):
+        for model, shown in (("trained", value), ("base", base)):
+            key: dict[str, Any] = {"settings": settings, "model": model}
+            if make_metric(probe, metric).statistic == "rate":
+                rows.append(rate_row(probe, metric, bucket, int(shown), **key))
+            else:
+                interval = make_interval(shown, 0.03, 0, 50 if shown > 1 else 1)
+                rows.append(value_row(probe, metric, bucket, interval, **key))
+    return rows
+
+
+def list_trends() -> list[r.TestRow]:
+    return [
+        r.TestRow(
+            probe="extraction",
+            metric=metric,
+            bucket=r.TRAINED,
+            test="cochran-armitage",
+            num_documents=160,
+            statistic=z,
+            p_value=p_value,
+            doses=(0, 4, 16, 64),
+            fitted=(0.0, 0.0, 0.0, highest),
         )
-        for name, passages, changed, share in rows
+        for metric, z, p_value, highest in (
+            ("verbatim", None, None, 0.0),
+            ("near_verbatim", 3.912, 0.00009, 0.15),
+        )
     ]
 
 
 def make_full_report(goldfish: bool = True) -> r.AuditReport:
     """Return a report with every kind of evidence."""
     report = examples.make_report(goldfish)
-    names = [bucket.bucket for bucket in report.buckets]
-    doses = [bucket.num_repetitions or 0 for bucket in report.buckets]
     probes = [
         {"name": "extraction", "version": 1, "continuation_tokens": 50, "prefix_tokens": None},
         {"name": "grid", "version": 1, "offsets": [0, 64]},
@@ -160,6 +242,39 @@ def make_full_report(goldfish: bool = True) -> r.AuditReport:
         {"name": "attacks", "version": 1, "width": 16},
         {"name": "mask_consistency", "version": 1},
     ]
+    best = {name: max(found.get(name, (0, 0))[1] for found in FOUND.values()) for name in BUCKETS}
+    rows = [row for row in report.tables.results if row.probe != "membership"]
+    rows += [row for name in BUCKETS for row in list_costs(name, COSTS[name])]
+    rows += [row for name in BUCKETS for row in list_costs(name, None, model="base")]
+    rows += [row for name in BUCKETS for attack in FOUND for row in list_attacked(name, attack)]
+    rows += [rate_row("attacks", "best_any_answer", name, best[name]) for name in BUCKETS]
+    rows += [*list_membership(), *list_canaries(), *list_masks(), *list_copies()]
+    rows += [*list_windows(), *list_written()]
+    attacks = {row.parameters for row in rows if row.probe == "attacks" and row.parameters}
+    metrics = [
+        make_metric("attacks", metric, parameters, note=note)
+        for metric in ("first_answer", "any_answer")
+        for parameters in sorted(attacks)
+        for attack, note in NOTES.items()
+        if f"attack={attack}" in parameters
+    ]
+    metrics += [
+        make_metric("membership", "auc", f"score={score}", meaning=meaning)
+        for score, meaning in DEFINITIONS.items()
+    ]
+    details = [
+        *report.tables.details,
+        describe_canaries(),
+        r.DetailRow(
+            probe="sampling",
+            schema=1,
+            value={"schemes": ["temperature 1"]},
+        ),
+        r.DetailRow(probe="attacks", schema=1, value={"best": dict.fromkeys(BUCKETS, "fill")}),
+    ]
+    report = change_tables(
+        report, results=rows, tests=list_trends(), details=details, metrics=metrics
+    )
     return report.model_copy(
         update={
             "method": report.method.model_copy(update={"suite": "full", "probes": probes}),
@@ -170,61 +285,5 @@ def make_full_report(goldfish: bool = True) -> r.AuditReport:
                 *(examples.make_probe_run(n, 80) for n in ("generation", "attacks")),
                 examples.make_probe_run("mask_consistency", 40, "texts"),
             ],
-            "membership": make_membership(),
-            "measures": make_all_measures(names),
-            "attack_cost": [
-                r.AttackCostBucket(bucket=n, model=make_cost(COSTS[n]), base=make_cost(None))
-                for n in names
-            ],
-            "attacks": [make_attacked(name, attack) for name in names for attack in FOUND],
-            "extracted_copies": [
-                r.ExtractedCopies(k=k, num_documents=n, num_extracted=m)
-                for k, n, m in ((1, 104, 3), (2, 112, 5), (5, 120, 7), (10, 120, 7))
-            ],
-            "canaries": make_canaries(),
-            "mask_changes": make_mask_changes(),
-            "trends": [
-                r.DoseTrend(metric="verbatim", doses=doses, fitted=[0.0] * 4, z=None, p_value=None),
-                r.DoseTrend(
-                    metric="near_verbatim",
-                    doses=doses,
-                    fitted=[0.0, 0.0, 0.0, 0.15],
-                    z=3.912,
-                    p_value=0.00009,
-                ),
-            ],
-        }
-    )
-
-
-def make_full_comparison(num_seeds: int = 1) -> r.Comparison:
-    """Return a comparison whose runs were attacked."""
-    comparison = examples.make_comparison(num_seeds)
-    harder = {"plain": 0.0, "goldfish-k4": 3.2, "goldfish-k2": 9.7}
-
-    def change(setting: r.SettingResult) -> r.SettingResult:
-        more = harder[setting.name] + setting.seed / 10
-        cells = {
-            dose: cell.model_copy(
-                update={
-                    "attack_cost": make_cost(None if dose == "0" else 40 / int(dose) + more),
-                    "attacks": [
-                        make_attacked("control" if dose == "0" else f"r{dose}", attack)
-                        for attack in FOUND
-                    ],
-                }
-            )
-            for dose, cell in setting.extraction.items()
-        }
-        return setting.model_copy(update={"extraction": cells, "membership": make_membership()})
-
-    base = {
-        dose: cell.model_copy(update={"attack_cost": make_cost(None)})
-        for dose, cell in comparison.base_extraction.items()
-    }
-    return comparison.model_copy(
-        update={
-            "settings": [change(setting) for setting in comparison.settings],
-            "base_extraction": base,
         }
     )

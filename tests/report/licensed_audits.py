@@ -4,22 +4,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import evidence_examples
 import numpy as np
 import report_examples as examples
 from record_examples import make_document
+from result_examples import rate_row
 
 from memguard import records as r
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.document_scores import ModelResults, build_scores
+from memguard.audit.document_scores import build_scores
 from memguard.audit.extraction import Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
-from memguard.audit.probes.extraction import MAIN, ExtractionProbe
+from memguard.audit.probe import Summary
+from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.requests import Inputs, Measured
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite
-from memguard.audit.summary import Evidence, summarise
+from memguard.audit.summary import Circumstances, summarise, tabulate
+from memguard.audit.tables import Evidence
+from memguard.audit.window_scores import MAIN
 from memguard.config.settings import SamplingScheme
 
 ChoiceT = TypeVar("ChoiceT")
@@ -288,60 +293,48 @@ def _report(audit: Audit, apart: bool, rng: np.random.Generator) -> r.AuditRepor
     windows = [
         _window(audit, one, number, apart, rng) for number, one in enumerate(audit.documents)
     ]
-    schemes = (SamplingScheme(),) if audit.sampled else ()
-    probes = [ExtractionProbe(), *([SamplingProbe(schemes=schemes)] if audit.sampled else [])]
-    probes += [MembershipProbe(scores=("loss",))] if audit.asks else []
-    suite = Suite(name="mine", version=1, probes=tuple(probes))
-    model = _measure(audit, of_base=False, generated=audit.generated)
-    base = None
-    if audit.has_base:
-        base = _measure(audit, of_base=True, generated=audit.base_generated)
-    evidence = Evidence(
-        windows=windows,
-        outlines=audit.outlines,
-        model=model,
-        base=base,
-        scores=build_scores(windows, schemes, model, base),
-        attacks=[
-            r.AttackedBucket(
-                bucket=bucket,
-                attack=attack,
-                num_queries=16,
-                best_verbatim=examples.make_rate(0, number),
-                any_verbatim=examples.make_rate(matched, number),
-                mean_token_accuracy=None,
-            )
-            for bucket in (outline.bucket for outline in audit.outlines)
-            for attack, matched in audit.attacks(bucket).items()
-            for number in [sum(one.attacks is not None for one in audit.of(bucket))]
-        ],
-        attacked_N=np.array(
-            [
-                np.nan if one.attacks is None else float(any(one.attacks.values()))
-                for one in audit.documents
-            ]
+    has_attacks = any(one.attacks is not None for one in audit.documents)
+    sampling = SamplingProbe(schemes=(SamplingScheme(),))
+    suite = Suite(
+        name="mine",
+        version=1,
+        probes=(
+            ExtractionProbe(),
+            *([sampling] if audit.sampled else []),
+            *([MembershipProbe(scores=("loss",))] if audit.asks else []),
+            *([AttackProbe()] if has_attacks else []),
         ),
-        canaries=None if audit.secrets is None else _make_canaries(audit.secrets),
-        is_other_kind=audit.is_other_kind,
     )
-    summary = summarise(evidence, suite=suite, tiny_margin=TINY_MARGIN, tally=audit.tally, seed=0)
+    evidence = Evidence(
+        inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=TINY_MARGIN),
+        outlines=audit.outlines,
+        trained=_measure(audit, of_base=False),
+        other=_measure(audit, of_base=True) if audit.has_base else None,
+        dose_response=audit.tally == "complete",
+    )
+    summaries = tabulate(evidence, suite)
+    if audit.secrets is not None:
+        summaries["canaries"] = _tabulate_canaries(audit.secrets)
+    summary = summarise(
+        evidence,
+        summaries,
+        build_scores(windows, [one.columns for one in summaries.values()]),
+        suite=suite,
+        circumstances=Circumstances(tally=audit.tally, cut=None, is_other_kind=audit.is_other_kind),
+    )
     names = [name for name in r.AuditReport.model_fields if hasattr(summary, name)]
     return examples.make_report().model_copy(
         update={name: getattr(summary, name) for name in names}
     )
 
 
-def _make_canaries(secrets: Secrets) -> r.CanaryScores:
-    return evidence_examples.make_canaries().model_copy(
-        update={
-            "num_trained": secrets.num_trained,
-            "num_references": secrets.num_references,
-            "verbatim": examples.make_rate(secrets.num_trained_extracted, secrets.num_trained),
-            "reference_verbatim": examples.make_rate(
-                secrets.num_references_extracted, secrets.num_references
-            ),
-        }
-    )
+def _tabulate_canaries(secrets: Secrets) -> Summary:
+    counts = {
+        r.SECRETS: (secrets.num_trained_extracted, secrets.num_trained),
+        r.REFERENCE_SECRETS: (secrets.num_references_extracted, secrets.num_references),
+    }
+    rows = [rate_row("canaries", "verbatim", bucket, *pair) for bucket, pair in counts.items()]
+    return Summary(rows=rows, num_items=secrets.num_trained + secrets.num_references)
 
 
 def _window(
@@ -360,42 +353,52 @@ def _window(
     return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)
 
 
-def _measure(audit: Audit, *, of_base: bool, generated: bool) -> ModelResults:
-    return ModelResults(
-        teacher_forced=_tabulate(audit, of_base=of_base),
-        near_verbatim=_generate(audit, of_base=of_base)
-        if generated
-        else NotGenerated(reason=REASON),
-    )
+def _measure(audit: Audit, *, of_base: bool) -> dict[str, Measured]:
+    """Return the results of each probe on one model."""
+    answers = [one.base if of_base else one.model for one in audit.documents]
+    extraction = [_describe(audit, *pair) for pair in zip(audit.documents, answers, strict=True)]
+    near: NearVerbatim | NotGenerated = NotGenerated(reason=REASON)
+    if audit.base_generated if of_base else audit.generated:
+        near = _generate(audit, of_base=of_base)
+    measured = {"extraction": Measured(columns=_to_matrix(extraction, MAIN), detail=near)}
+    if audit.sampled:
+        drawn = [one.is_drawn and not of_base for one in audit.documents]
+        rows = [{"0": DRAWN if is_drawn else NOT_DRAWN} for is_drawn in drawn]
+        measured["sampling"] = Measured(columns=_to_matrix(rows, ("0",)))
+    if audit.asks:
+        rows = [{"loss": one.base_loss if of_base else one.loss} for one in audit.documents]
+        measured["membership"] = Measured(columns=_to_matrix(rows, ("loss",)))
+    if not of_base and any(one.attacks is not None for one in audit.documents):
+        names = tuple(f"{name}.{number}" for name in ATTACKS for number in ("best", "any", "right"))
+        rows = [
+            {
+                name: np.nan
+                if one.attacks is None
+                else float(name.endswith(".any") and one.attacks[name.removesuffix(".any")])
+                for name in names
+            }
+            for one in audit.documents
+        ]
+        measured["attacks"] = Measured(columns=_to_matrix(rows, names))
+    return measured
 
 
-def _tabulate(audit: Audit, *, of_base: bool) -> ScoreMatrix:
-    names = (
-        *MAIN,
-        *(["sampled.0"] if audit.sampled else []),
-        *(["membership.loss"] if audit.asks else []),
-    )
-    rows = []
-    for one in audit.documents:
-        answer = one.base if of_base else one.model
-        assert answer is not None, "a base model scores all documents"
-        numbers = dict.fromkeys(names, 0.0)
-        numbers |= {
-            "num_correct": answer.num_correct,
-            "first_divergence": answer.num_correct,
-            "logprob": -float(one.size - answer.num_correct),
-            "min_margin": 1.0,
-            "greedy_margin": 1.0,
-            "is_near_tie": float(one.hangs),
-            "argmax_type_token_ratio": 1 / one.size if audit.collapsed else 1.0,
-        }
-        if audit.asks:
-            numbers["membership.loss"] = one.base_loss if of_base else one.loss
-        if audit.sampled:
-            numbers["sampled.0"] = DRAWN if one.is_drawn and not of_base else NOT_DRAWN
-        rows.append([numbers[name] for name in names])
-    shape = len(audit.documents), len(names)
-    return ScoreMatrix(names=names, rows=np.array(rows, dtype=np.float64).reshape(shape))
+def _describe(audit: Audit, one: Document, answer: Answer | None) -> dict[str, float]:
+    assert answer is not None, "a base model scores all documents"
+    return dict.fromkeys(MAIN, 0.0) | {
+        "num_correct": answer.num_correct,
+        "first_divergence": answer.num_correct,
+        "logprob": -float(one.size - answer.num_correct),
+        "min_margin": 1.0,
+        "greedy_margin": 1.0,
+        "is_near_tie": float(one.hangs),
+        "argmax_type_token_ratio": 1 / one.size if audit.collapsed else 1.0,
+    }
+
+
+def _to_matrix(rows: Sequence[dict[str, float]], names: tuple[str, ...]) -> ScoreMatrix:
+    numbers = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
+    return ScoreMatrix(names=names, rows=numbers.reshape(len(rows), len(names)))
 
 
 def _generate(audit: Audit, *, of_base: bool) -> NearVerbatim:

@@ -67,6 +67,11 @@ def count_texts(audit: Audit) -> tuple[int, int]:
     return len(trained), len(control)
 
 
+def is_compared(audit: Audit) -> bool:
+    """Tell whether the report has membership scores."""
+    return bool(audit.report.tables.select("membership", "auc"))
+
+
 def says(number: int, said: Said, singular: str) -> bool:
     """Check a number and that its verb agrees."""
     return int(said["num"]) == number and (said["verb"] == singular) == (number == 1)
@@ -87,7 +92,7 @@ BANNERS: tuple[Sentence[Audit], ...] = (
         "cannot be distinguished from text that the model could generate anyway, and there are no "
         "membership scores.",
         count=lambda a: int(a.control is None),
-        holds=lambda a, _: a.report.membership == [],
+        holds=lambda a, _: not is_compared(a),
     ),
     Sentence(
         name="no control document",
@@ -200,7 +205,9 @@ BANNERS: tuple[Sentence[Audit], ...] = (
         r"of either kind, near-duplicates counted once, and there are (?P<trained>\d+) trained and "
         r"(?P<control>\d+) control documents\. Whether the kind of text alone causes the "
         r"membership scores and the differences from the control is not known\.",
-        count=lambda a: int(bool(a.report.membership) and min(count_texts(a)) < 5),
+        count=lambda a: int(
+            bool(a.report.tables.select("membership", "auc")) and min(count_texts(a)) < 5
+        ),
         holds=lambda a, said: (int(said["trained"]), int(said["control"])) == count_texts(a),
     ),
     Sentence(

@@ -1,128 +1,159 @@
-"""Records as a real study leaves them, made up: for tests of pages and cards."""
+"""Reports as a real study leaves them, made up: for tests of pages and cards."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from scipy.stats import beta
+from result_examples import (
+    auc_row,
+    change_rows,
+    change_tables,
+    make_interval,
+    make_rate,
+    make_tables,
+    rate_row,
+    value_row,
+)
 
 from memguard import records as r
-from memguard.compare.front import mark_dominated, recommend
+
+Dose = tuple[int, int, int, float]
+"""Repetitions, verbatim and near-verbatim documents, token accuracy."""
+PLAIN: tuple[Dose, ...] = ((0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1))
+GOLDFISH: tuple[Dose, ...] = (
+    (0, 0, 0, 0.192),
+    (4, 0, 0, 0.31),
+    (16, 0, 0, 0.552),
+    (64, 0, 6, 0.823),
+)
+BASE_ACCURACY = 0.137
 
 
-def make_rate(matched: int, documents: int) -> r.Rate:
-    if documents == 0:
-        return r.Rate(num_documents=0, num_matched=0, rate=None, ci=None)
-    low = 0.0 if matched == 0 else float(beta.ppf(0.025, matched, documents - matched + 1))
-    high = 1.0 if matched == documents else float(beta.ppf(0.975, matched + 1, documents - matched))
-    return r.Rate(
-        num_documents=documents,
-        num_matched=matched,
-        rate=matched / documents,
-        ci=(low, high) if documents > 1 else None,
-    )
+def name_bucket(repetitions: int) -> str:
+    return f"r{repetitions}" if repetitions else "control"
 
 
-def make_interval(value: float, half: float, low: float = 0.0, high: float = 1.0) -> r.Interval:
-    return r.Interval(value=value, ci=(max(low, value - half), min(high, value + half)))
-
-
-def count_known(near: int, documents: int) -> int:
-    """Return how many have 90 % of the tokens right teacher-forced: more than are generated."""
-    return min(documents, near + 3) if near else 0
-
-
-def make_scores(verbatim: int, near: int, documents: int, accuracy: float) -> r.ModelScores:
-    return r.ModelScores(
-        verbatim=make_rate(verbatim, documents),
-        near_verbatim=make_rate(near, documents),
-        teacher_forced_90=make_rate(count_known(near, documents), documents),
-        mean_token_accuracy=make_interval(accuracy, 0.03),
-        median_first_divergence=round(50 * accuracy**2, 1),
-        mean_logprob=make_interval(math.log(max(accuracy, 0.02)) * 1.7, 0.11, -20, 0),
-    )
-
-
-def make_bucket(
-    repetitions: int, verbatim: int, near: int, accuracy: float, documents: int = 40
-) -> r.BucketScores:
-    control = repetitions == 0
-    model, base = make_scores(verbatim, near, documents, accuracy), make_scores(0, 0, 40, 0.137)
-    return r.BucketScores(
-        bucket="control" if control else f"r{repetitions}",
-        role="control" if control else "trained",
+def make_bucket(repetitions: int, documents: int = 40) -> r.BucketRow:
+    return r.BucketRow(
+        bucket=name_bucket(repetitions),
+        role="trained" if repetitions else "control",
         num_repetitions=repetitions,
         num_documents=documents,
-        num_too_short=3 if control else 0,
-        num_not_sampled=0,
-        model=model,
-        base=base,
-        mean_extraction_strength=round(accuracy**3, 3),
-        mean_type_token_ratio=0.713,
-        mean_argmax_type_token_ratio=0.655,
-        num_tiny_margin=1 if repetitions == 16 else 0,
-        risks=list_risks(model),
-        base_risks=list_risks(base),
-        minus_control={}
-        if control
-        else {
-            "verbatim": make_interval(verbatim / documents, 0.09, -1, 1),
-            "near_verbatim": make_interval(near / documents, 0.091, -1, 1),
-        },
+        num_too_short=0 if repetitions else 3,
     )
 
 
-def list_risks(scores: r.ModelScores, **others: r.Rate) -> dict[str, r.Rate]:
-    """Return the rates of extraction that an audit without attacks has, and ``others``."""
-    greedy = {"verbatim": scores.verbatim, "near_verbatim": scores.near_verbatim}
-    return {**{name: rate for name, rate in greedy.items() if rate is not None}, **others}
+def list_scores(
+    repetitions: int,
+    verbatim: int,
+    near: int,
+    accuracy: float,
+    documents: int = 40,
+    *,
+    control: float | None = PLAIN[0][3],
+) -> list[r.ResultRow]:
+    """Return the rows of the extraction probe for a bucket, of a base model that knows nothing.
+
+    Args:
+        repetitions: 0 is the control, of which nothing is extracted.
+        verbatim: documents.
+        near: documents.
+        accuracy: of tokens.
+        documents: all.
+        control: token accuracy of the control; None without one.
+    """
+    bucket, rows = name_bucket(repetitions), []
+    above = repetitions > 0 and control is not None
+
+    def minus(value: float) -> r.Interval | None:
+        return make_interval(value, 0.09, -1, 1) if above else None
+
+    for model, counts, share in (
+        ("trained", (verbatim, near), accuracy),
+        ("base", (0, 0), BASE_ACCURACY),
+    ):
+        known = min(documents, counts[1] + 3) if counts[1] else 0
+        for metric, matched in zip(
+            ("verbatim", "near_verbatim", "teacher_forced_90"), (*counts, known), strict=True
+        ):
+            less = minus(matched / documents) if model == "trained" and documents else None
+            rows.append(
+                rate_row("extraction", metric, bucket, matched, documents, minus=less, model=model)
+            )
+        means = {
+            "token_accuracy": make_interval(share, 0.03),
+            "logprob": make_interval(math.log(max(share, 0.02)) * 1.7, 0.11, -20, 0),
+            "extraction_strength": make_interval(share**3, 0.03),
+        }
+        rows += [
+            value_row("extraction", metric, bucket, value, documents, model=model)
+            for metric, value in means.items()
+        ]
+        median = round(50 * share**2, 1)
+        rows.append(
+            value_row(
+                *("extraction", "first_divergence", bucket, median, documents),
+                statistic="median",
+                model=model,
+            )
+        )
+    changes = {
+        "verbatim": (verbatim / documents, 0.0),
+        "near_verbatim": (near / documents, 0.0),
+        "token_accuracy": (accuracy - BASE_ACCURACY, (control or 0) - BASE_ACCURACY),
+        "logprob": (
+            1.7 * (math.log(max(accuracy, 0.02)) - math.log(BASE_ACCURACY)),
+            1.7 * (math.log(control or 1) - math.log(BASE_ACCURACY)),
+        ),
+    }
+    rows += [
+        value_row(
+            *("extraction", metric, bucket, make_interval(gain, 0.03, -9, 9), documents),
+            minus=make_interval(gain - of_control, 0.03, -9, 9) if above else None,
+            against="base",
+        )
+        for metric, (gain, of_control) in changes.items()
+    ]
+    for metric, ratio in (("type_token_ratio", 0.713), ("argmax_type_token_ratio", 0.655)):
+        rows.append(value_row("extraction", metric, bucket, ratio, documents))
+    tiny = rate_row("extraction", "tiny_margin", bucket, int(repetitions == 16), documents)
+    return [*rows, tiny]
 
 
-def make_generated(reason: str | None = None) -> r.GeneratedTexts:
+def make_generated(reason: str | None = None, **changes: Any) -> list[r.DetailRow]:
     """Return what is told of 160 documents, 57 of which are verbatim, or of none."""
     known = reason is None
-    return r.GeneratedTexts(
-        reason_not_generated=reason,
-        num_verbatim=57 * known,
-        num_generated=44 * known,
-        floor=0.5,
-        num_below_floor=79 * known,
-        num_checked=20 * known,
-        num_matched_below_floor=0,
-    )
+    value = {
+        "reason_not_generated": reason,
+        "num_verbatim": 57 * known,
+        "num_generated": 44 * known,
+        "floor": 0.5,
+        "num_below_floor": 79 * known,
+        "num_checked": 20 * known,
+        "num_matched_below_floor": 0,
+        **changes,
+    }
+    return [
+        r.DetailRow(probe="extraction", model=model, schema=1, value=value)
+        for model in ("trained", "base")
+    ]
 
 
 def drop_near_verbatim(report: r.AuditReport) -> r.AuditReport:
     """Return the report of an audit that generated nothing."""
+    reason = "the key-value cache of one document needs more memory than is free"
 
-    def change(scores: r.ModelScores | None) -> r.ModelScores | None:
-        return scores and scores.model_copy(update={"near_verbatim": None})
+    def change(row: r.ResultRow) -> r.ResultRow | None:
+        if (row.probe, row.metric) != ("extraction", "near_verbatim"):
+            return row
+        if row.against is not None:
+            return None
+        return rate_row("extraction", row.metric, row.bucket, None, why_not=reason, model=row.model)
 
-    def keep(values: dict[str, object]) -> dict[str, object]:
-        return {name: value for name, value in values.items() if name != "near_verbatim"}
-
-    buckets = [
-        bucket.model_copy(
-            update={
-                "model": change(bucket.model),
-                "base": change(bucket.base),
-                "risks": keep(bucket.risks),
-                "base_risks": keep(bucket.base_risks),
-                "minus_control": keep(bucket.minus_control),
-            }
-        )
-        for bucket in report.buckets
-    ]
-    generated = make_generated("the key-value cache of one document needs more memory than is free")
-    return report.model_copy(
-        update={
-            "buckets": buckets,
-            "generated": generated,
-            "base_generated": generated,
-            "measures": [one for one in report.measures if one.metric != "near_verbatim"],
-            "trends": [one for one in report.trends if one.metric != "near_verbatim"],
-            "verdict": report.verdict.model_copy(update={"metric": "verbatim"}),
-        }
-    )
+    details = [row for row in report.tables.details if row.probe != "extraction"]
+    report = change_tables(report, details=[*details, *make_generated(reason)])
+    verdict = report.verdict.model_copy(update={"metric": "verbatim"})
+    return change_rows(report, change).model_copy(update={"verdict": verdict})
 
 
 def make_probe_run(name: str, documents: int | None, counted: Any = "documents") -> r.ProbeRun:
@@ -221,13 +252,19 @@ def make_finding(number: int) -> r.Finding:
     )
 
 
-def make_report(goldfish: bool = False) -> r.AuditReport:
-    rows = (
-        [(0, 0, 0, 0.192), (4, 0, 0, 0.31), (16, 0, 0, 0.552), (64, 0, 6, 0.823)]
-        if goldfish
-        else [(0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1.0)]
-    )
-    near = rows[-1][2]
+def make_report(goldfish: bool = False, doses: Sequence[Dose] | None = None) -> r.AuditReport:
+    """Return the report of a run, or of a run with goldfish; ``doses`` are other buckets."""
+    listed = doses or (GOLDFISH if goldfish else PLAIN)
+    near = listed[-1][2]
+    control = next((accuracy for dose, _, _, accuracy in listed if dose == 0), None)
+    nll = 4.581 if goldfish else 4.372
+    rows = [row for dose in listed for row in list_scores(*dose, control=control)]
+    rows += [auc_row("loss", make_interval(0.934, 0.041))]
+    rows += [auc_row("min_k", make_interval(0.957, 0.033))]
+    rows += [
+        value_row("heldout", "nll", "heldout", loss, 64, model=model)
+        for model, loss in (("trained", nll), ("base", 5.012))
+    ]
     return r.AuditReport(
         tool_version="0.1.0",
         created="2026-11-20T14:03:07Z",
@@ -255,7 +292,7 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             if goldfish
             else [],
             train_s=52.4,
-            heldout_nll=4.581 if goldfish else 4.372,
+            heldout_nll=nll,
             base_heldout_nll=5.012,
             heldout_bucket="heldout",
             heldout_num_documents=64,
@@ -266,7 +303,7 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             suite_version=1,
             probes=[
                 {"name": "extraction", "decoding": "greedy", "continuation_tokens": 50},
-                {"name": "membership", "scores": ["mean_logprob", "min_k"]},
+                {"name": "membership", "scores": ["loss", "min_k"]},
             ],
             continuation_tokens=50,
             prefix_tokens=None,
@@ -290,24 +327,10 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
                 text="1 of 43 control documents shares a run of 13 words with a trained one.",
             )
         ],
-        buckets=[make_bucket(*row) for row in rows],
-        generated=make_generated(),
-        base_generated=make_generated(),
         dose_response=True,
-        membership=[
-            r.MembershipScores(
-                score="mean log-probability",
-                num_members=120,
-                num_nonmembers=40,
-                auc=make_interval(0.934, 0.041),
-            ),
-            r.MembershipScores(
-                score="min-k 20 %",
-                num_members=120,
-                num_nonmembers=40,
-                auc=make_interval(0.957, 0.033),
-            ),
-        ],
+        tables=make_tables(
+            rows, [make_bucket(dose) for dose, *_ in listed], details=make_generated()
+        ),
         findings=[make_finding(number) for number in range(31)],
         num_findings=31,
         environment={
@@ -317,178 +340,4 @@ def make_report(goldfish: bool = False) -> r.AuditReport:
             "platform": "Linux x86_64",
             "device": "cpu, 2 threads",
         },
-    )
-
-
-def make_share(matched: int, documents: int) -> r.MatchedShare:
-    rate = make_rate(matched, documents)
-    return r.MatchedShare(num_matched=matched, rate=rate.rate, ci=rate.ci)
-
-
-def make_cell(verbatim: int, near: int, accuracy: float, documents: int = 40) -> r.ComparisonCell:
-    rate = make_rate(verbatim, documents)
-    return r.ComparisonCell(
-        num_documents=documents,
-        num_matched=verbatim,
-        rate=rate.rate,
-        ci=rate.ci,
-        near_verbatim=make_share(near, documents),
-        teacher_forced_90=make_share(count_known(near, documents), documents),
-        mean_token_accuracy=accuracy,
-    )
-
-
-def make_setting(
-    name: str, k: int | None, nll: float, rows: list[tuple[int, int, int, float]], seed: int = 0
-) -> r.SettingResult:
-    return r.SettingResult(
-        name=name,
-        seed=seed,
-        run=f"{name}-seed{seed}",
-        verdict=make_verdict() if max(near for *_, near, _ in rows) > 8 else make_green(),
-        mitigations=[{"name": "goldfish", "k": k, "context_width": 13, "mode": "hash"}]
-        if k
-        else [],
-        overrides={},
-        utility=r.Utility(
-            heldout_nll=nll, base_heldout_nll=5.012, num_documents=64, num_tokens=8192
-        ),
-        extraction={
-            str(repetitions): make_cell(verbatim, near, accuracy)
-            for repetitions, verbatim, near, accuracy in rows
-        },
-        cost=r.Cost(
-            train_s=52.4 + (k or 0),
-            num_steps=420,
-            num_supervised_tokens=round(853_440 * (1 - 1 / k)) if k else 853_440,
-            dropped_fraction=1 / k - 0.0017 if k else 0.0,
-        ),
-    )
-
-
-def make_pair(setting: r.SettingResult, first: r.SettingResult, repetitions: int) -> r.PairedResult:
-    mine, other = (one.extraction[str(repetitions)] for one in (setting, first))
-    lost = (other.mean_token_accuracy or 0) - (mine.mean_token_accuracy or 0)
-
-    def count(matched: int, against: int) -> r.PairedCounts:
-        p_value = min(1.0, 2 * 0.5 ** (against - matched))
-        return r.PairedCounts(
-            num_only_against=against - matched,
-            num_only_setting=0,
-            p_value=p_value,
-            p_holm=min(1.0, 12 * p_value),
-        )
-
-    return r.PairedResult(
-        setting=setting.name,
-        against=first.name,
-        seed=setting.seed,
-        num_repetitions=repetitions,
-        num_documents=40,
-        verbatim=count(mine.num_matched, other.num_matched),
-        near_verbatim=None
-        if mine.near_verbatim is None or other.near_verbatim is None
-        else count(mine.near_verbatim.num_matched, other.near_verbatim.num_matched),
-        token_accuracy_difference=make_interval(-lost, 0.021, -1, 1),
-    )
-
-
-def make_front(settings: list[r.SettingResult]) -> list[r.FrontPoint]:
-    """Return what `memguard compare` makes of runs, with rough intervals over seeds."""
-    points = []
-    reference = math.fsum(s.utility.heldout_nll for s in settings if s.name == settings[0].name)
-    for name in dict.fromkeys(setting.name for setting in settings):
-        runs = [setting for setting in settings if setting.name == name]
-        cells = [run.extraction[max(run.extraction, key=int)] for run in runs]
-        documents = sum(cell.num_documents for cell in cells)
-        verbatim = make_rate(sum(cell.num_matched for cell in cells), documents)
-        found = [cell.near_verbatim for cell in cells if cell.near_verbatim]
-        generated = len(found) == len(cells)
-        near = make_rate(sum(one.num_matched for one in found), documents) if generated else None
-        shares = {"verbatim": verbatim, "near_verbatim": near}
-        risks = {
-            risk: r.Interval(value=rate.rate, ci=rate.ci)
-            for risk, rate in shares.items()
-            if rate is not None and rate.rate is not None
-        }
-        worst = max(risks, key=lambda risk: risks[risk].value)
-        utility = math.fsum(run.utility.heldout_nll for run in runs) / len(runs)
-        points.append(
-            r.FrontPoint(
-                name=name,
-                num_seeds=len(runs),
-                num_documents=documents,
-                levels={"memorized" if risks[worst].value > 0.2 else "none-found": len(runs)},
-                num_told_apart=0,
-                risk=risks[worst].value,
-                risk_ci=risks[worst].ci,
-                risk_by=worst,
-                risks=risks,
-                utility=utility,
-                utility_ci=(utility - 0.03, utility + 0.03) if len(runs) > 1 else None,
-                utility_by_seed={run.seed: run.utility.heldout_nll for run in runs},
-                utility_change=make_interval(utility * len(runs) / reference - 1, 0.006, -1)
-                if points and len(runs) > 1
-                else None,
-            )
-        )
-    return mark_dominated(points)
-
-
-def make_sweep(num_settings: int = 12, num_seeds: int = 3) -> r.Comparison:
-    """Return a sweep as large as they come: every goldfish, some of them beaten by others."""
-    comparison = make_comparison()
-    settings = []
-    for number in range(num_settings):
-        near = max(0, 40 - 9 * number) if number % 4 else min(40, 44 - 3 * number)
-        nll = 4.372 + 0.031 * number + (0.11 if number % 3 == 2 else 0.0)
-        name = "plain" if number == 0 else f"goldfish-k{34 - number}-h13-lr{number % 3}"
-        for seed in range(num_seeds):
-            found = max(0, near - seed)
-            accuracy = 0.35 + 0.65 * found / 40
-            rows = [(0, 0, 0, 0.19), (4, 0, 0, 0.3), (16, found // 3, found // 2, 0.5)]
-            rows.append((64, 2 * found // 3 if number else found, found, accuracy))
-            settings.append(make_setting(name, 34 - number, nll + seed / 70, rows, seed))
-    front = make_front(settings)
-    paired = [make_pair(s, settings[s.seed], 64) for s in settings if s.name != "plain"]
-    update = {"settings": settings, "front": front, "paired": paired}
-    return comparison.model_copy(update={**update, "recommendation": recommend(front)})
-
-
-def make_comparison(num_seeds: int = 1) -> r.Comparison:
-    plain = [(0, 0, 0, 0.203), (4, 0, 1, 0.394), (16, 17, 25, 0.861), (64, 40, 40, 1.0)]
-    four = [(0, 0, 0, 0.192), (4, 0, 0, 0.31), (16, 0, 0, 0.552), (64, 0, 6, 0.823)]
-    two = [(0, 0, 0, 0.181), (4, 0, 0, 0.262), (16, 0, 0, 0.443), (64, 0, 0, 0.621)]
-    settings = [
-        setting
-        for seed in range(num_seeds)
-        for setting in (
-            make_setting("plain", None, 4.372 + seed / 100, plain, seed),
-            make_setting("goldfish-k4", 4, 4.581 + seed / 90, four, seed),
-            make_setting("goldfish-k2", 2, 4.853 + seed / 80, two, seed),
-        )
-    ]
-    paired = [
-        make_pair(setting, next(s for s in settings if s.seed == setting.seed), repetitions)
-        for setting in settings
-        if setting.name != "plain"
-        for repetitions in (4, 16, 64)
-    ]
-    front = make_front(settings)
-    base = [(0, 0, 0, 0.139), (4, 0, 0, 0.142), (16, 0, 0, 0.135), (64, 0, 0, 0.147)]
-    return r.Comparison(
-        name="quickstart",
-        tool_version="0.1.0",
-        command="memguard compare configs/quickstart.yaml",
-        documents_sha256="9d77c02b6e18" + "5f" * 26,
-        continuation_tokens=50,
-        settings=settings,
-        base_extraction={
-            str(repetitions): make_cell(verbatim, near, accuracy)
-            for repetitions, verbatim, near, accuracy in base
-        },
-        paired=paired,
-        front=front,
-        recommendation=recommend(front),
-        environment={"python": "3.11.2", "torch": "2.13.0", "device": "cpu, 2 threads"},
     )

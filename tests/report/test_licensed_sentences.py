@@ -26,21 +26,14 @@ def gain(documents: list[Document]) -> float:
     return float(np.mean(gains))
 
 
-def find_blind(audit: Audit) -> r.Interval | None:
-    found = [one.auc for one in audit.report.membership if one.score == "blind"]
-    return found[0] if found else None
+def find_blind(audit: Audit) -> r.ResultRow | None:
+    parameters = f"score={r.BLIND}"
+    return audit.report.tables.find("membership", "auc", r.MEMBERS, parameters=parameters)
 
 
-def find_gains(audit: Audit, bucket: str) -> tuple[r.Interval | None, r.Interval | None]:
-    """Return what training added, and that beyond the control's, as the record has it."""
-    rows = [
-        row
-        for one in audit.report.measures
-        if (one.probe, one.metric) == ("extraction", "token_accuracy")
-        for row in one.buckets
-        if row.bucket == bucket
-    ]
-    return rows[0].change_from_base, rows[0].change_from_base_minus_control
+def find_gain(audit: Audit, bucket: str) -> r.ResultRow | None:
+    """Return what training added, also beyond the control, as the record has it."""
+    return audit.report.tables.find("extraction", "token_accuracy", bucket, against="base")
 
 
 def list_learned(audit: Audit) -> list[str]:
@@ -54,8 +47,9 @@ def list_learned(audit: Audit) -> list[str]:
     for one in audit.outline("trained"):
         if any(matched for matched, _ in audit.risks(one.bucket).values()):
             continue
-        gains = find_gains(audit, one.bucket)
-        if all(each is not None and each.ci is not None and each.ci[0] > 0 for each in gains):
+        row = find_gain(audit, one.bucket)
+        ends = () if row is None else (row.ci, row.minus_control_ci)
+        if ends and all(ci is not None and ci[0] > 0 for ci in ends):
             found.append(one.bucket)
     return found
 
@@ -72,12 +66,12 @@ def is_learned(audit: Audit, said: Said) -> bool:
     floor = gain(audit.of(audit.control))
     for bucket, mine, more, low, high, few in told:
         mean = gain(audit.of(bucket))
-        _, excess = find_gains(audit, bucket)
+        row = find_gain(audit, bucket)
         # No copies: control and bucket are counted by documents.
         smaller = min(len(audit.of(name)) for name in (bucket, audit.control))
         if bool(few) != (smaller < 25):
             return False
-        wanted = (mean, mean - floor, *((excess and excess.ci) or (0, 0)))
+        wanted = (mean, mean - floor, *((row and row.minus_control_ci) or (0, 0)))
         # Half of the last digit.
         for text, value in zip((mine, more, low, high), wanted, strict=True):
             if abs(float(text) - 100 * value) > 0.0501:
@@ -90,6 +84,7 @@ def is_learned(audit: Audit, said: Said) -> bool:
 def is_blind(audit: Audit, said: Said) -> bool:
     auc = find_blind(audit)
     assert auc is not None, "counted before"
+    assert auc.value is not None, "counted before"
     assert auc.ci is not None, "counted before"
     told = (float(said[name]) for name in ("auc", "low", "high"))
     # Half of the last of three digits.

@@ -1,6 +1,7 @@
 """What it takes to get documents out: costs a person can read, attacks, and why there are none."""
 
 import math
+from dataclasses import replace
 
 import evidence_examples as evidence
 import pytest
@@ -8,12 +9,13 @@ import report_examples as examples
 from hypothesis import given
 from hypothesis import strategies as st
 from page_checks import check_page, words_of
+from result_examples import change_rows, rate_row
 
 from memguard import records as r
-from memguard.report import formatting as fmt
+from memguard.pages import formatting as fmt
+from memguard.pages.extraction_cost import build_extraction_cost
+from memguard.pages.page import Cell, Table
 from memguard.report import render_report
-from memguard.report.audit_attacks import build_attack_section
-from memguard.report.page import Cell, Table
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def plain(cell: Cell) -> tuple[str, str, str]:
 
 
 def test_the_table_says_what_the_attacker_may_do_and_gets() -> None:
-    table = build_attack_section(evidence.make_full_report()).tables[0]
+    table = build_extraction_cost(evidence.make_full_report()).tables[0]
     assert [column.text for column in table.columns] == [
         "Bucket",
         "Verbatim",
@@ -104,7 +106,7 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
 
 
 def test_each_attack_in_full_is_there_on_demand() -> None:
-    section = build_attack_section(evidence.make_full_report())
+    section = build_extraction_cost(evidence.make_full_report())
     table = section.tables[1]
     assert table.rows == ()
     assert len(table.more_rows) == 12
@@ -119,7 +121,7 @@ def test_each_attack_in_full_is_there_on_demand() -> None:
 
 def test_a_report_without_attacks_says_why() -> None:
     report = examples.make_report()
-    section = build_attack_section(report)
+    section = build_extraction_cost(report)
     assert section.tables == ()
     assert section.lead == (
         "Suite 'extraction' (version 1) does not measure the cost of sampling; '--suite full' "
@@ -129,49 +131,63 @@ def test_a_report_without_attacks_says_why() -> None:
     assert "Attack cost, median queries" not in words_of(check_page(render_report(report)))
 
 
+def is_attack(row: r.ResultRow) -> bool:
+    return row.probe == "attacks"
+
+
 def test_what_was_asked_for_and_is_not_there_is_told() -> None:
-    report = evidence.make_full_report().model_copy(update={"attacks": []})
-    section = build_attack_section(report)
+    report = change_rows(evidence.make_full_report(), lambda row: None if is_attack(row) else row)
+    section = build_extraction_cost(report)
     assert section.lead[-1] == "Probe 'attacks' ran, but this report has no results of it."
     assert len(section.tables) == 1
     assert [column.text for column in section.tables[0].columns][-1] == "Within 1,000,000"
 
 
 def test_missing_costs_are_named_and_never_0() -> None:
-    report = evidence.make_full_report()
-    empty = r.AttackCostScores(
-        num_documents=0, num_never=0, quantile_10=None, median=None, quantile_90=None, within={}
-    )
-    uncounted = evidence.make_cost(3.0).model_copy(update={"within": {}})
-    costs = [
-        r.AttackCostBucket(bucket="r4", model=empty, base=None),
-        r.AttackCostBucket(bucket="r64", model=uncounted, base=None),
-    ]
-    changed = report.model_copy(update={"attack_cost": costs, "attacks": report.attacks[:1]})
-    table = build_attack_section(changed).tables[0]
+    def change(row: r.ResultRow) -> r.ResultRow | None:
+        """Leave no document of r4, no cost of r16, and one attack on the control only."""
+        if row.probe == "sampling" and row.bucket == "r4":
+            return replace(row, num_documents=0, num_matched=0, value=None)
+        is_left = row.bucket == "control" or not is_attack(row)
+        return None if (row.probe, row.bucket) == ("sampling", "r16") or not is_left else row
+
+    changed = change_rows(evidence.make_full_report(), change)
+    table = build_extraction_cost(changed).tables[0]
     assert read(table, "r4")[2:5] == [("n/a", "no documents", "")] * 3
     assert read(table, "r16")[2:5] == [("n/a", "not measured", "")] * 3
-    assert read(table, "r64")[3:5] == [("n/a", "not counted", "")] * 2
     assert read(table, "r64")[5] == ("n/a", "not attacked", "")
     words_of(check_page(render_report(changed)))
 
 
-def test_unknown_attacks_are_shown_by_the_name_they_have() -> None:
-    report = evidence.make_full_report()
-    odd = [
-        one.model_copy(update={"attack": "<b>new_idea</b>", "num_queries": count})
-        for one, count in zip(report.attacks[-2:], (1, 3), strict=True)
+def test_quantiles_of_few_documents_are_not_shown() -> None:
+    def change(row: r.ResultRow) -> r.ResultRow:
+        is_quantile = row.metric == "log10_queries"
+        return replace(row, num_documents=9, value=None if is_quantile else row.value)
+
+    section = build_extraction_cost(change_rows(evidence.make_full_report(), change))
+    assert read(section.tables[0], "r64")[2] == ("n/a", "fewer than 10 documents", "")
+    assert "half of the documents" not in "".join(section.lead)
+
+
+def test_unknown_attacks_of_any_probe_are_shown_by_the_name_they_have() -> None:
+    rows = [
+        rate_row(
+            *("mine", "any_answer", bucket, 2),
+            settings={"attack": "<b>new_idea</b>", "answers": answers},
+        )
+        for bucket, answers in (("r16", 1), ("r64", 3))
     ]
-    page = render_report(report.model_copy(update={"attacks": odd}))
-    words = words_of(check_page(page))
-    assert "<b>new idea</b> any answer" in words
+    report = change_rows(
+        evidence.make_full_report(), lambda row: None if is_attack(row) else row, add=rows
+    )
+    page = render_report(report)
+    assert "<b>new idea</b> any answer" in words_of(check_page(page))
     assert "<b>" not in page
 
 
 def test_an_attacker_who_got_nothing() -> None:
-    report = evidence.make_full_report()
-    none = [
-        one.model_copy(update={"any_verbatim": examples.make_rate(0, 40)}) for one in report.attacks
-    ]
-    words = words_of(check_page(render_report(report.model_copy(update={"attacks": none}))))
-    assert "No attack extracts any of the 40 attacked documents." in words
+    def change(row: r.ResultRow) -> r.ResultRow:
+        return replace(row, num_matched=0, value=0.0) if row.metric == "any_answer" else row
+
+    lead = build_extraction_cost(change_rows(evidence.make_full_report(), change)).lead
+    assert lead[-1].endswith("No attack extracts any of the 40 attacked documents.")

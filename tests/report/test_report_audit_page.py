@@ -2,14 +2,15 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import evidence_examples as evidence
 import pytest
 import report_examples as examples
-from measure_examples import make_means, make_measures
 from page_checks import check_page, words_of
+from result_examples import change_buckets, change_rows, change_tables
 
 from memguard import records as r
 from memguard.report import render_report
@@ -18,22 +19,22 @@ from memguard.report import render_report
 def test_all_numbers_of_an_audit_appear() -> None:
     report = examples.make_report()
     words = words_of(check_page(render_report(report)))
-    for bucket in report.buckets:
-        known = bucket.model.teacher_forced_90
-        for rate in (bucket.model.verbatim, bucket.model.near_verbatim, known):
-            low, high = rate.ci or (0, 0)
-            assert f"{rate.num_matched} of {rate.num_documents}" in words
-            if low > 0.01 and high < 0.9995:
-                share = f"{100 * (rate.rate or 0):.1f} % ({100 * low:.1f}–{100 * high:.1f} %)"
+    for row in report.tables.results:
+        if row.probe != "extraction" or row.value is None:
+            continue
+        if row.statistic == "rate":
+            low, high = row.ci
+            assert f"{row.num_matched} of {row.num_documents}" in words
+            if low > 0.01 and high < 0.9995 and row.metric != "tiny_margin":
+                share = f"{100 * row.value:.1f} % ({100 * low:.1f}–{100 * high:.1f} %)"
                 assert share in words
-        accuracy = bucket.model.mean_token_accuracy
-        assert accuracy.value == 1 or f"{100 * accuracy.value:.1f} %" in words
-        assert f"{bucket.mean_extraction_strength:.3f}" in words
-        assert f"{bucket.model.median_first_divergence:.1f}" in words
-        logprob = bucket.model.mean_logprob
-        assert f"{logprob.value:.3f}".replace("-0.000", "0.000") in words
-        for difference in bucket.minus_control.values():
-            assert f"{100 * difference.value:.1f} pp" in words
+            if row.minus_control is not None and row.metric != "teacher_forced_90":
+                assert f"{100 * row.minus_control:.1f} pp" in words
+        elif row.metric == "token_accuracy":
+            assert row.value == 1 or f"{100 * row.value:.1f} %" in words or row.against
+        elif row.against is None and row.model == "trained":
+            digits = 1 if row.metric == "first_divergence" else 3
+            assert f"{row.value:.{digits}f}".replace("-0.000", "0.000") in words
     for number in ("0.713", "0.655", "0.934", "0.957", "1,053,440", "853,440", "4.372", "5.012"):
         assert number in words
     for finding in report.findings:
@@ -59,84 +60,74 @@ def test_a_thousand_findings_render() -> None:
     assert len(page) < 2_000_000
 
 
-def make_empty_scores() -> r.ModelScores:
-    return r.ModelScores(
-        verbatim=examples.make_rate(0, 0),
-        near_verbatim=examples.make_rate(0, 0),
-        teacher_forced_90=examples.make_rate(0, 0),
-        mean_token_accuracy=None,
-        median_first_divergence=None,
-        mean_logprob=None,
+def make_foreign(*doses: examples.Dose, **changes: Any) -> r.AuditReport:
+    """Return the audit of a model that somebody else trained, without control and base model."""
+    full = examples.make_report(doses=doses)
+    report = change_rows(
+        full,
+        lambda row: (
+            None if row.model == "base" or row.against or row.probe == "membership" else row
+        ),
     )
+    report = change_buckets(report, bucket="members", num_repetitions=None)
+    report = change_rows(report, lambda row: replace(row, bucket="members"))
+    values = {
+        "run": None,
+        "training": None,
+        "dose_response": False,
+        "model": full.model.model_copy(update={"base": None, "base_weights_sha256": None}),
+        "verdict": examples.make_verdict(
+            level="extracted",
+            reason="no-control",
+            control=examples.make_counts(0, 0),
+            base=None,
+            test=None,
+            bucket="members",
+        ),
+    }
+    return report.model_copy(update={**values, **changes})
 
 
 def test_a_bare_record_renders() -> None:
     """No control, no base, no training, no membership, no documents, nothing known."""
-    full = examples.make_report().model_copy(update={"base_generated": None})
-    bucket = full.buckets[1].model_copy(
-        update={
-            "num_repetitions": None,
-            "num_documents": 0,
-            "model": make_empty_scores(),
-            "base": None,
-            "mean_extraction_strength": None,
-            "mean_type_token_ratio": None,
-            "mean_argmax_type_token_ratio": None,
-            "risks": examples.list_risks(make_empty_scores()),
-            "base_risks": {},
-            "minus_control": {},
-        }
+    full = examples.make_report()
+    report = make_foreign(
+        (4, 0, 0, 0.394),
+        probe_runs=[],
+        findings=[],
+        num_findings=0,
+        banners=[],
+        environment={},
+        data=full.data.model_copy(
+            update={"sources": [], "num_clusters": None, "overlap_with_control": None}
+        ),
+        method=full.method.model_copy(update={"probes": [], "command": ""}),
     )
-    report = full.model_copy(
-        update={
-            "run": None,
-            "training": None,
-            "buckets": [bucket],
-            "dose_response": False,
-            "membership": [],
-            "probe_runs": [],
-            "findings": [],
-            "num_findings": 0,
-            "banners": [],
-            "environment": {},
-            "model": full.model.model_copy(update={"base": None, "base_weights_sha256": None}),
-            "data": full.data.model_copy(
-                update={"sources": [], "num_clusters": None, "overlap_with_control": None}
-            ),
-            "method": full.method.model_copy(update={"probes": [], "command": ""}),
-            "verdict": examples.make_verdict(
-                level="extracted",
-                reason="no-control",
-                trained=examples.make_counts(0, 0),
-                control=examples.make_counts(0, 0),
-                base=None,
-                test=None,
-                bucket="gone",
-            ),
-        }
-    )
+
+    def empty(row: r.ResultRow) -> r.ResultRow:
+        row = replace(row, num_documents=0, value=None, low=None, high=None, interval="")
+        return replace(row, num_matched=None, missing_because=r.NO_DOCUMENTS)
+
+    report = change_buckets(change_rows(report, empty), num_documents=0)
     words = words_of(check_page(render_report(report)))
     assert "No chart is shown: memguard did not train this model" in words
     assert "computes no membership scores" in words
     assert "Only these probes ran: none." in words
     assert "No base model was scored" in words
     assert "memguard did not train this model" in words
-    check_page(render_report(report.model_copy(update={"buckets": []})))
+    check_page(render_report(report.model_copy(update={"tables": r.Tables()})))
 
 
 def test_one_dose_gives_no_chart_but_a_reason() -> None:
-    full = examples.make_report()
-    report = full.model_copy(update={"buckets": [full.buckets[2]]})
-    parser = check_page(render_report(report))
+    parser = check_page(render_report(examples.make_report(doses=[examples.PLAIN[2]])))
     assert not [a for tag, a in parser.tags if a.get("class") == "chart"]
     assert "needs at least two different numbers of repetitions" in words_of(parser)
 
 
 def test_limits_follow_the_record() -> None:
     full = examples.make_report()
-    sampled = [b.model_copy(update={"num_not_sampled": 60}) for b in full.buckets]
     method = full.method.model_copy(update={"prefix_tokens": 32, "dtype": "bf16"})
-    report = full.model_copy(update={"buckets": sampled, "method": method})
+    report = change_buckets(full, num_not_sampled=60).model_copy(update={"method": method})
     words = words_of(check_page(render_report(report)))
     assert "A random sample of 160 of 400 eligible documents was scored" in words
     assert "the 32 true tokens before the continuation" in words
@@ -147,19 +138,19 @@ def test_limits_follow_the_record() -> None:
 
 def make_partly_learned(accuracy: float, half: float) -> r.AuditReport:
     """Return a report where r16 is the worst bucket and nothing of it is extracted."""
-    full = examples.make_report()
-    learned = examples.make_bucket(16, 0, 0, accuracy)
+    full = examples.make_report(doses=[(0, 0, 0, 0.203), (16, 0, 0, accuracy)])
+
+    def widen(row: r.ResultRow) -> r.ResultRow | None:
+        if row.probe == "membership":
+            return None
+        if row.metric != "token_accuracy" or row.against is None or row.minus_control is None:
+            return row
+        ends = {"minus_control_low": -half, "minus_control_high": half}
+        return replace(row, **{name: row.minus_control + end for name, end in ends.items()})
+
+    report = change_rows(full, widen, evidence.list_membership())
     verdict = examples.make_green(bucket="r16")
-    accuracies = make_means([0.203, accuracy], 0.137, half, 0, 1)
-    parts = {
-        "buckets": [full.buckets[0], learned],
-        "verdict": verdict,
-        "measures": make_measures(
-            "extraction", {}, {"token_accuracy": ("share", accuracies)}, ["control", "r16"]
-        ),
-        "membership": evidence.make_membership(),
-    }
-    return full.model_copy(update={**parts, "findings": [], "num_findings": 0})
+    return report.model_copy(update={"verdict": verdict, "findings": [], "num_findings": 0})
 
 
 def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_learned() -> None:
@@ -170,9 +161,6 @@ def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_le
     assert words.count(told) == 2  # a note, and the lead of the table
     assert words.count("partly learned these texts but did not reproduce them") == 2
     assert "No document of these buckets is extracted" in words
-
-
-def test_a_gain_that_may_be_the_controls_is_not_called_learned() -> None:
     # 4.7 points more than in the control, give or take 5.
     words = words_of(check_page(render_report(make_partly_learned(0.25, 0.05)))).lower()
     assert "partly learned" not in words
@@ -194,16 +182,16 @@ def test_a_gain_that_may_be_the_controls_is_not_called_learned() -> None:
             "that the text is verbatim.",
         ),
         (
-            {"reason_not_generated": "no memory for the cache"},
+            {"reason": "no memory for the cache"},
             "Nothing was generated: no memory for the cache.",
         ),
     ],
     ids=["sample below the floor", "all generated", "none"],
 )
 def test_how_texts_were_generated_is_told(changes: dict[str, Any], told: str) -> None:
-    report = examples.make_report()
-    generated = report.generated.model_copy(update=changes)
-    words = words_of(check_page(render_report(report.model_copy(update={"generated": generated}))))
+    details = examples.make_generated(**changes)
+    report = change_tables(examples.make_report(), details=details)
+    words = words_of(check_page(render_report(report)))
     assert told in words
     assert ("were not generated; in a random sample" in words) == (not changes)
 
@@ -212,21 +200,20 @@ def test_without_generated_text_every_part_says_so() -> None:
     report = examples.drop_near_verbatim(evidence.make_full_report())
     words = words_of(check_page(render_report(report)))
     # Each bucket and its base model, in the main table and in that of attacks.
-    assert words.count("n/a not generated") == 4 * len(report.buckets)
+    assert words.count("n/a not generated") == 4 * len(report.tables.buckets)
     assert "Nothing was generated: the key-value cache of one document needs" in words
     assert "near-verbatim –" in words  # the chart's description
 
 
 def test_a_run_without_study_reads_well() -> None:
     """One bucket 'trained', some documents of it never reached, beside the control."""
-    full = examples.make_report()
-    bucket = full.buckets[1].model_copy(update={"bucket": "trained", "num_repetitions": None})
-    report = full.model_copy(
-        update={
-            "buckets": [full.buckets[0], bucket],
-            "verdict": full.verdict.model_copy(update={"bucket": "trained"}),
-        }
-    )
+    full = examples.make_report(doses=examples.PLAIN[:2])
+    control, trained = full.tables.buckets
+    trained = replace(trained, bucket="trained", num_repetitions=None)
+    report = change_tables(full, buckets=[control, trained])
+    report = change_rows(
+        report, lambda row: replace(row, bucket="trained") if row.bucket == "r4" else row
+    ).model_copy(update={"verdict": full.verdict.model_copy(update={"bucket": "trained"})})
     words = words_of(check_page(render_report(report)))
     assert "trained, different numbers of times" in words
     assert "were not all trained the same number of times, so the bucket has no position" in words
@@ -235,37 +222,19 @@ def test_a_run_without_study_reads_well() -> None:
 def test_an_external_audit_reads_well() -> None:
     """Members only, of a model somebody else trained, without a base model or keyed hashes."""
     full = examples.make_report()
-    bucket = full.buckets[3].model_copy(
-        update={
-            "bucket": "members",
-            "num_repetitions": None,
-            "base": None,
-            "base_risks": {},
-            "minus_control": {},
-        }
-    )
     lost = {"bucket": "members", "num_repetitions": None, "text_hmac": None}
     findings = [f.model_copy(update={**lost, "base_num_correct": None}) for f in full.findings[:2]]
-    report = full.model_copy(
-        update={
-            "run": None,
-            "training": None,
-            "dose_response": False,
-            "buckets": [bucket],
-            "membership": [],
-            "findings": findings,
-            "num_findings": 2,
-            "model": full.model.model_copy(update={"base": None, "base_weights_sha256": None}),
-            "method": full.method.model_copy(update={"continuation_tokens": 6, "sample_size": 100}),
-            "verdict": examples.make_verdict(
-                level="extracted",
-                reason="no-control",
-                control=examples.make_counts(0, 0),
-                base=None,
-                test=None,
-                bucket="members",
-            ),
-        }
+    report = make_foreign(
+        (64, 40, 40, 1.0),
+        findings=findings,
+        num_findings=2,
+        method=full.method.model_copy(update={"continuation_tokens": 6, "sample_size": 100}),
+    )
+    report = change_rows(
+        report,
+        lambda row: replace(
+            row, minus_control=None, minus_control_low=None, minus_control_high=None
+        ),
     )
     words = words_of(check_page(render_report(report)))
     assert "in at most 10 % of the tokens (inserted, deleted or replaced)" in words

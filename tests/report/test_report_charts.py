@@ -3,19 +3,20 @@
 import re
 from xml.etree import ElementTree
 
+import comparison_examples as comparisons
 import matplotlib
 import pytest
 import report_examples as examples
 
+from memguard.pages.page import Figure, FrontChart, Line, LineChart, Mark, Point
 from memguard.report.audit_doses import build_dose_response
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import build_front, build_trends
-from memguard.report.page import Figure, FrontChart, Line, LineChart, Mark, Point
 from memguard.report.svg import COLOURS
 
 
 def all_figures() -> list[Figure]:
-    comparison = examples.make_comparison()
+    comparison = comparisons.make_comparison()
     front = build_front(comparison)
     dose = build_dose_response(examples.make_report())
     assert front is not None

@@ -1,63 +1,51 @@
 """The comparison page says what the record says, and reads well where much is missing."""
 
-import evidence_examples as evidence
+from dataclasses import replace
+
+import comparison_examples as examples
 import pytest
-import report_examples as examples
 from page_checks import check_page, words_of
+from result_examples import auc_row, make_interval, value_row
 
 from memguard import records as r
-from memguard.compare.front import recommend
+from memguard.pages.page import LineChart
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.report.comparison_front import build_trends
 from memguard.report.comparison_tables import build_gains
-from memguard.report.page import LineChart
 
 
 def test_all_numbers_of_a_comparison_appear() -> None:
     comparison = examples.make_comparison()
     words = words_of(check_page(render_comparison(comparison)))
-    for setting in comparison.settings:
-        assert setting.name in words
-        assert setting.run in words
-        assert f"{setting.utility.heldout_nll:.3f}" in words
-        assert f"{setting.cost.num_supervised_tokens:,}" in words
-        for cell in setting.extraction.values():
-            assert f"{cell.num_matched} of {cell.num_documents}" in words
-            assert cell.near_verbatim is not None
-            for share in (cell.near_verbatim, cell.teacher_forced_90):
-                assert f"{share.num_matched} of {cell.num_documents}" in words
-            accuracy = cell.mean_token_accuracy
-            assert accuracy == 1 or f"{100 * (accuracy or 0):.1f} %" in words
+    for run in comparison.runs:
+        assert run.setting in words
+        assert run.run in words
+        assert f"{run.cost.num_supervised_tokens:,}" in words
+    for row in comparison.tables.results:
+        if row.statistic == "rate" and row.seed is not None:
+            assert f"{row.num_matched} of {row.num_documents}" in words
+        if row.metric == "token_accuracy" and row.statistic == "mean":
+            assert row.value == 1 or f"{100 * (row.value or 0):.1f} %" in words
+        if row.metric == "nll":
+            assert f"{row.value:.3f}" in words
     for text in ("+4.8 %", "+11.0 %", "+14.6 %", "24.8 %", "49.8 %", comparison.command):
         assert text in words
     assert "One wrong token breaks an exact match" in words
 
 
 def test_a_comparison_with_holes_renders() -> None:
-    comparison = examples.make_comparison()
-    empty = r.ComparisonCell(
-        num_documents=0,
-        num_matched=0,
-        rate=None,
-        ci=None,
-        near_verbatim=examples.make_share(0, 0),
-        teacher_forced_90=examples.make_share(0, 0),
-        mean_token_accuracy=None,
-    )
-    first = comparison.settings[0].model_copy(update={"extraction": {"64": empty, "x": empty}})
-    none = comparison.settings[1].model_copy(
-        update={
-            "extraction": {},
-            "utility": r.Utility(
-                heldout_nll=0.0, base_heldout_nll=0.0, num_documents=0, num_tokens=0
-            ),
-        }
-    )
+    empty = examples.make_run("plain", None, 4.4, [(64, 0, 0, 0.0)])
+    counts = {"num_documents": 0, "num_matched": None, "value": None, "low": None, "high": None}
+    rows = [
+        replace(row, **counts, missing_because=r.NO_DOCUMENTS) if row.probe == "extraction" else row
+        for row in empty[1]
+    ]
+    first = (empty[0], rows)
+    none = examples.make_run("none", 4, 0.0, [])
     for chosen in ([first, none], [none, first], [none]):
-        hole = comparison.model_copy(
-            update={"settings": chosen, "base_extraction": {}, "environment": {}}
-        )
+        hole = examples.assemble(chosen).model_copy(update={"environment": {}})
         check_page(render_comparison(hole))
+        assert render_comparison_chart(hole)
 
 
 def test_runs_that_differ_by_seed_share_a_look_and_are_told_apart() -> None:
@@ -96,43 +84,42 @@ def test_pairs_of_several_seeds_name_the_seed() -> None:
 
 
 def test_without_pairs_there_is_no_empty_section() -> None:
-    alone = examples.make_comparison().model_copy(update={"paired": []})
+    alone = examples.assemble(examples.list_parts()[:1])
     page = render_comparison(alone)
     check_page(page)
     assert "Paired tests by document" not in page
     assert "#paired" not in page
 
 
-def give_gain(
-    comparison: r.Comparison, gains: dict[tuple[str, str], r.Interval | None]
+def give_gains(
+    comparison: r.Comparison, gains: dict[tuple[str, int], tuple[float, float]]
 ) -> r.Comparison:
     """Return the comparison with what training added beyond the control, by setting and dose."""
-    settings = [
-        setting.model_copy(
-            update={
-                "extraction": {
-                    dose: cell.model_copy(
-                        update={"gain_minus_control": gains.get((setting.name, dose))}
-                    )
-                    for dose, cell in setting.extraction.items()
-                }
-            }
+    rows = [
+        value_row(
+            *("extraction", "token_accuracy", f"r{dose}", make_interval(0.95, 0.01)),
+            minus=make_interval(*gain, -1),
+            setting=setting,
+            seed=0,
+            against="base",
         )
-        for setting in comparison.settings
+        for (setting, dose), gain in gains.items()
     ]
-    return comparison.model_copy(update={"settings": settings})
+    blind = auc_row(r.BLIND, make_interval(0.53, 0.05))
+    rows += [replace(blind, setting=run.setting, seed=0) for run in comparison.runs]
+    present = {row.key for row in comparison.tables.results}
+    return examples.change_rows(comparison, add=[row for row in rows if row.key not in present])
 
 
 def test_tokens_learned_of_documents_that_are_not_extracted_are_pointed_out() -> None:
     gains = {
-        ("plain", "64"): examples.make_interval(0.8, 0.03, -1),  # extracted
-        ("goldfish-k4", "16"): examples.make_interval(0.31, 0.03, -1),
-        ("goldfish-k2", "64"): examples.make_interval(0.44, 0.03, -1),
-        ("goldfish-k2", "16"): examples.make_interval(0.26, 0.03, -1),
-        ("goldfish-k2", "4"): examples.make_interval(0.9, 0.91, -1),  # may be none at all
-        ("goldfish-k4", "4"): None,
+        ("plain", 64): (0.8, 0.03),  # extracted
+        ("goldfish-k4", 16): (0.31, 0.03),
+        ("goldfish-k2", 64): (0.44, 0.03),
+        ("goldfish-k2", 16): (0.26, 0.03),
+        ("goldfish-k2", 4): (0.9, 0.91),  # may be none at all
     }
-    comparison = give_gain(examples.make_comparison(), gains)
+    comparison = give_gains(examples.make_comparison(), gains)
     words = words_of(check_page(render_comparison(comparison)))
     assert (
         "With 'goldfish-k2' no document trained 64 times is extracted, yet training raised their "
@@ -146,37 +133,19 @@ def test_tokens_learned_of_documents_that_are_not_extracted_are_pointed_out() ->
 
 
 def test_what_an_attack_extracts_is_not_called_learned_only() -> None:
-    gains = {("goldfish-k2", "64"): examples.make_interval(0.44, 0.03, -1)}
-    attacked = evidence.make_full_comparison()
-    words = words_of(check_page(render_comparison(give_gain(attacked, gains))))
+    attacked = examples.make_full_comparison()
+    gained = give_gains(attacked, {("goldfish-k2", 64): (0.44, 0.03)})
+    assert gained != attacked
+    words = words_of(check_page(render_comparison(gained)))
     assert "yet training raised" not in words
 
 
 @pytest.mark.parametrize("names", [{"plain", "goldfish-k4", "goldfish-k2"}, {"goldfish-k4"}])
 def test_near_verbatim_that_was_not_generated_is_no_zero(names: set[str]) -> None:
-    full = evidence.make_full_comparison(2)
-    settings = [
-        setting.model_copy(
-            update={
-                "extraction": {
-                    dose: cell.model_copy(update={"near_verbatim": None})
-                    for dose, cell in setting.extraction.items()
-                }
-            }
-        )
-        if setting.name in names
-        else setting
-        for setting in full.settings
-    ]
-    pairs = [
-        pair.model_copy(update={"near_verbatim": None})
-        if {pair.setting, pair.against} & names
-        else pair
-        for pair in full.paired
-    ]
-    front = examples.make_front(settings)
-    parts = {"settings": settings, "paired": pairs, "front": front}
-    comparison = full.model_copy(update={**parts, "recommendation": recommend(front)})
+    parts = [examples.attack(part) for part in examples.list_parts(2)]
+    comparison = examples.assemble(
+        [examples.drop_near(part) if part[0].setting in names else part for part in parts]
+    )
     words = words_of(check_page(render_comparison(comparison)))
     assert "goldfish-k4 : 0 of 80 verbatim, near-verbatim not generated, teacher-forced" in words
     row = (
@@ -187,33 +156,29 @@ def test_near_verbatim_that_was_not_generated_is_no_zero(names: set[str]) -> Non
     for seed in (0, 1):
         row = f"goldfish-k4, seed {seed} trained 64 times 0 of 40, 0 % (0–8.8 %) not generated 9 of"
         assert row in words
-    num_pairs = sum(pair.near_verbatim is None for pair in pairs)
-    assert words.count("n/a not generated n/a not generated n/a not generated") == num_pairs
-    num_tests = 2 * len(pairs) - num_pairs
+    num_pairs, num_tests = 12, len(comparison.tables.tests)
+    missing = words.count("n/a not generated n/a not generated n/a not generated")
+    assert missing == 2 * num_pairs - num_tests
     assert f"over the {num_tests} tests of this page" in words
     table = build_gains(comparison)
     assert table is not None
     near = {row.head.text: row.cells[1].detail for row in table.tables[0].rows}
-    assert {name for name, detail in near.items() if detail == "not generated"} == names
+    missing_in = {name for name, detail in near.items() if detail == "not generated"}
+    # The base model is that of the first run.
+    assert missing_in == names | ({"Base model"} if "plain" in names else set())
     chart = render_comparison_chart(comparison)
     assert "goldfish-k4: verbatim 0\u00a0%, near-verbatim –" in chart
 
 
 def test_plain_loss_drops_no_labels() -> None:
-    comparison = examples.make_comparison()
-    first = comparison.settings[0]
-    cost = first.cost.model_copy(update={"dropped_fraction": None})
-    alone = comparison.model_copy(
-        update={"settings": [first.model_copy(update={"cost": cost})], "paired": []}
-    )
+    run, rows = examples.list_parts()[0]
+    cost = run.cost.model_copy(update={"dropped_fraction": None})
+    alone = examples.assemble([(run.model_copy(update={"cost": cost}), rows)])
     words = words_of(check_page(render_comparison(alone)))
     assert "reference none 52 s 853,440" in words
 
 
 def test_documents_trained_once_are_called_so() -> None:
-    comparison = examples.make_comparison()
-    cells = {"0": examples.make_cell(0, 0, 0.2), "1": examples.make_cell(0, 3, 0.5)}
-    once = [s.model_copy(update={"extraction": cells}) for s in comparison.settings]
-    update = {"settings": once, "base_extraction": cells, "paired": []}
-    words = words_of(check_page(render_comparison(comparison.model_copy(update=update))))
+    once = examples.make_run("plain", None, 4.4, [(0, 0, 0, 0.2), (1, 0, 3, 0.5)])
+    words = words_of(check_page(render_comparison(examples.assemble([once]))))
     assert "Documents trained once, continuation of 50 tokens" in words

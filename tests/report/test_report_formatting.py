@@ -7,9 +7,8 @@ import report_examples as examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memguard.pages import formatting as fmt
 from memguard.records import Interval, Rate, Texts
-from memguard.report import formatting as fmt
-from memguard.report.tables import make_cell, show_narrow_rate, show_rate
 
 
 def plain(text: str) -> str:
@@ -43,10 +42,6 @@ def test_rates_carry_counts_and_interval() -> None:
     texts = Texts(num_texts=33, num_matched=20, num_effective=24.1)
     copied = Rate(num_documents=39, num_matched=26, rate=26 / 39, ci=(0.447, 0.843), texts=texts)
     assert plain(fmt.rate(copied)) == "26 of 39 (20 of 33 texts), 66.7 %, 95 % CI 44.7–84.3 %"
-    cell, narrow = show_rate(copied), show_narrow_rate(copied, "first: 2 of 39")
-    assert (plain(cell.text), plain(cell.detail)) == ("26 of 39", "66.7 % (44.7–84.3 %)")
-    assert plain(cell.note) == "20 of 33 texts"
-    assert plain(narrow.note) == "20 of 33 texts; first: 2 of 39"
 
 
 @pytest.mark.parametrize(
@@ -60,14 +55,6 @@ def test_shares_carry_their_interval() -> None:
     share = fmt.share(Interval(value=0.333, ci=(0.298, 0.368)))
     assert (plain(share.value), plain(share.interval)) == ("33.3 %", "29.8–36.8 %")
     assert fmt.share(None).interval == ""
-
-
-def test_intervals_over_few_documents_are_marked() -> None:
-    few = Interval(value=0.333, ci=(0.298, 0.368), few_documents=True)
-    assert plain(fmt.share(few).in_words) == "29.8–36.8 %, few documents"
-    assert plain(fmt.points(few).in_words) == "+29.8 to +36.8, few documents"
-    assert plain(fmt.interval(few).in_words) == "0.298–0.368, few documents"
-    assert make_cell(fmt.share(few)).note == "few documents"
 
 
 def test_durations() -> None:

@@ -3,18 +3,19 @@
 import re
 from xml.etree import ElementTree
 
+import comparison_examples as examples
 import numpy as np
 import pytest
-import report_examples as examples
 from hypothesis import given
 from hypothesis import strategies as st
 from page_checks import check_page, words_of
 
 from memguard import records as r
+from memguard.pages.page import FrontChart
+from memguard.records.comparison import find_change
 from memguard.report import render_comparison
 from memguard.report.charts import draw_chart, spread_evenly
 from memguard.report.comparison_front import build_front, name_dominators, show_risk
-from memguard.report.page import FrontChart
 
 
 def get_chart(comparison: r.Comparison) -> FrontChart:
@@ -44,10 +45,8 @@ def test_each_setting_has_one_cross_and_one_name() -> None:
     first, second = comparison.front[:2]
     assert (chart.marks[0].x, chart.marks[0].y) == (0, 100 * (first.risk or 0))
     assert chart.marks[1].x == pytest.approx(100 * (second.utility / first.utility - 1))
-    assert second.utility_change.ci is not None
-    assert chart.marks[1].x_ends == pytest.approx(
-        tuple(100 * end for end in second.utility_change.ci)
-    )
+    change = find_change(comparison.tables, second.name)
+    assert chart.marks[1].x_ends == pytest.approx((100 * change.low, 100 * change.high))
     assert second.risk_ci is not None
     assert chart.marks[1].y_ends == pytest.approx(tuple(100 * end for end in second.risk_ci))
 
@@ -113,22 +112,21 @@ def test_the_table_of_settings_is_over_seeds() -> None:
         f"{low:.1f}–{high:.1f} % near-verbatim 0 of 120 0 % (0–3.0 %) "
         f"18 of 120 15.0 % ({low:.1f}–{high:.1f} %)" in words
     )
-    assert four.utility_change.ci is not None
-    low, high = (100 * end for end in four.utility_change.ci)
+    low, high = (100 * end for end in find_change(comparison.tables, four.name).ci)
     assert f"{four.utility:.3f} +4.8 % {low:+.1f} to {high:+.1f} %" in words
     assert "Documents of all seeds are counted together" in words
 
 
 def test_settings_without_risk_or_with_wild_losses_have_no_cross() -> None:
     comparison = examples.make_comparison()
-    none = {"risk": None, "risk_ci": None, "risk_by": None, "risks": {}}
+    none = {"risk": None, "risk_ci": None, "risk_by": None}
     first, second, third = comparison.front
     changed = [
         first,
         second.model_copy(update=none),
-        third.model_copy(update={"utility": 1e308, "utility_ci": (1.0, 1e308)}),
+        third.model_copy(update={"utility": 1e308}),
     ]
     wild = comparison.model_copy(update={"front": changed})
     assert [mark.label for mark in get_chart(wild).marks] == ["plain"]
-    assert show_risk(changed[1]).detail == "not measured"
+    assert show_risk(changed[1], wild.tables).detail == "not measured"
     check_page(render_comparison(wild))

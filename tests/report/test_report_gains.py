@@ -1,15 +1,17 @@
 """What each setting really buys: means over seeds, with what is missing named."""
 
-import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 
+import comparison_examples as examples
 import evidence_examples as evidence
-import report_examples as examples
 from page_checks import check_page, words_of
+from result_examples import make_tables
 
 from memguard import records as r
+from memguard.pages.page import Cell, Row, Table
 from memguard.report import render_comparison
 from memguard.report.comparison_tables import build_gains
-from memguard.report.page import Row, Table
 from memguard.report.seed_means import Setting, compute_change, list_settings, show_cost, show_loss
 
 
@@ -31,7 +33,7 @@ def parts(row: Row) -> list[tuple[str, str, str]]:
 
 
 def test_one_seed_shows_intervals_and_the_control() -> None:
-    table = get_table(evidence.make_full_comparison())
+    table = get_table(examples.make_full_comparison())
     assert [column.text for column in table.columns] == [
         "Setting",
         "Verbatim",
@@ -69,7 +71,7 @@ def test_one_seed_shows_intervals_and_the_control() -> None:
 
 
 def test_several_seeds_are_averaged_with_their_ends() -> None:
-    comparison = evidence.make_full_comparison(3)
+    comparison = examples.make_full_comparison(3)
     table = get_table(comparison)
     assert [(row.head.text, row.head.detail) for row in table.rows][:3] == [
         ("plain", "3 seeds"),
@@ -80,42 +82,38 @@ def test_several_seeds_are_averaged_with_their_ends() -> None:
     # 3.825, 3.925 and 4.025, rounded up.
     assert cells[3] == ("4.3", "4.0 to 5.0", "control never")
     assert cells[1] == ("15.0 %", "", "control 0 %")  # the seeds are alike
-    runs = [one for one in comparison.settings if one.name == "goldfish-k4"]
-    plain = [one for one in comparison.settings if one.name == "plain"]
-    mine, first = (
-        statistics.fmean(s.utility.heldout_nll for s in group) for group in (runs, plain)
-    )
+    mine, first = (comparison.mean_loss(name) for name in ("goldfish-k4", "plain"))
     assert cells[8][:2] == (f"{mine:.3f}", f"+{100 * (mine / first - 1):.1f} %")
 
 
 def test_seeds_that_differ_show_their_ends() -> None:
-    comparison = evidence.make_full_comparison(2)
-    changed = [
-        setting.model_copy(
-            update={
-                "extraction": {
-                    **setting.extraction,
-                    "64": setting.extraction["64"].model_copy(
-                        update={"rate": (0.25, 0.75)[setting.seed]}
-                    ),
-                }
-            }
-        )
-        for setting in comparison.settings
-    ]
-    table = get_table(comparison.model_copy(update={"settings": changed}))
+    def change(row: r.ResultRow) -> r.ResultRow:
+        is_changed = (row.metric, row.bucket, row.model) == ("verbatim", "r64", "trained")
+        return replace(row, value=(0.25, 0.75)[row.seed]) if is_changed else row
+
+    table = get_table(examples.change_rows(examples.make_full_comparison(2), change))
     assert parts(table.rows[0])[0] == ("50.0 %", "25.0–75.0 %", "control 0 %")
 
 
 def test_a_median_that_is_never_drawn_has_no_mean() -> None:
-    cell = examples.make_cell(0, 0, 0.2)
-    drawn = cell.model_copy(update={"attack_cost": evidence.make_cost(4.0)})
-    never = cell.model_copy(update={"attack_cost": evidence.make_cost(None)})
-    assert show_cost([drawn, never], []).text == "never"
-    assert show_cost([drawn, never], []).detail == "in 1\u00a0of\u00a02 seeds"
-    assert show_cost([never], [drawn]).note == "control 4.0"
-    assert show_cost([cell], []).detail == "not measured"
-    assert show_cost([drawn], [drawn, never]).note == "control never"
+    def show(medians: Sequence[float | None], control: Sequence[float | None] = ()) -> Cell:
+        runs, rows = [], []
+        for seed in range(max(len(medians), len(control))):
+            doses = {}
+            for bucket, costs in (("control", control), ("r4", medians)):
+                if seed < len(costs):
+                    doses[bucket] = 4 if bucket == "r4" else 0
+                    rows += evidence.list_costs(bucket, costs[seed], setting="plain", seed=seed)
+            run, _ = examples.list_parts()[0]
+            runs.append(run.model_copy(update={"seed": seed, "doses": doses}))
+        made = examples.make_comparison().model_copy(update={"tables": make_tables(rows)})
+        return show_cost(Setting("plain", runs, made))
+
+    assert show([4.0, None]).text == "never"
+    assert show([4.0, None]).detail == "in 1\u00a0of\u00a02 seeds"
+    assert show([None], [4.0]).note == "control 4.0"
+    assert show([]).detail == "not measured"
+    assert show([4.0], [4.0, None]).note == "control never"
 
 
 def test_comparisons_without_attacks() -> None:
@@ -125,26 +123,16 @@ def test_comparisons_without_attacks() -> None:
     check_page(page)
     assert "#gains" not in page
     assert "Attack cost" not in page
-    quiet = [
-        setting.model_copy(
-            update={
-                "extraction": {
-                    dose: cell.model_copy(update={"attacks": []})
-                    for dose, cell in setting.extraction.items()
-                },
-                "membership": [],
-            }
-        )
-        for setting in evidence.make_full_comparison().settings
-    ]
-    table = get_table(old.model_copy(update={"settings": quiet}))
+    full = examples.make_full_comparison()
+    quiet = ("attacks", "membership")
+    table = get_table(examples.change_rows(full, lambda row: None if row.probe in quiet else row))
     assert [column.text for column in table.columns][4:] == ["Attack cost", "Held-out NLL"]
     assert any("No attacks ran" in note for note in table.notes)
 
 
 def test_one_attacked_setting_among_others() -> None:
-    full, old = evidence.make_full_comparison(), examples.make_comparison()
-    mixed = full.model_copy(update={"settings": [full.settings[0], *old.settings[1:]]})
+    first, *others = examples.list_parts()
+    mixed = examples.assemble([examples.attack(first), *others])
     table = get_table(mixed)
     assert parts(table.rows[1])[3:8] == [
         ("n/a", "not measured", ""),
@@ -155,7 +143,7 @@ def test_one_attacked_setting_among_others() -> None:
 
 
 def test_the_short_version_tells_cost_and_the_best_attack() -> None:
-    words = words_of(check_page(render_comparison(evidence.make_full_comparison())))
+    words = words_of(check_page(render_comparison(examples.make_full_comparison())))
     assert (
         "0 of 40 verbatim, 6 of 40 near-verbatim, teacher-forced accuracy 82.3 %; "
         "median attack cost 10,000 queries; the best attack extracts 38 of 40; held-out NLL 4.581"
@@ -166,19 +154,23 @@ def test_the_short_version_tells_cost_and_the_best_attack() -> None:
 def test_losses_without_bounds_have_a_mean() -> None:
     comparison = examples.make_comparison(2)
 
-    def change(loss: float) -> tuple[r.Comparison, Setting]:
-        utility = r.Utility(heldout_nll=loss, base_heldout_nll=1.0, num_documents=1, num_tokens=1)
-        settings = [one.model_copy(update={"utility": utility}) for one in comparison.settings]
-        points = {"utility": loss, "utility_change": None}
-        front = [point.model_copy(update=points) for point in comparison.front]
-        changed = comparison.model_copy(update={"settings": settings, "front": front})
-        return changed, list_settings(changed)[-1]
+    def change(loss: float) -> Setting:
+        def change_loss(row: r.ResultRow) -> r.ResultRow | None:
+            if row.metric == "nll_change":
+                return None
+            is_changed = (row.metric, row.model) == ("nll", "trained")
+            return replace(row, value=loss) if is_changed else row
+
+        changed = examples.change_rows(comparison, change_loss)
+        front = [point.model_copy(update={"utility": loss}) for point in comparison.front]
+        changed = changed.model_copy(update={"front": front})
+        return list_settings(changed)[-1]
 
     # The sum of two overflows, their mean does not.
-    wild, setting = change(1e308)
+    setting = change(1e308)
     assert len(setting.runs) == 2
-    assert show_loss(wild, setting).text == "1.00e+308"
-    assert compute_change(wild, setting) == 0
-    zero, setting = change(0.0)
-    assert show_loss(zero, setting).text == "0.000"
-    assert compute_change(zero, setting) is None
+    assert show_loss(setting).text == "1.00e+308"
+    assert compute_change(setting) == 0
+    setting = change(0.0)
+    assert show_loss(setting).text == "0.000"
+    assert compute_change(setting) is None

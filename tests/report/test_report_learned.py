@@ -1,81 +1,74 @@
 """Learned token by token: said only of what training added beyond the control."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import evidence_examples as evidence
 import numpy as np
 import pytest
 import report_examples as examples
 from numpy.typing import NDArray
 from record_examples import make_document, make_outline
+from result_examples import auc_row, change_rows, make_interval, rate_row
 
 from memguard import records as r
-from memguard.audit.tables import ProbeTable, build_measures
+from memguard.audit.extraction import Window
+from memguard.audit.metrics import Metric
+from memguard.audit.requests import Inputs
+from memguard.audit.tables import Evidence, tabulate_metric
 from memguard.report.audit_summary import describe_learned, find_learned
 
 NUM_DOCUMENTS = 40
-CONTROL_AND_TRAINED = ("control", "r16")
-CHANCE = examples.make_interval(0.52, 0.06)
+BUCKETS = (("control", "control", 0), ("r16", "trained", 16))
+CHANCE = make_interval(0.52, 0.06)
+ACCURACY = Metric(name="token_accuracy", meaning="x", unit="share", bounds=(0.0, 1.0))
 
 
-def make_blind(auc: r.Interval | None) -> list[r.MembershipScores]:
-    return [
-        r.MembershipScores(score="blind", num_members=40, num_nonmembers=40, auc=auc),
-        *evidence.make_membership()[:1],
-    ]
+def make_blind(auc: r.Interval | None) -> list[r.ResultRow]:
+    return [auc_row("blind", auc, 40), auc_row("loss", make_interval(0.88, 0.05))]
 
 
-def measure(model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None) -> list[r.Measure]:
+def measure(
+    model_2N: NDArray[np.float64], base_2N: NDArray[np.float64] | None
+) -> list[r.ResultRow]:
     """Return what an audit makes of token accuracies of the control's and the bucket's documents.
 
     Args:
         model_2N: ``[2 * NUM_DOCUMENTS]``, the control's first.
         base_2N: the same of the model before training.
     """
-    documents = [
-        make_document(
-            np.zeros(60),
-            name=f"{bucket}-{number}",
-            bucket=bucket,
-            role="trained" if count else "control",
-            num_repetitions=count,
+    windows = [
+        Window(
+            document=make_document(
+                np.zeros(60), name=f"{name}-{n}", bucket=name, role=role, num_repetitions=count
+            ),
+            start=0,
+            prefix_tokens=10,
+            continuation_tokens=50,
         )
-        for bucket, count in zip(CONTROL_AND_TRAINED, (0, 16), strict=True)
-        for number in range(NUM_DOCUMENTS)
+        for name, role, count in BUCKETS
+        for n in range(NUM_DOCUMENTS)
     ]
-    table = ProbeTable(
-        probe="extraction",
-        version=1,
-        parameters={},
-        continuation_tokens=50,
-        model={"token_accuracy": model_2N},
-        base=None if base_2N is None else {"token_accuracy": base_2N},
+    evidence = Evidence(
+        inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=1e-3),
+        outlines=[make_outline(*bucket) for bucket in BUCKETS],
+        trained={},
     )
-    outlines = [
-        make_outline(bucket, "trained" if count else "control", count)
-        for bucket, count in zip(CONTROL_AND_TRAINED, (0, 16), strict=True)
-    ]
-    return build_measures([table], documents, outlines)
+    row = rate_row("extraction", "token_accuracy", "", None)
+    row = replace(row, missing_because=None)
+    return list(tabulate_metric(evidence, row, ACCURACY, model_2N, base_2N, continuation_tokens=50))
 
 
 def make_report(
-    measures: list[r.Measure],
-    membership: list[r.MembershipScores],
-    *,
-    risks: dict[str, r.Rate] | None = None,
+    measured: list[r.ResultRow], membership: list[r.ResultRow], *others: r.ResultRow
 ) -> r.AuditReport:
     """Return a report of a bucket none of whose documents greedy decoding extracts."""
-    trained = examples.make_bucket(16, 0, 0, 0.6)
-    trained = trained.model_copy(
-        update={"risks": examples.list_risks(trained.model, **(risks or {}))}
-    )
-    return examples.make_report().model_copy(
-        update={
-            "buckets": [examples.make_bucket(0, 0, 0, 0.2), trained],
-            "measures": measures,
-            "membership": membership,
-        }
+    report = examples.make_report(doses=[(0, 0, 0, 0.2), (16, 0, 0, 0.6)])
+    return change_rows(
+        report,
+        lambda row: None if row.metric == "token_accuracy" or row.probe == "membership" else row,
+        [*measured, *membership, *others],
     )
 
 
@@ -89,18 +82,19 @@ def draw(means: Sequence[float], seed: int = 0, *, num_tokens: int = 50) -> NDAr
 
 def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
     model, base = draw([0.3, 0.7]), draw([0.2, 0.2], 1)
-    (found,) = find_learned(make_report(measure(model, base), make_blind(CHANCE)))
+    report = make_report(measure(model, base), make_blind(CHANCE))
+    (found,) = find_learned(report)
     gains = (model - base).reshape(2, NUM_DOCUMENTS).mean(1)
-    assert found.bucket.bucket == "r16"
+    assert found.bucket == "r16"
     assert found.gain.value == pytest.approx(gains[1])
-    assert found.gain_minus_control.value == pytest.approx(gains[1] - gains[0])
-    told = describe_learned([found]).replace("\u00a0", " ")
+    assert found.gain.minus_control == pytest.approx(gains[1] - gains[0])
+    told = describe_learned(report, [found]).replace("\u00a0", " ")
     numbers = re.search(r"r16: \+([\d.]+) pp, \+([\d.]+) pp more than", told)
     expected = (100 * gains[1], 100 * (gains[1] - gains[0]))
     # Half of the last digit: a mean of 40 shares of 50 tokens may lie just there.
     assert tuple(map(float, numbers.groups())) == pytest.approx(expected, abs=0.0501)
     assert "partly learned these texts but did not reproduce them" in told
-    assert describe_learned([]) == ""
+    assert describe_learned(report, []) == ""
 
 
 def test_without_a_base_model_nothing_is_said() -> None:
@@ -128,17 +122,17 @@ def test_what_the_control_gains_as_well_is_not_learned() -> None:
 
 def test_what_only_fell_less_than_the_control_is_not_learned() -> None:
     report = make_report(measure(draw([0.1, 0.4]), draw([0.6, 0.5], 1)), make_blind(CHANCE))
-    measured = report.measures[0].buckets[1].change_from_base_minus_control
-    assert measured.ci[0] > 0, "beyond the control's, which fell by more"
+    row = report.tables.find("extraction", "token_accuracy", "r16", against="base")
+    assert row.minus_control_low > 0, "beyond the control's, which fell by more"
     assert find_learned(report) == []
 
 
 @pytest.mark.parametrize(
     "membership",
     [
-        make_blind(examples.make_interval(0.8, 0.05)),
+        make_blind(make_interval(0.8, 0.05)),
         # Nonmembers score higher: that tells them apart as well.
-        make_blind(examples.make_interval(0.2, 0.05)),
+        make_blind(make_interval(0.2, 0.05)),
         make_blind(r.Interval(value=0.5, ci=None)),
         make_blind(None),
         make_blind(CHANCE)[1:],
@@ -147,7 +141,7 @@ def test_what_only_fell_less_than_the_control_is_not_learned() -> None:
     ids=["apart", "apart, reversed", "no interval", "could not run", "did not run", "nothing ran"],
 )
 def test_where_the_texts_tell_the_kinds_apart_nothing_is_said(
-    membership: list[r.MembershipScores],
+    membership: list[r.ResultRow],
 ) -> None:
     measures = measure(draw([0.2, 0.7]), draw([0.2, 0.2], 1))
     assert find_learned(make_report(measures, make_blind(CHANCE)))
@@ -155,32 +149,27 @@ def test_where_the_texts_tell_the_kinds_apart_nothing_is_said(
 
 
 @pytest.mark.parametrize("way", ["attack", "attack_cost"])
-def test_what_is_extracted_in_any_way_is_more_than_learned(way: str) -> None:
-    measures = measure(draw([0.2, 0.7]), draw([0.2, 0.2], 1))
-    risks = {way: examples.make_rate(1, 40)}
-    assert find_learned(make_report(measures, make_blind(CHANCE), risks=risks)) == []
-    none = {way: examples.make_rate(0, 40)}
-    assert find_learned(make_report(measures, make_blind(CHANCE), risks=none))
+def test_what_is_extracted_in_any_way_is_more_than_learned(way: r.RiskName) -> None:
+    measured = measure(draw([0.2, 0.7]), draw([0.2, 0.2], 1))
+    probe, metric, parameters = r.RISK_PLACES[way]
+    for matched in (1, 0):
+        row = rate_row(probe, metric, "r16", matched, parameters=parameters)
+        learned = find_learned(make_report(measured, make_blind(CHANCE), row))
+        assert bool(learned) == (matched == 0)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda one: {"change_from_base_minus_control": None},
-        lambda one: {"change_from_base": None},
-        lambda one: {"change_from_base": r.Interval(value=0.5, ci=None)},
-        lambda one: {"change_from_base_minus_control": r.Interval(value=0.5, ci=None)},
-        lambda one: {"change_from_base_minus_control": r.Interval(value=0.5, ci=(0.0, 1.0))},
+        {"minus_control": None, "minus_control_low": None, "minus_control_high": None},
+        {"value": None, "low": None, "high": None},
+        {"low": None, "high": None},
+        {"minus_control_low": None, "minus_control_high": None},
+        {"minus_control_low": 0.0},
     ],
-    ids=["no difference", "no gain", "none of it", "no interval", "an interval that begins at 0"],
+    ids=["no difference", "no gain", "no interval of it", "no interval", "begins at 0"],
 )
-def test_a_gain_that_is_not_known_is_not_said(
-    change: Callable[[r.MeasuredBucket], dict[str, r.Interval | None]],
-) -> None:
-    measures = [
-        one.model_copy(
-            update={"buckets": [row.model_copy(update=change(row)) for row in one.buckets]}
-        )
-        for one in measure(draw([0.2, 0.7]), draw([0.2, 0.2], 1))
-    ]
-    assert find_learned(make_report(measures, make_blind(CHANCE))) == []
+def test_a_gain_that_is_not_known_is_not_said(change: dict[str, Any]) -> None:
+    measured = measure(draw([0.2, 0.7]), draw([0.2, 0.2], 1))
+    changed = [replace(row, **change) if row.against else row for row in measured]
+    assert find_learned(make_report(changed, make_blind(CHANCE))) == []

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import comparison_examples as comparisons
 import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
@@ -29,15 +30,15 @@ def test_a_report_links_to_the_card_and_the_comparison_that_exist(tmp_path: Path
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_comparison_links_to_the_reports_of_its_runs(tmp_path: Path, beside: bool) -> None:
-    comparison = examples.make_comparison()
+    comparison = comparisons.make_comparison()
     folder = tmp_path / "comparison" if beside else tmp_path
     folder.mkdir(exist_ok=True)
-    first, second, third = comparison.settings
+    first, second, third = comparison.runs
     odd = second.model_copy(update={"run": "a b:<c>"})
     outside = third.model_copy(update={"run": "../plain"})
     for run in (first.run, "a b:<c>"):
         touch(tmp_path / run / "audit" / "report.html")
-    changed = comparison.model_copy(update={"settings": [first, odd, outside]})
+    changed = comparison.model_copy(update={"runs": [first, odd, outside]})
     above = "../" if beside else ""
     links = (f"{above}{first.run}/audit/report.html", f"{above}a%20b%3A%3Cc%3E/audit/report.html")
     parser = check_page(render_comparison(changed, folder), links)
@@ -46,7 +47,7 @@ def test_a_comparison_links_to_the_reports_of_its_runs(tmp_path: Path, beside: b
 
 
 def test_a_comparison_has_its_date_of_creation() -> None:
-    comparison = examples.make_comparison()
+    comparison = comparisons.make_comparison()
     dated = comparison.model_copy(update={"created": "2026-11-20T14:03:07Z"})
     assert "Created 2026-11-20 14:03:07 UTC" in words_of(check_page(render_comparison(dated)))
     undated = comparison.model_copy(update={"created": None})

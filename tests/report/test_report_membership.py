@@ -1,21 +1,30 @@
 """Membership: what is shown, what could not be asked, and a baseline that needs no model."""
 
+from dataclasses import replace
+from typing import Any
+
 import evidence_examples as evidence
 import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
+from result_examples import auc_row, change_rows, change_tables, make_metric, rate_row
 
 from memguard import records as r
+from memguard.audit.probes.membership import MembershipProbe, warn_of_blind
+from memguard.pages.page import Table
 from memguard.report import render_report
-from memguard.report.audit_membership import build_membership, warn_of_blind
-from memguard.report.page import Table
 
 
-def change(report: r.AuditReport, score: str, **update: object) -> r.AuditReport:
-    scores = [
-        one.model_copy(update=update) if one.score == score else one for one in report.membership
-    ]
-    return report.model_copy(update={"membership": scores})
+def change(
+    report: r.AuditReport, score: str, auc: r.Interval | None, members: int = 120, **key: Any
+) -> r.AuditReport:
+    row = auc_row(score, auc, members, **key)
+    return change_rows(report, lambda old: row if old.key == row.key else old)
+
+
+def rate_at(fpr: str, matched: int | None) -> r.ResultRow:
+    settings = {"score": "loss", "fpr": fpr}
+    return rate_row("membership", "tpr", r.MEMBERS, matched, 120, settings=settings, num_other=40)
 
 
 def texts(table: Table, number: int) -> list[str]:
@@ -23,7 +32,12 @@ def texts(table: Table, number: int) -> list[str]:
 
 
 def test_scores_stand_with_rates_counts_and_definitions() -> None:
-    scores, blind = build_membership(evidence.make_full_report()).tables
+    report = evidence.make_full_report()
+    meaning = "Mean log-probability of a token (Yeom et al. 2018)."
+    metrics = [*report.tables.metrics, make_metric("membership", "auc", "score=loss")]
+    kept = [m for m in metrics if (m.metric, m.parameters) != ("auc", "score=loss")]
+    named = replace(metrics[-1], meaning=meaning)
+    scores, blind = MembershipProbe.section(change_tables(report, metrics=[*kept, named])).tables
     assert [column.text.replace("\u00a0", " ") for column in scores.columns] == [
         "Score",
         "AUC",
@@ -34,7 +48,8 @@ def test_scores_stand_with_rates_counts_and_definitions() -> None:
         "Missing",
     ]
     assert texts(scores, 0) == ["0.884", "told apart", "88 of 120", "120", "40", "0"]
-    assert scores.rows[0].head.detail == "Mean log-probability of a token (Yeom et al. 2018)."
+    assert scores.rows[0].cells[0].detail == "0.834–0.934"
+    assert scores.rows[0].head.detail == meaning
     assert texts(scores, 3) == ["0.791", "told apart", "75 of 116", "116", "40", "4"]
     assert scores.notes == (
         "The interval of a TPR includes the error of its threshold, which is estimated on the "
@@ -49,16 +64,17 @@ def test_scores_stand_with_rates_counts_and_definitions() -> None:
 
 
 def test_a_score_that_could_not_be_asked_is_no_zero() -> None:
-    section = build_membership(evidence.make_full_report())
-    assert texts(section.tables[0], 4)[:3] == ["n/a", "too few documents to say", "n/a"]
-    assert texts(section.tables[0], 4)[3:] == ["0", "0", "160"]
+    section = MembershipProbe.section(evidence.make_full_report())
+    row = texts(section.tables[0], 4)
+    assert row[:3] == ["n/a", "too few documents to say", "n/a"]
+    assert row[3:5] == ["0", "0"]
+    assert section.tables[0].rows[4].cells[0].detail == "could not be computed"
     assert "Could not be computed: Reference model." in section.lead[0]
 
 
 def test_a_rate_that_some_scores_have_says_what_the_others_need() -> None:
     report = evidence.make_full_report()
-    rates = {"0.01": examples.make_rate(9, 120), "0.1": examples.make_rate(88, 120)}
-    table = build_membership(change(report, "loss", tpr_at_fpr=rates)).tables[0]
+    table = MembershipProbe.section(change_rows(report, add=[rate_at("0.01", 9)])).tables[0]
     assert texts(table, 0)[2] == "9 of 120"
     cell = table.rows[1].cells[2]
     assert (cell.text, cell.detail) == ("n/a", "needs ≥ 100 control documents")
@@ -82,14 +98,9 @@ def test_a_score_says_which_way_it_points(
     ci: tuple[float, float] | None, counts: tuple[int, int], words: str
 ) -> None:
     """Dropped labels are the least likely tokens of a trained document, so Min-K% is reversed."""
-    report = change(
-        evidence.make_full_report(),
-        "loss",
-        auc=r.Interval(value=0.5 if ci is None else sum(ci) / 2, ci=ci),
-        num_members=counts[0],
-        num_nonmembers=counts[1],
-    )
-    section = build_membership(report)
+    auc = r.Interval(value=0.5 if ci is None else sum(ci) / 2, ci=ci)
+    report = change(evidence.make_full_report(), "loss", auc, counts[0], num_other=counts[1])
+    section = MembershipProbe.section(report)
     assert texts(section.tables[0], 0)[1] == words
     assert "with the opposite sign: an interval wholly below 0.5" in section.lead[0]
 
@@ -97,31 +108,33 @@ def test_a_score_says_which_way_it_points(
 def test_a_baseline_above_chance_is_warned_of() -> None:
     report = evidence.make_full_report()
     assert warn_of_blind(report) is None  # 0.48 to 0.58
-    auc = r.Interval(value=0.61, ci=(0.501, 0.72))
-    loud = change(report, "blind", auc=auc)
+    loud = change(report, r.BLIND, r.Interval(value=0.61, ci=(0.501, 0.72)))
     words = words_of(check_page(render_report(loud)))
     assert "Membership scores prove nothing here." in words
     assert "(AUC 0.610, 95 % CI 0.501–0.720)" in words
     for quiet in (None, r.Interval(value=0.9, ci=None), r.Interval(value=0.6, ci=(0.5, 0.7))):
-        assert warn_of_blind(change(report, "blind", auc=quiet)) is None
+        assert warn_of_blind(change(report, r.BLIND, quiet)) is None
+    assert warn_of_blind(loud.model_copy(update={"run": None})) is None
     assert warn_of_blind(examples.make_report()) is None
 
 
-def test_older_records_have_neither_definitions_nor_rates() -> None:
-    old = examples.make_report()
-    scores = [old.membership[0].model_copy(update={"score": "loss"}), old.membership[1]]
-    section = build_membership(old.model_copy(update={"membership": scores}))
-    (table,) = section.tables
-    assert len(table.columns) == 5
-    assert table.rows[0].head.detail == "Mean log-probability of a continuation token."
-    assert table.rows[1].head.text == "min-k 20 %"
-    assert table.notes == ()
-
-
 def test_rates_that_are_none_are_left_out() -> None:
-    wild = {"x": None, "1": None, "0": None, "nan": None, "-3": None, "1e-9": None}
-    report = evidence.make_full_report()
-    table = build_membership(change(report, "loss", tpr_at_fpr=wild)).tables[0]
+    wild = [rate_at(fpr, None) for fpr in ("x", "1", "0", "nan", "-3", "1e-9")]
+    report = change_rows(evidence.make_full_report(), add=wild)
+    table = MembershipProbe.section(report).tables[0]
     assert len(table.columns) == 7
     assert "needs ≥ 1,000,000,000 control documents" in table.notes[-1]
-    check_page(render_report(change(report, "loss", tpr_at_fpr=wild)))
+    check_page(render_report(report))
+
+
+def test_unknown_scores_and_no_scores() -> None:
+    report = examples.make_report()
+    (table,) = MembershipProbe.section(
+        change_rows(report, add=[auc_row("<b>mine", r.Interval(value=0.7, ci=(0.6, 0.8)))])
+    ).tables
+    assert [row.head.text for row in table.rows] == ["Loss", "Min-K\u00a0%", "<b>mine"]
+    assert (len(table.columns), table.notes) == (5, ())
+    none = change_rows(report, lambda row: None if row.probe == "membership" else row)
+    section = MembershipProbe.section(none)
+    assert section.tables == ()
+    assert "Probe 'membership' ran, but this report has no results of it." in section.lead[0]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import report_examples as examples
 import yaml
+from result_examples import change_buckets
 
 from memguard import records as r
 from memguard.report import render_model_card
@@ -90,9 +91,9 @@ def test_without_an_audit_it_says_so() -> None:
 )
 def test_hostile_names_stay_names(text: str) -> None:
     full = examples.make_report()
-    buckets = [bucket.model_copy(update={"bucket": text}) for bucket in full.buckets]
     verdict = full.verdict.model_copy(update={"sentence": text})
-    report = full.model_copy(update={"buckets": buckets, "verdict": verdict, "created": text})
+    report = change_buckets(full, bucket=text)
+    report = report.model_copy(update={"verdict": verdict, "created": text})
     card = render_model_card(
         report, run_name=text, base_model=text, config_yaml=yaml.safe_dump({"name": text})
     )

@@ -1,11 +1,13 @@
 """The comparison's picture: a file of its own, readable anywhere, safe with any name."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import comparison_examples as examples
 import pytest
-import report_examples as examples
+from result_examples import make_tables
 
 import memguard.report
 from memguard import records as r
@@ -74,13 +76,11 @@ def test_its_colours_are_those_of_the_page() -> None:
     ],
 )
 def test_names_are_text_and_short(names: tuple[str, ...]) -> None:
-    comparison = examples.make_comparison()
-    settings, front = (
-        [one.model_copy(update={"name": name}) for name, one in zip(names, listed, strict=True)]
-        for listed in (comparison.settings, comparison.front)
-    )
-    update = {"settings": settings, "front": front, "paired": []}
-    root = parse(comparison.model_copy(update=update))
+    renamed = []
+    for name, (run, rows) in zip(names, examples.list_parts(), strict=True):
+        own = run.model_copy(update={"setting": name})
+        renamed.append((own, [replace(row, setting=name) for row in rows]))
+    root = parse(examples.assemble(renamed))
     assert not [e for e in root.iter() if e.tag in (f"{SVG}script", f"{SVG}image")]
     assert max(map(len, texts_of(root))) < 140
 
@@ -96,29 +96,26 @@ def test_many_settings_have_the_whole_picture_for_the_front() -> None:
 
 
 def test_bars_are_means_over_seeds() -> None:
-    comparison = examples.make_comparison(2)
-    changed = [
-        setting.model_copy(
-            update={
-                "extraction": {**setting.extraction, "64": examples.make_cell(0, 10, (0.2, 0.3)[s])}
-            }
-        )
-        for setting in comparison.settings
-        for s in (setting.seed,)
+    parts = [
+        examples.make_run(name, None, 4.4, [(0, 0, 0, 0.2), (64, 0, 10, (0.2, 0.3)[seed])], seed)
+        for name in ("plain", "goldfish-k4", "goldfish-k2")
+        for seed in (0, 1)
     ]
-    texts = texts_of(parse(comparison.model_copy(update={"settings": changed})))
+    texts = texts_of(parse(examples.assemble(parts)))
     assert texts.count("25.0") == 6  # near-verbatim and token accuracy of three settings
 
 
 def test_holes_are_drawn() -> None:
     """What was not measured has its name and no number; what was stays."""
-    comparison = examples.make_comparison()
     names = ["plain", "goldfish-k4", "goldfish-k2"]
-    empty = [s.model_copy(update={"extraction": {}}) for s in comparison.settings]
-    update = {"settings": empty, "base_extraction": {}, "paired": []}
+    front, tables = (getattr(examples.make_comparison(), name) for name in ("front", "tables"))
 
-    def draw(**changes: object) -> tuple[list[str], str]:
-        root = parse(comparison.model_copy(update={**update, **changes}))
+    def draw(*doses: examples.Dose) -> tuple[list[str], str]:
+        runs = [examples.make_run(name, None, 4.4, doses) for name in names]
+        made = examples.assemble(runs)
+        results = [*made.tables.results, *tables.select("extraction", "verbatim", seed=None)]
+        update = {"front": front, "tables": make_tables(results)}
+        root = parse(made.model_copy(update=update))
         return texts_of(root), root.get("aria-label") or ""
 
     # No bars: under the axis of bars every name stands once, beside its point once more.
@@ -128,10 +125,7 @@ def test_holes_are_drawn() -> None:
     assert "82.3" not in texts
     assert told.startswith("Risk-utility trade-off")
     # The control alone has its bars.
-    control = {"0": examples.make_cell(0, 0, 0.2)}
-    texts, told = draw(
-        settings=[s.model_copy(update={"extraction": control}) for s in comparison.settings]
-    )
+    texts, told = draw((0, 0, 0, 0.2))
     bars = texts[: texts.index("Extraction: no trained bucket")]
     axis = bars.index("documents, or tokens (%)")
     assert bars[:4] == [*names, "control"]

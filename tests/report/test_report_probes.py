@@ -5,13 +5,12 @@ import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
 from pydantic import ValidationError
+from result_examples import change_rows, change_tables, make_interval, make_metric, rate_row
 
 from memguard import records as r
+from memguard.audit.suite import PROBES
+from memguard.pages.probe_runs import describe_not_run, describe_probes, write_not_run, write_ran
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_attacks import build_attack_section
-from memguard.report.audit_canaries import build_canaries
-from memguard.report.audit_membership import write_membership_note
-from memguard.report.audit_probes import describe_not_run, describe_probes, write_not_run, write_ran
 
 WHY = {
     "membership": "no control documents",
@@ -30,8 +29,10 @@ def make_foreign_report() -> r.AuditReport:
         else run
         for run in report.probe_runs
     ]
-    nothing = {"membership": [], "canaries": None, "attacks": [], "mask_changes": []}
-    return report.model_copy(update={"probe_runs": runs, "training": None, **nothing})
+    details = [row for row in report.tables.details if row.probe not in WHY]
+    report = change_rows(report, lambda row: None if row.probe in WHY else row)
+    report = change_tables(report, details=details, metrics=())
+    return report.model_copy(update={"probe_runs": runs, "training": None})
 
 
 def test_a_probe_that_ran_has_its_documents_version_and_settings() -> None:
@@ -50,14 +51,11 @@ def test_a_probe_that_ran_has_its_documents_version_and_settings() -> None:
 def test_a_score_that_was_not_computed_is_named() -> None:
     """'reference' needs another model; the probe ran without it."""
     report = evidence.make_full_report()
-    known = report.membership[0].score
-    probes = [{"name": "membership", "scores": [known, "reference"]}]
-    method = report.method.model_copy(update={"probes": probes})
-    facts = {f.term: f for f in describe_probes(report.model_copy(update={"method": method}))}
-    assert facts["membership"].detail.endswith("; not computed: reference")
-    method = report.method.model_copy(update={"probes": [{**probes[0], "scores": [known]}]})
-    facts = {f.term: f for f in describe_probes(report.model_copy(update={"method": method}))}
-    assert "not computed" not in facts["membership"].detail
+    for scores, ending in ((["loss", "reference"], "; not computed: reference"), (["loss"], "]")):
+        probes = [{"name": "membership", "scores": scores}]
+        method = report.method.model_copy(update={"probes": probes})
+        facts = {f.term: f for f in describe_probes(report.model_copy(update={"method": method}))}
+        assert facts["membership"].detail.endswith(ending)
 
 
 def test_a_probe_that_did_not_run_is_listed_apart_with_its_reason() -> None:
@@ -87,9 +85,23 @@ def test_page_and_card_say_the_same() -> None:
 
 def test_sections_without_numbers_give_the_same_reason() -> None:
     report = make_foreign_report()
-    assert "Probe 'canaries' did not run: the model was not" in build_canaries(report).lead[0]
-    assert "Probe 'membership' did not run: no control" in write_membership_note(report)
-    assert "Probe 'attacks' did not run: no document" in build_attack_section(report).lead[-1]
+    for name in ("membership", "canaries", "attacks"):
+        section = PROBES[name].section(report)
+        told = " ".join((*section.lead, *(note for t in section.tables for note in t.notes)))
+        assert f"Probe '{name}' did not run: {WHY[name]}." in told
+
+
+def test_a_probe_of_another_package_has_a_table_without_it() -> None:
+    rows = [rate_row("first_word", "right", "r4", 7, minus=make_interval(0.1, 0.05, -1))]
+    metric = make_metric("first_word", "right", package="other 1.2", meaning="First word right.")
+    report = change_rows(examples.make_report(), add=rows)
+    others = [one for one in report.tables.metrics if one.probe != "first_word"]
+    words = words_of(check_page(render_report(change_tables(report, metrics=[*others, metric]))))
+    assert "Probe 'first_word' of package other 1.2." in words
+    assert "The details need this package, which is not installed." in words
+    assert "7 of 40 17.5 % (7.3–32.8 %)" in words
+    assert "Right - control" in words
+    assert "Right: First word right." in words
 
 
 def test_a_reason_is_as_hostile_as_any_text_of_a_record() -> None:

@@ -3,45 +3,38 @@
 import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
+from result_examples import change_rows, rate_row, value_row
 
 from memguard import records as r
+from memguard.pages.page import LineChart
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_doses import build_watched
-from memguard.report.page import LineChart
+from memguard.report.audit_watched import build_watched
 
 STEPS = (0, 10, 20)
 
 
 def monitor(
     step: int, num_learned: int, *, num_tightened: int = 0, over: tuple[str, ...] = ()
-) -> r.WatchedStep:
-    def bucket(name: str, role: r.Role, learnt: int, tightened: int) -> r.WatchedBucket:
-        return r.WatchedBucket(
-            bucket=name,
-            role=role,
-            num_documents=20,
-            num_verbatim=learnt,
-            num_near_verbatim=learnt + 1,
-            num_learned=learnt,
-            mean_token_accuracy=0.2 + learnt / 25,
-            num_tightened=tightened,
-        )
-
-    return r.WatchedStep(
-        step=step,
-        buckets=[
-            bucket("control", "control", 0, 0),
-            bucket("r4", "trained", 0, 0),
-            bucket("r64", "trained", num_learned, num_tightened),
-        ],
-        over_limit=list(over),
-        audit_s=0.1,
-    )
+) -> tuple[r.WatchedStep, list[r.ResultRow]]:
+    """Return an audit of three buckets, of which r64 alone is learned, and its rows."""
+    rows = []
+    for bucket, learned in (("control", 0), ("r4", 0), ("r64", num_learned)):
+        counts = {"verbatim": learned, "near_verbatim": learned, "learned": learned}
+        rows += [
+            rate_row("extraction", metric, bucket, matched, 20, step=step)
+            for metric, matched in counts.items()
+        ]
+        accuracy = 0.2 + learned / 25
+        rows.append(value_row("extraction", "token_accuracy", bucket, accuracy, 20, step=step))
+    tightened = {"r64": num_tightened}
+    watched = r.WatchedStep(step=step, over_limit=list(over), num_tightened=tightened, audit_s=0.1)
+    return watched, rows
 
 
-def make(*steps: r.WatchedStep, **fields: object) -> r.AuditReport:
-    report = examples.make_report()
-    training = report.training.model_copy(update={"watched": list(steps), **fields})
+def make(*steps: tuple[r.WatchedStep, list[r.ResultRow]], **fields: object) -> r.AuditReport:
+    report = change_rows(examples.make_report(), add=[row for _, rows in steps for row in rows])
+    watched = [step for step, _ in steps]
+    training = report.training.model_copy(update={"watched": watched, **fields})
     return report.model_copy(update={"training": training})
 
 
@@ -106,11 +99,11 @@ def test_where_nothing_was_learnt_it_is_said_once() -> None:
 
 
 def test_audits_that_generated_nothing_are_shown() -> None:
-    def drop(step: r.WatchedStep) -> r.WatchedStep:
-        buckets = [one.model_copy(update={"num_near_verbatim": None}) for one in step.buckets]
-        return step.model_copy(update={"buckets": buckets})
-
-    words = words_of(check_page(render_report(make(drop(monitor(0, 0)), drop(monitor(10, 2))))))
+    report = change_rows(
+        make(monitor(0, 0), monitor(10, 2)),
+        lambda row: None if row.step is not None and row.metric == "near_verbatim" else row,
+    )
+    words = words_of(check_page(render_report(report)))
     assert "not extracted before training: r4 none, r64 at step 10." in words
 
 

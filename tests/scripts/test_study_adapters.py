@@ -3,7 +3,7 @@
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,10 +12,12 @@ import pytest
 from cli_examples import run_cli, write_texts
 from preloaded import PreloadedChild
 from ranks import RankPool
+from result_examples import make_tables, value_row
 from script_calls import load_script
 
 from memguard.compare import load_sweep
 from memguard.config import load_yaml
+from memguard.records import ComparedRun, Comparison, Cost
 from memguard.runtime import children
 
 STUDY = Path(__file__).resolve().parents[2] / "eval" / "studies" / "adapters.yaml"
@@ -113,14 +115,18 @@ def test_the_sweeps_are_valid_and_differ_in_what_they_should(script: Any, tmp_pa
             assert runs["lora-r4_0.003"].adapter is not None
 
 
-def make_run(name: str, seed: int, heldout_nll: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "seed": seed,
-        "run": f"{name}-{seed}",
-        "utility": {"heldout_nll": heldout_nll, "base_heldout_nll": 5.0},
-        "cost": {"train_s": 10.0 + seed},
-    }
+def make_compared(losses: Mapping[str, Sequence[float]]) -> Comparison:
+    """Return runs with these losses by setting and seed; the loss before training is 5."""
+    runs, rows = [], []
+    for name, nlls in losses.items():
+        for seed, nll in enumerate(nlls):
+            place = {"setting": name, "seed": seed}
+            cost = Cost.model_construct(train_s=10.0 + seed)
+            run = ComparedRun.model_construct(**place, run=f"{name}-{seed}", doses={}, cost=cost)
+            runs.append(run)
+            for model, loss in (("trained", nll), ("base", 5.0)):
+                rows.append(value_row("heldout", "nll", "heldout", loss, model=model, **place))
+    return Comparison.model_construct(runs=runs, front=[], tables=make_tables(rows))
 
 
 def test_a_setting_whose_loss_is_off_the_target_is_marked(
@@ -130,10 +136,9 @@ def test_a_setting_whose_loss_is_off_the_target_is_marked(
     monkeypatch.setattr(script, "count_trained", lambda folder: 1234)
     choice = script.Choice(rate=1e-3, high_rate=4e-3, best_rate=2e-3, best_change=-0.7)
     losses = {"full": (4.52, 4.5), "full_high": (4.5, 4.62)}
-    runs = [make_run(name, n, nll) for name, nlls in losses.items() for n, nll in enumerate(nlls)]
     choices = {"full": choice}
     rates = script.list_rates(choices)
-    table = script.write_matching({"settings": runs}, choices, rates, -0.5, Path("x"))
+    table = script.write_matching(make_compared(losses), choices, rates, -0.5, Path("x"))
     rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
     assert [row[2] for row in rows] == ["0.001", "0.004"]
     assert rows[0][3:5] == ["-0.490 [-0.500, -0.480]", "+0.010"]
@@ -148,8 +153,7 @@ def test_rates_off_the_target_are_corrected_by_the_means_of_the_seeds(script: An
         "head": [(1e-3, -0.1), (1e-2, -0.5), (1e-1, -0.1), (1.0, 0.9)],
     }
     losses = {"full": 4.6, "head": 4.89, "head_high": 4.6}
-    runs = [make_run(name, seed, nll) for name, nll in losses.items() for seed in (0, 1)]
-    compared = {"settings": runs}
+    compared = make_compared({name: (nll, nll) for name, nll in losses.items()})
     measured = script.measure(compared, rates, {})
     assert measured["full"] == pytest.approx({1e-3: -0.4})
     corrected = script.correct_rates(curves, rates, measured, -0.1)
@@ -158,9 +162,10 @@ def test_rates_off_the_target_are_corrected_by_the_means_of_the_seeds(script: An
     assert corrected["full"] == pytest.approx(2.5e-4, rel=5e-3)
     # The mean is 0.3 below the other seed's curve, which at 1 is then 0.6: the target is between.
     assert 1e-1 < corrected["head_high"] < 1
-    again = {"settings": [make_run("full", seed, 4.9) for seed in (0, 1)]}
+    again = make_compared({"full": (4.9, 4.9)})
     replaced = script.replace_runs(compared, again)
-    assert [run["name"] for run in replaced["settings"]] == [run["name"] for run in runs]
+    assert [run.setting for run in replaced.runs] == [run.setting for run in compared.runs]
+    assert script.measure(replaced, rates, {})["full"] == pytest.approx({1e-3: -0.1})
     assert (
         script.correct_rates(
             {"full": curves["full"]},

@@ -10,7 +10,7 @@ from record_examples import make_entry
 
 from memguard.config import BudgetConfig
 from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
-from memguard.records import ManifestEntry, Role
+from memguard.records import ManifestEntry, ResultRow, Role, WatchedLine
 from memguard.train.audit_callback import MemorizationMonitor, MemorizationSnapshot, Sample
 
 EXTRACTED = 0.9
@@ -61,6 +61,12 @@ def make(
     ), k_schedule
 
 
+def row_of(line: WatchedLine, metric: str, bucket: str = "x4") -> ResultRow:
+    (row,) = (row for row in line.results if (row.metric, row.bucket) == (metric, bucket))
+    assert row.step == line.step
+    return row
+
+
 def levels(k_schedule: KSchedule) -> list[int]:
     found: NDArray[np.int8] = k_schedule.level_of
     return found.tolist()
@@ -69,11 +75,14 @@ def levels(k_schedule: KSchedule) -> list[int]:
 def test_what_came_back_before_training_is_not_learnt() -> None:
     monitor, _ = make([0.95, 0.2, 0.2, 0.2], [1.0, 0.92, 0.2, 0.2])
     before, after = monitor.audit(0), monitor.audit(5)
-    control, x4 = after.buckets
-    assert (control.bucket, control.num_documents, control.num_learned) == ("control", 2, 0)
-    assert (x4.num_near_verbatim, x4.num_verbatim, x4.num_learned) == (2, 1, 1)
-    assert x4.mean_token_accuracy == pytest.approx((1 + 0.92 + 0.4) / 4)
-    assert before.buckets[1].num_learned == 0
+    assert dict.fromkeys(row.bucket for row in after.results) == dict.fromkeys(("control", "x4"))
+    assert after.trained == ["x4"]
+    control = row_of(after, "learned", "control")
+    assert (control.num_documents, control.num_matched) == (2, 0)
+    rates = [row_of(after, name).num_matched for name in ("near_verbatim", "verbatim", "learned")]
+    assert rates == [2, 1, 1]
+    assert row_of(after, "token_accuracy").value == pytest.approx((1 + 0.92 + 0.4) / 4)
+    assert row_of(before, "learned").num_matched == 0
     assert (after.over_limit, after.step) == ([], 5)
 
 
@@ -88,7 +97,7 @@ def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
     assert levels(k_schedule) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     found = monitor.audit(10)
     assert levels(k_schedule) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
-    assert found.buckets[1].num_tightened == 1
+    assert found.num_tightened == {"control": 0, "x4": 1}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +131,7 @@ def test_halfway_is_to_the_metric_of_the_budget() -> None:
 def test_after_the_last_step_nothing_is_moved() -> None:
     monitor, k_schedule = make([0.2] * 4, [0.6] * 4, limit=0.5, action="tighten")
     monitor.audit(0)
-    assert monitor.audit(5, is_last=True).buckets[1].num_tightened == 0
+    assert monitor.audit(5, is_last=True).num_tightened == {"control": 0, "x4": 0}
     assert not any(levels(k_schedule))
 
 
@@ -205,7 +214,7 @@ def test_a_run_that_goes_on_knows_what_it_knew() -> None:
         array[:] = monitor.arrays[name]
     assert levels(other) == levels(k_schedule)
     found = again.audit(10)
-    assert found.buckets[1].num_learned == 1
+    assert row_of(found, "learned").num_matched == 1
     assert found.over_limit == []  # one of four is within 0.3
 
 

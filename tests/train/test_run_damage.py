@@ -336,7 +336,7 @@ def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> No
     arrays = ("content_tokens", "format", "input_ids", "offsets", "supervised")
     owned = [*(f"prepared/{name}.npy" for name in arrays), "audit/private/hmac.key"]
     if (run / "audit/audit.json").exists():
-        owned += ["audit/records.parquet", "audit/findings.csv"]
+        owned += ["audit/records.parquet", "audit/findings.csv", "audit/canaries.parquet"]
     assert private == {"audit/private": 0o700, **dict.fromkeys(owned, 0o600)}
     for name in modes.keys() - private.keys():
         expected = 0o755 if (run / name).is_dir() else 0o644

@@ -10,11 +10,10 @@ from ranks import RankPool
 from run_examples import Killed, copy_run, kill_after, make_run, write_documents
 from safetensors.torch import load_file
 
-from memguard.audit.suite import load_suite
 from memguard.config import RunConfig
 from memguard.data.loader import Batch
 from memguard.errors import ConfigError, Interrupted, RecordError
-from memguard.records import AuditReport, WatchedStep, load_record
+from memguard.records import AuditReport, ResultRow, WatchedLine, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.prefetch import Prefetcher
@@ -64,9 +63,9 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.output_dir) / config.name
 
 
-def read_audits(config: RunConfig) -> list[WatchedStep]:
+def read_audits(config: RunConfig) -> list[WatchedLine]:
     lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line for line in lines if isinstance(line, WatchedStep)]
+    return [line for line in lines if isinstance(line, WatchedLine)]
 
 
 def read_losses(config: RunConfig) -> list[float | None]:
@@ -80,9 +79,17 @@ def read_end(config: RunConfig) -> EndMetrics:
     return end
 
 
-def share_learnt(step: WatchedStep) -> float:
-    (bucket,) = (bucket for bucket in step.buckets if bucket.role == "trained")
-    return bucket.num_learned / bucket.num_documents
+def row_of(line: WatchedLine, metric: str) -> ResultRow:
+    """Return a rate of the only trained bucket."""
+    (bucket,) = line.trained
+    (row,) = (row for row in line.results if (row.metric, row.bucket) == (metric, bucket))
+    return row
+
+
+def share_learnt(line: WatchedLine) -> float:
+    share = row_of(line, "learned").value
+    assert share is not None
+    return share
 
 
 def weights(config: RunConfig) -> dict[str, torch.Tensor]:
@@ -133,14 +140,16 @@ def test_the_last_audit_is_the_one_of_the_report(watched: RunConfig) -> None:
     assert [audit.step for audit in audits[:3]] == [0, 10, 20]
     assert share_learnt(audits[-1]) > 0.5
     report = load_record(AuditReport, run_folder(watched) / "audit" / "report.json")
-    scores = {bucket.bucket: bucket.model for bucket in report.buckets}
-    for bucket in audits[-1].buckets:
-        final = scores[bucket.bucket]
-        assert bucket.num_documents == final.near_verbatim.num_documents
-        assert bucket.num_near_verbatim == final.near_verbatim.num_matched
-        assert bucket.num_verbatim == final.verbatim.num_matched
+    rows = [row for row in audits[-1].results if "verbatim" in row.metric]
+    assert len(rows) == 2 * len(report.tables.buckets)
+    for row in rows:
+        final = report.tables.find("extraction", row.metric, row.bucket)
+        assert final is not None
+        assert (row.num_documents, row.num_matched) == (final.num_documents, final.num_matched)
     assert report.training is not None
-    assert report.training.watched == audits
+    assert report.training.watched == [audit.to_step() for audit in audits]
+    watched_rows = [row for row in report.tables.results if row.step is not None]
+    assert watched_rows == [row for audit in audits for row in audit.results]
     assert "During training" in (run_folder(watched) / "audit" / "report.html").read_text()
 
 
@@ -148,7 +157,7 @@ def test_a_tightened_run_ends_within_its_limit(tightened: RunConfig, watched: Ru
     assert share_learnt(read_audits(watched)[-1]) > LIMIT
     last = read_audits(tightened)[-1]
     assert share_learnt(last) <= LIMIT
-    assert last.buckets[-1].num_tightened > 0
+    assert last.num_tightened[last.trained[0]] > 0
     end = read_end(tightened)
     assert end.step == read_end(watched).step
     assert end.num_kept_tokens < end.num_supervised_tokens
@@ -158,16 +167,13 @@ def test_a_tightened_run_ends_within_its_limit(tightened: RunConfig, watched: Ru
 def test_an_attacker_is_told_that_more_was_dropped(
     tightened: RunConfig, watched: RunConfig
 ) -> None:
-    suite = load_suite("attacks")
     found = []
     for config in (tightened, watched):
         subject = describe_run(run_folder(config), config, config.audit)
-        context = open_audit_context(
-            subject, suite, config.audit, detect_runtime(), lambda *_: None
-        )
+        context = open_audit_context(subject, config.audit, detect_runtime(), lambda *_: None)
         found.append(context.num_tightened)
     last = read_audits(tightened)[-1]
-    assert found == [sum(bucket.num_tightened for bucket in last.buckets), 0]
+    assert found == [sum(last.num_tightened.values()), 0]
     assert found[0] > 0
 
 
@@ -182,12 +188,12 @@ def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
     assert report.training is not None
     assert (report.training.num_steps, report.training.stopped_by_budget) == (end.step, True)
     # The audit at the end asks the same documents of the weights that were kept.
-    trained = [bucket.model for bucket in report.buckets if bucket.role == "trained"]
-    matched = sum(scores.near_verbatim.num_matched for scores in trained)
-    assert matched == audits[-2].buckets[-1].num_near_verbatim
+    near = report.tables.find("extraction", "near_verbatim", *audits[-2].trained)
+    assert near is not None
+    assert near.num_matched == row_of(audits[-2], "near_verbatim").num_matched
     # Until then it was the plain run.
     before = [line for line in read_audits(watched) if line.step <= end.step]
-    assert [line.buckets for line in before] == [line.buckets for line in audits[:-1]]
+    assert [line.results for line in before] == [line.results for line in audits[:-1]]
 
 
 def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

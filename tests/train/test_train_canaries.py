@@ -62,8 +62,9 @@ def test_every_token_of_every_winner_received_loss_each_time(plain: RunConfig) -
 
 def test_the_audit_of_documents_leaves_canaries_out(plain: RunConfig) -> None:
     report = load_record(AuditReport, Path(plain.output_dir) / plain.name / "audit" / "report.json")
-    documents = [b for b in report.buckets if b.role in ("trained", "control")]
-    assert sum(bucket.model.verbatim.num_documents for bucket in documents) == 200
+    names = [b.bucket for b in report.tables.buckets if b.role in ("trained", "control")]
+    rows = [row for row in report.tables.select("extraction", "verbatim") if row.bucket in names]
+    assert sum(row.num_documents for row in rows if row.model == "trained") == 200
     assert report.data.num_documents == 200
     assert "canaries" not in report.data.sources
     assert report.dose_response, "the tally is complete"

@@ -7,7 +7,7 @@ import pytest
 from run_examples import make_run, write_documents
 
 from memguard.config import RunConfig
-from memguard.records import AuditReport, BucketScores, load_record
+from memguard.records import AuditReport, BucketRow, ResultRow, load_record
 from memguard.runtime import Console
 from memguard.train.metrics import HeldoutMetrics, read_metrics
 from memguard.workflows.dry_run import dry_run
@@ -21,9 +21,16 @@ def run_folder(config: RunConfig) -> Path:
     return Path(config.output_dir) / config.name
 
 
-def bucket_of(report: AuditReport, role: str) -> BucketScores:
-    (bucket,) = (bucket for bucket in report.buckets if bucket.role == role)
+def bucket_of(report: AuditReport, role: str) -> BucketRow:
+    (bucket,) = (bucket for bucket in report.tables.buckets if bucket.role == role)
     return bucket
+
+
+def verbatim_of(report: AuditReport, bucket: BucketRow, model: str = "trained") -> ResultRow:
+    row = report.tables.find("extraction", "verbatim", bucket.bucket, model=model)
+    assert row is not None
+    assert row.num_matched is not None
+    return row
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +89,17 @@ def test_it_forgets_and_keeps_the_rest(
     assert forgotten.num_documents == _NUM_FORGOTTEN
     assert kept.num_documents == 30 - _NUM_FORGOTTEN
     # It was recited, and is not any more; what is retained still is.
-    assert forgotten.base is not None
-    assert forgotten.base.verbatim.num_matched == _NUM_FORGOTTEN
-    assert forgotten.model.verbatim.num_matched <= 1
-    assert kept.model.verbatim.num_matched >= 0.9 * kept.num_documents
-    assert bucket_of(report, "control").model.verbatim.num_matched == 0
+    assert verbatim_of(report, forgotten, "base").num_matched == _NUM_FORGOTTEN
+    assert verbatim_of(report, forgotten).num_matched <= 1
+    assert verbatim_of(report, kept).num_matched >= 0.9 * kept.num_documents
+    assert verbatim_of(report, bucket_of(report, "control")).num_matched == 0
     # What was never learnt gets worse by a tenth at most.
     lines = read_metrics(run_folder(config) / "metrics.jsonl")
     before, after = (line.nll for line in lines if isinstance(line, HeldoutMetrics))
     assert after < 1.1 * before
     # It stands beside what was trained, not among it.
     assert report.verdict.bucket == "trained"
-    assert {tuple(trend.doses) for trend in report.trends} == {(0, 5)}
+    assert {trend.doses for trend in report.tables.tests} == {(0, 5)}
     (told,) = (banner.text for banner in report.banners if "was to be forgotten" in banner.text)
     assert f"of {_NUM_FORGOTTEN} of its documents" in told
     assert f"{_NUM_FORGOTTEN} from the model before training" in told
@@ -117,7 +123,7 @@ def test_what_a_run_cut_short_has_not_reached_is_asked_for_too(
     config = whole.model_copy(update={"train": train})
     train_run(config)
     report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
-    size = {bucket.bucket: bucket.num_documents for bucket in report.buckets}
+    size = {bucket.bucket: bucket.num_documents for bucket in report.tables.buckets}
     reached, missed = size["forget, 1 times"], size["forget, 0 times"]
     assert reached + missed == _NUM_FORGOTTEN
     assert reached > 0

@@ -101,6 +101,6 @@ def test_copies_are_not_fed_and_are_told(tmp_path: Path) -> None:
     report = load_record(AuditReport, folder / "audit" / "report.json")
     assert report.training is not None
     assert report.training.num_removed == len(removed)
-    assert {bucket.bucket for bucket in report.buckets} == {"trained", "control"}
+    assert {bucket.bucket for bucket in report.tables.buckets} == {"trained", "control"}
     page = (folder / "audit" / "report.html").read_text(encoding="utf-8")
     assert "Copies removed" in page

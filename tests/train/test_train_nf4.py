@@ -16,6 +16,7 @@ from test_train_mesh import audit, check_scores, curve, heldout, stop_after
 
 from memguard.config import RunConfig
 from memguard.hf.merged_weights import open_merged
+from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_trained_damage, load_trained
 from memguard.workflows.train import train_run
 
@@ -59,10 +60,12 @@ def test_a_run_over_z_is_resumed_audited_and_merged(
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-4)
     # The loss that training measured last is that of base and adapter, and of the merged weights.
     succeed("audit", run, "--out", folder / "one", "--variants", "merged,adapter")
-    report = json.loads((folder / "one/report.json").read_text())
-    assert report["model"]["adapter"]["description"].endswith("base in nf4")
-    for variant in report["variants"]["variants"]:
-        assert variant["heldout_nll"] == pytest.approx(heldout(config)[-1], abs=1e-5)
+    report = load_record(AuditReport, folder / "one/report.json")
+    assert report.model.adapter is not None
+    assert report.model.adapter.description.endswith("base in nf4")
+    for variant in report.variants:
+        (loss,) = report.tables.select("heldout", "nll", variant=variant.name, against=None)
+        assert loss.value == pytest.approx(heldout(config)[-1], abs=1e-5)
     ranks(audit, 2, run, folder / "two", "z=2")
     check_scores(folder / "two/records.parquet", folder / "one/records.parquet")
     ended = succeed("export", run, folder / "merged", "--merge", "--json")

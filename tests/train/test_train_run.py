@@ -75,7 +75,7 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
     assert (run / "audit" / "private" / "hmac.key").stat().st_mode & 0o777 == 0o600
     report = load_record(AuditReport, run / "audit" / "report.json")
     assert report.dose_response
-    assert {bucket.role for bucket in report.buckets} == {"trained", "control"}
+    assert {bucket.role for bucket in report.tables.buckets} == {"trained", "control"}
     assert "Memorization audit" in (run / "model" / "README.md").read_text()
 
 

@@ -119,7 +119,8 @@ def test_what_killed_processes_were_writing_is_cleared_and_nothing_else(
     for name in (
         *("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json"),
         *("audit/records.parquet", "audit/report.json", "audit/report.html", "audit/audit.json"),
-        *("audit/private/hmac.key", "model/README.md", "reference_nll.npy"),
+        *("audit/canaries.parquet", "audit/findings.csv", "audit/private/hmac.key"),
+        *("model/README.md", "reference_nll.npy"),
         # An audit that lies elsewhere.
         *("records.parquet", "report.json", "report.html", "audit.json", "private/excerpts.txt"),
     ):

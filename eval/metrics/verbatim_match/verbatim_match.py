@@ -4,8 +4,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import compute_first_divergence
-from memguard.audit.near_verbatim import count_edits_allowed
+from memguard.audit.extraction import compute_first_divergence, count_edits_allowed
 from memguard.audit.overlap import compute_overlap
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.statistics import clopper_pearson

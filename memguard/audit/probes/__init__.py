@@ -1,4 +1,4 @@
-"""The probes: one file each, with settings and measurement. No torch.
+"""The probes: one file each, with settings, metrics, measurement, rows and section. No torch.
 
     extraction.py        the documents' continuations: verbatim and near-verbatim
     grid.py              other windows of the same documents
@@ -9,6 +9,7 @@
     attacks.py           beam search, and an attacker who knows the mask
     mask_consistency.py  whether reformatted copies escape the mask
 
-`audit/probe.py` says what a probe is. If the definition of a probe's results changes, its VERSION
-changes; every record contains it.
+`audit/probe.py` says what a probe is. To remove one, delete its file, its tests, its lines in
+eval/suites and its line of `_PLACES` in audit/suite.py. If the definition of a probe's results
+changes, its VERSION changes; every record contains it.
 """

@@ -1,26 +1,44 @@
-"""Attacks: several answers, and an attacker who knows the mask; see `audit/attacks.py`."""
+"""Attacks: extraction by an attacker who submits several answers, and by one who knows the mask.
+
+    beam_search   the W most likely continuations
+    sampling      N samples; the first answer is the most frequent one
+    fill          beam search that knows which labels a goldfish dropped: at those it tries many
+                  tokens, and the learned tokens after them select the right one
+
+An attacker can compute a goldfish's mask (`audit/known_mask.py`). A wrong guess has two effects:
+the tokens after it are less likely, and the mask of the next h tokens changes. This is memguard's
+version of an adaptive attack; Hans et al. (arXiv 2406.10209) evaluate beam search that does not
+know the mask.
+
+The cost of a guess (see `beams`) is computed from each document's own prefix, which the attacker
+has, without the prefix's first tokens. It is between the cost of a learned token and the cost of
+the model's first choice at a token that was not learned:
+
+    guess_cost = sqrt(mean -log p(learned token) * mean -log p(first choice at a dropped one))
+
+If guesses cost less than learned tokens, the search prefers texts with many guesses; if they cost
+as much as unlearned tokens, it prefers any text with few guesses.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.attacks import (
-    SHORT_CONTEXT_TOKENS,
-    USUAL_GUESS_COST,
-    build_mask,
-    judge_answers,
-    read_guess_cost,
-)
 from memguard.audit.extraction import Window
+from memguard.audit.known_mask import drops_next, find_dropped
+from memguard.audit.metrics import Metric
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probe import (
+from memguard.audit.probe import Column, ItemSizes, Probe, Summary, Work
+from memguard.audit.requests import (
     Generate,
     Generated,
     Inputs,
+    IsFree,
     Measured,
     Model,
     Prompt,
@@ -31,19 +49,77 @@ from memguard.audit.probe import (
     key_of_window,
 )
 from memguard.audit.selection import choose_sample
-from memguard.config.settings import PositiveInt, SamplingScheme, Settings
+from memguard.audit.statistics import compute_difference, compute_mean, compute_rate
+from memguard.audit.tables import Evidence
+from memguard.config.settings import PositiveInt, SamplingScheme
+from memguard.mitigation import Goldfish
+from memguard.pages.extraction_cost import build_extraction_cost
+from memguard.pages.page import Section
+from memguard.records import (
+    AuditReport,
+    DetailRow,
+    MetricRow,
+    Rate,
+    ResultRow,
+    fill_row,
+    write_parameters,
+)
 
 _Answers = Annotated[int, Field(ge=1, le=100_000)]
 NUMBERS = ("best", "any", "right")
 """1 if the first answer, or any answer, is the true continuation; correct tokens of the first."""
+UNKNOWN_MASK = (
+    "mode random drew a new mask in each epoch, which cannot be known: plain beam search was run"
+)
+"""Note of a fill attack without a known mask."""
+TIGHTENED_MASK = (
+    "the attack used the mask of each document's initial k; a risk budget lowered k for some "
+    "documents during training"
+)
+"""Note of a fill attack that treats some labels as learned that were dropped for part of training
+or all of it."""
+
+# The probabilities of a prefix's first tokens contain little information about memorization.
+SHORT_CONTEXT_TOKENS = 8
+# Cost for a prefix without dropped or without learned tokens; and the smallest cost of a guess.
+USUAL_GUESS_COST, _LEAST_GUESS_COST = 0.1, 1e-3
 
 
-class AttackProbe(Settings):
+class AttackProbe(Probe):
     """Attacks by an attacker who may submit several answers and knows the mask."""
 
-    VERSION: ClassVar[int] = 1
     models: ClassVar[tuple[Model, ...]] = ("trained",)
-    after: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            name="first_answer",
+            meaning="The attack's first answer is the true continuation.",
+            unit="documents",
+            statistic="rate",
+        ),
+        Metric(
+            name="any_answer",
+            meaning="One of the attack's answers is the true continuation.",
+            unit="documents",
+            statistic="rate",
+        ),
+        Metric(
+            name="token_accuracy",
+            meaning="Tokens of the first answer that are right, index by index.",
+            unit="share",
+            bounds=(0.0, 1.0),
+        ),
+        Metric(
+            name="best_any_answer",
+            meaning="One of the answers of the attack that extracts most of the bucket is the true "
+            "continuation.",
+            unit="documents",
+            statistic="rate",
+            heading="Best attack",
+            spoken="best attack",
+            risk_rank=4,
+        ),
+    )
+    is_attack: ClassVar[bool] = True
 
     name: Literal["attacks"] = Field("attacks", description="Which probe.")
     width: _Answers = Field(16, description="Beams, and answers per document.")
@@ -95,6 +171,113 @@ class AttackProbe(Settings):
                 )
             ]
         return Measured(columns=join(columns))
+
+    def tabulate(self, evidence: Evidence) -> Summary:
+        """Return the rates of each attack, and of the best one, in each attacked bucket."""
+        measured = evidence.trained.get(self.name)
+        attacked_N = np.zeros(len(evidence.inputs.windows), dtype=bool)
+        if measured is not None:
+            attacked_N = ~np.isnan(measured.columns["beam_search.any"])
+        if measured is None or not attacked_N.any():
+            return Summary(reason=evidence.why_not.get(self.name, "no document was attacked"))
+        numbers = measured.columns
+        attacks = [name.removesuffix(".any") for name in numbers.names if name.endswith(".any")]
+        *each, best_answer = self.metrics
+        rows: list[ResultRow] = []
+        best: dict[str, tuple[Rate, str]] = {}
+        for name in attacks:
+            parameters = write_parameters(self._describe_attack(name))
+            for outline in evidence.outlines:
+                here_N = (evidence.bucket_N == outline.bucket) & attacked_N
+                if not here_N.any():
+                    continue
+                clusters = evidence.cluster_N[here_N]
+                share = numbers[f"{name}.right"][here_N] / evidence.size_N[here_N]
+                first, of_any = (
+                    compute_rate(numbers[f"{name}.{number}"][here_N], clusters)
+                    for number in ("best", "any")
+                )
+                row = self.make_row(
+                    "first_answer",
+                    parameters=parameters,
+                    bucket=outline.bucket,
+                    num_documents=len(share),
+                )
+                mean = compute_mean(share, bounds=(0, 1), clusters=clusters)
+                rows += [
+                    fill_row(row, first, "clopper-pearson"),
+                    fill_row(replace(row, metric="any_answer"), of_any, "clopper-pearson"),
+                    fill_row(
+                        replace(row, metric="token_accuracy", statistic="mean"), mean, "jackknife"
+                    ),
+                ]
+                highest = best.get(outline.bucket)
+                if highest is None or of_any.num_matched > highest[0].num_matched:
+                    best[outline.bucket] = of_any, name
+        beside = None if evidence.control is None else best.get(evidence.control.bucket)
+        for bucket, pair in best.items():
+            minus = None
+            if beside is not None and pair is not beside:
+                minus = compute_difference(pair[0], beside[0])
+            row = self.make_row("best_any_answer", bucket=bucket)
+            rows.append(fill_row(row, pair[0], "clopper-pearson", minus_control=minus))
+        detail = {"best": {bucket: name for bucket, (_, name) in best.items()}}
+        extracted_N = np.stack([numbers[f"{name}.any"] for name in attacks]).max(axis=0)
+        return Summary(
+            rows=rows,
+            metrics=[
+                *(row for name in attacks for row in self._describe_metrics(name, each, evidence)),
+                self.describe_metric(best_answer),
+            ],
+            details=[DetailRow(probe=self.name, schema=self.VERSION, value=detail)],
+            columns={
+                f"{self.name}.{name}": Column(
+                    values=numbers[name], kind="int" if name.endswith(".right") else "bool"
+                )
+                for name in numbers.names
+            },
+            num_items=int(attacked_N.sum()),
+            matched={"trained": extracted_N},
+        )
+
+    def _describe_attack(self, name: str) -> dict[str, Any]:
+        return {"attack": name, "answers": self.num_answers[name]}
+
+    def _describe_metrics(
+        self, name: str, metrics: Sequence[Metric], evidence: Evidence
+    ) -> list[MetricRow]:
+        goldfish, note = evidence.inputs.goldfish, ""
+        if name == "fill" and goldfish is not None:
+            is_blind = goldfish.config.mode == "random"
+            note = UNKNOWN_MASK if is_blind else TIGHTENED_MASK if evidence.num_tightened else ""
+        return [
+            self.describe_metric(metric, self._describe_attack(name), note=note)
+            for metric in metrics
+        ]
+
+    @classmethod
+    def section(cls, report: AuditReport) -> Section:
+        """Return the section of attack cost and attacks, the same as that of the sampling probe."""
+        return build_extraction_cost(report)
+
+    def bound(self, sizes: ItemSizes) -> Work:
+        """Return the most that this probe asks of one model.
+
+        Each attack has one prompt for each document of the sample, and no beam or sample is longer
+        than the continuation; an attacker who knows a mask also has one pass over each prefix. The
+        sample has at most as many documents of a bucket as the settings allow, here the longest.
+        """
+        num_fills = int(sizes.has_goldfish)
+        longest_N = sizes.choose(self.max_documents_per_bucket)
+        no_prefix = replace(sizes, prefix_N=np.zeros_like(sizes.prefix_N))
+        continued_N = no_prefix.choose(self.max_documents_per_bucket)
+        num_answers = self.samples + self.width * (1 + num_fills)
+        whole = int((sizes.prefix_N + sizes.continuation_N)[longest_N].sum())
+        return Work(
+            passages=(2 + 2 * num_fills) * int(longest_N.sum()),
+            tokens=(2 + 2 * num_fills) * whole,
+            decoded=num_answers * int(sizes.continuation_N[continued_N].sum()),
+        )
 
     def _attack(
         self, attack: str, inputs: Inputs, chosen: Sequence[int], how: str, **decoding: Any
@@ -175,3 +358,65 @@ def _order_answers(attack: str, samples: NDArray[np.int32]) -> NDArray[np.int32]
         return samples
     # Counter keeps the order of the samples if several are equally frequent.
     return np.array([text for text, _ in Counter(map(tuple, samples.tolist())).most_common()])
+
+
+def measure_guess_cost(
+    logprob_T: NDArray[np.floating],
+    best_logprob_T: NDArray[np.floating],
+    dropped_T: NDArray[np.bool_],
+) -> float:
+    """Return the cost of a guess (nats), from the supervised tokens of a prefix.
+
+    Args:
+        logprob_T: log-probability of each token.
+        best_logprob_T: log-probability of the model's first choice at the same position.
+        dropped_T: whether the mask dropped each token.
+    """
+    if dropped_T.all() or not dropped_T.any():
+        return USUAL_GUESS_COST
+    learned = -float(logprob_T[~dropped_T].mean(dtype=np.float64))
+    unlearned = -float(best_logprob_T[dropped_T].mean(dtype=np.float64))
+    # Rounding may make a probability exceed one, and its negative logarithm negative.
+    return max(float(np.sqrt(max(learned, 0) * max(unlearned, 0))), _LEAST_GUESS_COST)
+
+
+def read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
+    """Return the cost of a guess (nats) in a window.
+
+    Args:
+        window: the window.
+        result: of its prefix from token `SHORT_CONTEXT_TOKENS` on.
+        goldfish: the goldfish used in training.
+    """
+    positions = slice(window.start + SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
+    supervised_T = window.document.supervised[positions]
+    dosed = goldfish.at_dose(window.document.dose)
+    dropped_T = find_dropped(dosed, window.prefix_ids[None], _first_position(window))[0]
+    # The margin is relative to the best other token; it is negative if the label is not the best.
+    best_logprob_T = result.logprob - np.minimum(result.margin, 0)
+    return measure_guess_cost(
+        result.logprob[supervised_T],
+        best_logprob_T[supervised_T],
+        dropped_T[SHORT_CONTEXT_TOKENS:][supervised_T],
+    )
+
+
+def build_mask(goldfish: Goldfish, window: Window) -> IsFree:
+    """Return which next tokens of a window training would have dropped."""
+    dosed, first = goldfish.at_dose(window.document.dose), _first_position(window)
+    return lambda ids_RT, candidates_RC: drops_next(dosed, ids_RT, candidates_RC, first)
+
+
+def judge_answers(window: Window, answers_WS: NDArray[np.integer]) -> list[float]:
+    """Return whether the first and any answer are the true continuation, and the correct tokens.
+
+    Tokens of the first answer are compared index by index.
+    """
+    right_WS = answers_WS == window.continuation_ids
+    verbatim_W = right_WS.all(axis=1)
+    return [float(verbatim_W[0]), float(verbatim_W.any()), float(right_WS[0].sum())]
+
+
+def _first_position(window: Window) -> int:
+    """Return the number of tokens of the document before the window."""
+    return window.document.first_position + window.start

@@ -1,21 +1,90 @@
-"""Canaries: likelihood of trained secrets, compared with secrets that were never trained."""
+"""Canaries: likelihood of trained secrets, compared with secrets that were never trained.
 
+The page shows extraction, exposure and guesses. Its figure shows how many canaries reach how many
+bits of exposure, and how many would by chance. The single canaries are in `audit/canaries.parquet`
+only, because with them a guessed secret could be tested.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from memguard.audit.canaries import (
+    FEWEST_REFERENCES,
+    AuditCanary,
+    CanaryDetail,
+    CanaryResults,
+    compute_chance,
+    describe_results,
+    score_canaries,
+)
 from memguard.audit.extraction import SECRET
-from memguard.audit.probe import Inputs, Measured, Model, Rounds, View
-from memguard.audit.probes.extraction import score_windows
-from memguard.config.settings import Settings
+from memguard.audit.metrics import Metric
+from memguard.audit.probe import ItemSizes, Need, Probe, Summary, Work
+from memguard.audit.requests import Inputs, Measured, Rounds, View
+from memguard.audit.statistics import clopper_pearson
+from memguard.audit.tables import Evidence
+from memguard.audit.window_scores import score_windows
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Fact, Figure, Line, LineChart, Point, Section, Table
+from memguard.pages.probe_runs import explain_absence
+from memguard.pages.tables import Column, count_columns, make_table
+from memguard.records import (
+    REFERENCE_SECRETS,
+    SECRETS,
+    AuditReport,
+    DetailRow,
+    ResultRow,
+    fill_count,
+    fill_row,
+)
 
 
-class CanaryProbe(Settings):
+class CanaryProbe(Probe):
     """Likelihood of trained secrets, compared with secrets that were never trained."""
 
     VERSION: ClassVar[int] = 3
-    models: ClassVar[tuple[Model, ...]] = ("trained", "base")
-    after: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = ("canaries",)
+    counted: ClassVar[Literal["canaries"]] = "canaries"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            name="verbatim",
+            meaning="Secrets that greedy decoding continues without an error.",
+            unit="canaries",
+            statistic="rate",
+        ),
+        Metric(
+            name="exposure_bits",
+            meaning="log2 of the number of references minus log2 of the secret's rank among them.",
+            unit="bits",
+            statistic="median",
+            heading="Exposure, by rank",
+        ),
+        Metric(
+            name="exposure_extrapolated_bits",
+            meaning="Exposure by a distribution fitted to the references; less precise.",
+            unit="bits",
+            statistic="median",
+            heading="Exposure, extrapolated",
+        ),
+        Metric(
+            name="loss_coverage",
+            meaning="Share of the trained secrets' tokens that received loss at least once.",
+            unit="share",
+            bounds=(0.0, 1.0),
+        ),
+        Metric(
+            name="without_loss",
+            meaning="Trained secrets of which no token received loss.",
+            unit="canaries",
+            statistic="rate",
+        ),
+    )
 
     name: Literal["canaries"] = Field("canaries", description="Which probe.")
     delta: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -31,3 +100,337 @@ class CanaryProbe(Settings):
         assert len(secrets) == len(windows), "a canary has a prompt and a secret"
         (numbers,) = yield [score_windows(secrets, inputs.tiny_margin)]
         return Measured(columns=numbers)
+
+    def bound(self, sizes: ItemSizes) -> Work:
+        """Count the canaries."""
+        return Work(passages=sizes.num_canaries, tokens=sizes.canary_tokens)
+
+    def tabulate(self, evidence: Evidence) -> Summary:
+        """Return extraction, exposure and the bound; nothing unless some were left out."""
+        canaries = evidence.inputs.canaries
+        measured = evidence.trained.get(self.name)
+        other = evidence.other if evidence.against == "base" else None
+        base = None if other is None else other.get(self.name)
+        results = None
+        if canaries and measured is not None:
+            of_base = None if base is None else base.columns
+            results = score_canaries(canaries, measured.columns, of_base, delta=self.delta)
+        if results is None:
+            return Summary(reason=evidence.why_not.get(self.name, _explain_missing(canaries)))
+        detail = describe_results(results, has_base=base is not None)
+        row = DetailRow(probe=self.name, schema=self.VERSION, value=detail.model_dump(mode="json"))
+        return Summary(
+            rows=list(self._list_rows(results, detail)),
+            metrics=[self.describe_metric(metric) for metric in self.metrics],
+            details=[row],
+            num_items=len(canaries),
+            canaries=results.scores,
+        )
+
+    def _list_rows(self, results: CanaryResults, detail: CanaryDetail) -> Iterator[ResultRow]:
+        row = self.make_row("verbatim", bucket=SECRETS, num_documents=detail.num_trained)
+        for named, here_C in (
+            (row, results.is_trained_C),
+            (replace(row, bucket=REFERENCE_SECRETS), ~results.is_trained_C),
+        ):
+            num_matched = int(results.is_verbatim_C[here_C].sum())
+            yield fill_row(
+                named, clopper_pearson(num_matched, int(here_C.sum())), "clopper-pearson"
+            )
+        one = results.exposures
+        by_rank_C, extrapolated_C = (
+            (None, None) if one is None else (one.by_rank_bits_C, one.extrapolated_bits_C)
+        )
+        yield from self._list_exposures("exposure_bits", by_rank_C, detail)
+        yield from self._list_exposures("exposure_extrapolated_bits", extrapolated_C, detail)
+        loss_tokens = results.loss_tokens
+        without = replace(row, metric="without_loss")
+        coverage = replace(row, metric="loss_coverage", statistic="mean")
+        if loss_tokens is None:
+            yield fill_row(coverage, None, "", why_not=_NOT_RECORDED)
+            yield fill_row(without, None, "", why_not=_NOT_RECORDED)
+            return
+        num_tokens = sum(score.num_secret_tokens for score in results.scores if score.was_trained)
+        yield fill_row(coverage, sum(loss_tokens) / num_tokens, "")
+        yield fill_count(without, sum(number == 0 for number in loss_tokens))
+
+    def _list_exposures(
+        self, metric: str, bits_C: NDArray[np.float64] | None, detail: CanaryDetail
+    ) -> Iterator[ResultRow]:
+        """Yield median and maximum over the trained secrets."""
+        for statistic, compute in (("median", np.median), ("max", np.max)):
+            row = self.make_row(
+                metric,
+                bucket=SECRETS,
+                statistic=statistic,
+                num_documents=detail.num_ranked - detail.num_ranked_references,
+                num_other=detail.num_ranked_references,
+            )
+            value = None if bits_C is None or not bits_C.size else float(compute(bits_C))
+            yield fill_row(row, value, "", why_not=_TOO_FEW_REFERENCES)
+
+    @classmethod
+    def section(cls, report: AuditReport) -> Section:
+        """Return the section "Canaries"; without canaries it states what remains unknown."""
+        detail = read_detail(report)
+        if detail is None:
+            reason = explain_absence(report, "canaries", "does not measure canaries")
+            lead: tuple[str, ...] = (
+                f"{reason} Without canaries there is no measurement on texts that exist nowhere "
+                "else, and no lower bound on the privacy loss.",
+            )
+            return Section(key="canaries", title="Canaries", short_title="Canaries", lead=lead)
+        return Section(
+            key="canaries",
+            title="Canaries",
+            short_title="Canaries",
+            lead=(write_canaries(report), _MEANING),
+            facts=_list_facts(report, detail),
+            figure=build_exposure(detail),
+            points_title="Assumptions behind the epsilon bound" if detail.assumptions else "",
+            points=tuple(fmt.clean_text(text) for text in detail.assumptions[:_MOST_ASSUMPTIONS]),
+        )
+
+
+def _explain_missing(canaries: Sequence[AuditCanary]) -> str:
+    """Return the reason for missing results: both trained ones and references are needed."""
+    if not canaries:
+        return "no canaries were given"
+    trained = sum(canary.was_trained for canary in canaries)
+    if 0 < trained < len(canaries):
+        return "nothing was measured"
+    which = "all" if trained else "none"
+    return f"{which} of the {len(canaries)} canaries were selected for training"
+
+
+_NOT_RECORDED = "not recorded"
+_TOO_FEW_REFERENCES = "too few references of the same length, or all equal"
+_LOW_BOUND, _HIGH_EXPOSURE_BITS, _CHANCE_BITS = 0.25, 2.0, 1.0
+"""A bound of at most this share of its ceiling contradicts a median exposure of 2 bits and more; a
+bound above 0 contradicts one of 1 bit, which untrained secrets have."""
+_MOST_ASSUMPTIONS = 20
+_MEANING = (
+    "Trained secrets and references were drawn from the same distribution and split at random, so "
+    "only training can make them differ. What the model knows about the trained ones beyond the "
+    "references it learned here, and it can learn a person's number in the same way."
+)
+
+
+def read_detail(report: AuditReport) -> CanaryDetail | None:
+    """Return what a report has of its canaries besides rows; None without canaries."""
+    value = report.tables.find_detail("canaries")
+    return None if value is None else CanaryDetail.model_validate(value)
+
+
+def _find(report: AuditReport, metric: str, statistic: str, bucket: str = SECRETS) -> ResultRow:
+    row = report.tables.find("canaries", metric, bucket, statistic=statistic)
+    assert row is not None, f"a report with canaries has their {metric}"
+    return row
+
+
+def build_exposure(detail: CanaryDetail) -> Figure | None:
+    """Build the figure; None without exposures, or with fewer than two references."""
+    steps, reached = detail.exposure.bits, detail.exposure.reached
+    num_secrets, num_references = detail.exposure.num_secrets, detail.num_ranked_references
+    if not steps or not num_secrets or num_references < FEWEST_REFERENCES:
+        return None
+    by_chance = [compute_chance(step, num_references) for step in steps]
+    shares = [count / num_secrets for count in reached]
+    points, expected = (
+        tuple(Point(x=place, y=100 * share) for place, share in enumerate(line))
+        for line in (shares, by_chance)
+    )
+    table = _build_exposure_table(steps, reached, by_chance, num_secrets)
+    values = "; ".join(f"{row.head.text} bits: {row.cells[0].text}" for row in table.rows)
+    return Figure(
+        key="exposure",
+        title="Exposure",
+        chart=LineChart(
+            description=f"Line chart of trained secrets by exposure. At least {values}.",
+            ticks=tuple(_write_step(step) for step in steps),
+            lines=(
+                Line(label="Trained secrets", style="0", points=points),
+                Line(label="If nothing were learned", style="base", points=expected),
+            ),
+            y_label="secrets (%)",
+            control_at=None,
+            x_label="exposure of at least (bits)",
+        ),
+        caption="Share of the trained secrets with at least this exposure, and the share expected "
+        "of secrets that were not trained. The last position is not to scale: it holds the secrets "
+        f"likelier than all references. {num_secrets:,} secrets, {num_references:,} references.",
+        table=table,
+    )
+
+
+def _build_exposure_table(
+    steps: list[float], reached: list[int], by_chance: list[float], num_secrets: int
+) -> Table:
+    columns: tuple[Column[tuple[float, int, float]], ...] = (
+        Column(("Exposure", "bits, at least"), lambda row: _write_step(row[0])),
+        *count_columns(
+            "Trained secrets", ("Share", "of them"), lambda row: (row[1], num_secrets), "no secret"
+        ),
+        Column(("By chance", "if nothing were learned"), lambda row: fmt.percent(row[2])),
+    )
+    rows = zip(steps, reached, by_chance, strict=True)
+    return make_table("Chart data", columns, rows, compact=True)
+
+
+def _write_step(bits: float) -> str:
+    return f"{bits:.0f}" if bits == int(bits) else fmt.number(bits, 1)
+
+
+def write_canaries(report: AuditReport) -> str:
+    """Summarise canaries, extraction, exposure and the epsilon bound; "" without canaries."""
+    detail = read_detail(report)
+    if detail is None:
+        return ""
+    number = detail.num_trained + detail.num_references
+    often = "" if detail.num_repetitions is None else f" ({fmt.times(detail.num_repetitions)})"
+    extracted = _find(report, "verbatim", "rate")
+    reference = _find(report, "verbatim", "rate", REFERENCE_SECRETS)
+    text = (
+        f"{fmt.of(detail.num_trained, number)} canaries were randomly selected for training{often}:"
+        f" {fmt.counts(extracted)} are fully extracted, and of the references "
+        f"{fmt.counts(reference)}"
+    )
+    median, highest = (_find(report, "exposure_bits", name).value for name in ("median", "max"))
+    if median is not None and highest is not None:
+        text += (
+            f"; median exposure is {fmt.bits(median)}, the highest {fmt.bits(highest)}, and the "
+            f"highest that {detail.num_ranked_references:,} references can show "
+            f"{fmt.bits(find_ceiling(detail))}"
+        )
+    bound = f"{_write_bound(detail)}{_compare_with_exposure(detail, median)}"
+    return f"{text}.{_write_unranked(detail)}{bound}"
+
+
+def _write_unranked(detail: CanaryDetail) -> str:
+    """Report how many secrets have another length and are not ranked; "" if none."""
+    count = detail.num_trained + detail.num_references - detail.num_ranked
+    if not count:
+        return ""
+    have = "secret has" if count == 1 else "secrets have"
+    return (
+        f" {fmt.count(count)} {have} another length in tokens than most, so that their NLL cannot "
+        "be compared: they are neither ranked nor guessed."
+    )
+
+
+def _write_bound(detail: CanaryDetail) -> str:
+    epsilon = detail.epsilon_lower_bound
+    if epsilon is None:
+        return ""
+    how = "NLL of each secret" + (", adjusted for the base model's," if detail.has_base else "")
+    guesses = (
+        f" We guessed from the {how} whether {detail.num_guesses:,} of {detail.num_ranked:,} "
+        f"canaries were trained; {detail.num_right:,} guesses were right"
+    )
+    if epsilon == 0:
+        return f"{guesses}, which gives no lower bound on epsilon above 0{_write_ceiling(detail)}."
+    return (
+        f"{guesses}: for one canary with all its repetitions, epsilon of the training algorithm "
+        f"with these settings is at least {fmt.number(epsilon, 2)}{_write_ceiling(detail)} at "
+        f"delta {detail.delta:g}, with 95{fmt.PERCENT} confidence."
+    )
+
+
+def _compare_with_exposure(detail: CanaryDetail, bits: float | None) -> str:
+    """Say which of bound and exposure shows more where they seem to contradict; "" elsewhere."""
+    epsilon, ceiling = detail.epsilon_lower_bound, detail.epsilon_ceiling
+    if epsilon is None or ceiling is None or bits is None:
+        return ""
+    if epsilon <= _LOW_BOUND * ceiling and bits >= _HIGH_EXPOSURE_BITS:
+        return (
+            " The exposure shows more than this bound: half of the trained secrets reach "
+            f"{fmt.bits(bits)}, and of untrained ones at most one in {2**bits:.0f} would. Do not "
+            "read the bound as little memorization."
+        )
+    if epsilon > 0 and bits <= _CHANCE_BITS:
+        return (
+            " This bound shows more than the exposure, which is that of untrained secrets: the "
+            "guesses take into account how likely each secret was for the base model, the exposure "
+            "does not. Do not read the exposure as no memorization."
+        )
+    return ""
+
+
+def _write_ceiling(detail: CanaryDetail) -> str:
+    ceiling = detail.epsilon_ceiling
+    if ceiling is None:
+        return ""
+    return f" (this random split could show at most {fmt.number(ceiling, 2)})"
+
+
+def find_ceiling(detail: CanaryDetail) -> float | None:
+    """Return the highest exposure by rank that is possible; None without references."""
+    return math.log2(detail.num_ranked_references) if detail.num_ranked_references else None
+
+
+def _list_facts(report: AuditReport, detail: CanaryDetail) -> tuple[Fact, ...]:
+    repetitions = detail.num_repetitions
+    return (
+        Fact(
+            "Trained and references",
+            f"{detail.num_trained:,} and {detail.num_references:,}",
+            detail="Each trained "
+            + ("not equally often." if repetitions is None else f"{fmt.times(repetitions)}."),
+        ),
+        Fact(
+            "Fully extracted",
+            fmt.rate(_find(report, "verbatim", "rate")),
+            detail=f"References: {fmt.rate(_find(report, 'verbatim', 'rate', REFERENCE_SECRETS))}.",
+        ),
+        Fact(
+            "Exposure, median and maximum",
+            _write_pair(report, "exposure_bits"),
+            detail=f"By rank among the references, at most {fmt.bits(find_ceiling(detail))}; "
+            "about 1 bit if nothing was learned.",
+        ),
+        Fact(
+            "Exposure, extrapolated",
+            _write_pair(report, "exposure_extrapolated_bits"),
+            detail="Less precise: from a distribution fitted to the references.",
+        ),
+        _describe_coverage(report),
+        _describe_bound(detail),
+    )
+
+
+def _write_pair(report: AuditReport, metric: str) -> str:
+    median, highest = (_find(report, metric, name).value for name in ("median", "max"))
+    if median is None or highest is None:
+        return f"{fmt.NOT_AVAILABLE}: too few references, or all equal"
+    return f"{fmt.bits(median)} and {fmt.bits(highest)}"
+
+
+def _describe_coverage(report: AuditReport) -> Fact:
+    """Report the share of the secrets' tokens with loss; dropped labels teach nothing."""
+    term = "Tokens that received loss"
+    coverage = _find(report, "loss_coverage", "mean").value
+    if coverage is None:
+        return Fact(term, f"{fmt.NOT_AVAILABLE}: {_NOT_RECORDED}")
+    without = _find(report, "without_loss", "rate").num_matched
+    detail = "" if without is None else f" {fmt.count(without)} secrets received no loss."
+    return Fact(
+        term,
+        fmt.percent(coverage),
+        detail=f"Share of the trained secrets' tokens that received loss at least once.{detail}",
+    )
+
+
+def _describe_bound(detail: CanaryDetail) -> Fact:
+    term = "Epsilon, lower bound"
+    if detail.epsilon_lower_bound is None:
+        return Fact(term, f"{fmt.NOT_AVAILABLE}: no guesses were made")
+    guesses = fmt.of(detail.num_right, detail.num_guesses)
+    empty = "" if detail.epsilon_lower_bound else " 0 is no evidence of privacy."
+    return Fact(
+        term,
+        f"{fmt.number(detail.epsilon_lower_bound, 2)}{_write_ceiling(detail)} at delta "
+        f"{detail.delta:g}",
+        detail="For the training algorithm with these settings and one canary with all its "
+        f"repetitions. Right guesses: {guesses}, for {detail.num_ranked:,} canaries; "
+        f"95{fmt.PERCENT} confidence.{empty}",
+    )

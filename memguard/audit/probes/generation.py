@@ -8,6 +8,7 @@ for near-verbatim matches, generation of a text stops when it has too many edits
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,13 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from memguard.audit.extraction import Window
+from memguard.audit.metrics import Metric
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
-from memguard.audit.probe import (
+from memguard.audit.probe import ItemSizes, Probe, Summary, Values, Work
+from memguard.audit.requests import (
     Generate,
     Generated,
     Inputs,
     Measured,
-    Model,
     Prompt,
     Rounds,
     View,
@@ -29,24 +31,79 @@ from memguard.audit.probe import (
     key_of_window,
 )
 from memguard.audit.selection import choose_sample
-from memguard.config.settings import PositiveInt, SamplingScheme, Settings
+from memguard.audit.tables import Evidence
+from memguard.config.settings import PositiveInt, SamplingScheme
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Section
+from memguard.pages.pivot import ResultColumn, pivot
+from memguard.pages.tables import PLAIN, Column, name_bucket, show_name, tone_of_bucket
+from memguard.records import AuditReport, BucketRow, MetricRow
 
-METRICS = (
-    "rouge_l",
-    "longest_copied_run",
-    "edit_distance",
-    "near_verbatim",
-    "bleu_above_0.75",
-    "type_token_ratio",
+_COLUMNS = (
+    ("rouge_l", "mean", PLAIN),
+    ("longest_copied_run", "tokens, mean", ""),
+    ("edit_distance", "share of the length, mean", ""),
+    ("near_verbatim", "documents", ""),
+    ("bleu_above_0.75", "documents", ""),
+    ("type_token_ratio", "generated, mean", PLAIN),
 )
+"""Name of the metric, second line of its heading, and unit ("" for the metric's)."""
+_SHOWN_ROWS = 16
 
 
-class GenerationProbe(Settings):
+class GenerationProbe(Probe):
     """Generate text from the first wrong token on, and compare it with the true text."""
 
     VERSION: ClassVar[int] = 2
-    models: ClassVar[tuple[Model, ...]] = ("trained", "base")
     after: ClassVar[tuple[str, ...]] = ("extraction",)
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            name="rouge_l",
+            meaning="Longest common subsequence with the generated text (ROUGE-L F1).",
+            unit="share",
+            bounds=(0.0, 1.0),
+            heading="ROUGE-L",
+            spoken="ROUGE-L",
+        ),
+        Metric(
+            name="longest_copied_run",
+            meaning="Longest run of the true text in the generated text.",
+            unit="tokens",
+            is_length=True,
+        ),
+        Metric(
+            name="edit_distance",
+            meaning="Edits from the generated to the true text, over its length.",
+            unit="share",
+            bounds=(0.0, 1.0),
+            higher_is_better=True,
+        ),
+        Metric(
+            name="near_verbatim",
+            meaning="Greedy text within 10 % edits of the true one.",
+            unit="documents",
+            statistic="rate",
+            heading="Near-verbatim",
+            spoken="near-verbatim",
+        ),
+        Metric(
+            name="bleu_above_0.75",
+            meaning="BLEU above 0.75 (approximate memorization, Ippolito et al. 2022).",
+            unit="documents",
+            statistic="rate",
+            heading="BLEU above 0.75",
+            spoken="BLEU above 0.75",
+        ),
+        Metric(
+            name="type_token_ratio",
+            meaning="Share of distinct tokens in the generated text; low for repetitive text.",
+            unit="share",
+            bounds=(0.0, 1.0),
+            higher_is_better=True,
+            heading="Type-token ratio",
+            spoken="type-token ratio",
+        ),
+    )
 
     name: Literal["generation"] = Field("generation", description="Which probe.")
     nucleus: SamplingScheme | None = Field(
@@ -133,7 +190,7 @@ class GenerationProbe(Settings):
         return Generate(
             prompts=[prompts.get(index) for index in range(len(windows))],
             keys=[key_of_window(window) for window in windows],
-            names=METRICS,
+            names=tuple(metric.name for metric in self.metrics),
             reduce=reduce,
             parameters={
                 "kind": f"generated, {decoding}",
@@ -146,9 +203,91 @@ class GenerationProbe(Settings):
             stage=stage,
         )
 
+    def list_values(self, measured: Measured, evidence: Evidence) -> list[Values]:
+        """Return the metrics of each decoding method."""
+        return [
+            Values(
+                parameters={"decoding": label},
+                columns={m.name: measured.columns[f"{name}.{m.name}"] for m in self.metrics},
+                continuation_tokens=int(evidence.size_N.max(initial=0)),
+            )
+            for name, label in self.decodings.items()
+        ]
+
+    def tabulate(self, evidence: Evidence) -> Summary:
+        """Return the rows of each decoding method."""
+        reason = evidence.why_not.get(self.name, "no document was continued")
+        return replace(super().tabulate(evidence), reason=reason)
+
+    @classmethod
+    def section(cls, report: AuditReport) -> Section | None:
+        """Return the section of generated text; None if nothing was generated."""
+        tables = report.tables
+        metrics = {metric.metric: metric for metric in tables.list_metrics("generation")}
+        decodings = {metric.parameters: metric for metric in tables.list_metrics("generation")}
+        if not metrics:
+            return None
+        head: Column[tuple[BucketRow, MetricRow]] = Column(
+            ("Bucket", "decoding"),
+            lambda item: show_name(name_bucket(item[0], report).text, _name_decoding(item[1])),
+            lambda item: show_name("Base model", _name_decoding(item[1])),
+        )
+        table = pivot(
+            tables,
+            f"Generated text compared with the true continuation ({fmt.CI})",
+            head,
+            [
+                ResultColumn((metrics[name].heading, detail), "generation", name, unit=unit)
+                for name, detail, unit in _COLUMNS
+                if name in metrics
+            ],
+            [(bucket, decoding) for bucket in tables.buckets for decoding in decodings.values()],
+            key=lambda item: {"bucket": item[0].bucket, "parameters": item[1].parameters},
+            tone=lambda item: tone_of_bucket(item[0]),
+            over_base=True,
+            shown=_SHOWN_ROWS,
+            compact=True,
+        )
+        return Section(
+            key="generation",
+            title="Generated text",
+            short_title="Generation",
+            lead=(
+                "Text generated from the prefix without correction by the true text: a passage "
+                "that is shifted or changed in a few words still counts in part. Compare each "
+                "overlap with that of the control, which texts of this kind have in common anyway, "
+                "and with the type-token ratio: repetitive text overlaps by chance.",
+            ),
+            tables=(table,),
+        )
+
+    def bound(self, sizes: ItemSizes) -> Work:
+        """Return the most that this probe asks of one model.
+
+        Each decoding method has one prompt for each document of the sample, within its window, and
+        adds no more tokens than the continuation has. The sample has at most as many documents of
+        a bucket as the settings allow, here the longest.
+        """
+        longest_N = sizes.choose(self.max_documents_per_bucket)
+        no_prefix = replace(sizes, prefix_N=np.zeros_like(sizes.prefix_N))
+        continued_N = no_prefix.choose(self.max_documents_per_bucket)
+        whole = int((sizes.prefix_N + sizes.continuation_N)[longest_N].sum())
+        return Work(
+            passages=len(self.decodings) * int(longest_N.sum()),
+            tokens=len(self.decodings) * whole,
+            decoded=len(self.decodings) * int(sizes.continuation_N[continued_N].sum()),
+        )
+
+
+def _name_decoding(metric: MetricRow) -> str:
+    decoding = metric.settings.get("decoding")
+    if not isinstance(decoding, str):
+        return fmt.settings(metric.settings)
+    return "greedy" if decoding == "greedy" else f"sampled, {fmt.clean_name(decoding, 40)}"
+
 
 def _compare(window: Window, written: NDArray[np.int32], num_allowed: int) -> list[float]:
-    """Return the numbers of `METRICS`."""
+    """Return the numbers of a text in the order of the metrics."""
     overlap = compute_overlap(window.continuation_ids, written)
     num_edits = round(overlap.edit_distance * window.continuation_tokens)
     ratio = overlap.type_token_ratio

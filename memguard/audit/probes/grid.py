@@ -9,12 +9,27 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.metrics import Metric
 from memguard.audit.passages import TokenResult, stack_by_size
-from memguard.audit.probe import Inputs, Measured, Model, Rounds, Score, View, join, key_of_window
-from memguard.audit.probes.extraction import IN_A_WINDOW, describe_tokens
+from memguard.audit.probe import ItemSizes, Probe, Summary, Values, Work
+from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
+from memguard.audit.tables import Evidence
+from memguard.audit.window_scores import (
+    IN_A_WINDOW,
+    WINDOW_METRICS,
+    describe_tokens,
+    describe_window,
+)
 from memguard.config.settings import Count, PositiveInt, Settings
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Cell, Section, Table
+from memguard.pages.pivot import ResultColumn, pivot
+from memguard.pages.tables import Column, name_bucket, show_name
+from memguard.records import AuditReport, BucketRow, MetricRow
 
 _Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+_MOST_BUCKETS = 12
+_SHOWN_WINDOWS = 12
 
 
 class GridCell(Settings):
@@ -46,7 +61,7 @@ class GridCell(Settings):
         )
 
 
-class GridProbe(Settings):
+class GridProbe(Probe):
     """Other windows of a document: prefix length x offset x continuation length.
 
     At offset o the model receives tokens o .. o+P as if the text began there, and continues them.
@@ -58,9 +73,9 @@ class GridProbe(Settings):
     one window may be extracted in another. Cells with the same offset share a pass.
     """
 
-    VERSION: ClassVar[int] = 1
-    models: ClassVar[tuple[Model, ...]] = ("trained", "base")
-    after: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+        replace(metric, risk_rank=None) for metric in WINDOW_METRICS
+    )
 
     name: Literal["grid"] = Field("grid", description="Which probe.")
     offsets: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
@@ -105,3 +120,94 @@ class GridProbe(Settings):
             reduce=reduce,
             parameters={"kind": "grid", "version": 3, "cell": cell.model_dump(mode="json")},
         )
+
+    def list_values(self, measured: Measured, evidence: Evidence) -> list[Values]:
+        """Return the metrics of each cell."""
+        values = []
+        for index, cell in enumerate(self.cells):
+            size_N = np.full(len(evidence.size_N), cell.continuation_tokens, dtype=np.int64)
+            values.append(
+                Values(
+                    parameters=cell.model_dump(mode="json"),
+                    columns=describe_window(measured.columns, size_N, f"{index}."),
+                    continuation_tokens=cell.continuation_tokens,
+                )
+            )
+        return values
+
+    def tabulate(self, evidence: Evidence) -> Summary:
+        """Return the rows of each cell."""
+        reason = evidence.why_not.get(self.name, "every document is too short for its windows")
+        return replace(super().tabulate(evidence), reason=reason)
+
+    @classmethod
+    def section(cls, report: AuditReport) -> Section | None:
+        """Return the section of other windows; None if the suite has none."""
+        tables = (
+            _build_windows(report, "verbatim", "Verbatim, by window"),
+            _build_windows(report, "token_accuracy", "Token accuracy, by window"),
+        )
+        if not any(tables):
+            return None
+        return Section(
+            key="grid",
+            title="Other windows of the documents",
+            short_title="Other windows",
+            lead=(
+                "The extraction rate depends on the length and position of the prefix and on the "
+                "length of the continuation: text that is not extracted in one window may be "
+                "extracted in another. The model receives each window as if the text began there."
+                + (
+                    ""
+                    if report.cut is None
+                    else " In documents that were cut, token positions count from the audited part."
+                ),
+            ),
+            tables=tuple(filter(None, tables)),
+        )
+
+    def bound(self, sizes: ItemSizes) -> Work:
+        """Return the most that this probe asks of one model.
+
+        Cells with the same offset begin with the same tokens, so the longest of them is the only
+        passage; a document that is too short for a cell has fewer.
+        """
+        longest = max(self.prefix_tokens) + max(self.continuation_tokens)
+        passages = len(sizes.prefix_N) * len(set(self.offsets))
+        return Work(passages=passages, tokens=passages * longest)
+
+
+def _build_windows(report: AuditReport, metric: str, caption: str) -> Table | None:
+    """Build the table of one metric, with a row per window and a column per bucket."""
+    tables = report.tables
+    windows = [row for row in tables.list_metrics("grid") if row.metric == metric]
+    if not windows:
+        return None
+    has_base = any(row.is_known for row in tables.select("grid", metric, model="base"))
+
+    def column_of(bucket: BucketRow) -> ResultColumn:
+        head = name_bucket(bucket, report)
+        key = {"bucket": bucket.bucket}
+        return ResultColumn((head.text, head.detail), "grid", metric, key=key, base="note")
+
+    left_out = len(tables.buckets) - _MOST_BUCKETS
+    return pivot(
+        tables,
+        f"{caption} ({fmt.CI}{'; below: base model' if has_base else ''})",
+        Column(("Window", "prefix → continuation"), _name_window),
+        [column_of(bucket) for bucket in tables.buckets[:_MOST_BUCKETS]],
+        windows,
+        key=lambda window: {"parameters": window.parameters},
+        shown=_SHOWN_WINDOWS,
+        notes=[f"{left_out:,} more buckets are in the JSON."] if left_out > 0 else [],
+        compact=True,
+    )
+
+
+def _name_window(window: MetricRow) -> Cell:
+    prefix, size, offset = (
+        fmt.count(value) if isinstance(value, int) else "?"
+        for value in map(window.settings.get, ("prefix_tokens", "continuation_tokens", "offset"))
+    )
+    start = "from the first token" if offset == "0" else f"from token {offset}"
+    return show_name(f"{prefix} → {size} tokens", start)

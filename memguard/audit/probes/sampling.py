@@ -1,23 +1,111 @@
-"""Sampling: how many queries generate the continuation, from one teacher-forced pass."""
+"""Sampling: how many queries generate the continuation, from one teacher-forced pass.
 
-from collections.abc import Sequence
+    log p_z = sum_t log p(s_t | prefix, s_<t)      under a sampling scheme, -inf if it excludes a
+                                                   token; one teacher-forced pass gives it
+    P_n = 1 - (1 - p_z)^n                          probability that one of n samples is s
+    n   = log(1 - P) / log(1 - p_z)                samples until that probability is P
+
+This is (n, p)-discoverable extraction, Hayes et al. (arXiv 2410.19482). With
+h(l) = log(-log(1 - e^l)), the logarithm of n is a difference:
+
+    log n = h(log P) - h(log p_z)
+
+so that probabilities like e^-5000 and counts like 2^62 are never computed.
+
+The attack cost of a document is log10 n at P = 1/2 under the cheapest scheme; greedy decoding takes
+one query. It allows to compare mitigations if exact match does not: goldfish drops one token in k,
+so no continuation of fifty tokens is generated greedily and every rate is 0, whether extraction
+takes a hundred samples or 10^30. It is the cost of sampling only: beam search, or an attacker who
+tries the likely tokens at positions known to be dropped, may be cheaper.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
+from memguard.audit.metrics import Metric
 from memguard.audit.passages import ScoreSelection, TokenResult
-from memguard.audit.probe import Inputs, Measured, Model, Rounds, Score, View, key_of_window
-from memguard.config.settings import SamplingScheme, Settings
+from memguard.audit.probe import Column, Probe, Summary
+from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, key_of_window
+from memguard.audit.statistics import compute_difference, compute_paired_rates, compute_rate
+from memguard.audit.tables import Evidence
+from memguard.config.settings import SamplingScheme
+from memguard.pages.extraction_cost import build_extraction_cost
+from memguard.pages.page import Section
+from memguard.records import (
+    MIN_FOR_QUANTILES,
+    NUM_RISK_QUERIES,
+    AuditReport,
+    DetailRow,
+    ResultRow,
+    fill_count,
+    fill_row,
+    write_parameters,
+)
+from memguard.records.results import Statistic
+
+GREEDY = -1
+"""Index of greedy decoding among the schemes."""
+NEVER = -2
+"""Index that means no scheme."""
+QUERY_BOUNDS = (1, 10, 1_000, NUM_RISK_QUERIES)
+"""Numbers of samples for which the extracted documents are counted."""
+
+_QUANTILES: dict[Statistic, int] = {"q10": 10, "median": 50, "q90": 90}
+# Below this log-probability, 1 - e^-p and p are equal in float64.
+_TINY = -40.0
 
 
-class SamplingProbe(Settings):
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttackCost:
+    """Attack cost of N documents."""
+
+    log10_queries_N: NDArray[np.float64]
+    """Samples needed with the cheapest scheme; inf if no scheme can generate the continuation."""
+    scheme_N: NDArray[np.int64]
+    """Index of the cheapest scheme, the first in a tie; or `GREEDY` or `NEVER`."""
+
+    def is_within(self, queries: int) -> NDArray[np.float64]:
+        """Return [N] 1 if that many samples extract a document, else 0."""
+        return (self.log10_queries_N <= math.log10(queries)).astype(np.float64)
+
+
+class SamplingProbe(Probe):
     """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
 
-    VERSION: ClassVar[int] = 1
     models: ClassVar[tuple[Model, ...]] = ("trained", "base", "variant")
-    after: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            name="never",
+            meaning="No decoding method can generate the continuation: each excludes a token.",
+            unit="documents",
+            statistic="rate",
+            higher_is_better=True,
+        ),
+        Metric(
+            name="log10_queries",
+            meaning="Queries after which the continuation has been generated with a probability "
+            "of one half, by the cheapest decoding method; rounded up.",
+            unit="log10 queries",
+            statistic="median",
+            bounds=(0.0, math.inf),
+            higher_is_better=True,
+            heading="Attack cost",
+            spoken="attack cost",
+        ),
+        Metric(
+            name="within_queries",
+            meaning="At most so many queries give the continuation with a probability of one half.",
+            unit="documents",
+            statistic="rate",
+            risk_rank=3,
+        ),
+    )
 
     name: Literal["sampling"] = Field("sampling", description="Which probe.")
     schemes: Annotated[tuple[SamplingScheme, ...], Field(min_length=1)] = Field(
@@ -51,3 +139,178 @@ class SamplingProbe(Settings):
             )
         ]
         return Measured(columns=numbers)
+
+    def tabulate(self, evidence: Evidence) -> Summary:
+        """Return quantiles of the attack cost, and the documents within numbers of queries."""
+        if self.name not in evidence.trained:
+            return Summary(reason=evidence.why_not.get(self.name, "it has no sampling scheme"))
+        costs = {"trained": self._find_cost(evidence.trained, evidence)}
+        if evidence.other is not None and self.name in evidence.other:
+            costs["base"] = self._find_cost(evidence.other, evidence)
+        never, queries, within = self.metrics
+        labels = [None, "greedy", *(scheme.label for scheme in self.schemes)]
+        columns: dict[str, Column] = {}
+        for model, cost in costs.items():
+            place = "" if model == "trained" else f"{model}."
+            columns[f"{place}sampling.log10_queries"] = Column(
+                values=np.where(np.isinf(cost.log10_queries_N), np.nan, cost.log10_queries_N)
+            )
+            columns[f"{place}sampling.scheme"] = Column(
+                values=np.array(labels, dtype=object)[cost.scheme_N - NEVER], kind="text"
+            )
+        detail = {"schemes": [scheme.label for scheme in self.schemes]}
+        return Summary(
+            rows=[
+                row
+                for outline in evidence.outlines
+                for row in self._list_rows(evidence, outline.bucket, costs)
+            ],
+            metrics=[
+                self.describe_metric(never),
+                self.describe_metric(queries),
+                *(
+                    self.describe_metric(
+                        replace(
+                            within,
+                            heading=f"Within {bound:,} queries",
+                            spoken=f"within {bound:,} queries",
+                            risk_rank=within.risk_rank if bound == NUM_RISK_QUERIES else None,
+                        ),
+                        {"queries": bound},
+                    )
+                    for bound in QUERY_BOUNDS
+                ),
+            ],
+            details=[DetailRow(probe=self.name, schema=self.VERSION, value=detail)],
+            columns=columns,
+            num_items=len(evidence.inputs.windows),
+            reason="no document is long enough",
+            matched={model: cost.is_within(NUM_RISK_QUERIES) for model, cost in costs.items()},
+        )
+
+    def _find_cost(self, measured: Mapping[str, Measured], evidence: Evidence) -> AttackCost:
+        numbers = measured[self.name].columns
+        is_verbatim_N = measured["extraction"].columns["num_correct"] == evidence.size_N
+        log_pz_SN = np.stack([numbers[str(index)] for index in range(len(self.schemes))])
+        return attack_cost(log_pz_SN, is_verbatim_N)
+
+    def _list_rows(
+        self, evidence: Evidence, bucket: str, costs: Mapping[str, AttackCost]
+    ) -> Iterator[ResultRow]:
+        """Yield the rows of a bucket: of each model, and the difference between them."""
+        here_N, control = evidence.bucket_N == bucket, evidence.control
+        clusters, count = evidence.cluster_N[here_N], int(here_N.sum())
+        is_few = count < MIN_FOR_QUANTILES
+        why_not = f"fewer than {MIN_FOR_QUANTILES} documents" if is_few else "never sampled"
+        for model, cost in costs.items():
+            costs_D = cost.log10_queries_N[here_N]
+            row = self.make_row("never", model=model, bucket=bucket, num_documents=count)
+            yield fill_count(row, int(np.isinf(costs_D).sum()))
+            for statistic, percent in _QUANTILES.items():
+                quantile = replace(row, metric="log10_queries", statistic=statistic)
+                yield fill_row(quantile, find_quantile(costs_D, percent), "", why_not=why_not)
+            for bound in QUERY_BOUNDS:
+                within_N, minus = cost.is_within(bound), None
+                rate = compute_rate(within_N[here_N], clusters)
+                is_risk = model == "trained" and bound == NUM_RISK_QUERIES
+                if is_risk and control is not None and control.bucket != bucket:
+                    beside_N = evidence.bucket_N == control.bucket
+                    beside = compute_rate(within_N[beside_N], evidence.cluster_N[beside_N])
+                    minus = compute_difference(rate, beside)
+                yield fill_row(
+                    replace(_place(row, bound), statistic="rate"),
+                    rate,
+                    "clopper-pearson",
+                    minus_control=minus,
+                )
+        if "base" in costs:
+            within, other = (costs[m].is_within(NUM_RISK_QUERIES)[here_N] for m in costs)
+            row = self.make_row("", bucket=bucket, num_documents=count, against=evidence.against)
+            yield fill_row(
+                replace(_place(row, NUM_RISK_QUERIES), statistic="difference"),
+                compute_paired_rates(within, other, clusters=clusters),
+                "tango",
+            )
+
+    @classmethod
+    def section(cls, report: AuditReport) -> Section:
+        """Return the section of attack cost and attacks, which always says why one is missing."""
+        return build_extraction_cost(report)
+
+
+def _place(row: ResultRow, queries: int) -> ResultRow:
+    return replace(row, metric="within_queries", parameters=write_parameters({"queries": queries}))
+
+
+def find_quantile(log10_queries_N: NDArray[np.float64], percent: int) -> int | None:
+    """Return a quantile of the attack cost, not interpolated but rounded up to an integer.
+
+    Half of the documents cost at most the median. None among documents that are never generated,
+    and below `MIN_FOR_QUANTILES` documents.
+
+    Args:
+        log10_queries_N: ``[N]`` costs as returned by `attack_cost`, inf for never.
+        percent: of the documents that cost at most so much.
+    """
+    count = len(log10_queries_N)
+    if count < MIN_FOR_QUANTILES:
+        return None
+    value = float(np.sort(log10_queries_N)[max(-(-percent * count // 100), 1) - 1])
+    return math.ceil(value) if math.isfinite(value) else None
+
+
+def attack_cost(
+    log_pz_SN: NDArray[np.floating], verbatim_N: NDArray[np.bool_], probability: float = 0.5
+) -> AttackCost:
+    """Return the cheapest decoding method for each document: a scheme, or greedy decoding.
+
+    Args:
+        log_pz_SN: ``[schemes, N]`` log-probability of each continuation (nats) under each scheme.
+        verbatim_N: whether greedy decoding extracts it, which takes one query.
+        probability: probability that one of the samples is the continuation.
+    """
+    assert log_pz_SN.shape[1:] == verbatim_N.shape, "one value for each document"
+    greedy_N = np.where(verbatim_N, 0.0, np.inf)
+    # Greedy is first because argmin returns the first minimum.
+    costs_WN = np.vstack([greedy_N, log10_queries(log_pz_SN, probability)])
+    method_N = costs_WN.argmin(0)
+    cheapest_N = np.take_along_axis(costs_WN, method_N[None], 0)[0]
+    scheme_N = np.where(np.isinf(cheapest_N), NEVER, method_N + GREEDY)
+    return AttackCost(log10_queries_N=cheapest_N, scheme_N=scheme_N)
+
+
+def log10_queries(log_pz: ArrayLike, probability: float = 0.5) -> NDArray[np.float64]:
+    """Return log10 of the samples until one is the continuation with ``probability``.
+
+    Not rounded to integers, but at least one sample (0.0). Inf if no number of samples is enough.
+
+    Args:
+        log_pz: log-probability of the continuation (nats), any shape; -inf means never.
+        probability: between 0 and 1, both excluded.
+    """
+    assert 0 < probability < 1, "probability must be between 0 and 1"
+    log_n = _log_hazard(math.log(probability)) - _log_hazard(log_pz)
+    return np.maximum(log_n, 0.0) / math.log(10)
+
+
+def _log_hazard(log_p: ArrayLike) -> NDArray[np.float64]:
+    """Return h(l) = log(-log(1 - e^l)), from -inf at l = -inf to inf at l = 0."""
+    values = np.asarray(log_p, dtype=np.float64)
+    # A sum of log-probabilities may exceed 0 by rounding.
+    values = np.minimum(values, 0.0)
+    assert not np.isnan(values).any(), "the scorer rejects scores that are not finite"
+    tiny = values < _TINY
+    safe = np.where(tiny, -1.0, values)
+    with np.errstate(divide="ignore"):
+        return np.where(tiny, values, np.log(-_log_one_minus_exp(safe)))
+
+
+def _log_one_minus_exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log(1 - e^v) for v <= 0, exact at both ends (Mächler 2012)."""
+    near_zero = values > -math.log(2)
+    with np.errstate(divide="ignore"):
+        return np.where(
+            near_zero,
+            np.log(-np.expm1(np.where(near_zero, values, -1.0))),
+            np.log1p(-np.exp(np.where(near_zero, -1.0, values))),
+        )

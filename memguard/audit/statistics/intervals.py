@@ -66,8 +66,4 @@ def subtract(first: Interval, second: Interval, bounds: tuple[float, float]) -> 
         return Interval(value=value, ci=None)
     low = value - math.hypot(first.value - first.ci[0], second.ci[1] - second.value)
     high = value + math.hypot(first.ci[1] - first.value, second.value - second.ci[0])
-    return Interval(
-        value=value,
-        ci=(max(low, bounds[0]), min(high, bounds[1])),
-        few_documents=first.few_documents or second.few_documents,
-    )
+    return Interval(value=value, ci=(max(low, bounds[0]), min(high, bounds[1])))

@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from memguard.audit.statistics.intervals import TAIL, count_effective, find_clusters, subtract
-from memguard.records import MIN_FOR_MEANS, Interval
+from memguard.records import Interval
 
 # Relative to the size of the values; smaller differences are rounding errors.
 _ROUNDING = 1e-12
@@ -108,11 +108,7 @@ def compute_mean(
     else:
         reach = _find_quantile(left_out.freedom) * math.sqrt(left_out.compute_variance())
         low, high = mean - reach, mean + reach
-    return Interval(
-        value=mean,
-        ci=(max(low, least), min(high, most)),
-        few_documents=is_bounded and left_out.num_effective < MIN_FOR_MEANS,
-    )
+    return Interval(value=mean, ci=(max(low, least), min(high, most)))
 
 
 def compute_paired_difference(

@@ -1,26 +1,43 @@
 """Tables built from columns: a column has a heading and makes the cell of each row.
 
     make_table     Column(heading, model, base) and items -> Table; columns[0] names the rows
-    bucket_table   the same for the buckets of a report
+    show_row       a row of results -> the cell that shows its number
 
-`model` and `base` return a cell, or a value that `make_cell` converts into one: text, a count, a
-rate, or an estimate with its interval.
+`model` and `base` return a cell, or a value that `make_cell` converts into one: text, a count, or
+an estimate with its interval. Tables of results are made by `pivot.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from memguard.records import AuditReport, BucketScores, ModelScores, Rate, Texts
-from memguard.report import formatting as fmt
-from memguard.report.page import Bar, Cell, Row, Table, Tone
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Bar, Cell, Row, Table, Tone
+from memguard.records import (
+    MIN_FOR_MEANS,
+    NO_DOCUMENTS,
+    AuditReport,
+    BucketRow,
+    Interval,
+    MetricRow,
+    ResultRow,
+)
 
 Item = TypeVar("Item")
 """Subject of a row: a bucket, a setting, a finding."""
 Value = TypeVar("Value")
 Heading = str | tuple[str, str]
 """Text, or a pair of text and a second, smaller line."""
-Content = Cell | fmt.Estimate | Rate | int | str
+Content = Cell | fmt.Estimate | int | str
+How = Literal["full", "narrow", "plain"]
+"""full: with counts, percentage, interval and bar; narrow: a rate without its percentage, for
+tables with many columns; plain: the number only."""
+PLAIN = "plain"
+"""Unit of a share that is written as a number from 0 to 1, as is usual in its literature."""
+_DECIMALS = {"tokens": 1}
+_LONGEST_HEADING = 120
+_IN_POINTS = ("documents", "share")
+"""Units whose differences are percentage points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +48,6 @@ class Column(Generic[Item]):
     model: Callable[[Item], Content]
     base: Callable[[Item], Content | None] | None = None
     """The cell of the base model's row; None leaves it empty."""
-
-
-def scores_column(heading: Heading, show: Callable[[ModelScores], Content]) -> Column[BucketScores]:
-    """Make a column that shows the same score of the model and of the base model."""
-    return Column(
-        heading, lambda b: show(b.model), lambda b: None if b.base is None else show(b.base)
-    )
 
 
 def count_columns(
@@ -72,9 +82,7 @@ def make_cell(content: Content | None) -> Cell:
     if isinstance(content, Cell):
         return content
     if isinstance(content, fmt.Estimate):
-        return Cell(content.value, detail=content.interval, note=content.note)
-    if isinstance(content, Rate):
-        return show_rate(content)
+        return Cell(content.value, detail=content.interval)
     return Cell(fmt.count(content) if isinstance(content, int) else content or "")
 
 
@@ -84,7 +92,7 @@ def make_table(
     items: Iterable[Item],
     *,
     tone: Callable[[Item], Tone] = lambda item: "",
-    over_base: bool = False,
+    over_base: Callable[[Item], bool] = lambda item: False,
     base: Item | None = None,
     shown: int | None = None,
     more_label: str = "",
@@ -99,7 +107,7 @@ def make_table(
         columns: columns; the first one names the rows.
         items: subjects of the rows.
         tone: style of an item's row.
-        over_base: whether the base model's row follows each item's row, if it has any text.
+        over_base: whether the base model's row follows an item's row.
         base: item whose base model's row is the last one; None for no such row.
         shown: number of visible rows, the others are collapsed; None shows all.
         more_label: label of the collapsed rows; "" gives their number.
@@ -110,8 +118,7 @@ def make_table(
     rows = []
     for item in items:
         rows.append(_make_row([column.model(item) for column in columns], tone(item)))
-        below = _make_base_row(columns, item) if over_base else None
-        rows += [below] if below and any(cell.text for cell in below.cells) else []
+        rows += [_make_base_row(columns, item)] if over_base(item) else []
     rows += [] if base is None else [_make_base_row(columns, base)]
     rest = () if shown is None else tuple(rows[shown:])
     return Table(
@@ -131,46 +138,10 @@ def _make_base_row(columns: Sequence[Column[Item]], item: Item) -> Row:
 
 
 def _make_heading(heading: Heading) -> Cell:
-    text, detail = (heading, "") if isinstance(heading, str) else heading
+    # Headings of metrics stand in the record.
+    parts = (heading, "") if isinstance(heading, str) else heading
+    text, detail = (fmt.clean_text(part, _LONGEST_HEADING) for part in parts)
     return Cell(text, detail=detail, kind="text")
-
-
-def bucket_table(
-    report: AuditReport,
-    caption: str,
-    columns: Sequence[Column[BucketScores]],
-    *,
-    base_detail: str = "",
-    notes: Sequence[str] = (),
-    compact: bool = False,
-) -> Table:
-    """Make a table with a row for each bucket, followed by the base model's row if it was scored.
-
-    Args:
-        report: record with the buckets.
-        caption: text above the table.
-        columns: all columns except the first one, which names the buckets.
-        base_detail: text below the name of the base model.
-        notes: sentences below the rows.
-        compact: whether to use a small font.
-    """
-    named: list[Column[BucketScores]] = [
-        Column(
-            "Bucket",
-            lambda b: name_bucket(b, report),
-            lambda b: show_name("Base model", base_detail),
-        ),
-        *columns,
-    ]
-    return make_table(
-        caption,
-        named,
-        report.buckets,
-        tone=tone_of_bucket,
-        over_base=True,
-        notes=notes,
-        compact=compact,
-    )
 
 
 def drop_zero_columns(table: Table) -> Table:
@@ -212,12 +183,12 @@ _ROLES = {
 }
 
 
-def tone_of_bucket(bucket: BucketScores) -> Tone:
+def tone_of_bucket(bucket: BucketRow) -> Tone:
     """Return the style of a bucket's row."""
     return "control" if bucket.role == "control" else ""
 
 
-def describe_times(bucket: BucketScores, report: AuditReport) -> str:
+def describe_times(bucket: BucketRow, report: AuditReport) -> str:
     """Describe the role of a bucket and how often its documents were trained."""
     role = _ROLES[bucket.role]
     if bucket.role in ("control", "heldout", "forget") or not report.dose_response:
@@ -227,7 +198,7 @@ def describe_times(bucket: BucketScores, report: AuditReport) -> str:
     return f"{role} {fmt.times(bucket.num_repetitions)}"
 
 
-def name_bucket(bucket: BucketScores, report: AuditReport) -> Cell:
+def name_bucket(bucket: BucketRow, report: AuditReport) -> Cell:
     """Show the name of a bucket, and below it how often its documents were trained."""
     name, times = fmt.clean_name(bucket.bucket), describe_times(bucket, report)
     return show_name(name, "" if name == times else times)
@@ -248,40 +219,93 @@ def show_known(value: Value | None, write: Callable[[Value], Content], reason: s
     return show_missing(reason) if value is None else write(value)
 
 
-def make_rate_cell(
-    rate: float | None,
-    ci: tuple[float, float] | None,
-    num_matched: int,
-    num_documents: int,
-    texts: Texts | None = None,
+def show_row(
+    row: ResultRow | None,
+    metric: MetricRow | None = None,
+    *,
+    how: How = "full",
+    unit: str = "",
+    note: str = "",
+    why_not: str = "",
 ) -> Cell:
-    """Show counts, percentage, interval and a bar; with copies, also how many texts match."""
-    if rate is None:
-        return Cell(fmt.MISSING, detail="no documents")
-    low, high = ci or (rate, rate)
+    """Show the number of a row of results.
+
+    Args:
+        row: a rate is shown with its counts, interval and a bar, and, if there are copies, how many
+            texts match; a difference of shares in percentage points; None is "not measured".
+        metric: what the row's metric means: its unit and bounds.
+        how: how much is shown.
+        unit: unit to write the number in; "" takes the metric's.
+        note: added below.
+        why_not: reason in place of the row's if it has documents and no value; of a missing row in
+            place of "not measured".
+    """
+    if row is None:
+        return show_missing(why_not or "not measured")
+    unit = unit or ("" if metric is None else metric.unit)
+    if row.value is None:
+        return _explain(row, why_not)
+    if how == "plain":
+        in_percent = row.statistic == "rate" or unit == "share"
+        decimals = _DECIMALS.get(unit, 3)
+        return Cell(fmt.percent(row.value) if in_percent else fmt.number(row.value, decimals))
+    if row.statistic == "rate":
+        cell = _show_rate(row, row.value, how)
+    elif row.statistic == "difference":
+        is_share = unit in _IN_POINTS
+        cell = make_cell(fmt.points(row) if is_share else fmt.difference(row))
+    elif row.statistic in ("mean", "auc"):
+        cell = make_cell(
+            fmt.share(row) if unit == "share" else fmt.interval(row, _DECIMALS.get(unit, 3))
+        )
+    else:
+        cell = Cell(fmt.number(row.value, _DECIMALS.get(unit, 3)))
+    few = "few documents" if is_few(row, metric) else ""
+    return replace(cell, note="; ".join(filter(None, (cell.note, few, note))))
+
+
+def show_minus_control(
+    row: ResultRow | None, control: ResultRow | None, metric: MetricRow | None = None
+) -> Cell:
+    """Show by how much a row's value exceeds that of the control, whose row is ``control``."""
+    if row is None or row.minus_control is None:
+        return Cell(fmt.MISSING)
+    minus = Interval(value=row.minus_control, ci=row.minus_control_ci)
+    is_share = row.statistic == "rate" or (metric is not None and metric.unit in _IN_POINTS)
+    estimate = fmt.points(minus) if is_share else fmt.difference(minus)
+    few = any(one is not None and is_few(one, metric) for one in (row, control))
+    return Cell(estimate.value, detail=estimate.interval, note="few documents" if few else "")
+
+
+def is_few(row: ResultRow, metric: MetricRow | None) -> bool:
+    """Return whether the interval is that of a mean of bounded values of few documents."""
+    if row.interval != "jackknife" or metric is None:
+        return False
+    is_bounded = metric.unit == "tokens" or None not in (metric.bounds or (None,))
+    count = row.num_documents if row.num_clusters is None else row.num_clusters
+    return is_bounded and count < MIN_FOR_MEANS
+
+
+def _explain(row: ResultRow, why_not: str) -> Cell:
+    """Show the reason why a row has no value."""
+    if row.missing_because != NO_DOCUMENTS:
+        return show_missing(why_not or fmt.clean_text(row.missing_because or "not measured"))
+    if row.num_missing:
+        return show_missing(f"{row.num_missing:,} too short, or not in the sample")
+    return Cell(fmt.MISSING, detail=NO_DOCUMENTS)
+
+
+def _show_rate(row: ResultRow, value: float, how: How) -> Cell:
+    low, high = row.ci or (value, value)
+    ends = fmt.percent_range(row.ci)
+    share = fmt.percent(value)
     return Cell(
-        fmt.of(num_matched, num_documents),
-        detail=f"{fmt.percent(rate)} ({fmt.percent_range(ci)})",
-        note=fmt.texts(texts),
-        bar=Bar(fill=_css(rate), low=_css(low), width=_css(high - low)),
+        share if row.num_matched is None else fmt.of(row.num_matched, row.num_documents),
+        detail=ends if how == "narrow" or row.num_matched is None else f"{share} ({ends})",
+        note=fmt.texts(row),
+        bar=Bar(fill=_css(value), low=_css(low), width=_css(high - low)),
     )
 
 
 def _css(share: float) -> str:
     return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
-
-
-def show_rate(rate: Rate | None) -> Cell:
-    """Show a rate with `make_rate_cell`; None means that nothing was generated."""
-    if rate is None:
-        return show_missing("not generated")
-    return make_rate_cell(rate.rate, rate.ci, rate.num_matched, rate.num_documents, rate.texts)
-
-
-def show_narrow_rate(rate: Rate | None, note: str = "") -> Cell:
-    """Show a rate for tables with many columns: counts, bar and interval, no percentage."""
-    cell = show_rate(rate)
-    if rate is None or cell.bar is None:
-        return cell
-    notes = "; ".join(filter(None, (cell.note, note)))
-    return Cell(cell.text, detail=fmt.percent_range(rate.ci), bar=cell.bar, note=notes)

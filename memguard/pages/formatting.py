@@ -13,9 +13,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from memguard.records import RISK_NAMES, Interval, Rate, Texts
+from memguard.records import RISK_NAMES, Rate, ResultRow
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -95,19 +95,26 @@ _COUNTED_QUERIES, _MOST_QUERIES = 6, 99_999
 """log10 from which only the power of ten is written, and above which ``>`` is added."""
 
 
+class Valued(Protocol):
+    """An interval, or a row of results."""
+
+    @property
+    def value(self) -> float | None:
+        """The estimate; None if there is none."""
+        ...
+
+    @property
+    def ci(self) -> tuple[float, float] | None:
+        """Its 95 % interval."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """A formatted estimate and its formatted interval ("" if there is no estimate)."""
 
     value: str
     interval: str
-    note: str = ""
-    """What a reader of the interval must know."""
-
-    @property
-    def in_words(self) -> str:
-        """The interval with its note, for sentences."""
-        return f"{self.interval}, {self.note}" if self.note else self.interval
 
 
 RISK_LABELS = {risk: name.capitalize() for risk, name in RISK_NAMES.items()}
@@ -174,7 +181,7 @@ def _sign_percent(share: float) -> str:
     return signed(round(100 * share, 1) + 0.0, 1)
 
 
-def change_range(change: Interval | None) -> str:
+def change_range(change: Valued | None) -> str:
     """Format the interval of a relative change, ``+1.2 to +3.4 %``; "" without one."""
     if change is None or change.ci is None:
         return ""
@@ -212,22 +219,29 @@ def percent_ci(ci: tuple[float, float] | None) -> str:
     return "no interval" if ci is None else f"{CI}{NBSP}{percent_range(ci)}"
 
 
-def rate(rate: Rate) -> str:
+def rate(rate: Rate | ResultRow) -> str:
     """Format a rate with counts and interval: ``3 of 200, 1.5 %, 95 % CI 0.3–4.3 %``."""
-    if rate.rate is None:
+    value = rate.value if isinstance(rate, ResultRow) else rate.rate
+    if value is None:
         return "no documents"
-    return f"{counts(rate)}, {percent(rate.rate)}, {percent_ci(rate.ci)}"
+    return f"{counts(rate)}, {percent(value)}, {percent_ci(rate.ci)}"
 
 
-def counts(rate: Rate) -> str:
+def counts(rate: Rate | ResultRow) -> str:
     """Format the counts of a rate: ``3 of 200``; with copies ``26 of 39 (20 of 33 texts)``."""
-    documents = of(rate.num_matched, rate.num_documents)
-    return documents if rate.texts is None else f"{documents} ({texts(rate.texts)})"
+    documents = of(rate.num_matched or 0, rate.num_documents)
+    different = texts(rate)
+    return f"{documents} ({different})" if different else documents
 
 
-def texts(texts: Texts | None) -> str:
+def texts(rate: Rate | ResultRow) -> str:
     """Format how many different texts match: ``20 of 33 texts``; "" without copies."""
-    return "" if texts is None else f"{of(texts.num_matched, texts.num_texts)}{NBSP}texts"
+    if isinstance(rate, ResultRow):
+        matched, whole = rate.num_matched_clusters, rate.num_clusters
+    else:
+        known = rate.texts
+        matched, whole = (known.num_matched, known.num_texts) if known else (None, None)
+    return "" if whole is None else f"{of(matched or 0, whole)}{NBSP}texts"
 
 
 def threshold(share: float) -> str:
@@ -245,28 +259,22 @@ def p(p_value: float) -> str:
     return "<" + NBSP + "0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
-def share(interval: Interval | None) -> Estimate:
+def share(interval: Valued | None) -> Estimate:
     """Format a mean share and its interval in percent."""
-    if interval is None:
+    if interval is None or interval.value is None:
         return Estimate(value=MISSING, interval="")
-    return Estimate(
-        value=percent(interval.value),
-        interval=percent_range(interval.ci),
-        note=_mark_few(interval),
-    )
+    return Estimate(value=percent(interval.value), interval=percent_range(interval.ci))
 
 
-def _mark_few(interval: Interval) -> str:
-    return "few documents" if interval.few_documents else ""
-
-
-def points(interval: Interval | None) -> Estimate:
+def points(interval: Valued | None) -> Estimate:
     """Format a difference of rates in percentage points."""
     estimate = _estimate(interval, _sign_percent, " to ")
-    return estimate if interval is None else replace(estimate, value=f"{estimate.value}{NBSP}pp")
+    if interval is None or interval.value is None:
+        return estimate
+    return replace(estimate, value=f"{estimate.value}{NBSP}pp")
 
 
-def interval(interval: Interval | None, decimals: int = 3) -> Estimate:
+def interval(interval: Valued | None, decimals: int = 3) -> Estimate:
     """Format an estimate and its interval."""
     estimate = _estimate(interval, lambda value: number(value, decimals), "–")
     # A dash next to a minus sign reads as another minus.
@@ -277,16 +285,16 @@ def interval(interval: Interval | None, decimals: int = 3) -> Estimate:
     )
 
 
-def difference(interval: Interval | None, decimals: int = 3) -> Estimate:
+def difference(interval: Valued | None, decimals: int = 3) -> Estimate:
     """Format a difference with its sign and its interval."""
     return _estimate(interval, lambda value: signed(value, decimals), " to ")
 
 
-def _estimate(interval: Interval | None, write: Callable[[float], str], joint: str) -> Estimate:
-    if interval is None:
+def _estimate(interval: Valued | None, write: Callable[[float], str], joint: str) -> Estimate:
+    if interval is None or interval.value is None:
         return Estimate(value=MISSING, interval="")
     ends = "no interval" if interval.ci is None else joint.join(map(write, interval.ci))
-    return Estimate(value=write(interval.value), interval=ends, note=_mark_few(interval))
+    return Estimate(value=write(interval.value), interval=ends)
 
 
 def duration(seconds: float) -> str:

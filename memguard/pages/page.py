@@ -247,4 +247,6 @@ class ComparisonPage(_Page):
     paired: tuple[Table, ...]
     figures: tuple[Figure, ...]
     extraction: Table
+    others: tuple[Table, ...]
+    """Metrics of probes that memguard does not define."""
     settings: Table

@@ -1,25 +1,23 @@
-"""Membership inference: whether trained documents score above the control, and a blind baseline.
+"""Whether trained and control documents differ as texts: a baseline without access to the model.
 
-The AUC of each score is compared with that of a baseline without access to the model: a multinomial
-naive Bayes classifier with add-one smoothing on token ids, cross-fitted in five folds. If members
-and nonmembers differ in words, date or source, any score can separate them without any effect of
-training (the flaw of benchmarks that split by time, Duan et al. 2024). A baseline near one half
-means that the two kinds are indistinguishable as texts, as random samples of one source are. A
-baseline well above it means that this much separation is possible without the model. The choice of
-the classifier is memguard's.
+The AUC of each membership score is compared with that of a multinomial naive Bayes classifier with
+add-one smoothing on token ids, cross-fitted in five folds. If members and nonmembers differ in
+words, date or source, any score can separate them without any effect of training (the flaw of
+benchmarks that split by time, Duan et al. 2024). A baseline near one half means that the two kinds
+are indistinguishable as texts, as random samples of one source are. A baseline well above it means
+that this much separation is possible without the model. The choice of the classifier is memguard's.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.audit.statistics import compute_auc, compute_tpr_at_fpr
-from memguard.records import BLIND, Interval, MembershipScores
+from memguard.audit.extraction import AuditDocument, is_member
+from memguard.audit.statistics import compute_auc
+from memguard.records import Interval
 from memguard.seeds import derive_generator
 
 NUM_FOLDS = 5
@@ -114,66 +112,6 @@ def _log_shares(counts_DV: csr_array, chosen_D: NDArray[np.bool_]) -> NDArray[np
 
 # Documents of each kind: enough for an error of 0.01 of the AUC, and a limit to memory.
 _BLIND_DOCUMENTS = 10_000
-_OTHERS: Mapping[str, str] = {
-    "loss_minus_base": "Loss, minus that of the model before training on the same tokens.",
-    BLIND: "Bag of words, cross-fitted, no model access. Detects distribution shift.",
-}
-
-
-def is_member(document: AuditDocument) -> bool:
-    """Return whether the document was trained; repetitions are None if not counted, 0 if never."""
-    return document.role == "trained" and document.num_repetitions != 0
-
-
-def compute_membership(
-    documents: Sequence[AuditDocument],
-    scores: Mapping[str, NDArray[np.float64]],
-    *,
-    fpr: Sequence[float],
-    seed: int,
-) -> list[MembershipScores]:
-    """Return a row per score, the blind baseline last; empty with fewer than two of either kind.
-
-    Args:
-        documents: N documents of all roles; members are the trained, nonmembers the control.
-        scores: ``[N]`` scores by name, NaN where missing; higher means more likely trained.
-        fpr: false-positive rates.
-        seed: seed of the baseline's folds.
-    """
-    member_N = np.array([is_member(document) for document in documents], dtype=bool)
-    control_N = np.array([document.role == "control" for document in documents], dtype=bool)
-    if min(member_N.sum(), control_N.sum()) < 2:
-        return []
-    blind_N = score_blind_documents(documents, member_N, control_N, seed)
-    everything = dict(scores) | ({} if blind_N is None else {BLIND: blind_N})
-    return [
-        _compare(name, score_N, member_N, control_N, fpr) for name, score_N in everything.items()
-    ]
-
-
-def _compare(
-    name: str,
-    score_N: NDArray[np.float64],
-    member_N: NDArray[np.bool_],
-    control_N: NDArray[np.bool_],
-    fpr: Sequence[float],
-) -> MembershipScores:
-    known_N = np.isfinite(score_N)
-    members, nonmembers = score_N[member_N & known_N], score_N[control_N & known_N]
-    is_enough = min(len(members), len(nonmembers)) >= 2
-    score = MEMBERSHIP_SCORES.get(name)
-    return MembershipScores(
-        score=name,
-        num_members=len(members),
-        num_nonmembers=len(nonmembers),
-        auc=compute_auc(members, nonmembers) if is_enough else None,
-        definition=_OTHERS[name] if score is None else score.definition,
-        tpr_at_fpr={
-            f"{rate:g}": compute_tpr_at_fpr(members, nonmembers, rate) if is_enough else None
-            for rate in fpr
-        },
-        num_missing=int(((member_N | control_N) & ~known_N).sum()),
-    )
 
 
 def score_blind_documents(

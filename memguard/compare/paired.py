@@ -1,0 +1,146 @@
+"""Paired tests: two settings on the same documents and canaries."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.audit.statistics import compute_mcnemar, compute_paired_difference, correct_holm
+from memguard.compare.audited import AuditedRun
+from memguard.records import SECRETS, CanaryScore, ResultRow, TestRow, fill_row
+
+
+def pair_settings(runs: Sequence[AuditedRun]) -> tuple[list[ResultRow], list[TestRow]]:
+    """Test each setting against the first one, seed by seed, on what both have trained.
+
+    These are the trained buckets that both have, and the canaries. The control is left out: it was
+    never trained, so a setting cannot prevent its memorization. Seeds are not pooled: the same
+    document under two seeds is not two independent documents. Holm's correction is over all tests
+    together.
+
+    Args:
+        runs: comparable runs (see `check_comparable`); the first one's name is the first setting.
+
+    Returns:
+        Differences of setting minus first setting, and McNemar's tests of those of rates.
+    """
+    first_name = runs[0].run.name
+    firsts = {run.run.seed: run for run in runs if run.run.name == first_name}
+    pairs = [
+        (firsts[run.run.seed], run)
+        for run in runs
+        if run.run.name != first_name and run.run.seed in firsts
+    ]
+    found = [one for pair in pairs for one in _pair_documents(*pair)]
+    found += [one for pair in pairs for one in _pair_canaries(*pair)]
+    tests = [test for _, test in found if test is not None]
+    corrected = correct_holm([test.p_value or 0.0 for test in tests])
+    return [row for row, _ in found], [
+        replace(test, p_holm=p_holm) for test, p_holm in zip(tests, corrected, strict=True)
+    ]
+
+
+_Paired = Iterator[tuple[ResultRow, TestRow | None]]
+"""Differences, those of rates with their test; p values are not corrected yet."""
+
+
+def _pair_documents(against: AuditedRun, setting: AuditedRun) -> _Paired:
+    """Compare bucket by bucket; a bucket's number of repetitions may differ between settings."""
+    counts = {bucket.bucket: count for count, bucket in setting.buckets.items() if count}
+    for count, bucket in against.buckets.items():
+        if bucket.bucket not in counts or not count:
+            continue
+        other, mine = against.documents[count], setting.documents[counts[bucket.bucket]]
+        if not mine.ids:
+            continue
+        row = _start_row(against, setting, "extraction", f"(trained {count} times)", len(mine.ids))
+        yield _compare(row, other.verbatim, mine.verbatim)
+        near = replace(row, metric="near_verbatim")
+        if other.near_verbatim is None or mine.near_verbatim is None:
+            yield fill_row(near, None, "", why_not="one of the two runs generated no text"), None
+        else:
+            yield _compare(near, other.near_verbatim, mine.near_verbatim)
+        difference = compute_paired_difference(
+            mine.token_accuracy, other.token_accuracy, bounds=(0, 1), clusters=mine.clusters
+        )
+        num_clusters = len(np.unique(mine.clusters))
+        accuracy = replace(
+            row,
+            metric="token_accuracy",
+            num_clusters=num_clusters if num_clusters < len(mine.ids) else None,
+        )
+        yield fill_row(accuracy, difference, "jackknife"), None
+
+
+def _start_row(
+    against: AuditedRun, setting: AuditedRun, probe: str, bucket: str, num_documents: int
+) -> ResultRow:
+    return ResultRow(
+        setting=setting.run.name,
+        seed=setting.run.seed,
+        against=f"setting:{against.run.name}",
+        probe=probe,
+        metric="verbatim",
+        statistic="difference",
+        bucket=bucket,
+        num_documents=num_documents,
+    )
+
+
+def _pair_canaries(against: AuditedRun, setting: AuditedRun) -> _Paired:
+    """Compare the trained canaries that both have; yields nothing if there are none."""
+    mine, theirs = setting.canaries, against.canaries
+    ids = sorted(mine.keys() & theirs.keys())
+    if not ids:
+        return
+    row = _start_row(against, setting, "canaries", SECRETS, len(ids))
+    verbatim = [np.array([scores[one].verbatim for one in ids]) for scores in (theirs, mine)]
+    yield _compare(row, *verbatim)
+    bits = [_list_bits([scores[one] for one in ids]) for scores in (mine, theirs)]
+    difference = None
+    if bits[0] is not None and bits[1] is not None:
+        bounds = _find_bit_bounds(setting, against)
+        difference = compute_paired_difference(bits[0], bits[1], bounds=bounds)
+    why_not = "too few references of the same length in one of the runs"
+    exposure = replace(row, metric="exposure_bits")
+    yield fill_row(exposure, difference, "jackknife", why_not=why_not), None
+
+
+def _list_bits(canaries: Sequence[CanaryScore]) -> list[float] | None:
+    """Return the exposure of each canary; None if one of them has no references to rank among."""
+    bits = [canary.exposure_bits for canary in canaries if canary.exposure_bits is not None]
+    return bits if len(bits) == len(canaries) else None
+
+
+def _find_bit_bounds(*runs: AuditedRun) -> tuple[float, float]:
+    """Return the lowest and highest exposure by rank among the references of any of the runs."""
+    details = [run.report.tables.find_detail("canaries") for run in runs]
+    counts = [detail["num_ranked_references"] for detail in details if detail is not None]
+    return (
+        min(math.log2(count) - math.log2(count + 1) for count in counts),
+        max(math.log2(count) for count in counts),
+    )
+
+
+def _compare(
+    row: ResultRow, against: NDArray[np.bool_], setting: NDArray[np.bool_]
+) -> tuple[ResultRow, TestRow]:
+    """Return the difference of two rates on the same documents, and its test."""
+    num_only_against = int((against & ~setting).sum())
+    num_only_here = int((setting & ~against).sum())
+    test = TestRow(
+        setting=row.setting,
+        seed=row.seed,
+        against=row.against,
+        probe=row.probe,
+        metric=row.metric,
+        bucket=row.bucket,
+        test="mcnemar",
+        num_documents=row.num_documents,
+        num_only_here=num_only_here,
+        num_only_against=num_only_against,
+        p_value=compute_mcnemar(num_only_against, num_only_here),
+    )
+    return fill_row(row, (num_only_here - num_only_against) / row.num_documents, ""), test

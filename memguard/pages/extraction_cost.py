@@ -1,0 +1,339 @@
+"""The section "Extraction cost": attack cost and attacks.
+
+The first table shows the extraction rates, the attack cost and one column for each attack; the
+second one lists each attack with its intervals. The section belongs to two probes, sampling and
+attacks, and is drawn from the rows of whichever of them ran. An attack is any probe's row of metric
+``any_answer``: whether one of several answers is right. Its settings are its name and the number of
+answers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memguard.pages import formatting as fmt
+from memguard.pages.costs import NEVER, write_cost, write_cost_in_queries
+from memguard.pages.page import Cell, Section, Table
+from memguard.pages.pivot import ResultColumn, bucket_table
+from memguard.pages.probe_runs import explain_absence, name_scheme
+from memguard.pages.tables import (
+    Column,
+    Heading,
+    make_table,
+    name_bucket,
+    show_missing,
+    show_name,
+    show_row,
+    tone_of_bucket,
+)
+from memguard.records import (
+    MIN_FOR_QUANTILES,
+    AuditReport,
+    BucketRow,
+    MetricRow,
+    ResultRow,
+    Tables,
+    write_parameters,
+)
+
+_ANY_ANSWER = "any_answer"
+_NAMES = {"fill": "Fill in dropped tokens"}
+_BOUNDS = (1_000, 1_000_000)
+"""Query budgets for which the extracted documents are counted."""
+_MOST_ATTACKS = 8
+_MOST_NOTES = 12
+_LEAD = (
+    "Exact match understates memorization: one wrong token makes a document count as not "
+    "extracted, whether sampling needs a hundred queries to extract it or 10³⁰.",
+    "The attack cost is the number of queries after which the true continuation has been "
+    "generated with a probability of one half, by the cheapest decoding method that ran. The "
+    "attack that fills in dropped tokens assumes an attacker who knows which tokens the "
+    "mitigation dropped and searches for these only. Attack cost and attacks count verbatim text "
+    "only.",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attack:
+    """An attack, with one or several numbers of answers."""
+
+    attack: str
+    kinds: tuple[MetricRow, ...]
+    """What its rows of metric ``any_answer`` mean, one for each number of answers."""
+
+    @property
+    def name(self) -> str:
+        """The display name."""
+        return _NAMES.get(self.attack) or fmt.clean_words(self.attack)
+
+    @property
+    def heading(self) -> tuple[str, str]:
+        """The heading of a column: its name and the number of answers counted."""
+        counts = {_count_answers(kind) for kind in self.kinds}
+        count = counts.pop() if len(counts) == 1 else None
+        if count is None:
+            return self.name, "any answer"
+        return self.name, "one answer" if count == 1 else f"any of {count:,} answers"
+
+    def find(
+        self, tables: Tables, bucket: str, metric: str = _ANY_ANSWER, **key: Any
+    ) -> ResultRow | None:
+        """Return the row of one of its metrics; None if the attack did not run on the bucket."""
+        found = (
+            tables.find(kind.probe, metric, bucket, parameters=kind.parameters, **key)
+            for kind in self.kinds
+        )
+        return next((row for row in found if row is not None), None)
+
+
+def list_attacks(tables: Tables) -> list[Attack]:
+    """Return the attacks that have results, in the order of the record."""
+    places = dict.fromkeys(
+        (row.probe, row.parameters) for row in tables.results if row.metric == _ANY_ANSWER
+    )
+    kinds: dict[str, list[MetricRow]] = {}
+    for probe, parameters in places:
+        metric = tables.find_metric(probe, _ANY_ANSWER, parameters)
+        if metric is not None:
+            kinds.setdefault(str(metric.settings.get("attack", "")), []).append(metric)
+    attacks = [Attack(attack=name, kinds=tuple(rows)) for name, rows in kinds.items()]
+    return attacks[:_MOST_ATTACKS]
+
+
+def _count_answers(kind: MetricRow) -> int | None:
+    """Return the answers for each document; None if they are not recorded."""
+    answers = kind.settings.get("answers")
+    return answers if isinstance(answers, int) else None
+
+
+def write_attack_notes(attacks: Sequence[Attack]) -> tuple[str, ...]:
+    """Return the record's notes on attacks, each once."""
+    notes = (
+        f"{attack.name}: {fmt.clean_text(kind.note)}"
+        for attack in attacks
+        for kind in attack.kinds
+        if kind.note
+    )
+    return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
+
+
+def build_extraction_cost(report: AuditReport) -> Section:
+    """Build the section; if nothing was measured, it gives the reason."""
+    tables = report.tables
+    attacks = list_attacks(tables)
+    has_cost = any(row.variant is None for row in tables.select("sampling", "never"))
+    lead = [*(_LEAD if has_cost or attacks else ()), _summarise(report, attacks)]
+    if not has_cost:
+        lead.append(explain_absence(report, "sampling", "does not measure the cost of sampling"))
+    if not attacks:
+        lead.append(explain_absence(report, "attacks", "runs no attacks"))
+    table = _build_rates(report, attacks, has_cost) if has_cost or attacks else None
+    return Section(
+        key="attacks",
+        title="Extraction cost",
+        short_title="Extraction",
+        lead=tuple(filter(None, lead)),
+        tables=tuple(filter(None, (table, _build_attacks(report, attacks)))),
+    )
+
+
+def _find_cost(tables: Tables, bucket: str | None, statistic: str, **key: str) -> ResultRow | None:
+    return tables.find("sampling", "log10_queries", bucket or "", statistic=statistic, **key)
+
+
+def _find_within(tables: Tables, bucket: str, queries: int, **key: str) -> ResultRow | None:
+    parameters = write_parameters({"queries": queries})
+    return tables.find("sampling", "within_queries", bucket, parameters=parameters, **key)
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def _summarise(report: AuditReport, attacks: Sequence[Attack]) -> str:
+    """Summarise attack cost and best attack for the bucket of the verdict."""
+    tables, bucket = report.tables, report.tables.find_bucket(report.verdict.bucket)
+    if bucket is None:
+        return ""
+    name, sentences = fmt.clean_name(bucket.bucket, 40), []
+    cost = _find_cost(tables, bucket.bucket, "median")
+    if cost is not None and cost.num_documents:
+        sentences.append(f"In {name}, {_describe_cost(report, cost)}.")
+    attacked = [(row, one) for one in attacks if (row := one.find(tables, bucket.bucket))]
+    if attacked:
+        row, best = max(attacked, key=lambda pair: pair[0].num_matched or 0)
+        place = "" if sentences else f" in {name}"
+        sentences.append(
+            f"The attack that extracts most{place} is '{best.name}': "
+            f"{fmt.of(row.num_matched, row.num_documents)} documents."
+            if row.num_matched
+            else f"No attack extracts any of the {row.num_documents:,} attacked documents{place}."
+        )
+    return " ".join(sentences)
+
+
+def _describe_cost(report: AuditReport, median: ResultRow) -> str:
+    """Describe the attack cost of a bucket, and its median with the base model and the control."""
+    tables, bound, control = report.tables, max(_BOUNDS), report.tables.control
+    within = _find_within(tables, median.bucket, bound)
+    if within is None:
+        counted = "the extracted documents are not counted"
+    else:
+        matched = fmt.of(within.num_matched or 0, within.num_documents)
+        counted = f"{matched} documents could be obtained with up to {bound:,} attempts"
+    if median.num_documents >= MIN_FOR_QUANTILES:
+        half = (
+            "more than half of the documents can never be generated"
+            if median.value is None
+            else f"half of the documents cost at most {write_cost_in_queries(median)}"
+        )
+        counted += f"; {half}"
+    others = {"base model": _find_cost(tables, median.bucket, "median", model="base")}
+    if control is not None and control.bucket != median.bucket:
+        others["control"] = _find_cost(tables, control.bucket, "median")
+    medians = [
+        f"{name}: {write_cost(row)}"
+        for name, row in others.items()
+        if row is not None and row.num_documents >= MIN_FOR_QUANTILES
+    ]
+    return counted + (f" (median of the {', of the '.join(medians)})" if medians else "")
+
+
+def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
+    """List the decoding methods, and explain 'never' if it occurs."""
+    probe = next((p for p in report.method.probes if p.get("name") == "sampling"), {})
+    schemes = probe.get("schemes")
+    listed = schemes if isinstance(schemes, list) else []
+    sampling = "; ".join(name_scheme(item) for item in listed[:10] if isinstance(item, dict))
+    notes = [
+        f"Decoding: greedy{f' and sampling ({sampling})' if sampling else ''}. For each document "
+        "the cheapest method counts; greedy decoding takes one query if its text is verbatim."
+    ]
+    if any(row.num_matched for row in report.tables.select("sampling", "never", variant=None)):
+        notes.append("'never': every decoding method excludes a token of the text.")
+    return tuple(notes)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool) -> Table:
+    """Build the table of rates by greedy decoding, attack cost and each attack."""
+    tables = report.tables
+
+    def column_of_cost(
+        heading: Heading, show: Callable[[str, str], Cell], metric: str, **key: Any
+    ) -> Column[BucketRow]:
+        def show_cost(bucket: str, model: str) -> Cell:
+            row = tables.find("sampling", metric, bucket, model=model, **key)
+            if row is not None and not row.num_documents:
+                return show_missing("no documents")
+            return show_missing("not measured") if row is None else show(bucket, model)
+
+        return Column(
+            heading, lambda b: show_cost(b.bucket, "trained"), lambda b: show_cost(b.bucket, "base")
+        )
+
+    def column_of_within(queries: int) -> Column[BucketRow]:
+        return column_of_cost(
+            (f"Within {queries:,}", "queries"),
+            lambda bucket, model: show_row(
+                _find_within(tables, bucket, queries, model=model), how="narrow"
+            ),
+            "within_queries",
+            parameters=write_parameters({"queries": queries}),
+        )
+
+    def column_of_attack(attack: Attack) -> Column[BucketRow]:
+        return Column(attack.heading, lambda b: _show_attacked(tables, attack, b.bucket))
+
+    columns: list[ResultColumn | Column[BucketRow]] = [
+        ResultColumn(("Verbatim", "greedy answer"), "extraction", "verbatim", how="narrow"),
+        ResultColumn(
+            ("Near-verbatim", "documents"),
+            "extraction",
+            "near_verbatim",
+            how="narrow",
+            why_not="not generated",
+        ),
+    ]
+    if has_cost:
+        spread = column_of_cost(
+            ("Attack cost", f"median (10–90{fmt.PERCENT})"),
+            lambda bucket, model: _show_spread(tables, bucket, model),
+            "log10_queries",
+            statistic="median",
+        )
+        columns += [spread, *map(column_of_within, _BOUNDS)]
+    columns += map(column_of_attack, attacks)
+    return bucket_table(
+        report,
+        f"Extraction rate by attack ({fmt.CI})",
+        columns,
+        notes=(*(_describe_decoding(report) if has_cost else ()), *write_attack_notes(attacks)),
+        compact=True,
+    )
+
+
+def _show_spread(tables: Tables, bucket: str, model: str) -> Cell:
+    low, median, high = (
+        _find_cost(tables, bucket, statistic, model=model) for statistic in ("q10", "median", "q90")
+    )
+    if median is None or median.num_documents < MIN_FOR_QUANTILES:
+        return show_missing(f"fewer than {MIN_FOR_QUANTILES} documents")
+    never = tables.find("sampling", "never", bucket, model=model)
+    count = 0 if never is None else never.num_matched or 0
+    return Cell(
+        write_cost(median),
+        detail=f"{write_cost(low)} to {write_cost(high)}",
+        note=f"{fmt.of(count, median.num_documents)} {NEVER}" if count else "",
+    )
+
+
+def _show_attacked(tables: Tables, attack: Attack, bucket: str) -> Cell:
+    """Show how many documents any answer extracted, and how many the first answer did."""
+    row, first = attack.find(tables, bucket), attack.find(tables, bucket, "first_answer")
+    note = ""
+    if first is not None and first.num_documents and attack.heading[1] != "one answer":
+        note = f"first: {fmt.of(first.num_matched or 0, first.num_documents)}"
+    return show_row(row, how="narrow", note=note, why_not="not attacked")
+
+
+def _build_attacks(report: AuditReport, attacks: Sequence[Attack]) -> Table | None:
+    """Build the table of every attack on every bucket, collapsed; None without attacks."""
+    tables = report.tables
+    attacked = [
+        (bucket, attack, kind)
+        for bucket in tables.buckets
+        for attack in attacks
+        for kind in attack.kinds
+        if tables.find(kind.probe, _ANY_ANSWER, bucket.bucket, parameters=kind.parameters)
+    ]
+    if not attacked:
+        return None
+
+    def column(heading: Heading, metric: str, unit: str = "") -> Column[Any]:
+        return Column(
+            heading,
+            lambda item: ResultColumn("", item[2].probe, metric, unit=unit).show(
+                tables, bucket=item[0].bucket, parameters=item[2].parameters
+            ),
+        )
+
+    columns: tuple[Column[tuple[BucketRow, Attack, MetricRow]], ...] = (
+        Column(
+            ("Bucket", "attack"),
+            lambda item: show_name(name_bucket(item[0], report).text, item[1].name),
+        ),
+        column(("First answer matches", f"documents ({fmt.CI})"), "first_answer"),
+        column(("Any answer matches", f"documents ({fmt.CI})"), _ANY_ANSWER),
+        Column(("Answers", "per document"), lambda item: fmt.count(_count_answers(item[2]))),
+        column(("Token accuracy", f"of the first answer ({fmt.CI})"), "token_accuracy", "share"),
+    )
+    return make_table(
+        "Each attack by bucket",
+        columns,
+        attacked,
+        tone=lambda item: tone_of_bucket(item[0]),
+        shown=0,
+        more_label="Show each attack with its intervals",
+    )

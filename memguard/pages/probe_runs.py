@@ -1,0 +1,113 @@
+"""Which probes ran, with their settings, and why a report has no results of one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memguard.pages import formatting as fmt
+from memguard.pages.page import Fact
+from memguard.records import MEMBERS, AuditReport, ProbeRun, write_parameters
+
+_MOST_PROBES = 50
+
+
+def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
+    """List the probes that ran, each with its number of documents, version and settings."""
+    settings = {str(probe.get("name")): probe for probe in report.method.probes}
+    return tuple(
+        Fact(
+            fmt.clean_name(run.name),
+            _count_documents(run),
+            detail=_describe_settings(run, settings.get(run.name, {}))
+            + (_name_missing_scores(report) if run.name == "membership" else ""),
+        )
+        for run in _list_ran(report)
+    )
+
+
+def describe_not_run(report: AuditReport) -> tuple[Fact, ...]:
+    """List the probes of the suite that did not run, each with its reason."""
+    return tuple(
+        Fact(fmt.clean_name(run.name), "not run", detail=_explain(run))
+        for run in _list_not_run(report)
+    )
+
+
+def write_ran(report: AuditReport) -> str:
+    """List the probes that ran: ``extraction (80 documents), canaries (32 canaries)``."""
+    ran = [f"{fmt.clean_name(run.name)} ({_count_documents(run)})" for run in _list_ran(report)]
+    return ", ".join(ran) or "none"
+
+
+def write_not_run(report: AuditReport) -> str:
+    """List the probes of the suite that did not run, with their reasons; "" if all ran."""
+    return "; ".join(
+        f"{fmt.clean_name(run.name)} ({_explain(run)})" for run in _list_not_run(report)
+    )
+
+
+def _list_ran(report: AuditReport) -> list[ProbeRun]:
+    """Return the probes that ran, in the order of the suite."""
+    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is not None]
+
+
+def _list_not_run(report: AuditReport) -> list[ProbeRun]:
+    """Return the probes that did not run, in the order of the suite."""
+    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is None]
+
+
+def _count_documents(run: ProbeRun) -> str:
+    """Format the number of documents that a probe has a result for: ``80 documents``."""
+    assert run.num_documents is not None, "only for probes that ran"
+    unit = run.counted.removesuffix("s") if run.num_documents == 1 else run.counted
+    return f"{fmt.count(run.num_documents)} {unit}"
+
+
+def _explain(run: ProbeRun) -> str:
+    """Return the reason why a probe did not run."""
+    return fmt.clean_text(run.reason_not_run or "")
+
+
+def _name_missing_scores(report: AuditReport) -> str:
+    """Name the membership scores of the suite that could not be computed; "" for none."""
+    probe = next((p for p in report.method.probes if p.get("name") == "membership"), {})
+    requested = probe.get("scores")
+    listed = requested if isinstance(requested, list) else []
+    missing = [str(score) for score in listed if not _has_score(report, str(score))]
+    names = ", ".join(fmt.clean_name(score, 40) for score in missing[:_MOST_PROBES])
+    return f"; not computed: {names}" if names else ""
+
+
+def _has_score(report: AuditReport, score: str) -> bool:
+    parameters = write_parameters({"score": score})
+    row = report.tables.find("membership", "auc", MEMBERS, parameters=parameters)
+    return row is not None and row.is_known
+
+
+def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
+    settings = {key: value for key, value in probe.items() if key not in ("name", "version")}
+    version = f"version {fmt.count(run.version)}"
+    return f"{version}; {fmt.settings(settings)}" if settings else version
+
+
+def explain_absence(report: AuditReport, probe: str, what: str) -> str:
+    """Return the reason why a report has no results of a probe.
+
+    Args:
+        report: the record without these results.
+        probe: name of the probe in suites.
+        what: what a suite without the probe lacks, starting with a verb: ``runs no attacks``.
+    """
+    run = next((run for run in report.probe_runs if run.name == probe), None)
+    if run is not None and run.reason_not_run is not None:
+        return f"Probe '{probe}' did not run: {_explain(run)}."
+    if run is not None:
+        return f"Probe '{probe}' ran, but this report has no results of it."
+    suite, version = fmt.clean_name(report.method.suite), report.method.suite_version
+    other = "" if suite == "full" else "; '--suite full' does"
+    return f"Suite '{suite}' (version {version:,}) {what}{other}."
+
+
+def name_scheme(scheme: Mapping[str, Any]) -> str:
+    """Format a sampling scheme: ``temperature 1, top-k 40``."""
+    parts = (f"{key.replace('_', '-')} {fmt.value(v)}" for key, v in scheme.items() if v)
+    return fmt.clean_text(", ".join(parts), 80)

@@ -1,0 +1,68 @@
+"""What probes tabulate, from measurements or from numbers that a test gives."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from record_examples import make_outline
+
+from memguard.audit.cache import ScoreMatrix
+from memguard.audit.extraction import Window
+from memguard.audit.probe import ItemSizes, Summary
+from memguard.audit.requests import Inputs, Measured
+from memguard.audit.tables import Evidence
+from memguard.records import ResultRow, Tables
+
+
+def make_measured(columns: Mapping[str, ArrayLike]) -> Measured:
+    """Return numbers of N documents by name."""
+    rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns.values()], axis=1)
+    return Measured(columns=ScoreMatrix(names=tuple(columns), rows=rows))
+
+
+def make_evidence(
+    windows: Sequence[Window],
+    trained: Mapping[str, Measured],
+    other: Mapping[str, Measured] | None = None,
+    *,
+    outlines: Sequence[Any] | None = None,
+    goldfish: Any = None,
+    **fields: Any,
+) -> Evidence:
+    """Return the evidence of an audit; its buckets are those of the windows, in their order."""
+    roles = {w.document.bucket: (w.document.role, w.document.num_repetitions) for w in windows}
+    return Evidence(
+        inputs=Inputs(
+            windows=windows, max_edit_share=0.1, seed=0, tiny_margin=1e-3, goldfish=goldfish
+        ),
+        outlines=outlines or [make_outline(name, *role) for name, role in roles.items()],
+        trained=trained,
+        other=other,
+        **fields,
+    )
+
+
+def to_tables(summary: Summary) -> Tables:
+    """Return the rows of a summary as tables, which find them by key."""
+    return Tables(
+        results=tuple(summary.rows),
+        metrics=tuple(summary.metrics),
+        details=tuple(summary.details),
+    )
+
+
+def count(row: ResultRow | None) -> tuple[int | None, int]:
+    """Return how many documents match, and of how many."""
+    assert row is not None
+    return row.num_matched, row.num_documents
+
+
+def measure_sizes(windows: Sequence[Window], **fields: Any) -> ItemSizes:
+    """Return the sizes of windows, of which probes bound their work."""
+    return ItemSizes(
+        prefix_N=np.array([w.prefix_tokens for w in windows]),
+        continuation_N=np.array([w.continuation_tokens for w in windows]),
+        bucket_N=np.array([w.document.bucket for w in windows], dtype=object),
+        **fields,
+    )
