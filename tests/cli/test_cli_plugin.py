@@ -50,7 +50,7 @@ def test_it_is_in_every_file_like_a_probe_of_memguard(folder: Path, package: Pat
     report = audit(folder, "out", ALONE)
     tables = report.tables
     (metric,) = tables.list_metrics("first_word")
-    assert (metric.package, metric.heading, metric.risk_rank) == (PACKAGE, "First word", None)
+    assert (metric.package, metric.heading, metric.risk_rank) == (PACKAGE, "Right", None)
     (run,) = (run for run in report.probe_runs if run.name == "first_word")
     assert run.num_documents == 80
     described = next(p for p in report.method.probes if p["name"] == "first_word")
