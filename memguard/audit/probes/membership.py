@@ -294,6 +294,7 @@ _RATE_NOTE = (
 MIN_TO_JUDGE = 10
 """Minimum number of documents of either kind for a statement about a score."""
 _MOST_SCORES, _MOST_RATES = 40, 6
+_NOT_COMPUTED = "could not be computed"
 
 
 def list_aucs(tables: Tables) -> list[ResultRow]:
@@ -399,19 +400,16 @@ def _build_table(tables: Tables, caption: str, scores: list[ResultRow]) -> Table
     )
 
 
-_NOT_COMPUTED = "could not be computed"
-
-
 def _list_rates(tables: Tables, scores: list[ResultRow]) -> list[tuple[str, float]]:
     """Return the false-positive rates that occur, as text and as numbers, ascending."""
     shown = {read_score(row) for row in scores}
-    found = set()
+    rates = set()
     for row in tables.select("membership", TPR.name, setting=None):
         written, _, score = row.parameters.removeprefix("fpr=").partition(", score=")
         rate = _read_rate(written)
         if score in shown and 0 < rate < 1:
-            found.add((written, rate))
-    return sorted(found, key=lambda pair: pair[1])[:_MOST_RATES]
+            rates.add((written, rate))
+    return sorted(rates, key=lambda pair: pair[1])[:_MOST_RATES]
 
 
 def _read_rate(rate: str) -> float:
