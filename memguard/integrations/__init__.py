@@ -1,6 +1,7 @@
 """memguard's masks, losses and audits in transformers' training and decoding.
 
-    transformers.py   GoldfishCollator and losses for `Trainer` and its subclasses
+    transformers.py   all that is for `Trainer` and its subclasses, and losses
+    goldfish.py       GoldfishCollator, wrap_collator, goldfish_dataset: dropped labels are -100
     trainer_audit.py  a callback that audits the model trained by a `Trainer`
     memfree.py        MemFreeLogitsProcessor for `generate`: blocks n-grams of the documents
 
