@@ -46,14 +46,16 @@ def audit(
 
     Args:
         run: folder of a run that memguard trained; knows its model and documents.
-        model: in place of a run: a folder, a hub id, or a `PreTrainedModel` in memory, which is
-            left as it is (mode, device, dtype) and audited in its own dtype.
+        model: in place of a run: a folder, a hub id, or a `PreTrainedModel` in memory, also one
+            wrapped by peft (LoRA, DoRA) or `torch.compile`; it is left as it is (mode, device,
+            dtype) and audited in its own dtype.
         tokenizer: of a model in memory.
         members: documents that ``model`` was trained on: paths or hub ids, a list of texts, or a
             `datasets.Dataset`. A list of strings that are all files or hub ids is a list of paths
             only where each exists; a `pathlib.Path` always is.
         nonmembers: documents of the same kind that it never saw.
-        base: the model before fine-tuning, like ``model``; of a run, its folder now.
+        base: the model before fine-tuning, like ``model``; of a run, its folder now;
+            "adapter-off": of a model in memory with an adapter, the model without it.
         suite: name of a shipped suite or a YAML file; "extraction" if None.
         out: folder of the report; of a run its `audit/` if None, else a temporary folder that is
             deleted with the result.
@@ -90,7 +92,7 @@ def audit(
         request = AuditRequest(
             run=None if run is None else Path(run),
             model=opened,
-            base=_take_model(base, None if in_memory is None else in_memory.tokenizer, "base"),
+            base=_take_base(base, in_memory),
             members=_take_documents(members, "members", text_column),
             nonmembers=_take_documents(nonmembers, "nonmembers", text_column),
             out=None if out is None else Path(out),
@@ -270,9 +272,18 @@ def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
         return str(model)
     from memguard.workflows.audited_model import ModelInMemory
 
-    taken = ModelInMemory(model=model, tokenizer=tokenizer)
-    _ = taken.dtype  # Raises if it cannot be audited.
-    return taken
+    return ModelInMemory.open(model, tokenizer)
+
+
+def _take_base(base: Any, audited: Any) -> Any:
+    """Return the base model; "adapter-off" is the audited model in memory without its adapter."""
+    if isinstance(base, str) and base == "adapter-off":
+        if audited is None:
+            raise ConfigError(
+                "'base' may be 'adapter-off' for a model in memory; of a folder, name its base"
+            )
+        return audited.switch_off()
+    return _take_model(base, None if audited is None else audited.tokenizer, "base")
 
 
 def _check_free(folder: Path) -> None:

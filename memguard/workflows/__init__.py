@@ -10,6 +10,7 @@ audit_request.py   checks the arguments of `audit` before torch is imported
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
+peft_models.py     models in memory that peft or torch.compile wraps
 model_identity.py  names and hashes of the models of an audit
 audited_model.py   a model of an audit, loaded at first use and freed afterwards; or in memory
 audit_context.py   resources of an audit other than its models

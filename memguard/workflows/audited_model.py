@@ -39,6 +39,12 @@ from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.hf_plan import find_blocks
 from memguard.planner.meta_model import outline_model
+from memguard.workflows.peft_models import (
+    check_switchable,
+    is_of_adapter,
+    switch_adapters_off,
+    unwrap,
+)
 from memguard.workflows.setup import DistributedContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -58,12 +64,45 @@ class ModelInMemory:
     """A `transformers.PreTrainedModel` on one device."""
     tokenizer: Any
     """None if all documents are token ids."""
+    adapter: str = ""
+    """Description of the active peft adapter; "" without one."""
+    is_adapter_off: bool = False
+    """Whether it is the same model with the adapter switched off."""
+
+    @classmethod
+    def open(cls, model: Any, tokenizer: Any) -> "ModelInMemory":
+        """Take a model, also one wrapped by peft (LoRA, DoRA) or by `torch.compile`.
+
+        Raises:
+            ModelError: see `unwrap` and `dtype`.
+        """
+        module, adapter = unwrap(model)
+        opened = cls(model=module, tokenizer=tokenizer, adapter=adapter)
+        _ = opened.dtype  # Raises if it cannot be audited.
+        return opened
+
+    def switch_off(self) -> "ModelInMemory":
+        """Return the model without its adapter, as it was before training.
+
+        Raises:
+            ModelError: it has no adapter, or is another model without it.
+        """
+        if not self.adapter:
+            raise ModelError(
+                "'base' is 'adapter-off', and the model has no adapter of peft. Give the folder or "
+                "hub id of the base model"
+            )
+        check_switchable(self.model)
+        return replace(self, is_adapter_off=True)
 
     @property
     def name(self) -> str:
-        """Last two parts of the path it was loaded from, else the name of its class."""
+        """Last two parts of the path it was loaded from, else its class; and its adapter."""
         path = str(getattr(self.model.config, "_name_or_path", "") or "")
-        return "/".join(path.rstrip("/").split("/")[-2:]) or type(self.model).__name__
+        name = "/".join(path.rstrip("/").split("/")[-2:]) or type(self.model).__name__
+        if not self.adapter:
+            return name
+        return f"{name} without its adapter" if self.is_adapter_off else f"{name}, {self.adapter}"
 
     @cached_property
     def dtype(self) -> Literal["fp32", "bf16"]:
@@ -77,7 +116,8 @@ class ModelInMemory:
                 f"'model' must be a folder, a hub id or a transformers.PreTrainedModel; got "
                 f"{type(self.model).__name__}"
             )
-        tensors = list(self.model.parameters())
+        # peft keeps adapters in fp32 over a base in bf16, and casts in each layer.
+        tensors = [t for name, t in self.model.named_parameters() if not is_of_adapter(name)]
         if any(isinstance(tensor, DTensor) for tensor in tensors):
             raise ModelError("'model' is sharded over processes; save it and audit the folder")
         devices = {str(tensor.device) for tensor in tensors}
@@ -97,6 +137,8 @@ class ModelInMemory:
     def weights_sha256(self) -> str | None:
         """Hash of configuration and weights; None for more than 8 GiB of weights."""
         state: dict[str, Tensor] = self.model.state_dict()
+        if self.is_adapter_off:
+            state = {name: t for name, t in state.items() if not is_of_adapter(name)}
         if sum(tensor.nbytes for tensor in state.values()) > _MAX_HASHED_BYTES:
             return None
         digest = hashlib.sha256(self._describe_config().encode())
@@ -217,7 +259,7 @@ class LazyModel:
             self._lm = self._load()
         return self._lm
 
-    def _wrap_copy(self, original: Any) -> CausalLM:
+    def _wrap_copy(self, original: Any, *, is_adapter_off: bool) -> CausalLM:
         """Return the copy of a model in memory.
 
         Raises:
@@ -225,6 +267,8 @@ class LazyModel:
                 of the original, which may be in training mode.
         """
         copied = _copy_without_weights(original).eval()
+        if is_adapter_off:
+            switch_adapters_off(copied)
         ran: set[torch.nn.Module] = set()
 
         def refuse(*_: Any) -> None:
@@ -248,7 +292,8 @@ class LazyModel:
 
     def _load(self) -> CausalLM:
         if isinstance(self._model, ModelInMemory):
-            return self._wrap_copy(self._model.model)
+            off = self._model.is_adapter_off
+            return self._wrap_copy(self._model.model, is_adapter_off=off)
         given: dict[str, Any] = {"revision": self._revision, "base": self._base}
         dtype, device = DTYPES[self._settings.dtype], self._runtime.device
         if self._mesh is not None:

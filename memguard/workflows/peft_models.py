@@ -1,0 +1,107 @@
+"""Models in memory that are wrapped by peft or by `torch.compile`.
+
+    OptimizedModule   -> the module that was compiled
+    PeftModel (LoRA)  -> the transformers model inside, whose layers hold the adapter
+
+Switched off, the adapter's layers compute what they wrap. That is the model before training only
+if nothing else was changed: `check_switchable` refuses what peft trains or has merged elsewhere.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from memguard.errors import MemguardError, ModelError
+from memguard.hf.checkpoint import load_config
+
+_NEUTRAL_INITS = (True, False, None, "gaussian", "orthogonal")
+"""Initialisations that leave the base's weights as they are."""
+
+
+def unwrap(model: Any) -> tuple[Any, str]:
+    """Return the transformers model inside a wrapper, and a description of the active adapter.
+
+    Raises:
+        ModelError: an adapter of another kind than LoRA and DoRA, which is not in the layers.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
+        return model, ""
+    names = list(model.active_adapters)
+    configs = [model.peft_config[name] for name in names]
+    for name, config in zip(names, configs, strict=True):
+        kind = getattr(config.peft_type, "value", str(config.peft_type))
+        if kind != "LORA":
+            raise ModelError(
+                f"'model': the adapter '{name}' is of kind {kind}, and an audit reads LoRA and "
+                "DoRA. Merge it and audit the merged model"
+            )
+    described = ", ".join(map(_describe, names, configs))
+    return model.get_base_model(), described
+
+
+def _describe(name: str, config: Any) -> str:
+    kind = "DoRA" if config.use_dora else "LoRA"
+    return f"{kind} adapter '{name}' (r={config.r}, alpha={config.lora_alpha:g})"
+
+
+def is_of_adapter(name: str) -> bool:
+    """Return whether a parameter of this name belongs to an adapter, not to the base."""
+    parts = name.split(".")
+    return any(part.startswith("lora_") or part == "modules_to_save" for part in parts)
+
+
+def check_switchable(model: Any) -> None:
+    """Check that switching the adapter off gives the model before training.
+
+    Args:
+        model: a transformers model whose layers hold an adapter.
+
+    Raises:
+        ModelError: the base was trained too, resized or changed by the adapter's initialisation,
+            or the adapter is merged into it.
+    """
+    reason = _find_change(model)
+    if reason:
+        raise ModelError(
+            f"'base' is 'adapter-off', but without its adapter this model is not the one before "
+            f"training: {reason}. Give the folder or hub id of the base model"
+        )
+
+
+def _find_change(model: Any) -> str:
+    trained = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not is_of_adapter(name)
+    ]
+    if trained:
+        return f"{trained[0]} is trained outside the adapter"
+    for config in model.peft_config.values():
+        if config.bias != "none":
+            return f"'bias' is {config.bias!r}, which trains the base's biases"
+        if config.init_lora_weights not in _NEUTRAL_INITS:
+            return f"'init_lora_weights' {config.init_lora_weights!r} changed the base's weights"
+    for name, module in model.named_modules():
+        if getattr(module, "merged_adapters", None):
+            return f"the adapter is merged into {name}"
+    path = str(getattr(model.config, "_name_or_path", "") or "")
+    if path and Path(path).is_dir():
+        try:
+            before = load_config(path).get_text_config().vocab_size
+        except MemguardError:
+            return ""  # Its folder has been changed since; the vocabulary is not known.
+        now = model.get_input_embeddings().weight.shape[0]
+        if now != before:
+            return f"its embeddings were resized from {before:,} to {now:,} tokens"
+    return ""
+
+
+def switch_adapters_off(model: Any) -> None:
+    """Let the layers of a model compute what their adapters wrap.
+
+    Not peft's `disable_adapters`, which changes `requires_grad` of the parameters; these are shared
+    with the model that is trained.
+    """
+    for module in model.modules():
+        if hasattr(module, "_disable_adapters"):
+            module._disable_adapters = True
