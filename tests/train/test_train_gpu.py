@@ -93,7 +93,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(
 ) -> None:
     whole, killed = make_bf16(tmp_path, "whole"), make_bf16(tmp_path, "killed")
     train_run(whole)
-    kill_after(5, killed, monkeypatch)
+    kill_after(5, killed)
     train_run(killed)
     assert_same_steps_and_weights(killed, whole)
     environment = json.loads((tmp_path / "runs" / "whole" / "environment.json").read_text())
