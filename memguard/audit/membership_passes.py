@@ -1,4 +1,4 @@
-"""The passages that membership scores need, and what is asked of the model for them.
+"""The requests of the membership probe: which passages the model scores, and for which tokens.
 
 score_tokens       the tokens of the window that received loss in training
 score_own_passes   lower case, after other documents, and the plain tokens that both compare with

@@ -54,6 +54,15 @@ def share_metric(name: str, meaning: str, heading: str, **others: Any) -> Metric
     )
 
 
+NEAR_VERBATIM = Metric(
+    name="near_verbatim",
+    meaning="Greedy text within 10 % edits of the true one.",
+    unit="documents",
+    statistic="rate",
+    heading="Near-verbatim",
+    spoken="near-verbatim",
+    risk_rank=2,
+)
 WINDOW_METRICS = (
     Metric(
         name="verbatim",

@@ -6,6 +6,7 @@
     pivot.py       rows of results -> tables: every table of rates is drawn by it
     probe_runs.py  which probes ran, and why a report has no results of one
     costs.py       attack costs in words
+    extraction_cost.py  the section that sampling and attacks share
 
 Below `audit`, so that a probe can hold the section of the page that shows its results.
 """

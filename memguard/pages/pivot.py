@@ -1,4 +1,4 @@
-"""Tables of results: which rows of results stand in which cell. Every table of rates is one.
+"""Draws every table of rates: finds the row of results for each cell.
 
 A column of results is data, the key of its rows and how they are shown:
 

@@ -138,7 +138,7 @@ def _make_base_row(columns: Sequence[Column[Item]], item: Item) -> Row:
 
 
 def _make_heading(heading: Heading) -> Cell:
-    # Headings of metrics stand in the record.
+    # The headings of metrics come from the record, which is untrusted.
     parts = (heading, "") if isinstance(heading, str) else heading
     text, detail = (fmt.clean_text(part, _LONGEST_HEADING) for part in parts)
     return Cell(text, detail=detail, kind="text")

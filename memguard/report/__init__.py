@@ -17,6 +17,7 @@ the page of a comparison
     comparison_front.py    figures: risk against utility; rates by number of repetitions
     comparison_tables.py   tables with a row per setting or per run
     comparison_paired.py   tables of paired tests
+    comparison_others.py   tables of the probes of other packages
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
 other files

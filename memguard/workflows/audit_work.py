@@ -42,8 +42,7 @@ def predict_audit_work(
     )
     bounds = list_bounds(suite, inputs, models)
     whole = bounds.sum()
-    asked = (bound.probe for bound in bounds.bounds if bound.passages)
-    names = dict.fromkeys(asked)
+    names = dict.fromkeys(bound.probe for bound in bounds.bounds if bound.passages)
     works = {name: bounds.sum(name) for name in names}
     return AuditWork(
         models=tuple(models),

@@ -33,6 +33,7 @@ from memguard.audit.requests import (
 from memguard.audit.statistics import compute_trend, fit_dose_response
 from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import (
+    NEAR_VERBATIM,
     WINDOW_METRICS,
     describe_window,
     score_windows,
@@ -61,15 +62,7 @@ class ExtractionProbe(WindowSettings, Probe):
     models: ClassVar[tuple[Model, ...]] = ("trained", "base", "variant")
     in_variants: ClassVar[tuple[str, ...] | None] = ("verbatim", "near_verbatim", "logprob")
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            name="near_verbatim",
-            meaning="Greedy text within 10 % edits of the true one.",
-            unit="documents",
-            statistic="rate",
-            heading="Near-verbatim",
-            spoken="near-verbatim",
-            risk_rank=2,
-        ),
+        NEAR_VERBATIM,
         *WINDOW_METRICS,
         share_metric(
             "type_token_ratio",

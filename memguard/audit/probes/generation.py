@@ -32,6 +32,7 @@ from memguard.audit.requests import (
 )
 from memguard.audit.selection import choose_sample
 from memguard.audit.tables import Evidence
+from memguard.audit.window_scores import NEAR_VERBATIM
 from memguard.config.settings import PositiveInt, SamplingScheme
 from memguard.pages import formatting as fmt
 from memguard.pages.page import Section
@@ -78,14 +79,7 @@ class GenerationProbe(Probe):
             bounds=(0.0, 1.0),
             higher_is_better=True,
         ),
-        Metric(
-            name="near_verbatim",
-            meaning="Greedy text within 10 % edits of the true one.",
-            unit="documents",
-            statistic="rate",
-            heading="Near-verbatim",
-            spoken="near-verbatim",
-        ),
+        replace(NEAR_VERBATIM, risk_rank=None),
         Metric(
             name="bleu_above_0.75",
             meaning="BLEU above 0.75 (approximate memorization, Ippolito et al. 2022).",
