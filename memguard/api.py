@@ -46,9 +46,11 @@ def audit(
 
     Args:
         run: folder of a run that memguard trained; knows its model and documents.
-        model: in place of a run: a folder, a hub id, or a `PreTrainedModel` in memory, also one
-            wrapped by peft (LoRA, DoRA) or `torch.compile`; it is left as it is (mode, device,
-            dtype) and audited in its own dtype.
+        model: in place of a run: a folder, a hub id, or a `PreTrainedModel` in memory, also with
+            4-bit layers of bitsandbytes, or wrapped by peft (LoRA, DoRA), `torch.compile`, DDP or
+            FSDP2; it is left as it is (mode, device, dtype) and audited in its own dtype. In a
+            program of several processes every one makes this call, and each scores a part of the
+            documents.
         tokenizer: of a model in memory.
         members: documents that ``model`` was trained on: paths or hub ids, a list of texts, or a
             `datasets.Dataset`. A list of strings that are all files or hub ids is a list of paths
@@ -68,6 +70,7 @@ def audit(
         ConfigError: arguments that contradict each other, or a setting out of range.
         DataError: documents are missing or unusable.
         ModelError: no usable model or tokenizer.
+        OtherRankFailed: the audit failed on another process, which gives the reason.
         RecordError: the run is damaged.
 
     Example:
@@ -77,34 +80,32 @@ def audit(
         >>> worst = result.to_pandas().sort_values("extraction.num_correct").tail()
         >>> result.save("report")
     """
-    from memguard.workflows.audit_request import AuditRequest, check_audit
+    from memguard.workflows.audit_arguments import make_audit_request
+    from memguard.workflows.run_folder import check_usable
 
-    given = {**settings, **({} if suite is None else {"suite": suite})}
-    opened = _take_model(model, tokenizer, "model")
-    in_memory = None if opened is None or isinstance(opened, str) else opened
-    if in_memory is not None:
-        given["dtype"] = _choose_dtype(given.get("dtype"), in_memory.dtype)
+    is_in_memory = not (model is None or isinstance(model, str | Path))
     with ExitStack() as on_error:
         is_temporary = run is None and out is None
         if is_temporary:
+            if is_in_memory:
+                _refuse_several_folders()
             out = tempfile.mkdtemp(prefix="memguard-audit-")
             on_error.callback(shutil.rmtree, out, ignore_errors=True)
-        request = AuditRequest(
-            run=None if run is None else Path(run),
-            model=opened,
-            base=_take_base(base, in_memory),
-            members=_take_documents(members, "members", text_column),
-            nonmembers=_take_documents(nonmembers, "nonmembers", text_column),
-            out=None if out is None else Path(out),
+        request, checked = make_audit_request(
+            run=run,
+            model=model,
+            tokenizer=tokenizer,
+            members=members,
+            nonmembers=nonmembers,
+            base=base,
+            out=out,
             text_column=text_column,
-            mesh=None,
-            settings=given,
             seed=seed,
-            variants=tuple(variants),
+            variants=variants,
+            settings={**settings, **({} if suite is None else {"suite": suite})},
         )
-        checked = request.check()
-        check_audit(request, checked, num_processes=1)
-        _check_free(request.locked_folder)
+        if not is_in_memory:
+            check_usable(request.locked_folder)
         from memguard.workflows.audit import audit_request
 
         folder, report = audit_request(request, checked)
@@ -141,13 +142,13 @@ def train(
     from memguard.runtime import Console
     from memguard.workflows.processes import count_usable_gpus
     from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_outside_runs
+    from memguard.workflows.run_folder import check_outside_runs, check_usable
 
     if (num_gpus := count_usable_gpus()) > 1:
         Console().info(f"train: 1 of {num_gpus} visible GPUs is used; `memguard train` uses more")
     check_run(run, num_processes=1)
     check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
-    _check_free(Path(run.output_dir) / run.name)
+    check_usable(Path(run.output_dir) / run.name)
     from memguard.workflows.train import train_run
 
     outcome = train_run(run)
@@ -262,74 +263,12 @@ def _load_run(
     return validate(RunConfig, values, document)
 
 
-def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
-    """Return a path or hub id as it is, a model in memory with its tokenizer."""
-    if model is None:
-        return None
-    if isinstance(model, str | Path):
-        if tokenizer is not None and name == "model":
-            raise ConfigError("'tokenizer' belongs to a model in memory; a folder has its own")
-        return str(model)
-    from memguard.workflows.audited_model import ModelInMemory
+def _refuse_several_folders() -> None:
+    """Refuse to create a temporary folder on each process of a program."""
+    from torch import distributed
 
-    return ModelInMemory.open(model, tokenizer)
-
-
-def _take_base(base: Any, audited: Any) -> Any:
-    """Return the base model; "adapter-off" is the audited model in memory without its adapter."""
-    if isinstance(base, str) and base == "adapter-off":
-        if audited is None:
-            raise ConfigError(
-                "'base' may be 'adapter-off' for a model in memory; of a folder, name its base"
-            )
-        return audited.switch_off()
-    return _take_model(base, None if audited is None else audited.tokenizer, "base")
-
-
-def _check_free(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, or that another process is using.
-
-    Raises:
-        ConfigError: names the reason.
-    """
-    from memguard.workflows.run_folder import check_free
-
-    try:
-        check_free(folder)
-    except OSError as error:
-        raise ConfigError(f"'{folder}' cannot be written to: {error.strerror}") from error
-
-
-def _choose_dtype(wanted: str | None, own: str) -> str:
-    if wanted not in (None, own):
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConfigError(
-            f"'dtype' must be {own}, the dtype of the model in memory; got {wanted}. Convert the "
-            "model, or leave it out"
+            f"'out' is needed where {distributed.get_world_size()} processes share an audit: a "
+            "folder for the report, the same on all of them"
         )
-    return own
-
-
-def _take_documents(documents: Any, name: str, text_column: str) -> tuple[Any, ...]:
-    """Return paths and hub ids as strings, documents in memory as a table."""
-    if documents is None:
-        return ()
-    if isinstance(documents, str | Path):
-        return (str(documents),)
-    if isinstance(documents, list | tuple):
-        if not documents:
-            return ()
-        if all(isinstance(each, Path) or _names_a_source(each) for each in documents):
-            return tuple(map(str, documents))
-    from memguard.data.documents import make_table
-
-    return (make_table(documents, name=name, text_column=text_column),)
-
-
-def _names_a_source(text: Any) -> bool:
-    """Tell a path from a text: it exists, or names reference documentation."""
-    if not isinstance(text, str) or len(text) > 4096 or "\n" in text:
-        return False
-    try:
-        return text.startswith("docstrings:") or (bool(text.strip()) and Path(text).exists())
-    except (OSError, ValueError):
-        return False

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
+from memguard.model.evaluation import evaluating
 from memguard.runtime import Runtime
 
 Result = TypeVar("Result")
@@ -69,7 +70,7 @@ the model equally often on every rank."""
 
 
 class Batching:
-    """Runs jobs in batches of limited size; on a mesh every rank calls it with the same jobs."""
+    """Runs jobs in batches of limited size; of several ranks, each calls it with the same jobs."""
 
     def __init__(
         self,
@@ -104,8 +105,8 @@ class Batching:
         """Return the result of each job, in their order, on every rank.
 
         On one process, a batch that does not fit into GPU memory is halved, as are all later
-        batches. On a mesh, a rank that runs out of memory raises the error, because the other ranks
-        are waiting in a collective.
+        batches. With several, a rank that runs out of memory raises the error, because the other
+        ranks are waiting in a collective.
 
         Raises:
             ModelError: a token is outside the vocabulary, a row is longer than the model's maximum
@@ -115,10 +116,7 @@ class Batching:
         mine: dict[int, Result] = {}
         # Longest first: a batch that does not fit into memory fails immediately, not after an hour.
         waiting = sorted(range(len(jobs)), key=lambda index: -_count_tokens([jobs[index]]))
-        model: Any = self._lm.model
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(self._lm.model):
             while waiting:
                 batches = self._take_round(waiting, jobs)
                 num_steps = max(jobs[index].num_new for batch in batches for index in batch)
@@ -137,8 +135,6 @@ class Batching:
                 waiting = waiting[sum(map(len, batches)) :]
                 if on_progress is not None:
                     on_progress(len(jobs) - len(waiting), len(jobs))
-        finally:
-            model.train(training)
         gathered: dict[int, Result] = {}
         for part in self.runtime.gather_objects(mine):
             gathered.update(part)
@@ -170,7 +166,7 @@ class Batching:
         try:
             return run_batch(batch, num_steps)
         except torch.OutOfMemoryError:
-            if self._lm.mesh is not None:
+            if self._lm.has_peers:
                 raise
             return None
 

@@ -121,7 +121,7 @@ class Decoder:
         try:
             is_cached = can_cache(self.lm, shortest, find_longest_run(jobs))
         except torch.OutOfMemoryError:
-            if self.lm.mesh is not None:
+            if self.lm.has_peers:
                 raise
             # The check needs memory for two rows; without a cache one row at a time is enough.
             is_cached = False

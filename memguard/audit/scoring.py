@@ -99,8 +99,8 @@ class ModelScorer:
             if batch_tokens is None
             else batch_tokens,
             runtime,
-            # A mesh cannot recover from running out of memory, whatever the setting is.
-            measures_memory=is_gpu and (batch_tokens is None or lm.mesh is not None),
+            # Several ranks cannot recover from running out of memory, whatever the setting is.
+            measures_memory=is_gpu and (batch_tokens is None or lm.has_peers),
         )
 
     def score(

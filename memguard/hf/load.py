@@ -13,6 +13,7 @@ comes from.
 """
 
 import difflib
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -217,11 +218,19 @@ def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of distinct parameters (tied ones once); of weights in NF4, the weights."""
+    """Return the number of distinct parameters (tied ones once); of weights in NF4, the weights.
+
+    Weights in NF4 are ours, or those of bitsandbytes.
+    """
     quantised = list_nf4(model).values()
     blocks = {id(part) for layer in quantised for part in (layer.packed, layer.scales)}
-    others = sum(part.numel() for part in model.parameters() if id(part) not in blocks)
+    others = sum(_count(part) for part in model.parameters() if id(part) not in blocks)
     return others + sum(layer.weight.numel() for layer in quantised)
+
+
+def _count(parameter: nn.Parameter) -> int:
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
 
 
 def plan_devices(

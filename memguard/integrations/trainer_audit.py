@@ -1,152 +1,256 @@
-"""An audit at the end of a `Trainer`'s training, and optionally every given number of steps.
+"""Audits of the model that a `Trainer` trains, where it is: during training and at its end.
 
-    model  ->  <out>/step-<n>/model  ->  memguard audit --model ...  ->  <out>/step-<n>/report.html
+    on_train_begin   checks the model, the documents and the settings, before the first step
+    on_step_end      every `every_steps` steps
+    on_evaluate      after each evaluation, if asked for
+    on_train_end     the final model, unless it has been audited
+    each audit  ->   <out>/step-<n>/report.html, as from `memguard audit`
 
-The audit is the command line's, run in a separate process: it writes the same report and does not
-affect training. It loads the model a second time; if memory does not suffice during training, audit
-the saved model afterwards.
+The model is neither saved nor loaded again. Every process takes part: with DDP each scores other
+documents on its copy of the model, with FSDP2 all run the model together. Training goes on after an
+audit that fails, and computes what it computes without audits.
 """
 
-import json
-import logging
-import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, MemguardError
 from memguard.records import AuditReport
+from memguard.runtime import Console, format_duration
+from memguard.train.audit_callback import find_over_limit
+from memguard.workflows.audit import audit_request
+from memguard.workflows.audit_arguments import make_audit_request
+from memguard.workflows.wrapped_models import SAVED
 
-logger = logging.getLogger(__name__)
-_LOGGED = ("verbatim", "near_verbatim")
-
-# Set by torchrun; removed because the audit is a separate process and not another rank.
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+Measure = Literal["verbatim", "near_verbatim", "token_accuracy"]
+_LOGGED: Mapping[Measure, str] = {
+    "verbatim": "rate",
+    "near_verbatim": "rate",
+    "token_accuracy": "mean",
+}
+"""Metrics of the extraction probe that are logged, and what is logged of each."""
+_STOPPING = ("near_verbatim", "verbatim")
+_FORMER = {
+    "arguments": "give each setting by its name, e.g. suite='attacks', continuation_tokens=50",
+}
 
 
 class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
     """Audits trained documents against documents that were not trained.
 
-    `reports` stores the reports and `folders` the folders of their pages. The rates of the bucket
-    of the verdict are appended to the Trainer's history as ``memguard/verbatim`` and
-    ``memguard/near_verbatim``. An audit that fails logs an error and does not end training.
+    `reports` stores the reports and `folders` the folders of their pages, of the audits that did
+    not fail. Scores of each bucket are logged as ``memguard/<bucket>/<metric>``, the time of the
+    audits as ``memguard/audit_s`` and ``memguard/audit_percent``. An audit that fails says so in
+    one line and does not end training.
     """
 
     def __init__(
         self,
         *,
-        members: str | Path | Sequence[str | Path],
-        nonmembers: str | Path | Sequence[str | Path] = (),
-        base: str | Path | None = None,
+        members: Any,
+        nonmembers: Any = (),
+        base: Any = None,
         out: str | Path,
         every_steps: int | None = None,
-        arguments: Sequence[str] = (),
+        on_evaluate: bool = False,
+        stop_above: Mapping[str, float] | None = None,
+        trainer: Any = None,
+        suite: str | None = None,
+        text_column: str = "text",
+        seed: int = 0,
+        **settings: Any,
     ) -> None:
-        """Store the settings of the audit.
+        """Store the settings of the audits.
 
         Args:
-            members: files of trained documents, as for ``memguard audit --members``.
-            nonmembers: files of similar documents that are not trained; without them there is no
-                control.
-            base: folder or hub id of the model that is fine-tuned.
+            members: trained documents: paths or hub ids, a list of texts, or a `datasets.Dataset`.
+            nonmembers: similar documents that are not trained; without them there is no control.
+            base: folder or hub id of the model that is fine-tuned; "adapter-off": of a model with
+                an adapter of peft, the model without it.
             out: folder of the reports.
             every_steps: also audit every this many optimizer steps (steps).
-            arguments: further arguments of ``memguard audit``, e.g. ``["--suite", "attacks"]``.
+            on_evaluate: also audit after each evaluation of the Trainer.
+            stop_above: end training once a larger share of the documents of a trained bucket is
+                extracted, e.g. ``{"near_verbatim": 0.1}``.
+            trainer: the Trainer, whose reporters (W&B, TensorBoard) then receive the scores; None
+                writes them to its history only.
+            suite: name of a shipped suite or a YAML file.
+            text_column: column of the texts.
+            seed: decides which documents are sampled.
+            settings: further settings of an audit, e.g. ``continuation_tokens=100``.
 
         Raises:
-            ConfigError: a file does not exist, or ``every_steps`` is below 1.
+            ConfigError: a value out of range, or an argument that has another name now.
         """
-        self._members, self._nonmembers = _list_paths(members), _list_paths(nonmembers)
-        for name, paths in (("members", self._members), ("nonmembers", self._nonmembers)):
-            for path in paths:
-                if not Path(path).exists():
-                    raise ConfigError(f"'{name}': '{path}' does not exist")
+        for name, advice in _FORMER.items():
+            if name in settings:
+                raise ConfigError(f"'{name}' is no argument of MemorizationAuditCallback: {advice}")
         if every_steps is not None and every_steps < 1:
             raise ConfigError(f"'every_steps' should be 1 or more; got {every_steps}")
-        self._base, self._out = base, Path(out)
-        self._every_steps, self._arguments = every_steps, tuple(arguments)
+        self._stop_above = dict(stop_above or {})
+        for metric, limit in self._stop_above.items():
+            if metric not in _STOPPING or not 0 <= limit <= 1:
+                raise ConfigError(
+                    "'stop_above' should give near_verbatim or verbatim a share from 0 to 1; got "
+                    f"{{{metric!r}: {limit!r}}}"
+                )
+        self._arguments = {
+            "members": members,
+            "nonmembers": nonmembers,
+            "base": base,
+            "text_column": text_column,
+            "seed": seed,
+            "settings": {**settings, **({} if suite is None else {"suite": suite})},
+        }
+        self._has_control = nonmembers is not None and (
+            isinstance(nonmembers, str | Path) or len(nonmembers) > 0
+        )
+        self._out, self._every_steps, self._on_evaluate = Path(out), every_steps, on_evaluate
+        self._trainer = trainer
+        self._audited_steps: set[int] = set()
+        self._audit_s, self._began_s = 0.0, time.perf_counter()
         self.reports: list[AuditReport] = []
         self.folders: list[Path] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Reject models that this callback cannot save as a whole.
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, *, model: Any, processing_class: Any, **_: Any
+    ) -> None:
+        """Check what the audits need, before the first step.
 
         Raises:
-            ConfigError: the model is an adapter or sharded, or there is no tokenizer.
+            ConfigError: a wrong setting, no tokenizer, or a Trainer that uses DeepSpeed.
+            DataError: documents are missing.
+            ModelError: a model that cannot be audited where it is.
         """
-        model = kwargs["model"]
-        if kwargs.get("processing_class") is None:
+        self._began_s, self._audit_s = time.perf_counter(), 0.0
+        if processing_class is None:
             raise ConfigError(
                 "MemorizationAuditCallback needs the tokenizer; pass it to the Trainer as "
                 "'processing_class'"
             )
-        if hasattr(model, "peft_config"):
-            raise ConfigError(
-                "MemorizationAuditCallback saves whole models, and this one is an adapter; merge "
-                "it after training and run 'memguard audit --model DIR'"
-            )
-        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            raise ConfigError(
-                "MemorizationAuditCallback saves whole models, and this one is sharded; run "
-                "'memguard audit --model DIR' on the model that the Trainer saves"
-            )
+        if getattr(args, "deepspeed", None):
+            raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
+        self._make_request(state.global_step, model, processing_class)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Audit every ``every_steps`` steps."""
         if self._every_steps and state.global_step % self._every_steps == 0:
-            self._audit(state, **kwargs)
+            self._audit(state.global_step, state, control, **kwargs)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Audit after an evaluation during training."""
+        if self._on_evaluate:
+            self._audit(state.global_step, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Audit the final model, unless it was audited at its last step."""
-        if not self.folders or self.folders[-1] != self._folder(state):
-            self._audit(state, **kwargs)
-
-    def _folder(self, state: Any) -> Path:
-        return self._out / f"step-{state.global_step}"
-
-    def _audit(self, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        folder = self._folder(state)
-        saved = folder / "model"
-        model = getattr(model, "module", model)
-        model.save_pretrained(saved)
-        processing_class.save_pretrained(saved)
-        command = [sys.executable, "-m", "memguard", "audit", "--model", str(saved), "--json"]
-        command += [f"--members={path}" for path in self._members]
-        command += [f"--nonmembers={path}" for path in self._nonmembers]
-        command += [] if self._base is None else ["--base", str(self._base)]
-        command += ["--out", str(folder), *self._arguments]
-        environment = {
-            name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES
-        }
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=False
-        )
-        self.folders.append(folder)
-        if done.returncode:
-            logger.error(
-                "the audit failed with exit code %d; to repeat it: %s",
-                done.returncode,
-                shlex.join(["memguard", *command[3:]]),
+        """Audit the final model: of the last step, or of the best one if that was loaded."""
+        step = state.global_step
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            step = state.best_global_step
+        self._audit(step, state, control, **kwargs)
+        console = _make_console(state)
+        if self.folders:
+            console.info(f"memguard: the last report is {self.folders[-1] / 'report.html'}")
+        if not self._has_control:
+            console.info(
+                "memguard: without 'nonmembers' there is no control, so that no verdict can be red"
             )
+
+    def _make_request(self, step: int, model: Any, processing_class: Any) -> Any:
+        return make_audit_request(
+            model=model,
+            tokenizer=getattr(processing_class, "tokenizer", processing_class),
+            out=self._out / f"step-{step}",
+            **self._arguments,
+        )
+
+    def _audit(
+        self, step: int, state: Any, control: Any, *, model: Any, processing_class: Any, **_: Any
+    ) -> None:
+        if step in self._audited_steps:
             return
-        report = AuditReport.model_validate(json.loads(done.stdout))
+        self._audited_steps.add(step)
+        console = _make_console(state)
+        started = time.perf_counter()
+        try:
+            folder, report = audit_request(*self._make_request(step, model, processing_class))
+        except MemguardError as error:
+            console.warn(f"memguard: the audit of step {step} failed: {error}. Training goes on")
+            return
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            console.warn(f"memguard: the audit of step {step} failed: {text}. Training goes on")
+            return
+        finally:
+            audit_s = time.perf_counter() - started
+            self._audit_s += audit_s
+        self.folders.append(folder)
         self.reports.append(report)
-        rates = report.tables.risks(report.verdict.bucket)
-        greedy = {name: rates[name].value if name in rates else None for name in _LOGGED}
-        logged = {f"memguard/{name}": value for name, value in greedy.items()}
-        state.log_history.append({**logged, "step": state.global_step})
-        verdict = report.verdict
-        page = folder / "report.html"
-        logger.info("%s %s (%s)", verdict.describe(), verdict.membership.sentence, page)
+        percent = 100 * self._audit_s / (time.perf_counter() - self._began_s)
+        console.info(
+            f"memguard: step {step} audited in {format_duration(audit_s)}; audits took "
+            f"{percent:.0f} % of the time since training began"
+        )
+        self._log(
+            state, {**_list_scores(report), "audit_s": audit_s, "audit_percent": round(percent, 2)}
+        )
+        self._judge(step, report, control, console)
+
+    def _log(self, state: Any, scores: Mapping[str, float]) -> None:
+        logs = {f"memguard/{name}": value for name, value in scores.items()}
+        if self._trainer is None:
+            state.log_history.append({**logs, "step": state.global_step})
+        else:
+            # That of the class: TRL's own would empty the means that it logs after each step.
+            Trainer.log(self._trainer, logs)
+
+    def _judge(self, step: int, report: AuditReport, control: Any, console: Console) -> None:
+        """End training if a limit is exceeded."""
+        for metric, limit in self._stop_above.items():
+            rows = _select(report, metric, roles=("trained",))
+            unknown = [row for row in rows if row.value is None]
+            if unknown or not rows:
+                why = unknown[0].missing_because if unknown else "the suite does not measure it"
+                console.warn(
+                    f"memguard: 'stop_above' cannot judge {metric} of step {step}: {why}. Training "
+                    "goes on"
+                )
+                continue
+            rates = {row.bucket: row.value for row in rows}
+            over = find_over_limit(rates, limit)
+            if over:
+                console.warn(
+                    f"memguard: training ends after step {step}: {rates[over[0]]:.1%} of the "
+                    f"documents of '{over[0]}' are extracted ({metric}), and 'stop_above' allows "
+                    f"{limit:.1%}"
+                )
+                control.should_training_stop = True
 
 
-def _list_paths(paths: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    return (str(paths),) if isinstance(paths, str | Path) else tuple(map(str, paths))
+def _make_console(state: Any) -> Console:
+    return Console(quiet=not state.is_world_process_zero)
+
+
+def _list_scores(report: AuditReport) -> dict[str, float]:
+    """Return the scores of each bucket that have a value, by ``bucket/metric``."""
+    return {
+        f"{row.bucket}/{metric}": row.value
+        for metric in _LOGGED
+        for row in _select(report, metric)
+        if row.value is not None
+    }
+
+
+def _select(
+    report: AuditReport, metric: str, roles: Sequence[str] = ("trained", "control")
+) -> list[Any]:
+    buckets = {row.bucket for row in report.tables.buckets if row.role in roles}
+    statistic = _LOGGED[metric]  # type: ignore[index]
+    rows = report.tables.select(
+        "extraction", metric, model="trained", statistic=statistic, against=None
+    )
+    return [row for row in rows if row.bucket in buckets]

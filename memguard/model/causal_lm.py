@@ -6,7 +6,8 @@ labels_N   [N]           the token that follows each position
 
 On a mesh, `CausalLM` is the root of the FSDP units. Code that reads hidden states or the head runs
 inside one call of it, ``lm(work)``, around which weights are gathered. Collectives: see `loss` and
-`linear`.
+`linear`. A model that another program trains has no mesh: ranks may each have a copy of it, or its
+shards, which its own root gathers (see `fsdp_root`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
+from memguard.model.fsdp_root import FsdpRoot
 from memguard.model.lm_head import Head, Step, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
@@ -38,6 +40,7 @@ from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.packed_rows import Packing
 from memguard.parallel.shard import HeadLinear
+from memguard.runtime import Runtime
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -71,6 +74,8 @@ class CausalLM(nn.Module):
         mesh: Mesh4D | None = None,
         compute_dtype: torch.dtype | None = None,
         device_type: str | None = None,
+        peers: Runtime | None = None,
+        root: FsdpRoot | None = None,
     ) -> None:
         """Wrap ``model``; use `build_causal_lm`, which checks that the result is correct.
 
@@ -82,6 +87,9 @@ class CausalLM(nn.Module):
             compute_dtype: dtype of its matmuls; None uses the weights' dtype.
             device_type: type of the device on which it will run, which chooses its attention
                 kernel; None: that of its weights.
+            peers: this rank, of several that have the model without a mesh and split each batch;
+                None for one process.
+            root: gathers the weights that another program has sharded.
         """
         super().__init__()
         self.model = model
@@ -89,6 +97,7 @@ class CausalLM(nn.Module):
         self.chunk_tokens = chunk_tokens
         self.own_head = own_head
         self.mesh = mesh
+        self._peers, self._root = peers, root
         self.freed_units: list[FSDPModule] = []
         """Units whose gathered weights are freed after their forward; set by `wrap_fsdp`."""
         self._keeps_gathered = False
@@ -126,12 +135,21 @@ class CausalLM(nn.Module):
     @property
     def num_batch_ways(self) -> int:
         """Number of parts into which the rows of a batch are split."""
-        return 1 if self.mesh is None else self.mesh.shape.num_batch_ways
+        if self.mesh is not None:
+            return self.mesh.shape.num_batch_ways
+        return 1 if self._peers is None else self._peers.world_size
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other ranks take part in a batch and wait if this one fails."""
+        return self.mesh is not None or self.num_batch_ways > 1
 
     @property
     def batch_rank(self) -> int:
         """Index of this rank's part."""
-        return 0 if self.mesh is None else self.mesh.batch_rank
+        if self.mesh is not None:
+            return self.mesh.batch_rank
+        return 0 if self._peers is None else self._peers.rank
 
     def deal(self, items: Sequence[Item]) -> list[Item | None]:
         """Return this rank's items, padded with None to the same number on every rank.
@@ -154,7 +172,10 @@ class CausalLM(nn.Module):
 
     def __call__(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``, see `forward`."""
-        result: Result = super().__call__(work)
+        if self._root is not None:
+            result: Result = self._root.run(work)
+        else:
+            result = super().__call__(work)
         if not torch.is_grad_enabled() and not self._keeps_gathered:
             self._reshard()
         return result
@@ -166,6 +187,8 @@ class CausalLM(nn.Module):
         backward, an optimizer or file created from the parameters would reference gathered tensors
         that the next forward discards.
         """
+        if self._root is not None:
+            self._root.reshard()
         if self.mesh is None:
             return
         for module in self.modules():
@@ -177,7 +200,8 @@ class CausalLM(nn.Module):
         """Gather weights over z once, in the first call inside the block, and free them at its end.
 
         For many short forwards without gradients, such as generating token by token. Needs the
-        memory that `fits_gathered` checks.
+        memory that `fits_gathered` checks. Of another program's shards only those of its root unit
+        (embeddings and head) are kept.
         """
         assert not self._keeps_gathered, "blocks are not nested"
         for unit in self.freed_units:

@@ -17,14 +17,22 @@ from torch import Tensor
 
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
+from memguard.model.evaluation import evaluating
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.packed_rows import Packing
+from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
 _PROBE_ROWS, _PROBE_TOKENS = 2, 16
 
 
-def build_causal_lm(model: Any, *, chunk_tokens: int = 1024) -> CausalLM:
+def build_causal_lm(
+    model: Any,
+    *,
+    chunk_tokens: int = 1024,
+    compute_dtype: torch.dtype | None = None,
+    peers: Runtime | None = None,
+) -> CausalLM:
     """Wrap a plain model after comparing logits with its own forward on 2 x 16 random tokens.
 
     A family with an operation between head and loss that `_AFTER_HEAD` does not list uses its own
@@ -33,7 +41,7 @@ def build_causal_lm(model: Any, *, chunk_tokens: int = 1024) -> CausalLM:
     Raises:
         ModelError: the model is not a causal language model.
     """
-    layer = CausalLM(model, chunk_tokens=chunk_tokens)
+    layer = CausalLM(model, chunk_tokens=chunk_tokens, compute_dtype=compute_dtype, peers=peers)
     check_causal_lm(layer)
     return layer
 
@@ -177,14 +185,12 @@ def _over_mesh(layer: CausalLM, value: Tensor) -> float:
 
 @contextmanager
 def _evaluating(layer: CausalLM, *, bf16: bool = False) -> Iterator[None]:
-    training = layer.model.training
-    layer.model.eval()
     enabled = bf16 or _needs_autocast(layer)
-    try:
-        with torch.autocast(layer.device.type, dtype=torch.bfloat16, enabled=enabled):
-            yield
-    finally:
-        layer.model.train(training)
+    with (
+        evaluating(layer.model),
+        torch.autocast(layer.device.type, dtype=torch.bfloat16, enabled=enabled),
+    ):
+        yield
 
 
 def _probe_ids(layer: CausalLM) -> Tensor:

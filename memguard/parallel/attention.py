@@ -25,6 +25,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.hooks import RemovableHandle
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from memguard.parallel.attention_flex import attend_flex, make_block_masks
@@ -218,6 +219,17 @@ class Attention:
     kernel: Kernel
     windows: tuple[int | None, ...]
     """Sliding windows of its layers (tokens); None: no window."""
+    hooks: tuple[RemovableHandle, ...] = ()
+    """Of its blocks."""
+    replaced: str | None = None
+    """transformers' name of the attention before; None if it was not replaced."""
+
+    def restore(self, model: Any) -> None:
+        """Give a model the attention that it had before `prepare_attention`."""
+        for hook in self.hooks:
+            hook.remove()
+        if self.replaced is not None:
+            model.config._attn_implementation = self.replaced
 
     def arguments(
         self,
@@ -275,21 +287,29 @@ def prepare_attention(model: Any, device_type: str) -> Attention:
     # Boolean masks of eager attention have a meaning of their own: MPT's are True where a token is
     # hidden.
     has_shared_bias = _read_implementation(model) == "sdpa"
+    replaced: str | None = None
     if kernel in _REPLACING:
+        replaced = model.config._attn_implementation
         name = _PREFIX + kernel
         attend, make_mask, _ = _REPLACING[kernel]
         transformers.AttentionInterface.register(name, attend)
         transformers.AttentionMaskInterface.register(name, make_mask)
         model.config._attn_implementation = name
     blocks = [model.get_submodule(name) for name in find_blocks(model)]
+    hooks = []
     if blocks:
         bias = SharedBias(blocks[0])
         for block in blocks:
-            block.register_forward_pre_hook(_drop_packing_mask, with_kwargs=True)
+            hooks.append(block.register_forward_pre_hook(_drop_packing_mask, with_kwargs=True))
             if has_shared_bias:
-                block.register_forward_pre_hook(bias, with_kwargs=True)
+                hooks.append(block.register_forward_pre_hook(bias, with_kwargs=True))
     window = getattr(model.config.get_text_config(), "sliding_window", None)
-    return Attention(kernel=kernel, windows=(None,) if window is None else (None, window))
+    return Attention(
+        kernel=kernel,
+        windows=(None,) if window is None else (None, window),
+        hooks=tuple(hooks),
+        replaced=replaced,
+    )
 
 
 def _drop_packing_mask(

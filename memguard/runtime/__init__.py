@@ -17,6 +17,7 @@ from memguard.runtime.environment import (
     describe_environment,
     peak_memory_bytes,
     quiet_libraries,
+    quieted_libraries,
 )
 from memguard.runtime.gpu_defaults import (
     deterministic_algorithms,

@@ -13,6 +13,8 @@ import platform
 import resource
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +68,31 @@ def quiet_libraries() -> None:
     quiet_kernel_advice()
     # torch's checkpoint writer warns that it runs without a process group, which is intended.
     warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load)")
+
+
+@contextmanager
+def quieted_libraries() -> Iterator[None]:
+    """Silence the libraries for the time of a block; a program that called memguard goes on."""
+    import datasets
+    import transformers
+
+    of_transformers, of_datasets = transformers.utils.logging, datasets.utils.logging
+    levels = of_transformers.get_verbosity(), of_datasets.get_verbosity()
+    has_bars = of_transformers.is_progress_bar_enabled(), datasets.is_progress_bar_enabled()
+    ranks = logging.getLogger("torch.distributed")
+    level_of_ranks = ranks.level
+    with warnings.catch_warnings():
+        quiet_libraries()
+        try:
+            yield
+        finally:
+            of_transformers.set_verbosity(levels[0])
+            of_datasets.set_verbosity(levels[1])
+            if has_bars[0]:
+                of_transformers.enable_progress_bar()
+            if has_bars[1]:
+                datasets.enable_progress_bars()
+            ranks.setLevel(level_of_ranks)
 
 
 def describe_environment(device: "torch.device", world_size: int = 1) -> dict[str, str]:

@@ -6,6 +6,9 @@
 
 A rank may wait for hours while rank 0 reads documents, so the control group has no time limit. The
 default group keeps its limits, which detect a hung collective.
+
+In a program that goes on when a part of it fails, ranks are `contained`: before each operation all
+ranks tell whether they have failed, so that an error on one rank ends the part on all of them.
 """
 
 import os
@@ -24,6 +27,8 @@ ValueT = TypeVar("ValueT")
 
 # Longer than any wait; gloo overflows on a much larger value.
 _FOREVER = timedelta(days=30)
+# Longest time between the first and the last rank that call the same function of memguard.
+_MEETING = timedelta(minutes=5)
 # The launcher's listening socket, which reserves the port before any rank starts.
 _STORE_FD = "MEMGUARD_STORE_FD"
 _CPU = torch.device("cpu")
@@ -46,6 +51,8 @@ class Runtime:
     """Rank among the processes of this machine; also the index of its GPU."""
     control: dist.ProcessGroup | None = None
     """Process group for these methods; the default group if None."""
+    is_contained: bool = False
+    """Whether an error on one rank is raised on all; see `contain`."""
 
     @property
     def is_main(self) -> bool:
@@ -56,10 +63,45 @@ class Runtime:
         """Wait until every rank has called this method."""
         self.agree_max(0)
 
+    def check_peers(self) -> None:
+        """If ranks are contained, raise an error if one of them has failed; every other calls this.
+
+        Raises:
+            OtherRankFailed: another rank has failed.
+        """
+        if self.is_contained and self.world_size > 1:
+            self._tell(None)
+
+    def _tell(self, error: BaseException | None) -> None:
+        code = 0 if error is None else _exit_code(error)
+        failed = torch.tensor([code, 0 if error is None else self.rank + 1], dtype=torch.int64)
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self.control)
+        if error is None and failed[1] > 0:
+            raise OtherRankFailed(int(failed[1]) - 1, int(failed[0]))
+
+    @contextmanager
+    def contain(self) -> Iterator["Runtime"]:
+        """Yield this rank for a block that ends on all ranks if an error is raised on one of them.
+
+        Raises:
+            OtherRankFailed: another rank failed in its block, and this one did not.
+        """
+        contained = replace(self, is_contained=True)
+        try:
+            yield contained
+        except OtherRankFailed:
+            raise
+        except BaseException as error:
+            if self.world_size > 1:
+                contained._tell(error)
+            raise
+        contained.check_peers()
+
     def agree_max(self, value: int) -> int:
         """Return the largest value of all ranks."""
         if self.world_size == 1:
             return value
+        self.check_peers()
         values = torch.tensor([value], dtype=torch.int64)
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.control)
         return int(values)
@@ -68,6 +110,7 @@ class Runtime:
         """Return the sums over all ranks, in float64: counts up to 2^53 are exact."""
         if self.world_size == 1:
             return list(values)
+        self.check_peers()
         sums = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(sums, group=self.control)
         return sums.tolist()
@@ -80,6 +123,7 @@ class Runtime:
         """Return the values of all ranks, in order of rank. Values are pickled."""
         if self.world_size == 1:
             return [value]
+        self.check_peers()
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
@@ -88,6 +132,7 @@ class Runtime:
         """Return rank 0's value on every rank; values of other ranks are ignored. It is pickled."""
         if self.world_size == 1:
             return cast("ValueT", value)
+        self.check_peers()
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.control)
         return cast("ValueT", values[0])
@@ -106,6 +151,8 @@ class Runtime:
         try:
             result = function()
         except BaseException as error:
+            if self.is_contained:
+                raise  # The waiting ranks learn of it when the block ends.
             # The exit code is broadcast, so that waiting ranks end at once and do not report a lost
             # connection.
             self.broadcast_object(_exit_code(error))
@@ -181,6 +228,37 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
     runtime.barrier()
     if not has_begun:
         dist.destroy_process_group()
+
+
+@contextmanager
+def join_program() -> Iterator[Runtime]:
+    """Yield this rank of a program that calls memguard on all its ranks, for the time of a block.
+
+    An error on one rank ends the block on all ranks, and the program may go on.
+
+    Raises:
+        ConfigError: not every rank of the program has called this within five minutes.
+        OtherRankFailed: another rank failed in its block.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        yield replace(detect_runtime(), rank=0, world_size=1)
+        return
+    try:
+        meeting = dist.new_group(backend="gloo", timeout=_MEETING)
+        dist.barrier(group=meeting)
+    except RuntimeError as error:
+        raise ConfigError(
+            "this program has several processes, and every one of them must make this call with "
+            f"its own part of the model; after {_MEETING.total_seconds():.0f} s one had not. Call "
+            "it on all ranks, or save the model and audit the folder"
+        ) from error
+    dist.destroy_process_group(meeting)
+    control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_FOREVER))
+    try:
+        with replace(detect_runtime(), control=control).contain() as runtime:
+            yield runtime
+    finally:
+        dist.destroy_process_group(control)
 
 
 def _join(runtime: Runtime, timeout: timedelta) -> None:

@@ -32,6 +32,17 @@ _NEVER = -1
 _ROUNDING = 1e-9
 
 
+def find_over_limit(rates: Mapping[str, float], limit: float) -> list[str]:
+    """Return the buckets of which a larger share than the limit is extracted, the worst first.
+
+    Args:
+        rates: share of the documents of each trained bucket that is extracted.
+        limit: largest share that is allowed.
+    """
+    over = [name for name, rate in rates.items() if rate > limit]
+    return sorted(over, key=lambda name: -rates[name])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemorizationSnapshot:
     """Extraction results of N documents."""
@@ -161,11 +172,9 @@ class MemorizationMonitor:
     def _find_over_limit(self, learned_N: NDArray[np.bool_]) -> list[str]:
         if self.budget is None:
             return []
-        return [
-            name
-            for name in self._list_buckets("trained")
-            if learned_N[self._in_bucket(name)].mean() > self.budget.limit
-        ]
+        names = self._list_buckets("trained")
+        rates = {name: float(learned_N[self._in_bucket(name)].mean()) for name in names}
+        return find_over_limit(rates, self.budget.limit)
 
     def _tighten(self, now: MemorizationSnapshot) -> None:
         """Move up documents whose teacher-forced accuracy is halfway to extraction."""

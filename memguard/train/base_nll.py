@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from memguard.data.loader import Loader
 from memguard.errors import ModelError
+from memguard.model.evaluation import evaluating
 from memguard.records import IGNORE_LABEL, PRIVATE_MODE, write_atomically
 from memguard.records.run_files import (
     REFERENCE,
@@ -79,9 +80,10 @@ def _measure(
     batches = [rows[first : first + size].tolist() for first in range(0, len(rows), size)]
     nll = np.full(len(loader.corpus.input_ids) if runtime.is_main else 0, np.nan, np.float32)
     is_first = lm.mesh is None or lm.mesh.axis("y").rank == lm.mesh.axis("x").rank == 0
-    training = lm.model.training
-    lm.model.eval()
-    with console.progress("losses before training", len(rows), "rows") as advance:
+    with (
+        evaluating(lm.model),
+        console.progress("losses before training", len(rows), "rows") as advance,
+    ):
         for mine in lm.deal(batches):
             batch = loader.plain_batch(mine or [])
             nll_N = step.measure_nll(batch)
@@ -95,7 +97,6 @@ def _measure(
                 advance(len(measured_rows), "")
                 if runtime.is_main:
                     nll[_label_positions(loader, measured_rows)] = losses
-    lm.model.train(training)
     return nll
 
 

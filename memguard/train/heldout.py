@@ -15,6 +15,7 @@ from memguard.data.corpus import Corpus
 from memguard.data.packing import split_points
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
+from memguard.model.evaluation import evaluating
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.train.metrics import HeldoutMetrics
@@ -75,13 +76,11 @@ def measure_heldout(
     ]
     pieces.sort(key=lambda piece: len(piece[0]), reverse=True)
     mine = [0.0, 0.0]
-    training = lm.model.training
-    lm.model.eval()
-    for batch in lm.deal(_batches(pieces, batch_tokens)):
-        nll, count = _sum_nll(lm, batch or _NOTHING, precision)
-        mine[0] += nll
-        mine[1] += count
-    lm.model.train(training)
+    with evaluating(lm.model):
+        for batch in lm.deal(_batches(pieces, batch_tokens)):
+            nll, count = _sum_nll(lm, batch or _NOTHING, precision)
+            mine[0] += nll
+            mine[1] += count
     copies = runtime.world_size // lm.num_batch_ways
     total, num_tokens = (value / copies for value in runtime.agree_sum(mine))
     if not num_tokens:

@@ -23,6 +23,7 @@ from memguard.hf import adapter_files
 from memguard.hf.assembly import find_sizes
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
+from memguard.model.evaluation import keep_random_states
 from memguard.pages.probe_runs import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
@@ -49,8 +50,9 @@ from memguard.runtime import (
     Runtime,
     describe_environment,
     detect_runtime,
-    quiet_libraries,
+    quieted_libraries,
 )
+from memguard.runtime.processes import join_program
 from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
@@ -58,11 +60,17 @@ from memguard.workflows.audit_output import finish_audit, restore_report, show_v
 from memguard.workflows.audit_progress import show_progress
 from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
-from memguard.workflows.audited_model import LazyModel, ModelInMemory
+from memguard.workflows.audited_model import LazyModel
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
+from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_device_map
-from memguard.workflows.run_folder import check_finished, load_own_config, locked
+from memguard.workflows.run_folder import (
+    check_finished,
+    check_usable,
+    load_own_config,
+    locked,
+)
 from memguard.workflows.setup import DistributedContext, open_distributed
 
 
@@ -73,11 +81,14 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
         request: the arguments of `memguard audit`.
         settings: the result of `AuditRequest.check`.
     """
-    console = Console()
-    quiet_libraries()
     run = request.run_config
-    parallel, sizes = choose_audit_mesh(request, detect_runtime().world_size)
-    with open_distributed(parallel, sizes) as distributed, ExitStack() as lock:
+    with (
+        quieted_libraries(),
+        _open_ranks(request) as distributed,
+        ExitStack() as lock,
+    ):
+        console = Console(quiet=not distributed.runtime.is_main)
+        _check_base_fits(request, distributed.runtime)
         check_folder = distributed.runtime.only_on_main(lambda: _begin(request, settings, lock))
         if run is not None and request.run is not None:
             base = _named_base(request)
@@ -93,8 +104,32 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
             check_folder=check_folder,
             variants=plan_variants(request, settings, target, distributed),
         )
-    show_verdict(report.verdict, console)
+        is_in_memory = isinstance(request.audited, ModelInMemory)
+        show_verdict(report.verdict, console, has_exit_code=not is_in_memory)
     return target.out, report
+
+
+@contextmanager
+def _open_ranks(request: AuditRequest) -> Iterator[DistributedContext]:
+    """Start the ranks of an audit, or take those of the program whose model is audited."""
+    if isinstance(request.audited, ModelInMemory):
+        with keep_random_states(), join_program() as runtime:
+            yield DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
+        return
+    parallel, sizes = choose_audit_mesh(request, detect_runtime().world_size)
+    with open_distributed(parallel, sizes) as distributed:
+        yield distributed
+
+
+def _check_base_fits(request: AuditRequest, runtime: Runtime) -> None:
+    """Refuse a base that each rank would load whole beside its shard of the audited model."""
+    model = request.audited
+    if isinstance(model, ModelInMemory) and model.is_sharded and isinstance(request.base, str):
+        raise ConfigError(
+            f"'base': each of {runtime.world_size} processes would load '{request.base}' whole, "
+            "and the audited model is sharded over them; leave 'base' out or use 'adapter-off', or "
+            "save the model and audit the folder"
+        )
 
 
 def _named_base(request: AuditRequest) -> str | None:
@@ -108,6 +143,8 @@ def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Cal
     Returns:
         A function that raises an error if the folder is no longer the locked one.
     """
+    if isinstance(request.audited, ModelInMemory):
+        check_usable(request.locked_folder)
     check_folder = lock.enter_context(locked(request.locked_folder))
     if request.run is not None and request.run_config is not None:
         if settings.base:  # Fail before weights are read.
@@ -123,10 +160,7 @@ def choose_audit_mesh(
     if world_size == 1:
         return request.parallel or ParallelConfig(), None
     model = request.audited
-    if not isinstance(model, str):
-        raise ConfigError(
-            "a model in memory is audited by one process; save it and audit the folder"
-        )
+    assert isinstance(model, str), "a model in memory has no mesh"
     base = None if request.run is None else _named_base(request)
     sizes = find_sizes(load_config(model, base=base))
     if request.parallel is not None:
@@ -204,7 +238,7 @@ def _audit(
     runtime.only_on_main(lambda: _check_writable(target.out))
     banners = _compare_kinds(target, settings, console)
     sums = sum_models(target) if runtime.is_main else {}
-    hashes = runtime.broadcast_object(hash_models(target, sums) if runtime.is_main else {})
+    hashes = hash_models(target, sums, runtime)
     check_base(target, hashes)
     if cut := find_cut(target.documents, (), window=settings.window):
         console.warn(describe_cut(cut))

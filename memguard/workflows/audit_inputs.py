@@ -38,7 +38,7 @@ from memguard.train.metrics import (
     read_metrics,
 )
 from memguard.workflows.audit_output import is_own_audit, load_former_report
-from memguard.workflows.audited_model import ModelInMemory
+from memguard.workflows.model_in_memory import ModelInMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

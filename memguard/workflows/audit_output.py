@@ -110,12 +110,13 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
     write_atomically(find_card(folder), card.encode())
 
 
-def show_verdict(verdict: Verdict, console: Console) -> None:
-    """Print the verdict, and that it does not change the exit code."""
+def show_verdict(verdict: Verdict, console: Console, *, has_exit_code: bool = True) -> None:
+    """Print the verdict, and that it does not change the exit code of a command."""
     console.info(f"verdict: {verdict.describe()}")
     console.info(f"membership: {verdict.membership.sentence}")
     console.info(f"scope: {verdict.scope}")
-    console.info("the exit code does not depend on the verdict")
+    if has_exit_code:
+        console.info("the exit code does not depend on the verdict")
 
 
 def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:

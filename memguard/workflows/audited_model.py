@@ -1,35 +1,23 @@
 """A model of an audit: loaded at its first use and kept in memory until its last.
 
-    folder or hub id   plain, over several devices, on a mesh, or as a variant
-    model in memory    a copy of the module tree that shares all parameters and buffers
-
-The copy needs no memory for weights, and the audit's settings (evaluation mode, attention of packed
-rows) apply only to it. The program's model keeps its mode, device, dtype, gradients and hooks.
-
-Trainers replace the `forward` of single modules, often by a closure over the original model. Such a
-`forward` is not copied: the copy has that of its class. While the model is audited, hooks on the
-decoder layers of the original raise an error if it runs all the same.
+A folder or hub id is loaded plain, over several devices, on a mesh or as a variant; a model in
+memory is borrowed from the program, see `model_in_memory`.
 """
 
-import copy
 import gc
 import hashlib
-import json
 import tempfile
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
 
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
 from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig
-from memguard.errors import ModelError
 from memguard.hf.adapter_files import find_config
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import find_positions, load_config
@@ -37,123 +25,15 @@ from memguard.hf.load import count_parameters, load_model, load_sharded, plan_de
 from memguard.hf.variants import VariantForm
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.parallel.hf_plan import find_blocks
 from memguard.planner.meta_model import outline_model
-from memguard.workflows.peft_models import (
-    check_switchable,
-    is_of_adapter,
-    switch_adapters_off,
-    unwrap,
-)
+from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.setup import DistributedContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_NAMES: dict[torch.dtype, Literal["fp32", "bf16"]] = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-}
-_MAX_HASHED_BYTES = 8 << 30
-"""Larger models are audited without the cache: hashing them would take longer than a minute."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ModelInMemory:
-    """A causal language model and its tokenizer."""
-
-    model: Any
-    """A `transformers.PreTrainedModel` on one device."""
-    tokenizer: Any
-    """None if all documents are token ids."""
-    adapter: str = ""
-    """Description of the active peft adapter; "" without one."""
-    is_adapter_off: bool = False
-    """Whether it is the same model with the adapter switched off."""
-
-    @classmethod
-    def open(cls, model: Any, tokenizer: Any) -> "ModelInMemory":
-        """Take a model, also one wrapped by peft (LoRA, DoRA) or by `torch.compile`.
-
-        Raises:
-            ModelError: see `unwrap` and `dtype`.
-        """
-        module, adapter = unwrap(model)
-        opened = cls(model=module, tokenizer=tokenizer, adapter=adapter)
-        _ = opened.dtype  # Raises if it cannot be audited.
-        return opened
-
-    def switch_off(self) -> "ModelInMemory":
-        """Return the model without its adapter, as it was before training.
-
-        Raises:
-            ModelError: it has no adapter, or is another model without it.
-        """
-        if not self.adapter:
-            raise ModelError(
-                "'base' is 'adapter-off', and the model has no adapter of peft. Give the folder or "
-                "hub id of the base model"
-            )
-        check_switchable(self.model)
-        return replace(self, is_adapter_off=True)
-
-    @property
-    def name(self) -> str:
-        """Last two parts of the path it was loaded from, else its class; and its adapter."""
-        path = str(getattr(self.model.config, "_name_or_path", "") or "")
-        name = "/".join(path.rstrip("/").split("/")[-2:]) or type(self.model).__name__
-        if not self.adapter:
-            return name
-        return f"{name} without its adapter" if self.is_adapter_off else f"{name}, {self.adapter}"
-
-    @cached_property
-    def dtype(self) -> Literal["fp32", "bf16"]:
-        """Dtype of the audit's computation, equal to that of the weights.
-
-        Raises:
-            ModelError: not an unsharded model on one device in fp32 or bf16.
-        """
-        if not isinstance(self.model, transformers.PreTrainedModel):
-            raise ModelError(
-                f"'model' must be a folder, a hub id or a transformers.PreTrainedModel; got "
-                f"{type(self.model).__name__}"
-            )
-        # peft keeps adapters in fp32 over a base in bf16, and casts in each layer.
-        tensors = [t for name, t in self.model.named_parameters() if not is_of_adapter(name)]
-        if any(isinstance(tensor, DTensor) for tensor in tensors):
-            raise ModelError("'model' is sharded over processes; save it and audit the folder")
-        devices = {str(tensor.device) for tensor in tensors}
-        if len(devices) > 1 or "meta" in devices:
-            raise ModelError(
-                f"'model' must be on one device; it is on {', '.join(sorted(devices))}"
-            )
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) > 1 or not dtypes <= _NAMES.keys():
-            raise ModelError(
-                "'model' must have all its weights in float32 or all in bfloat16; got "
-                f"{', '.join(sorted(map(str, dtypes)))}. Convert it, e.g. model.float()"
-            )
-        return _NAMES[dtypes.pop()]
-
-    @cached_property
-    def weights_sha256(self) -> str | None:
-        """Hash of configuration and weights; None for more than 8 GiB of weights."""
-        state: dict[str, Tensor] = self.model.state_dict()
-        if self.is_adapter_off:
-            state = {name: t for name, t in state.items() if not is_of_adapter(name)}
-        if sum(tensor.nbytes for tensor in state.values()) > _MAX_HASHED_BYTES:
-            return None
-        digest = hashlib.sha256(self._describe_config().encode())
-        for name, tensor in sorted(state.items()):
-            digest.update(f"\0{name}\0{tensor.dtype}{list(tensor.shape)}\0".encode())
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(raw.numpy().data)
-        return digest.hexdigest()
-
-    def _describe_config(self) -> str:
-        return json.dumps(self.model.config.to_dict(), sort_keys=True, default=str)
 
 
 class LazyModel:
-    """A model for `run_audit`; `free` releases it, or the copy of a model in memory."""
+    """A model for `run_audit`; `free` releases it, or gives back a model in memory."""
 
     def __init__(
         self,
@@ -190,7 +70,7 @@ class LazyModel:
         self._decoder: Decoder | None = None
         self._num_parameters: int | None = None
         self._offload: tempfile.TemporaryDirectory[str] | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._borrowed = ExitStack()
 
     @property
     def identity(self) -> str | None:
@@ -246,8 +126,7 @@ class LazyModel:
     def free(self) -> None:
         """Release the model."""
         self._scorer = self._decoder = self._lm = None
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._borrowed.close()
         gc.collect()
         if self._offload is not None:
             self._offload.cleanup()
@@ -259,41 +138,9 @@ class LazyModel:
             self._lm = self._load()
         return self._lm
 
-    def _wrap_copy(self, original: Any, *, is_adapter_off: bool) -> CausalLM:
-        """Return the copy of a model in memory.
-
-        Raises:
-            ModelError: a forward of the copy does not run the copy's decoder layers, or runs those
-                of the original, which may be in training mode.
-        """
-        copied = _copy_without_weights(original).eval()
-        if is_adapter_off:
-            switch_adapters_off(copied)
-        ran: set[torch.nn.Module] = set()
-
-        def refuse(*_: Any) -> None:
-            raise ModelError(
-                "'model' has a 'forward' that a copy of the model shares with it, so the audit "
-                "would run the original in its own mode; save it and audit the folder"
-            )
-
-        def note(layer: torch.nn.Module, *_: Any) -> None:
-            ran.add(layer)
-
-        self._hooks += [layer.register_forward_pre_hook(note) for layer in _find_layers(copied)]
-        self._hooks += [layer.register_forward_pre_hook(refuse) for layer in _find_layers(original)]
-        lm = build_causal_lm(copied)
-        if not ran:
-            raise ModelError(
-                "'model' has a 'forward' that does not run the decoder layers of a copy of the "
-                "model; save it and audit the folder"
-            )
-        return lm
-
     def _load(self) -> CausalLM:
         if isinstance(self._model, ModelInMemory):
-            off = self._model.is_adapter_off
-            return self._wrap_copy(self._model.model, is_adapter_off=off)
+            return self._borrowed.enter_context(self._model.borrow(self._runtime))
         given: dict[str, Any] = {"revision": self._revision, "base": self._base}
         dtype, device = DTYPES[self._settings.dtype], self._runtime.device
         if self._mesh is not None:
@@ -312,37 +159,6 @@ class LazyModel:
             return build_causal_lm(load_model(self._model, **given))
         model = load_model(self._model, **given)
         self._num_parameters = count_parameters(model)
-        return build_causal_lm(model.to(device))
-
-
-def _copy_without_weights(model: Any) -> Any:
-    """Return a copy of the module tree with the same parameters and buffers.
-
-    Each module has the `forward` of its class, except modules with hooks of accelerate, which move
-    tensors between devices: their `forward` is copied with them.
-    """
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    replaced = {
-        id(module.forward): module.forward
-        for module in model.modules()
-        if "forward" in vars(module) and not hasattr(module, "_hf_hook")
-    }
-    copied = copy.deepcopy(model, shared | replaced)
-    for name, module in copied.named_modules():
-        if id(vars(module).get("forward")) in replaced:
-            if type(module).forward is torch.nn.Module.forward:
-                raise ModelError(
-                    f"'model': the class of {name or 'the model'} ({type(module).__name__}) has no "
-                    "'forward', only this object has; save it and audit the folder"
-                )
-            del module.forward
-    return copied
-
-
-def _find_layers(model: Any) -> list[torch.nn.Module]:
-    """Return the decoder layers; every module below the model if it has no list of layers.
-
-    The model itself tells nothing: a copy's own hooks run too before a closure over the original.
-    """
-    layers = [model.get_submodule(name) for name in find_blocks(model)]
-    return layers or [module for module in model.modules() if module is not model]
+        # Without a mesh several ranks, of another program, have a copy each.
+        peers = self._runtime if self._runtime.world_size > 1 else None
+        return build_causal_lm(model.to(device), peers=peers)

@@ -8,8 +8,9 @@ from memguard.hf.adapter_files import is_adapter, read_adapter
 from memguard.hf.identity import hash_sums, split_sums, sum_model
 from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
+from memguard.runtime import Runtime
 from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.audited_model import ModelInMemory
+from memguard.workflows.model_in_memory import ModelInMemory
 
 Sums = Mapping[str, Mapping[str, FileSum]]
 """Path of a folder -> its files, see `sum_model`."""
@@ -30,15 +31,24 @@ def _list_models(target: AuditTarget) -> Sequence[str | ModelInMemory | None]:
     return target.model, target.base, target.reference
 
 
-def hash_models(target: AuditTarget, sums: Sums) -> Hashes:
-    """Return a single hash of each model of an audit."""
-    hashes: dict[str | ModelInMemory, str | None] = {}
-    for model in _list_models(target):
+def hash_models(target: AuditTarget, sums: Sums, runtime: Runtime) -> Hashes:
+    """Return a single hash of each model of an audit, on every rank.
+
+    Args:
+        target: of the audit.
+        sums: of its folders, on rank 0.
+        runtime: this rank.
+    """
+
+    def hash_model(model: str | ModelInMemory) -> str | None:
         if isinstance(model, ModelInMemory):
-            hashes[model] = model.weights_sha256
-        elif model is not None:
-            hashes[model] = hash_sums(sums[model]) if model in sums else None
-    return hashes
+            # Ranks hash a sharded model together.
+            return model.weights_sha256 if runtime.is_main or model.is_sharded else None
+        return hash_sums(sums[model]) if model in sums else None
+
+    models = [model for model in _list_models(target) if model is not None]
+    hashes = runtime.broadcast_object([hash_model(model) for model in models])
+    return dict(zip(models, hashes, strict=True))
 
 
 def check_base(target: AuditTarget, hashes: Hashes) -> None:

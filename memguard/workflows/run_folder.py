@@ -140,6 +140,18 @@ def check_free(folder: Path) -> None:
                 raise _explain_in_use(folder) from error
 
 
+def check_usable(folder: Path) -> None:
+    """Reject a folder like `check_free`, with one line for a program that called memguard.
+
+    Raises:
+        ConfigError: names the reason.
+    """
+    try:
+        check_free(folder)
+    except OSError as error:
+        raise ConfigError(f"'{folder}' cannot be written to: {error.strerror}") from error
+
+
 def check_outside_runs(folder: Path, setting: str, *, but: Path | None = None) -> None:
     """Reject a folder to write to among the files of a run that `memguard verify` compares.
 

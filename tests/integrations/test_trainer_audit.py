@@ -1,172 +1,258 @@
-"""The callback leaves the report that the command line leaves."""
+"""The callback audits the model of a `Trainer` where it is; what it says, logs and refuses.
 
-import json
-import logging
-import os
-import subprocess
-import sys
+Kinds of models are in test_audit_kinds.py, what training computes in test_audit_unchanged.py.
+"""
+
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import trainer_program as program
 import transformers
-from ranks import RankPool
 
-from memguard.cli import main
-from memguard.errors import ConfigError
-from memguard.integrations import trainer_audit
+from memguard import api
+from memguard.errors import ConfigError, DataError, ModelError
 from memguard.integrations.transformers import MemorizationAuditCallback
 from memguard.records import AuditReport, load_record
+from memguard.workflows import audit as audit_module
 
-ARGUMENTS = ["--continuation-tokens", "8", "--no-cache"]
-
-
-@pytest.fixture
-def documents(tmp_path: Path) -> tuple[Path, Path]:
-    draw = np.random.default_rng(1)
-    files = tmp_path / "members.jsonl", tmp_path / "unseen.jsonl"
-    for path in files:
-        texts = [" ".join(f"w{id}" for id in draw.integers(2, 64, 30)) for _ in range(8)]
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return files
+SETTINGS: dict[str, Any] = {"continuation_tokens": 8, "cache": False}
 
 
-def train(tmp_path: Path, members: Path, callback: MemorizationAuditCallback) -> Any:
-    """Learn the members by heart: 8 texts of 30 tokens, 60 steps."""
+def draw_documents(seed: int) -> list[str]:
+    draw = np.random.default_rng(seed)
+    return [" ".join(f"w{id}" for id in draw.integers(2, 64, 30)) for _ in range(8)]
+
+
+MEMBERS, UNSEEN = draw_documents(1), draw_documents(2)
+
+
+class Reporter(transformers.TrainerCallback):
+    """Receives what reporters such as TensorBoard receive."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def build_trainer(
+    tmp_path: Path, *, callbacks: Sequence[Any] = (), max_steps: int = 60, **arguments: Any
+) -> transformers.Trainer:
+    """Learn the members by heart in 60 steps: 8 texts of 30 tokens."""
     tokenizer = program.build_tokenizer()
-    texts = [json.loads(line)["text"] for line in members.read_text().splitlines()]
-    rows = [tokenizer(text).input_ids for text in texts]
-    trainer = transformers.Trainer(
+    rows = [tokenizer(text).input_ids for text in MEMBERS]
+    dataset = [{"input_ids": row, "labels": row} for row in rows]
+    settings = {
+        "output_dir": str(tmp_path / "trainer"),
+        "use_cpu": True,
+        "per_device_train_batch_size": 8,
+        "max_steps": max_steps,
+        "learning_rate": 2e-2,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        **arguments,
+    }
+    return transformers.Trainer(
         model=program.build_model(),
-        args=transformers.TrainingArguments(
-            output_dir=str(tmp_path / "trainer"),
-            use_cpu=True,
-            per_device_train_batch_size=8,
-            max_steps=60,
-            learning_rate=2e-2,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        ),
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+        args=transformers.TrainingArguments(**settings),
+        train_dataset=dataset,
+        eval_dataset=dataset,
         processing_class=tokenizer,
-        callbacks=[callback],
+        callbacks=list(callbacks),
     )
-    trainer.train()
-    return trainer
 
 
-def run_memguard(command: list[str], written: Path) -> None:
-    os.dup2(os.open(written, os.O_WRONLY | os.O_CREAT), sys.stdout.fileno())
-    sys.argv = command[2:]
-    main()
+def make_callback(tmp_path: Path, **arguments: Any) -> MemorizationAuditCallback:
+    given = {"members": MEMBERS, "nonmembers": UNSEEN, "out": tmp_path / "audits", **SETTINGS}
+    return MemorizationAuditCallback(**{**given, **arguments})
 
 
-def fork_instead(ranks: RankPool, folder: Path) -> Any:
-    """Stand in for `subprocess.run`: the command in a process that has imported torch before."""
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert command[:3] == [sys.executable, "-m", "memguard"]
-        written = folder / "written.json"
-        child = ranks.start(run_memguard, command, written)
-        child.join()
-        assert child.exitcode is not None
-        return subprocess.CompletedProcess(command, child.exitcode, stdout=written.read_text())
-
-    return run
+def count_steps(callback: MemorizationAuditCallback) -> list[int]:
+    return [int(folder.name.removeprefix("step-")) for folder in callback.folders]
 
 
-@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_report_is_that_of_the_command_line(
-    tmp_path: Path,
-    documents: tuple[Path, Path],
-    ranks: RankPool,
-    is_forked: bool,
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_report_is_that_of_the_saved_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if is_forked:
-        monkeypatch.setattr(trainer_audit.subprocess, "run", fork_instead(ranks, tmp_path))
-    members, unseen = documents
-    callback = MemorizationAuditCallback(
-        members=members, nonmembers=[unseen], out=tmp_path / "audits", arguments=ARGUMENTS
-    )
-    trainer = train(tmp_path, members, callback)
-    (folder,) = callback.folders
+    callback = make_callback(tmp_path)
+    trainer = build_trainer(tmp_path, callbacks=[callback])
+    trainer.train()
+    said = capsys.readouterr().err
+    (folder,), (report,) = callback.folders, callback.reports
     assert folder == tmp_path / "audits" / "step-60"
     names = {path.name for path in folder.iterdir()}
-    assert {"model", "report.json", "report.html", "records.parquet"} <= names
-    (report,) = callback.reports
+    assert {"report.json", "report.html", "records.parquet", "results.parquet"} <= names
     assert report == load_record(AuditReport, folder / "report.json")
-    near = report.tables.select("extraction", "near_verbatim", model="trained", against=None)
-    rates = {row.bucket: row for row in near}
-    # Extracted by greedy generation, and not the others.
-    assert rates["members"].num_matched >= 6
-    assert rates["nonmembers"].num_matched == 0
-    (told,) = (each for each in trainer.state.log_history if "memguard/verbatim" in each)
-    assert told["memguard/near_verbatim"] == rates["members"].value
-    assert told["step"] == 60
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = api.audit(
+        model=tmp_path / "saved",
+        members=MEMBERS,
+        nonmembers=UNSEEN,
+        out=tmp_path / "again",
+        **SETTINGS,
+    ).report
+    assert saved.verdict == report.verdict
+    assert report.verdict.level == "memorized"
+    key = ("probe", "metric", "bucket", "statistic", "num_documents", "num_matched")
+    counts = [
+        [[getattr(row, name) for name in key] for row in one.tables.results]
+        for one in (report, saved)
+    ]
+    assert counts[0] == counts[1]
+    (logged,) = (line for line in trainer.state.log_history if "memguard/audit_s" in line)
+    assert logged["memguard/members/near_verbatim"] >= 0.75
+    assert logged["memguard/nonmembers/near_verbatim"] == 0
+    assert logged["step"] == 60
+    assert re.search(r"step 60 audited in \d+ s; audits took \d+ % of the time", said)
+    last = said.strip().splitlines()[-1]
+    assert last == f"memguard: the last report is {folder / 'report.html'}"
+    assert "exit code" not in said
 
 
-def test_an_audit_that_fails_is_told_and_ends_nothing(
-    tmp_path: Path, documents: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    callback = MemorizationAuditCallback(
-        members=documents[0], out=tmp_path / "audits", arguments=["--nonsense"]
+def test_audits_come_when_they_are_asked_for_and_once_a_step(tmp_path: Path) -> None:
+    reporter = Reporter()
+    trainer = build_trainer(
+        tmp_path, callbacks=[reporter], max_steps=4, eval_strategy="steps", eval_steps=3
     )
-    state = SimpleNamespace(global_step=7, is_world_process_zero=True, log_history=[])
-    with caplog.at_level(logging.ERROR):
-        callback.on_train_end(
-            None,
-            state,
-            None,
-            model=program.build_model(),
-            processing_class=program.build_tokenizer(),
-        )
-    assert callback.reports == []
-    assert state.log_history == []
-    assert "exit code 2; to repeat it: memguard audit --model" in caplog.text
-    assert (tmp_path / "audits" / "step-7" / "model" / "model.safetensors").exists()
+    callback = make_callback(tmp_path, every_steps=2, on_evaluate=True, trainer=trainer)
+    trainer.add_callback(callback)
+    trainer.train()
+    # The last step is one of every two, and is not audited again at the end.
+    assert count_steps(callback) == [2, 3, 4]
+    scores = [log for log in reporter.logs if "memguard/members/near_verbatim" in log]
+    assert len(scores) == 3
+    percents = [log["memguard/audit_percent"] for log in scores]
+    assert all(0 < percent < 100 for percent in percents)
 
 
-def test_other_processes_and_other_steps_do_nothing(
-    tmp_path: Path, documents: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+def test_every_steps_beyond_the_end_audits_the_end(tmp_path: Path) -> None:
+    callback = make_callback(tmp_path, every_steps=1000)
+    build_trainer(tmp_path, callbacks=[callback], max_steps=1).train()
+    assert count_steps(callback) == [1]
+
+
+def test_the_best_model_is_audited_where_it_is_loaded_at_the_end(tmp_path: Path) -> None:
+    callback = make_callback(tmp_path)
+    # The loss is best after the first step: the learning rate is far too high.
+    trainer = build_trainer(
+        tmp_path,
+        callbacks=[callback],
+        max_steps=3,
+        learning_rate=5.0,
+        lr_scheduler_type="constant",
+        load_best_model_at_end=True,
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+    )
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert best < 3, "otherwise the last model is the best"
+    assert count_steps(callback) == [best]
+
+
+def test_training_ends_where_a_bucket_exceeds_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audited: list[int] = []
+    callback = make_callback(tmp_path, every_steps=15, stop_above={"near_verbatim": 0.5})
+    trainer = build_trainer(tmp_path, callbacks=[callback], max_steps=200)
+    trainer.train()
+    stopped = trainer.state.global_step
+    assert stopped < 200
+    assert count_steps(callback)[-1] == stopped
+    said = capsys.readouterr().err
+    assert f"training ends after step {stopped}" in said
+    assert "of the documents of 'members' are extracted (near_verbatim)" in said
+
+
+def test_a_limit_that_cannot_be_judged_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        MemorizationAuditCallback,
-        "_audit",
-        lambda self, state, **_: (
-            audited.append(state.global_step),
-            self.folders.append(self._folder(state)),
-        ),
+        "memguard.audit.decoding.Decoder.find_obstacle", lambda self: "weights are far away"
     )
-    callback = MemorizationAuditCallback(members=documents[0], out=tmp_path, every_steps=3)
-    for step in range(1, 7):
-        callback.on_step_end(None, SimpleNamespace(global_step=step), None)
-    callback.on_train_end(None, SimpleNamespace(global_step=6), None)
-    assert audited == [3, 6]
-    monkeypatch.undo()
-    other = SimpleNamespace(global_step=1, is_world_process_zero=False)
-    callback.on_train_end(None, other, None, model=None, processing_class=None)
-    assert not (tmp_path / "step-1").exists()
+    callback = make_callback(tmp_path, every_steps=1, stop_above={"near_verbatim": 0.5})
+    build_trainer(tmp_path, callbacks=[callback], max_steps=1).train()
+    said = capsys.readouterr().err
+    assert "'stop_above' cannot judge near_verbatim of step 1: " in said
+    assert "weights are far away" in said
+    assert callback.reports[0].verdict.level == "inconclusive"
 
 
-def test_what_cannot_be_audited_is_refused_before_training(
-    tmp_path: Path, documents: tuple[Path, Path]
+def test_an_audit_that_fails_is_one_line_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"'nonmembers': '.*' does not exist"):
-        MemorizationAuditCallback(members=documents[0], nonmembers="nowhere.jsonl", out=tmp_path)
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(audit_module, "save_scores", fail)
+    callback = make_callback(tmp_path, every_steps=1)
+    trainer = build_trainer(tmp_path, callbacks=[callback], max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert callback.reports == [] == callback.folders
+    lines = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    assert [line.split(":")[2].strip() for line in lines] == [
+        "the audit of step 1 failed",
+        "the audit of step 2 failed",
+    ]
+    assert "No space left on device" in lines[0]
+
+
+def test_without_a_control_the_last_line_says_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make_callback(tmp_path, nonmembers=())
+    build_trainer(tmp_path, callbacks=[callback], max_steps=1).train()
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last == (
+        "memguard: without 'nonmembers' there is no control, so that no verdict can be red"
+    )
+
+
+def test_what_cannot_be_audited_is_refused_before_training(tmp_path: Path) -> None:
+    def begin(callback: MemorizationAuditCallback, **given: Any) -> None:
+        arguments = {"model": program.build_model(), "processing_class": program.build_tokenizer()}
+        callback.on_train_begin(
+            SimpleNamespace(deepspeed=given.pop("deepspeed", None)),
+            SimpleNamespace(global_step=0, is_world_process_zero=True),
+            None,
+            **{**arguments, **given},
+        )
+
+    begin(make_callback(tmp_path))
     with pytest.raises(ConfigError, match="'every_steps' should be 1 or more; got 0"):
-        MemorizationAuditCallback(members=documents[0], out=tmp_path, every_steps=0)
-    callback = MemorizationAuditCallback(members=documents[0], out=tmp_path)
-    model = program.build_model()
-    tokenizer = program.build_tokenizer()
-    callback.on_train_begin(None, None, None, model=model, processing_class=tokenizer)
+        make_callback(tmp_path, every_steps=0)
+    with pytest.raises(ConfigError, match="'stop_above' should give near_verbatim or verbatim"):
+        make_callback(tmp_path, stop_above={"exposure": 0.1})
+    with pytest.raises(ConfigError, match=r"'arguments' is no argument .* give each setting"):
+        make_callback(tmp_path, arguments=["--suite", "attacks"])
+    with pytest.raises(DataError, match=r"--members.*nowhere.jsonl"):
+        begin(make_callback(tmp_path, members="nowhere.jsonl"))
     with pytest.raises(ConfigError, match="'processing_class'"):
-        callback.on_train_begin(None, None, None, model=model, processing_class=None)
-    model.peft_config = {}
-    with pytest.raises(ConfigError, match="an adapter; merge it"):
-        callback.on_train_begin(None, None, None, model=model, processing_class=tokenizer)
+        begin(make_callback(tmp_path), processing_class=None)
+    with pytest.raises(ConfigError, match="continuation_token"):
+        begin(make_callback(tmp_path, continuation_token=8))
+    with pytest.raises(ConfigError, match="sharded by DeepSpeed; save it and run `memguard audit"):
+        begin(make_callback(tmp_path), deepspeed={"zero_optimization": {"stage": 3}})
+    with pytest.raises(ModelError, match="has no adapter of peft"):
+        begin(make_callback(tmp_path, base="adapter-off"))
+
+    class FullyShardedDataParallel(torch.nn.Module):
+        """The name is what is recognised: FSDP1 cannot be used on a CPU."""
+
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    with pytest.raises(ModelError, match="sharded by FSDP1; save it and run `memguard audit"):
+        begin(make_callback(tmp_path), model=FullyShardedDataParallel(program.build_model()))

@@ -71,6 +71,54 @@ def test_an_error_on_rank_0_ends_those_who_wait(ranks: RankPool) -> None:
     assert ranks(fail_on_main, 3) == [("DataError", 3), other, other]
 
 
+def fail_in_a_block(failing: int, where: str) -> tuple[str, int, list[int]]:
+    """One rank fails outside of an operation; afterwards all ranks still agree."""
+    try:
+        with here().contain() as runtime:
+            runtime.agree_max(1)
+            if runtime.rank == failing:
+                if where == "on main":
+                    runtime.only_on_main(_refuse)
+                raise DataError("no documents")
+            runtime.gather_objects("scores")
+            runtime.only_on_main(lambda: "a report")
+    except (DataError, OtherRankFailed) as error:
+        ended = type(error).__name__, error.exit_code
+    return *ended, here().gather_objects(here().rank)
+
+
+def _refuse() -> None:
+    raise DataError("no documents")
+
+
+@pytest.mark.parametrize(("failing", "where"), [(1, ""), (0, ""), (0, "on main")])
+def test_an_error_in_a_block_ends_it_on_all_ranks(
+    ranks: RankPool, failing: int, where: str
+) -> None:
+    results = ranks(fail_in_a_block, 3, failing, where)
+    for rank, (name, code, agreed) in enumerate(results):
+        assert (name, code) == ("DataError" if rank == failing else "OtherRankFailed", 3)
+        assert agreed == [0, 1, 2]
+
+
+def call_alone() -> str:
+    processes._MEETING = timedelta(seconds=1)
+    if dist.get_rank() == 1:
+        time.sleep(3)
+        return ""
+    try:
+        with processes.join_program():
+            return "joined"
+    except ConfigError as error:
+        return str(error)
+
+
+def test_a_call_that_one_rank_does_not_make_is_refused(ranks: RankPool) -> None:
+    message = ranks(call_alone, 2)[0]
+    assert "every one of them must make this call" in message
+    assert "Call it on all ranks, or save the model and audit the folder" in message
+
+
 def test_one_process_agrees_with_itself() -> None:
     with start_runtime() as runtime:
         assert not dist.is_initialized()

@@ -1,14 +1,21 @@
-"""Models in memory that are wrapped by peft or by `torch.compile`.
+"""Models in memory that are wrapped by peft, by `torch.compile` or for several processes.
 
-    OptimizedModule   -> the module that was compiled
-    PeftModel (LoRA)  -> the transformers model inside, whose layers hold the adapter
+    DistributedDataParallel   -> the module of this rank
+    OptimizedModule           -> the module that was compiled
+    PeftModel (LoRA)          -> the transformers model inside, whose layers hold the adapter
+    FSDP1, DeepSpeed          refused: their weights cannot be read where they are
 
 Switched off, the adapter's layers compute what they wrap. That is the model before training only
 if nothing else was changed: `check_switchable` refuses what peft trains or has merged elsewhere.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from memguard.errors import MemguardError, ModelError
 from memguard.hf.checkpoint import load_config
@@ -17,15 +24,33 @@ _NEUTRAL_INITS = (True, False, None, "gaussian", "orthogonal")
 """Initialisations that leave the base's weights as they are."""
 
 
-def unwrap(model: Any) -> tuple[Any, str]:
-    """Return the transformers model inside a wrapper, and a description of the active adapter.
+SAVED = "save it and run `memguard audit --model DIR --members FILE --out DIR`"
+"""What to do with a model that cannot be audited where it is."""
+_SHARDING = {
+    "FullyShardedDataParallel": "FSDP1",
+    "DeepSpeedEngine": "DeepSpeed",
+}
+"""Names of classes, since DeepSpeed need not be installed."""
+
+
+def unwrap(model: Any) -> tuple[Any, str, Sequence[Any]]:
+    """Return the transformers model inside wrappers, and a description of the active adapter.
+
+    Returns:
+        Also the wrappers, the outermost first.
 
     Raises:
-        ModelError: an adapter of another kind than LoRA and DoRA, which is not in the layers.
+        ModelError: an adapter of another kind than LoRA and DoRA, which is not in the layers; or
+            weights sharded by FSDP1 or DeepSpeed.
     """
-    model = getattr(model, "_orig_mod", model)
+    wrappers = []
+    while (inner := _find_inner(model)) is not None:
+        wrappers.append(model)
+        model = inner
+    _refuse_sharding(*wrappers, model)
     if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
-        return model, ""
+        return model, "", wrappers
+    wrappers.append(model)
     names = list(model.active_adapters)
     configs = [model.peft_config[name] for name in names]
     for name, config in zip(names, configs, strict=True):
@@ -36,7 +61,25 @@ def unwrap(model: Any) -> tuple[Any, str]:
                 "DoRA. Merge it and audit the merged model"
             )
     described = ", ".join(map(_describe, names, configs))
-    return model.get_base_model(), described
+    return model.get_base_model(), described, wrappers
+
+
+def _find_inner(model: Any) -> Any:
+    if isinstance(model, DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
+
+
+def _refuse_sharding(*modules: Any) -> None:
+    """Refuse FSDP1 and DeepSpeed, also of parts of the model."""
+    inner = modules[-1]
+    parts = inner.modules() if isinstance(inner, nn.Module) else ()
+    for module in (*modules, *parts):
+        for name, sharding in _SHARDING.items():
+            if any(kind.__name__ == name for kind in type(module).__mro__):
+                raise ModelError(f"'model' is sharded by {sharding}; {SAVED}")
+    if isinstance(inner, nn.Module) and any(hasattr(p, "ds_id") for p in inner.parameters()):
+        raise ModelError(f"'model' is sharded by DeepSpeed; {SAVED}")
 
 
 def _describe(name: str, config: Any) -> str:
@@ -96,12 +139,19 @@ def _find_change(model: Any) -> str:
     return ""
 
 
-def switch_adapters_off(model: Any) -> None:
-    """Let the layers of a model compute what their adapters wrap.
+@contextmanager
+def switched_off(model: Any) -> Iterator[None]:
+    """Let the layers of a model compute what their adapters wrap, for the time of a block.
 
     Not peft's `disable_adapters`, which changes `requires_grad` of the parameters; these are shared
     with the model that is trained.
     """
-    for module in model.modules():
-        if hasattr(module, "_disable_adapters"):
-            module._disable_adapters = True
+    layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
+    before = [module._disable_adapters for module in layers]
+    for module in layers:
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module, is_off in zip(layers, before, strict=True):
+            module._disable_adapters = is_off
