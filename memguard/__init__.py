@@ -4,8 +4,8 @@ Importing the package imports nothing else, so `import memguard.report` works wi
 Layers, from the top; each imports only those below it (checked by import-linter):
 
     cli                           arguments, text and exit codes of the commands
-    api                           the commands as Python functions
-    workflows | integrations      one function for each command | memguard in other programs
+    api | integrations            the commands as Python functions | memguard in other programs
+    workflows                     one function for each command
     compare | report | planner | simulation   comparisons | pages | memory and time | fake meshes
     audit | train | hf            measurement | engine | Hugging Face folders in and out
     model                         a causal LM as hidden states, losses, scores and next tokens

@@ -175,8 +175,8 @@ def describe_cut(cut: CutDocuments) -> str:
     which, other = cut.window, "first" if cut.window == "last" else "last"
     if cut.by == "training":
         text = (
-            f"{subject}'data.seq_len' and trained in pieces: the audit uses the {which} piece of "
-            "each, without the text before and after it (the longest document has "
+            f"{subject}a training row: the audit uses the {which} piece of each that was trained, "
+            "without the text before and after it (the longest document has "
             f"{cut.longest_tokens:,} tokens, the audited pieces at most "
             f"{cut.used_tokens:,}). '--window {other}' audits the {other} pieces."
         )

@@ -1,7 +1,8 @@
 """Audits of the model that a `Trainer` trains, where it is: during training and at its end.
 
     on_train_begin   checks the model, the documents and the settings, before the first step
-    on_step_end      every `every_steps` steps
+    on_step_end      counts the members that were trained; audits every `every_steps` steps
+    on_save          saves the counts beside the Trainer's checkpoint
     on_evaluate      after each evaluation, if asked for
     on_train_end     the final model, unless it has been audited
     each audit  ->   <out>/step-<n>/report.html, as from `memguard audit`
@@ -9,6 +10,9 @@
 The model is neither saved nor loaded again. Every process takes part: with DDP each scores other
 documents on its copy of the model, with FSDP2 all run the model together. Training goes on after an
 audit that fails, and computes what it computes without audits.
+
+Repetitions are counted, not planned: members are recognised among the rows that the model receives
+(see `trained_rows`). They need not be all of the training data, but must be for the counts to hold.
 """
 
 import time
@@ -18,12 +22,19 @@ from typing import Any, Literal
 
 from transformers import Trainer, TrainerCallback
 
+from memguard.config import AuditConfig
+from memguard.data.documents import load_documents
+from memguard.data.tokenization import tokenize_documents
 from memguard.errors import ConfigError, MemguardError
+from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
-from memguard.runtime import Console, format_duration
+from memguard.runtime import Console, default_cache_dir, format_duration
+from memguard.runtime.processes import join_program
 from memguard.train.audit_callback import find_over_limit
 from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_arguments import make_audit_request
+from memguard.workflows.audit_request import AuditRequest
+from memguard.workflows.trained_counts import TrainedCounts
 from memguard.workflows.wrapped_models import SAVED
 
 Measure = Literal["verbatim", "near_verbatim", "token_accuracy"]
@@ -111,6 +122,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         )
         self._out, self._every_steps, self._on_evaluate = Path(out), every_steps, on_evaluate
         self._trainer = trainer
+        self._rows: TrainedRows | None = None
         self._audited_steps: set[int] = set()
         self._audit_s, self._began_s = 0.0, time.perf_counter()
         self.reports: list[AuditReport] = []
@@ -127,19 +139,56 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             ModelError: a model that cannot be audited where it is.
         """
         self._began_s, self._audit_s = time.perf_counter(), 0.0
+        self._audited_steps.clear()
         if processing_class is None:
             raise ConfigError(
                 "MemorizationAuditCallback needs the tokenizer; pass it to the Trainer as "
                 "'processing_class'"
             )
-        if getattr(args, "deepspeed", None):
+        if getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None):
             raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
-        self._make_request(state.global_step, model, processing_class)
+        request = self._make_request(state.global_step, model, processing_class)[0]
+        self._watch(request, args, state, model, processing_class)
+
+    def _watch(
+        self, request: AuditRequest, args: Any, state: Any, model: Any, processing_class: Any
+    ) -> None:
+        """Begin to count the members among the rows that the model receives."""
+        if self._rows is not None:
+            self._rows.unwatch()  # Training begins again, e.g. with a smaller batch.
+        tokenizer = _find_tokenizer(processing_class)
+        documents = load_documents(
+            request.members,
+            setting="members",
+            text_column=request.text_column,
+            cache_dir=default_cache_dir(),
+        ).documents
+        tokenized = tokenize_documents(
+            documents, tokenizer, append_eos=False, max_tokens=None, setting="members"
+        )
+        self._rows = TrainedRows.from_trainer_arguments(
+            ((document.id, document.input_ids) for document in tokenized),
+            args,
+            eos_id=tokenizer.eos_token_id,
+        )
+        if state.global_step:
+            folder = find_resumed(args, state.global_step)
+            self._rows.load(folder, args.process_index, args.world_size)
+        self._rows.watch(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Audit every ``every_steps`` steps."""
+        """Count what was trained, and audit every ``every_steps`` steps."""
+        if self._rows is not None:
+            optimizer = kwargs.get("optimizer")
+            self._rows.end_step(was_skipped=getattr(optimizer, "step_was_skipped", False))
         if self._every_steps and state.global_step % self._every_steps == 0:
             self._audit(state.global_step, state, control, **kwargs)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Save the counts beside the Trainer's checkpoint."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self._rows is not None:
+            self._rows.save(folder, args.process_index, args.world_size)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Audit after an evaluation during training."""
@@ -151,7 +200,12 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         step = state.global_step
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             step = state.best_global_step
+            if step != state.global_step and self._rows is not None:
+                best = Path(state.best_model_checkpoint)
+                self._rows.load(best, args.process_index, args.world_size)
         self._audit(step, state, control, **kwargs)
+        if self._rows is not None:
+            self._rows.unwatch()
         console = _make_console(state)
         if self.folders:
             console.info(f"memguard: the last report is {self.folders[-1] / 'report.html'}")
@@ -160,13 +214,22 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 "memguard: without 'nonmembers' there is no control, so that no verdict can be red"
             )
 
-    def _make_request(self, step: int, model: Any, processing_class: Any) -> Any:
+    def _make_request(
+        self, step: int, model: Any, processing_class: Any, counts: TrainedCounts | None = None
+    ) -> tuple[AuditRequest, AuditConfig]:
         return make_audit_request(
             model=model,
-            tokenizer=getattr(processing_class, "tokenizer", processing_class),
+            tokenizer=_find_tokenizer(processing_class),
             out=self._out / f"step-{step}",
+            counts=counts,
             **self._arguments,
         )
+
+    def _count(self) -> TrainedCounts | None:
+        if self._rows is None:
+            return None
+        with join_program() as runtime:
+            return self._rows.counts(runtime)
 
     def _audit(
         self, step: int, state: Any, control: Any, *, model: Any, processing_class: Any, **_: Any
@@ -177,7 +240,8 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         console = _make_console(state)
         started = time.perf_counter()
         try:
-            folder, report = audit_request(*self._make_request(step, model, processing_class))
+            request = self._make_request(step, model, processing_class, self._count())
+            folder, report = audit_request(*request)
         except MemguardError as error:
             console.warn(f"memguard: the audit of step {step} failed: {error}. Training goes on")
             return
@@ -231,18 +295,34 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 control.should_training_stop = True
 
 
+def _find_tokenizer(processing_class: Any) -> Any:
+    """Return the tokenizer; the processor of a model with images has one."""
+    return getattr(processing_class, "tokenizer", processing_class)
+
+
 def _make_console(state: Any) -> Console:
     return Console(quiet=not state.is_world_process_zero)
 
 
 def _list_scores(report: AuditReport) -> dict[str, float]:
-    """Return the scores of each bucket that have a value, by ``bucket/metric``."""
-    return {
+    """Return the scores of each bucket that have a value, by ``bucket/metric``.
+
+    Buckets of the members have other names from step to step where their repetitions differ, so the
+    mean over all members is there in each step.
+    """
+    scores = {
         f"{row.bucket}/{metric}": row.value
         for metric in _LOGGED
         for row in _select(report, metric)
         if row.value is not None
     }
+    for metric in _LOGGED:
+        rows = [row for row in _select(report, metric, ("trained",)) if row.value is not None]
+        num_documents = sum(row.num_documents for row in rows)
+        if num_documents:
+            total = sum(row.value * row.num_documents for row in rows)
+            scores[f"members/{metric}"] = total / num_documents
+    return scores
 
 
 def _select(

@@ -24,6 +24,7 @@ from memguard.integrations.goldfish import (
     wrap_collator,
 )
 from memguard.integrations.memfree import MemFreeLogitsProcessor
+from memguard.integrations.split import split_for_audit
 from memguard.integrations.trainer_audit import MemorizationAuditCallback
 from memguard.mitigation import build_mitigations
 from memguard.model.lm_head import Head
@@ -37,6 +38,7 @@ __all__ = [
     "MitigatedLoss",
     "goldfish_dataset",
     "goldfish_loss_func",
+    "split_for_audit",
     "wrap_collator",
 ]
 

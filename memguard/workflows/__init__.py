@@ -7,12 +7,15 @@ control_outlook.py what the control of a run can show, or why there is none
 run_folder.py      one folder per run: locks it and checks its settings and files
 audit.py           one audit: measures model and base model, writes report and records
 audit_request.py   checks the arguments of `audit` before torch is imported
+audit_arguments.py the arguments of an audit as Python has them
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
-peft_models.py     models in memory that peft or torch.compile wraps
+trained_counts.py  how often documents were trained, as a callback counted it
+wrapped_models.py  models in memory that peft, torch.compile or DDP wraps
+model_in_memory.py a model of the program that calls memguard, and how it is borrowed
 model_identity.py  names and hashes of the models of an audit
-audited_model.py   a model of an audit, loaded at first use and freed afterwards; or in memory
+audited_model.py   a model of an audit, loaded at first use and freed afterwards
 audit_context.py   resources of an audit other than its models
 audit_progress.py  shows the work of an audit, and how much of it is done
 audit_work.py      the work of a run's audit, predicted before training

@@ -1,15 +1,19 @@
-"""Documents and models for the audit of a model that memguard did not train."""
+"""Documents and models for the audit of a model that memguard did not train.
+
+Where its training was counted (`AuditRequest.counts`), members are audited as they were trained:
+by number of repetitions, and in the pieces that truncation and packing left of them.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.extraction import AuditDocument, Part
 from memguard.audit.parts import Identity, choose_part, list_contexts
 from memguard.audit.selection import find_near_duplicates
 from memguard.audit.statistics import clopper_pearson
@@ -18,14 +22,20 @@ from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
 from memguard.data.tables import Table
-from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
+from memguard.data.tokenization import (
+    TokenizedDocument,
+    build_decoder,
+    hash_tokens,
+    tokenize_documents,
+)
 from memguard.errors import MAX_PATH, ModelError, shorten
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.audit_request import AuditRequest
-from memguard.workflows.audited_model import ModelInMemory
+from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.trained_counts import TrainedCounts
 
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096
@@ -45,6 +55,43 @@ class _Side:
         return id if self.role == "trained" else f"{self.name}:{id}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Training:
+    """How the members were trained, if that was counted."""
+
+    counts: TrainedCounts | None = None
+    """None if it was not counted, or the counts do not hold."""
+    doses: frozenset[int] = frozenset()
+    """The different numbers of repetitions, without 0."""
+
+    def count(self, side: _Side, id: str) -> int | None:
+        """Return the repetitions of a document; None if not counted."""
+        if self.counts is None or side.role != "trained":
+            return None
+        return self.counts.num_repetitions[id]
+
+    def name_bucket(self, side: _Side, count: int | None) -> str:
+        """Return the name of a bucket, which is split by repetitions as that of a run is."""
+        return side.name if count is None or len(self.doses) < 2 else f"{side.name}, {count} times"
+
+    def list_parts(
+        self, id: str, tokens: TokenizedDocument, seq_len: int
+    ) -> tuple[Part, list[tuple[int, int]]]:
+        """Return the parts of a document, cut as in training, of which one is audited.
+
+        Args:
+            id: of the document in the audit.
+            tokens: the whole document; those of the control are cut like those that were trained.
+            seq_len: number of positions of the model.
+        """
+        whole = [(0, len(tokens.input_ids))]
+        spans = whole if self.counts is None else self.counts.list_spans(id, whole[0][1])
+        if spans == whole:
+            # It was not cut, or it is not known how.
+            return "context", list_contexts(tokens, seq_len)
+        return "piece", [(begin, min(end, begin + seq_len)) for begin, end in spans]
+
+
 def describe_checkpoint(
     request: AuditRequest, settings: AuditConfig, console: Console
 ) -> AuditTarget:
@@ -62,6 +109,7 @@ def describe_checkpoint(
     tokenizer, missing = _load_tokenizer(request.model)
     probe = load_audit_suite(settings).extraction
     sides = list(_read_sides(request, console))
+    training, notes = _read_counts(request.counts, sides[0])
     if missing is not None:
         if any(document.input_ids is None for side in sides for document in side.documents):
             raise missing
@@ -69,10 +117,12 @@ def describe_checkpoint(
     vocab_size = getattr(configs[0].get_text_config(), "vocab_size", None)
     console.info("documents: looking for near-duplicates")
     cluster_N, overlap = _find_copies(
-        sides, None if tokenizer is None else build_decoder(tokenizer)
+        sides, training, None if tokenizer is None else build_decoder(tokenizer)
     )
+    clusters = iter(cluster_N.tolist())
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
+    num_cut = 0
     for side in sides:
         for tokens in tokenize_documents(
             side.documents,
@@ -84,19 +134,24 @@ def describe_checkpoint(
         ):
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
+            cluster, count = next(clusters), training.count(side, tokens.id)
+            if count == 0:  # Neither trained nor a fair control.
+                continue
+            kind, parts = training.list_parts(id, tokens, seq_len)
+            num_cut += kind == "piece" and parts[-1][1] < tokens.num_content_tokens
             documents.append(
-                # It is not known how training cut the document.
                 choose_part(
                     tokens,
-                    list_contexts(tokens, seq_len),
+                    parts,
                     Identity(
                         id=id,
-                        bucket=side.name,
+                        bucket=training.name_bucket(side, count),
                         role=side.role,
                         source=tokens.source,
-                        cluster=int(cluster_N[len(documents)]),
+                        num_repetitions=count,
+                        cluster=cluster,
                     ),
-                    kind="context",
+                    kind=kind,
                     probe=probe,
                     window=settings.window,
                 )
@@ -116,7 +171,7 @@ def describe_checkpoint(
                 )
             ),
             documents_sha256=digest.hexdigest(),
-            num_documents=len(documents),
+            num_documents=len(cluster_N),
             num_clusters=len(np.unique(cluster_N)),
             overlap_with_control=overlap,
             near_duplicate_words=_NEAR_DUPLICATE_WORDS,
@@ -125,6 +180,42 @@ def describe_checkpoint(
         out=request.out,
         tokenizer=tokenizer,
         has_given_control=any(side.role == "control" for side in sides),
+        tally="missing" if training.counts is None else "complete",
+        notes=(
+            *notes,
+            *_note_cut(num_cut, len(documents), training.counts),
+            *(request.model.notes if isinstance(request.model, ModelInMemory) else ()),
+        ),
+    )
+
+
+def _read_counts(counts: TrainedCounts | None, members: _Side) -> tuple[_Training, tuple[str, ...]]:
+    """Return how the members were trained, and the notes of the report on it."""
+    if counts is None:
+        return _Training(), ()
+    if not counts.reason and any(d.id not in counts.num_repetitions for d in members.documents):
+        counts = replace(counts, reason="the documents that were counted are not the members")
+    if counts.reason:
+        return _Training(), counts.describe()
+    repetitions = [counts.num_repetitions[document.id] for document in members.documents]
+    num_never = repetitions.count(0)
+    notes = counts.describe()
+    if num_never:
+        notes += (
+            f"{num_never:,} of {len(repetitions):,} members {'was' if num_never == 1 else 'were'} "
+            "not found in full among the sequences that were trained, and not audited.",
+        )
+    return _Training(counts=counts, doses=frozenset(repetitions) - {0}), notes
+
+
+def _note_cut(num_cut: int, num_documents: int, counts: TrainedCounts | None) -> tuple[str, ...]:
+    """Say which part of long documents is audited, if training left out their ends."""
+    if not num_cut or counts is None or counts.piece != "cut":
+        return ()
+    return (
+        f"Training cut documents after {counts.max_tokens:,} tokens: {num_cut:,} of "
+        f"{num_documents:,}, members and control, {'is' if num_cut == 1 else 'are'} audited up to "
+        "there only.",
     )
 
 
@@ -182,7 +273,7 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
 
 
 def _find_copies(
-    sides: Sequence[_Side], decode: Decode | None
+    sides: Sequence[_Side], training: _Training, decode: Decode | None
 ) -> tuple[NDArray[np.int64], Rate | None]:
     """Return each document's near-duplicate cluster, and the share of non-members with overlap.
 
@@ -192,6 +283,7 @@ def _find_copies(
 
     Args:
         sides: members, and non-members where there are any.
+        training: members that were never trained have no overlap with the control.
         decode: turns token ids into text; None compares ids as words.
 
     Returns:
@@ -205,6 +297,13 @@ def _find_copies(
     cluster_N = grams.cluster().cluster
     if len(sides) < 2:
         return cluster_N, None
-    num_nonmembers = len(sides[1].documents)
-    is_member = np.arange(len(documents)) < len(documents) - num_nonmembers
-    return cluster_N, clopper_pearson(grams.count_overlap(~is_member, is_member), num_nonmembers)
+    in_control = np.array([side.role == "control" for side in sides for _ in side.documents])
+    in_trained = np.array(
+        [
+            side.role == "trained" and training.count(side, document.id) != 0
+            for side in sides
+            for document in side.documents
+        ]
+    )
+    num_nonmembers = int(in_control.sum())
+    return cluster_N, clopper_pearson(grams.count_overlap(in_control, in_trained), num_nonmembers)

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memguard.config import AuditConfig
 from memguard.errors import ConfigError
 from memguard.workflows.audit_request import AuditRequest, check_audit
-
-if TYPE_CHECKING:
-    from memguard.workflows.trained_counts import TrainedCounts
+from memguard.workflows.trained_counts import TrainedCounts
 
 
 def make_audit_request(
@@ -25,7 +23,7 @@ def make_audit_request(
     seed: int = 0,
     variants: Sequence[str] = (),
     settings: Mapping[str, Any],
-    counts: "TrainedCounts | None" = None,
+    counts: TrainedCounts | None = None,
 ) -> tuple[AuditRequest, AuditConfig]:
     """Return the checked request of an audit, and its settings.
 
@@ -65,7 +63,7 @@ def make_audit_request(
         settings=given,
         seed=seed,
         variants=tuple(variants),
-        **({} if counts is None else {"counts": counts}),
+        counts=counts,
     )
     checked = request.check()
     check_audit(request, checked, num_processes=1)

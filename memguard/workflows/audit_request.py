@@ -17,9 +17,10 @@ from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.requests import check_paths, read_mesh
 from memguard.workflows.run_checks import check_device_map, has_ternary_weights
 from memguard.workflows.run_folder import check_outside_runs, load_own_config
+from memguard.workflows.trained_counts import TrainedCounts
 
 if TYPE_CHECKING:
-    from memguard.workflows.audited_model import ModelInMemory
+    from memguard.workflows.model_in_memory import ModelInMemory
 
 _OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
 _CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
@@ -44,6 +45,8 @@ class AuditRequest:
     seed: int
     variants: tuple[str, ...] = ()
     """Value of `--variants`, split at commas."""
+    counts: TrainedCounts | None = None
+    """How often the members were trained, where training was counted; they have its ids."""
 
     def check(self) -> AuditConfig:
         """Return the audit's settings: the run's or the defaults, updated with those given.

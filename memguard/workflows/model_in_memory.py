@@ -108,6 +108,22 @@ class ModelInMemory:
         """Whether each rank has only a part of the weights."""
         return self.root is not None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences of the report about the form in which the model is audited."""
+        quantised = [module for module in self.model.modules() if is_4bit(module)]
+        if not quantised:
+            return ()
+        kind = quantised[0].weight.quant_state.quant_type.upper()
+        text = f"The model was audited as it is in memory: {len(quantised):,} layers in 4 bits "
+        if not self.adapter:
+            return (f"{text}({kind}).",)
+        return (
+            f"{text}({kind}), with its adapter over them. The adapter merged into the base that is "
+            "not quantised is another model, with scores of its own: save the adapter and audit "
+            "its folder, which loads that base, before such a model is shipped.",
+        )
+
     @cached_property
     def dtype(self) -> Literal["fp32", "bf16"]:
         """Dtype of the audit's computation: that of the weights, or to which they are cast.

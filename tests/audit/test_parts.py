@@ -212,7 +212,5 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     assert window is not None
     cut = find_cut([chat], [window], window="last")
     assert (cut.num_inside_completion, cut.longest_tokens, cut.used_tokens) == (1, 161, 80)
-    assert "1 of 1 documents is longer than 'data.seq_len' and trained in pieces" in describe_cut(
-        cut
-    )
+    assert "1 of 1 documents is longer than a training row: the audit uses" in describe_cut(cut)
     assert "In 1 of them this part contains no prompt" in describe_cut(cut)

@@ -143,7 +143,7 @@ def test_everything_trained_is_audited_or_counted(folder: Path, form: str) -> No
         succeed(*command)
         report = read_json(run / "audit" / "report.json")
         assert report["method"]["window"] == which
-        assert "longer than 'data.seq_len' and trained in pieces" in notes(run / "audit")
+        assert "longer than a training row: the audit uses" in notes(run / "audit")
         check_all_are_counted(report, rows(run / "audit"))
 
 

@@ -1,0 +1,248 @@
+"""memguard as a plugin of axolotl: goldfish in its batches, and audits of the model it trains.
+
+    register                     checks the block `memguard:` before axolotl loads anything
+    add_callbacks_post_trainer   adds the audits
+    post_trainer_create          puts a `GoldfishCollator` around the trainer's collator
+    on_train_begin               looks at the loader of the batches, and prints what is active
+
+axolotl only logs a plugin whose import fails, and trains without it. Here such a failure is a
+ConfigError, which ends axolotl, and the line printed when training begins proves that memguard is
+active: if it is missing, nothing was mitigated. axolotl evaluates with a collator of its own, so its
+evaluation loss covers all labels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from memguard.errors import ConfigError, shorten
+
+try:
+    from axolotl.integrations.base import BasePlugin  # type: ignore[import-not-found]
+    from pydantic import BaseModel
+    from transformers import TrainerCallback
+
+    from memguard.config import AuditConfig, GoldfishConfig
+    from memguard.integrations.goldfish import (
+        GoldfishCollator,
+        validate_mitigations,
+        wrap_collator,
+    )
+    from memguard.integrations.trainer_audit import MemorizationAuditCallback
+    from memguard.runtime import Console
+except ImportError as error:
+    raise ConfigError(
+        "memguard.integrations.axolotl is a plugin of axolotl, and one of its imports fails: "
+        f"{error}. Install axolotl and memguard in one environment, or remove the plugin"
+    ) from error
+
+_EXAMPLE = "e.g. memguard: {goldfish: {k: 4}}"
+_INNER = ("data_collator", "collate_fn", "collator", "_collator")
+"""Attributes in which libraries keep the collator that they wrap."""
+
+
+class MemguardArguments(BaseModel):
+    """The block that the plugin adds to axolotl's configuration; `read_settings` checks it."""
+
+    memguard: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AxolotlSettings:
+    """The checked block ``memguard:``."""
+
+    goldfish: Mapping[str, Any] | None = None
+    """Arguments of `wrap_collator`; None: labels stay as they are."""
+    audit: Mapping[str, Any] | None = None
+    """Arguments of `MemorizationAuditCallback`; None: no audit."""
+
+    def describe(self) -> str:
+        """Return what is active, for the line that says so."""
+        parts = []
+        if self.goldfish is not None:
+            values = {"k": GoldfishConfig.model_fields["k"].default, **self.goldfish}
+            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+            parts.append(f"goldfish drops labels from every batch ({listed})")
+        if self.audit is not None:
+            every = self.audit.get("every_steps")
+            when = "at the end" if every is None else f"every {every} steps and at the end"
+            parts.append(f"the model is audited {when}, with reports in {self.audit['out']}")
+        return "; ".join(parts)
+
+
+class MemguardPlugin(BasePlugin):  # type: ignore[misc]
+    """What axolotl calls, for ``plugins: [memguard.integrations.axolotl.MemguardPlugin]``.
+
+    It keeps nothing: each call reads the configuration that axolotl passes.
+    """
+
+    def get_input_args(self) -> str:
+        """Return the path of the model of the plugin's configuration."""
+        return f"{MemguardArguments.__module__}.{MemguardArguments.__qualname__}"
+
+    def register(self, cfg: Mapping[str, Any]) -> None:
+        """Check the configuration before axolotl loads data and model.
+
+        Raises:
+            ConfigError: see `read_settings` and `MemorizationAuditCallback`.
+        """
+        settings = read_settings(cfg)
+        if settings.audit is not None:
+            # Checks its arguments; the one that is used needs the trainer.
+            MemorizationAuditCallback(**settings.audit)
+
+    def add_callbacks_post_trainer(
+        self, cfg: Mapping[str, Any], trainer: Any
+    ) -> list[TrainerCallback]:
+        """Return the audits, and the callback that prints what is active.
+
+        Raises:
+            ConfigError: see `read_settings`.
+        """
+        settings = read_settings(cfg)
+        callbacks: list[TrainerCallback] = [ActiveLine(settings)]
+        if settings.audit is not None:
+            callbacks.insert(0, MemorizationAuditCallback(trainer=trainer, **settings.audit))
+        return callbacks
+
+    def post_trainer_create(self, cfg: Mapping[str, Any], trainer: Any) -> None:
+        """Put the mask around the collator of the trainer.
+
+        Raises:
+            ConfigError: see `read_settings` and `wrap_collator`.
+        """
+        settings = read_settings(cfg)
+        if settings.goldfish is not None:
+            wrap_collator(trainer, **settings.goldfish)
+
+
+class ActiveLine(TrainerCallback):  # type: ignore[misc]
+    """Prints one line when training begins, after looking at the loader that feeds it."""
+
+    def __init__(self, settings: AxolotlSettings) -> None:
+        """Keep the settings.
+
+        Args:
+            settings: what should be active.
+        """
+        self._settings = settings
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Print what is active.
+
+        Raises:
+            ConfigError: batches do not go through the `GoldfishCollator`.
+        """
+        loader = kwargs.get("train_dataloader")
+        if self._settings.goldfish is not None and not _masks(loader):
+            raise ConfigError(
+                "'memguard.goldfish' is set, but the batches of this trainer are not made by "
+                "memguard's collator: another plugin or trainer class replaced it. Training "
+                "without the mask is refused; remove that plugin, or 'memguard.goldfish'"
+            )
+        console = Console(quiet=not state.is_world_process_zero)
+        console.info(f"memguard is active: {self._settings.describe()}")
+
+
+def read_settings(cfg: Mapping[str, Any]) -> AxolotlSettings:
+    """Return the checked block ``memguard:`` of axolotl's configuration.
+
+    Args:
+        cfg: axolotl's configuration, before or after its own validation.
+
+    Raises:
+        ConfigError: no block, an unknown key, an invalid value, or training that goldfish does not
+            fit (preferences, rewards, packing without boundaries).
+    """
+    block = cfg.get("memguard")
+    names = tuple(field.name for field in fields(AxolotlSettings))
+    if block is None:
+        raise ConfigError(f"the plugin needs the block 'memguard' in the configuration; {_EXAMPLE}")
+    _check_keys(block, "memguard", known=names)
+    if not block:
+        raise ConfigError(f"'memguard' needs 'goldfish' or 'audit'; {_EXAMPLE}")
+    return AxolotlSettings(
+        goldfish=_read_goldfish(block["goldfish"], cfg) if "goldfish" in block else None,
+        audit=_read_audit(block["audit"]) if "audit" in block else None,
+    )
+
+
+def _read_goldfish(block: Any, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    known = ("seed", *(name for name in GoldfishConfig.model_fields if name != "name"))
+    _check_keys(block, "memguard.goldfish", known=known)
+    seed = block.get("seed", 0)
+    if not isinstance(seed, int):
+        raise ConfigError(f"'memguard.goldfish.seed' should be an integer; got {seed!r}")
+    given = {name: value for name, value in block.items() if name != "seed"}
+    try:
+        validate_mitigations([{"name": "goldfish", **given}])
+    except ConfigError as error:
+        raise ConfigError(
+            *(f"in 'memguard.goldfish': {problem}" for problem in error.problems)
+        ) from error
+    for name in ("rl", "reward_model", "process_reward_model"):
+        if cfg.get(name):
+            raise ConfigError(
+                f"'memguard.goldfish' does not fit '{name}': dropped labels would change what is "
+                "compared or rewarded, not what is memorized. Use it in supervised fine-tuning"
+            )
+    if (
+        cfg.get("pretraining_dataset")
+        and cfg.get("sample_packing")
+        and cfg.get("pretrain_multipack_attn") is False
+    ):
+        raise ConfigError(
+            "'pretrain_multipack_attn' false packs documents into rows that do not show where one "
+            "begins, which 'memguard.goldfish' needs. Remove that setting"
+        )
+    return dict(block)
+
+
+def _read_audit(block: Any) -> dict[str, Any]:
+    parameters = signature(MemorizationAuditCallback.__init__).parameters.values()
+    own = {each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY} - {"trainer"}
+    known = (*sorted(own), *sorted(set(AuditConfig.model_fields) - own - {"enabled"}))
+    _check_keys(block, "memguard.audit", known=known)
+    for name in ("members", "out"):
+        if block.get(name) is None:
+            raise ConfigError(
+                f"'memguard.audit' needs '{name}'; "
+                "e.g. audit: {members: train.jsonl, out: audits}"
+            )
+    documents = {
+        name: _list_paths(block[name], f"memguard.audit.{name}")
+        for name in ("members", "nonmembers")
+        if block.get(name) is not None
+    }
+    return {**block, **documents}
+
+
+def _list_paths(value: Any, name: str) -> list[Path]:
+    """Return the paths of a setting: a string in YAML is never a document itself."""
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, Sequence) or not all(isinstance(path, str) for path in paths):
+        raise ConfigError(f"'{name}' should be a path or a list of paths; got {_show(value)}")
+    return [Path(path) for path in paths]
+
+
+def _check_keys(block: Any, name: str, *, known: Sequence[str]) -> None:
+    if not isinstance(block, Mapping):
+        raise ConfigError(f"'{name}' should hold settings; got {_show(block)}. {_EXAMPLE}")
+    for key in block:
+        if key not in known:
+            raise ConfigError(f"'{name}.{key}' is not a setting; it may be {', '.join(known)}")
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else shorten(repr(value))
+
+
+def _masks(loader: Any) -> bool:
+    """Return whether the collator of a loader is memguard's, also inside of others."""
+    collator = getattr(loader, "collate_fn", None)
+    while collator is not None and not isinstance(collator, GoldfishCollator):
+        inner = [getattr(collator, name, None) for name in _INNER]
+        collator = next((each for each in inner if each is not None), None)
+    return collator is not None

@@ -1,0 +1,337 @@
+"""Counts how often a `Trainer` really trains each document, by the rows that its model receives.
+
+    forward of a step   a hook keeps input_ids, position_ids and attention_mask   not counted yet
+    end of the step     their runs are looked up among the documents              counted
+    checkpoint          the counts are saved beside it, and restored from it
+
+What the model receives is what is trained: batches that workers prepared in advance, or that a
+killed step left behind, are never counted. Each process counts its own rows; `counts` adds them.
+"""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from memguard.integrations.token_runs import (
+    PACKINGS,
+    Packing,
+    RowFormat,
+    RunIndex,
+    cut_runs,
+)
+from memguard.records import write_atomically
+from memguard.runtime import Runtime
+from memguard.workflows.trained_counts import MAX_UNMATCHED, TrainedCounts, describe_unmatched
+
+_TALLY = re.compile(r"memguard-tally-(\d+)-of-(\d+)\.npz")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fed:
+    """Arguments of one forward of training."""
+
+    input_ids: Tensor
+    position_ids: Tensor | None
+    attention_mask: Tensor | None
+
+    @property
+    def key(self) -> tuple[int, torch.Size]:
+        """Identity of the tokens in memory while they are kept."""
+        return self.input_ids.data_ptr(), self.input_ids.shape
+
+
+class TrainedRows:
+    """Counts on one process how often each document is trained.
+
+    Call `watch` before training, `end_step` after each optimizer step, `save` with each checkpoint
+    and `load` where training resumes from one.
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[tuple[str, ArrayLike]],
+        *,
+        eos_id: int | None,
+        max_length: int | None = None,
+        packing: Packing | None = None,
+        num_proc: int | None = None,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        """Build the index of the documents.
+
+        Args:
+            documents: id and token ids ``[N]`` of each training document, without truncation and
+                before packing; of packing `wrapped` in the order of the dataset.
+            eos_id: token that the trainer may append to a document; None if there is none.
+            max_length: length at which documents are cut or split, and of a packed row (tokens).
+            packing: TRL's strategy; None if a row is a document.
+            num_proc: processes that pack the dataset, for packing `wrapped`.
+            shuffle_seed: seed with which TRL shuffles the dataset before packing; None if it does
+                not.
+        """
+        rows = RowFormat(
+            eos_id=eos_id,
+            max_length=max_length,
+            packing=packing,
+            num_proc=num_proc,
+            shuffle_seed=shuffle_seed,
+        )
+        self._index, self._rows = RunIndex(documents, rows), rows
+        self._handle: RemovableHandle | None = None
+        self.reset()
+
+    @classmethod
+    def from_trainer_arguments(
+        cls, documents: Iterable[tuple[str, ArrayLike]], arguments: Any, *, eos_id: int | None
+    ) -> Self:
+        """Build the index for the arguments of a trainer.
+
+        Args:
+            documents: see `TrainedRows`.
+            arguments: `TrainingArguments`, or TRL's `SFTConfig` with its packing and truncation.
+            eos_id: see `TrainedRows`.
+        """
+        strategy = getattr(arguments, "packing_strategy", None)
+        is_packed = getattr(arguments, "packing", False) and strategy in PACKINGS
+        is_shuffled = is_packed and getattr(arguments, "shuffle_dataset", False)
+        return cls(
+            documents,
+            eos_id=eos_id,
+            max_length=getattr(arguments, "max_length", None),
+            packing=strategy if is_packed else None,
+            num_proc=getattr(arguments, "dataset_num_proc", None) if is_packed else None,
+            shuffle_seed=arguments.seed if is_shuffled else None,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: a copy of a watched model shares its hook, and is not trained."""
+        return self
+
+    def reset(self) -> None:
+        """Forget all counts, as where training begins again from its start."""
+        self._counts = np.zeros(len(self._index), dtype=np.int64)
+        self._num_runs = self._num_unmatched = 0
+        self._reason = ""
+        self._pending: list[_Fed | None] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Record the batches of a model's forwards in training.
+
+        Args:
+            model: the model that the trainer calls, or the one that its wrappers call. A compiled
+                model must not have been trained before.
+        """
+        self.unwatch()
+        self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
+
+    def unwatch(self) -> None:
+        """Stop recording."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    # A break in the graph of a compiled model: what the hook stores must not be traced.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._handle is None or not (module.training and torch.is_grad_enabled()):
+            return
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if not isinstance(given, Tensor) or given.is_floating_point() or given.ndim not in (1, 2):
+            self._pending.append(None)
+            return
+        fed = _Fed(given, kwargs.get("position_ids"), kwargs.get("attention_mask"))
+        # TRL calls the model a second time with the same batch for its metrics.
+        if all(other is None or other.key != fed.key for other in self._pending):
+            self._pending.append(fed)
+
+    def end_step(self, *, was_skipped: bool = False) -> None:
+        """Count the batches since the last call.
+
+        Args:
+            was_skipped: whether the optimizer skipped the step, as after an overflow in fp16.
+        """
+        pending, self._pending = self._pending, []
+        if was_skipped:
+            return
+        if not pending:
+            self._reason = self._reason or "a step ended of which no batch was recorded"
+        for fed in pending:
+            if fed is None:
+                self._num_runs += 1
+                self._num_unmatched += 1
+            else:
+                self._count(fed)
+
+    def _count(self, fed: _Fed) -> None:
+        input_ids, position_ids, attention_mask = (
+            _to_rows(each) for each in (fed.input_ids, fed.position_ids, fed.attention_mask)
+        )
+        assert input_ids is not None, "checked by the hook"
+        for run in cut_runs(input_ids, position_ids, attention_mask):
+            number = self._index.find(run)
+            if number is None and len(run) == 1:
+                # Padding of padding-free rows; a token alone predicts nothing and is not trained.
+                continue
+            self._num_runs += 1
+            if number is None:
+                self._num_unmatched += 1
+            else:
+                self._counts[number] += 1
+
+    def counts(self, runtime: Runtime) -> TrainedCounts:
+        """Return the repetitions of each document in the steps that have ended, over all processes.
+
+        Args:
+            runtime: of this process; all processes must call this together.
+        """
+        values = [*self._counts.tolist(), self._num_runs, self._num_unmatched]
+        # Sums of counts below 2^53 are exact.
+        *sums, num_runs, num_unmatched = map(int, runtime.agree_sum(values))
+        reasons = [reason for reason in runtime.gather_objects(self._reason) if reason]
+        counted = self._index.count(np.array(sums, dtype=np.int64))
+        return TrainedCounts(
+            num_repetitions=dict(zip(self._index.ids, counted.repetitions.tolist(), strict=True)),
+            num_runs=num_runs,
+            num_unmatched=num_unmatched,
+            num_equal=counted.num_equal,
+            max_tokens=None if counted.piece is None else self._rows.max_length,
+            piece=counted.piece,
+            first_piece_tokens={
+                self._index.ids[number]: size for number, size in counted.first_piece_tokens.items()
+            },
+            reason=reasons[0] if reasons else self._judge(num_runs, num_unmatched),
+        )
+
+    def _judge(self, num_runs: int, num_unmatched: int) -> str:
+        """Return the reason for which counts are not used; empty if they are."""
+        if not num_runs:
+            return "no training step has ended"
+        if num_unmatched <= MAX_UNMATCHED * num_runs:
+            return ""
+        return describe_unmatched(
+            num_unmatched, num_runs, is_in_order=self._rows.packing == "wrapped"
+        )
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def save(self, folder: Path, rank: int, world_size: int) -> None:
+        """Write this process's counts beside a checkpoint of the trainer.
+
+        Args:
+            folder: of the checkpoint.
+            rank: of this process.
+            world_size: number of processes.
+        """
+        content = io.BytesIO()
+        np.savez(
+            content,
+            counts=self._counts,
+            runs=np.array([self._num_runs, self._num_unmatched], dtype=np.int64),
+            documents=np.array(self._index.digest),
+            reason=np.array(self._reason),
+        )
+        write_atomically(folder / _name_tally(rank, world_size), content.getvalue())
+        if rank == 0:
+            for (_, size), path in _list_tallies(folder).items():
+                if size != world_size:  # Of a training before, with other processes.
+                    path.unlink(missing_ok=True)
+
+    def load(self, folder: Path | None, rank: int, world_size: int) -> None:
+        """Continue with the counts saved beside a checkpoint.
+
+        If there were another number of processes, process 0 continues with all of them. Counts that
+        cannot be restored are not an error: `counts` then has the reason.
+
+        Args:
+            folder: of the checkpoint; None if it was not found.
+            rank: of this process.
+            world_size: number of processes.
+        """
+        self.reset()
+        if folder is None:
+            self._reason = (
+                "training was resumed from a checkpoint whose folder is not known; name it in "
+                "'resume_from_checkpoint' of the trainer's arguments"
+            )
+            return
+        found = _list_tallies(folder)
+        sizes = {size for _, size in found}
+        size = world_size if world_size in sizes else min(sizes, default=0)
+        ranks = [rank] if size == world_size else range(size) if rank == 0 else []
+        if not size or any((each, size) not in found for each in ranks):
+            self._reason = (
+                f"training was resumed from '{folder.name}', which has no memguard-tally files of "
+                "all its processes"
+            )
+            return
+        for each in ranks:
+            try:
+                self._add(found[each, size])
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+                self._reason = f"'{folder.name}/{found[each, size].name}' is damaged"
+
+    def _add(self, path: Path) -> None:
+        with np.load(path, allow_pickle=False) as tally:
+            digest, reason = str(tally["documents"]), str(tally["reason"])
+            counts, runs = tally["counts"], tally["runs"]
+        if digest != self._index.digest:
+            self._reason = (
+                f"training was resumed from '{path.parent.name}', whose tally is of other "
+                "documents or another packing"
+            )
+            return
+        self._counts += counts
+        self._num_runs += int(runs[0])
+        self._num_unmatched += int(runs[1])
+        self._reason = self._reason or reason
+
+
+def find_resumed(arguments: Any, global_step: int) -> Path | None:
+    """Return the folder of the checkpoint from which a trainer resumed; None if it is not found.
+
+    Args:
+        arguments: the trainer's.
+        global_step: of its state when training begins, above 0 if it resumed.
+    """
+    named = getattr(arguments, "resume_from_checkpoint", None)
+    folders = [Path(named)] if isinstance(named, str) else []
+    folders.append(Path(arguments.output_dir) / f"checkpoint-{global_step}")
+    return next((folder for folder in folders if _read_step(folder) == global_step), None)
+
+
+def _read_step(folder: Path) -> int | None:
+    try:
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    step = state.get("global_step") if isinstance(state, dict) else None
+    return step if isinstance(step, int) else None
+
+
+def _to_rows(given: Any) -> NDArray[np.int64] | None:
+    """Return ``[B, T]`` on the CPU; None if it is not a tensor of rows."""
+    if not isinstance(given, Tensor) or given.ndim not in (1, 2):
+        return None
+    rows: NDArray[np.int64] = np.atleast_2d(given.detach().cpu().numpy().astype(np.int64))
+    return rows
+
+
+def _name_tally(rank: int, world_size: int) -> str:
+    return f"memguard-tally-{rank}-of-{world_size}.npz"
+
+
+def _list_tallies(folder: Path) -> dict[tuple[int, int], Path]:
+    """Return the tallies of a checkpoint by rank and number of processes."""
+    matches = [(_TALLY.fullmatch(path.name), path) for path in folder.glob("memguard-tally-*.npz")]
+    return {(int(match[1]), int(match[2])): path for match, path in matches if match}
