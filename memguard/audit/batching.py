@@ -140,6 +140,16 @@ class Batching:
             gathered.update(part)
         return [gathered[index] for index in range(len(jobs))]
 
+    def count_steps(self, jobs: Sequence[Job]) -> int:
+        """Return the steps of all rounds, if no text ends early; see `run`."""
+        waiting = sorted(range(len(jobs)), key=lambda index: -_count_tokens([jobs[index]]))
+        num_steps = 0
+        while waiting:
+            batches = self._take_round(waiting, jobs)
+            num_steps += max(jobs[index].num_new for batch in batches for index in batch)
+            waiting = waiting[sum(map(len, batches)) :]
+        return num_steps
+
     def _take_round(self, waiting: Sequence[int], jobs: Sequence[Job]) -> list[list[int]]:
         """Return the next batches, at most one for each rank that splits the batch."""
         budget = 1 if self._measures_memory else self._batch_tokens

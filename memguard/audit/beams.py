@@ -29,7 +29,6 @@ from torch import Tensor
 from memguard.audit.batching import BatchResult, Job, Progress
 from memguard.audit.decoding import Decoder
 from memguard.audit.requests import IsFree
-from memguard.model.kv_cache import GrowingRows
 
 _GUESS_WEIGHT = 0.05
 
@@ -90,7 +89,7 @@ def search_beams(
         )
 
     def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> BatchResult[Beams]:
-        growing = GrowingRows(decoder.lm, is_cached=is_cached, room=num_steps)
+        growing = decoder.grow(is_cached=is_cached, room=num_steps)
         states = [_Growth(requests[index]) for index in batch]
         proposed = growing.start([state.request.prompt_ids for state in states], propose)
         going, num_bad, num_tokens = states, proposed.num_bad, len(states)

@@ -10,12 +10,12 @@ sampling treats them like any other token.
 
 The same loop runs on one process and on meshes: prompts run once and their keys and values are
 cached (see `model/kv_cache.py`); each step runs one token per row, with the LM head in fp32. The
-weights are gathered over z once for each batch (see `CausalLM.keep_gathered`).
+weights are gathered over z once for each batch, or, if they do not fit at once, block by block for
+each token (see `CausalLM.keep_gathered` and `generation_time`).
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,6 +32,7 @@ from memguard.audit.batching import (
     Result,
     find_longest_run,
 )
+from memguard.audit.generation_time import GenerationLimit, Pace
 from memguard.audit.requests import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
@@ -61,6 +62,7 @@ RunCached = Callable[[Sequence[int], int, bool], BatchResult[Result]]
 """Like `batching.RunBatch`, and also takes whether keys and values are cached."""
 DECODED_TOKENS = 16_384
 """Default number of tokens of a batch, whose keys and values are in memory at the same time."""
+_MOST_GPU_TOKENS = 1 << 20
 # Removing rows copies all keys and values, so finished rows stay until the share of others is this.
 _LIVE_SHARE = 0.75
 
@@ -84,18 +86,42 @@ _NOTHING = Continuation(token_ids=np.zeros(0, dtype=np.int32), min_gap=float("na
 class Decoder:
     """Continues prompts with a model; on a mesh every rank calls it and gets all results."""
 
-    def __init__(self, lm: CausalLM, batch_tokens: int, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self,
+        lm: CausalLM,
+        batch_tokens: int | None = None,
+        runtime: Runtime | None = None,
+        limit: GenerationLimit | None = None,
+    ) -> None:
         """Prepare decoding with a model.
 
         Args:
             lm: the model as hidden states plus head; put into evaluation mode while decoding.
             batch_tokens: tokens whose keys and values are in memory at a time, with padding; a
-                single request always runs.
+                single request always runs. None: 16,384; on a GPU, where weights are gathered for
+                each token, as many as fit, since one gather serves all rows.
             runtime: this rank; None for one process.
+            limit: longest time that this and other models generate, where weights are gathered for
+                each token.
         """
         self.lm = lm
-        self._batching = Batching(lm, batch_tokens, runtime)
-        self._runtime = self._batching.runtime
+        runtime = runtime or Runtime(device=lm.device)
+        self._fits = not runtime.agree_any(not lm.fits_gathered())
+        takes_most = batch_tokens is None and not self._fits and lm.device.type == "cuda"
+        self._batching = Batching(
+            lm,
+            _MOST_GPU_TOKENS if takes_most else batch_tokens or DECODED_TOKENS,
+            runtime,
+            measures_memory=takes_most,
+        )
+        self._runtime = runtime
+        self._limit = limit or GenerationLimit()
+        self._pace: Pace | None = None
+
+    def grow(self, *, is_cached: bool, room: int) -> GrowingRows:
+        """Return rows that have not been started, see `GrowingRows`; their steps are timed."""
+        on_step = None if self._pace is None else self._pace.step
+        return GrowingRows(self.lm, is_cached=is_cached, room=room, on_step=on_step)
 
     def run(
         self,
@@ -107,8 +133,11 @@ class Decoder:
         assert all(job.num_new >= 1 for job in jobs), "a continuation has a token"
         # Evaluated in the first batch: on all ranks, and after the jobs were checked.
         is_cached = cache(lambda: self._agree_on_cache(jobs))
-        fits = not self._runtime.agree_any(not self.lm.fits_gathered())
-        with self.lm.keep_gathered() if fits else nullcontext():
+        self._pace = None
+        if not self._fits:
+            num_steps = self._batching.count_steps(jobs)
+            self._pace = Pace(limit=self._limit, runtime=self._runtime, num_steps=num_steps)
+        with self.lm.keep_gathered(fits=self._fits):
             return self._batching.run(
                 jobs,
                 lambda batch, num_steps: run_batch(batch, num_steps, is_cached()),
@@ -138,18 +167,12 @@ class Decoder:
     def find_obstacle(self) -> str | None:
         """Return the reason why generating token by token would be too slow; None if there is none.
 
-        Each new token needs all weights: weights offloaded to disk are read again for each token,
-        and weights sharded over z are gathered for each token unless all of them fit into memory
-        in addition to the shards. The result is the same on every rank.
+        Each new token needs all weights, and weights that are offloaded to disk would be read again
+        for each. The result is the same on every rank.
         """
         places = set(map(str, getattr(self.lm.model, "hf_device_map", {}).values()))
         if "disk" in places or ("cpu" in places and self.lm.device.type == "cuda"):
             return "weights are offloaded, and each new token would load all of them again"
-        if self._runtime.agree_any(not self.lm.fits_gathered()):
-            return (
-                "the weights gathered over z do not fit into memory in addition to this rank's "
-                "shard, and each new token would gather them again; audit with a larger y or x"
-            )
         return None
 
     def continue_greedily(
@@ -257,7 +280,7 @@ class Decoder:
                 runtime=self._runtime,
             )
             return growth.run(
-                GrowingRows(self.lm, is_cached=cached, room=num_steps),
+                self.grow(is_cached=cached, room=num_steps),
                 [requests[index].input_ids for index in distinct],
                 copies=[distinct.index(index) for index, _ in rows],
             )

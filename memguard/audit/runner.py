@@ -225,7 +225,7 @@ class Runner:
         decoder = self.audited.decoder() if items else None
         if decoder is not None:
             if request.beams is None and request.scheme is None and request.is_done is not None:
-                # Only this decoding has a substitute, so that the audit can go on without it.
+                # Without a substitute a probe runs all the same, however slow it is.
                 obstacle = decoder.find_obstacle()
                 if obstacle is not None:
                     raise CannotGenerate(obstacle)
@@ -334,6 +334,11 @@ def _advance(
     """Take the next requests of a probe, or its results if it has ended."""
     try:
         requests = guard.advance(name, step)
+    except CannotGenerate as reason:
+        # It has no substitute for generated text; all ranks have the same reason.
+        running.pop(name, None)
+        guard.failed[name] = str(reason)
+        return
     except StopIteration as end:
         running.pop(name, None)
         if end.value is not None:

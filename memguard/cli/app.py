@@ -261,6 +261,12 @@ def audit(
         int | None,
         typer.Option(min=1, help="Tokens per forward pass; as many as fit if left out."),
     ] = None,
+    max_generation_minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest time of generation whose weights are gathered for each token (minutes)."
+        ),
+    ] = None,
     device_map: Annotated[
         str | None,
         typer.Option(help="auto: distribute a large model over GPUs, memory and disk."),

@@ -285,6 +285,11 @@ class AuditConfig(Settings):
         None,
         description="Tokens of one forward pass, padding included (tokens); null takes what fits.",
     )
+    max_generation_minutes: Positive | None = Field(
+        30,
+        description="Longest time that all models of an audit generate text where their weights do "
+        "not fit at once and are gathered for each token (minutes); null: no limit.",
+    )
     device_map: Literal["auto"] | None = Field(
         None,
         description="auto: one process spreads the model over its GPUs, then memory, then disk; "

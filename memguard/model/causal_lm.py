@@ -196,13 +196,19 @@ class CausalLM(nn.Module):
                 module.reshard()
 
     @contextmanager
-    def keep_gathered(self) -> Iterator[None]:
+    def keep_gathered(self, *, fits: bool) -> Iterator[None]:
         """Gather weights over z once, in the first call inside the block, and free them at its end.
 
-        For many short forwards without gradients, such as generating token by token. Needs the
-        memory that `fits_gathered` checks. Of another program's shards only those of its root unit
-        (embeddings and head) are kept.
+        For many short forwards without gradients, such as generating token by token.
+
+        Args:
+            fits: the result of `fits_gathered` on all ranks. If they do not fit, each forward
+                gathers the blocks one after the other; of another program's shards those of the
+                root unit (embeddings and head) are kept.
         """
+        if not fits and self._root is None:
+            yield
+            return
         assert not self._keeps_gathered, "blocks are not nested"
         for unit in self.freed_units:
             unit.set_reshard_after_forward(False, recurse=False)
@@ -218,8 +224,11 @@ class CausalLM(nn.Module):
     def fits_gathered(self) -> bool:
         """Return whether all weights gathered over z fit into this rank's free GPU memory.
 
-        True without a mesh, with z of 1, and on the CPU, whose free memory is not measured.
+        True without a mesh, with z of 1, and on the CPU, whose free memory is not measured. False
+        if another program has sharded them, whose memory is its own.
         """
+        if self._root is not None:
+            return False
         if self.mesh is None or self.mesh.shape.z == 1 or self.device.type != "cuda":
             return True
         needed = self.mesh.shape.z * sum(

@@ -119,15 +119,23 @@ class GrowingRows:
     the result is discarded.
     """
 
-    def __init__(self, lm: CausalLM, *, is_cached: bool, room: int) -> None:
+    def __init__(
+        self,
+        lm: CausalLM,
+        *,
+        is_cached: bool,
+        room: int,
+        on_step: Callable[[], None] | None = None,
+    ) -> None:
         """Prepare for one batch.
 
         Args:
             lm: the model.
             is_cached: False runs the whole rows again for each token; see `can_cache`.
             room: tokens that will be added to each row.
+            on_step: called after each token that is added.
         """
-        self._lm = lm
+        self._lm, self._on_step = lm, on_step
         self._cache = build_row_cache(room) if is_cached else None
         self._ids_RT = torch.zeros(0, 1, dtype=torch.int64)
         # Stored on the CPU, so that no step waits for the device.
@@ -166,6 +174,12 @@ class GrowingRows:
     @torch.no_grad()
     def append(self, tokens_R: Tensor, read: Read[Result]) -> Result:
         """Append a token to each row and return ``read`` of their last hidden states."""
+        result = self._append(tokens_R, read)
+        if self._on_step is not None:
+            self._on_step()
+        return result
+
+    def _append(self, tokens_R: Tensor, read: Read[Result]) -> Result:
         tokens_R1 = tokens_R.to(self._ids_RT)[:, None]
         positions_R1 = self._put(self._lengths_R[:, None])
         self._lengths_R = self._lengths_R + 1

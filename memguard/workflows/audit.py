@@ -13,6 +13,7 @@ from memguard.audit.blind import compare_kinds
 from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
+from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.suite import Suite, load_audit_suite
@@ -243,6 +244,8 @@ def _audit(
     if cut := find_cut(target.documents, (), window=settings.window):
         console.warn(describe_cut(cut))
 
+    limit = GenerationLimit(max_minutes=settings.max_generation_minutes, say=console.info)
+
     def open_model(
         model: str | ModelInMemory, revision: str | None = None, base: str | None = None
     ) -> LazyModel:
@@ -254,6 +257,7 @@ def _audit(
             settings=settings,
             attn=target.attn,
             distributed=distributed,
+            limit=limit,
         )
 
     model = open_model(target.model, base=target.adapter_base)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from memguard.audit.context import AuditContext
-from memguard.audit.decoding import DECODED_TOKENS, Decoder
+from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import Window
+from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import Inputs
@@ -41,7 +42,12 @@ def build_monitor(
         return None
     probe = load_audit_suite(config.audit).extraction
     windows = _choose_windows(config, corpus, probe)
-    model = ModelInTraining(lm=lm, batch_tokens=config.audit.batch_tokens, runtime=runtime)
+    model = ModelInTraining(
+        lm=lm,
+        batch_tokens=config.audit.batch_tokens,
+        runtime=runtime,
+        limit=GenerationLimit(max_minutes=config.audit.max_generation_minutes),
+    )
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     documents = [index_of[window.document.id] for window in windows]
 
@@ -84,6 +90,8 @@ class ModelInTraining:
     lm: CausalLM
     batch_tokens: int | None
     runtime: Runtime
+    limit: GenerationLimit | None = None
+    """Longest time that it generates in all looks together."""
     identity: None = None
     """Weights change at each step: their numbers are not cached."""
     max_tokens: None = None
@@ -94,7 +102,7 @@ class ModelInTraining:
 
     def decoder(self) -> Decoder:
         """Return a decoder."""
-        return Decoder(self.lm, self.batch_tokens or DECODED_TOKENS, self.runtime)
+        return Decoder(self.lm, self.batch_tokens, self.runtime, self.limit)
 
     def free(self) -> None:
         """Keep the model."""

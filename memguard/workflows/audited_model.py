@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import transformers
 
-from memguard.audit.decoding import DECODED_TOKENS, Decoder
+from memguard.audit.decoding import Decoder
+from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig
 from memguard.hf.adapter_files import find_config
@@ -46,6 +47,7 @@ class LazyModel:
         attn: str | None,
         distributed: DistributedContext,
         form: VariantForm | None = None,
+        limit: GenerationLimit | None = None,
     ) -> None:
         """Store the location of a model; nothing is loaded or copied.
 
@@ -59,7 +61,9 @@ class LazyModel:
             attn: attention implementation.
             distributed: this process and the mesh it is part of.
             form: of a variant, on one process; None loads the model as it is.
+            limit: longest time that it and other models generate; None: no limit.
         """
+        self._limit = limit
         self._model, self._revision, self._base, self._attn = model, revision, base, attn
         self._weights_sha256, self._settings, self._form = weights_sha256, settings, form
         self._mesh, self._runtime = distributed.mesh, distributed.runtime
@@ -119,8 +123,8 @@ class LazyModel:
     def decoder(self) -> Decoder:
         """Return the decoder, the same object until `free`; the first call loads the model."""
         if self._decoder is None:
-            tokens = self._settings.batch_tokens or DECODED_TOKENS
-            self._decoder = Decoder(self._get(), tokens, self._runtime)
+            tokens = self._settings.batch_tokens
+            self._decoder = Decoder(self._get(), tokens, self._runtime, self._limit)
         return self._decoder
 
     def free(self) -> None:

@@ -260,8 +260,6 @@ def test_obstacles_to_generation_are_named(lm: CausalLM, monkeypatch: pytest.Mon
     assert "offloaded" in str(decoder.find_obstacle())
     monkeypatch.setattr(lm.model, "hf_device_map", {"": "cpu"}, raising=False)
     assert decoder.find_obstacle() is None
-    monkeypatch.setattr(type(lm), "fits_gathered", lambda self: False)
-    assert "gathered over z" in str(decoder.find_obstacle())
 
 
 # -- sampling ----------------------------------------------------------------------------------
