@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.selection import BucketOutline, Selection, select_windows
+from memguard.audit.selection import BucketOutline, Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
-from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -52,8 +51,8 @@ from memguard.planner.rows import (
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
-from memguard.workflows.audit_inputs import list_audited, name_buckets
-from memguard.workflows.audit_work import predict_audit_work
+from memguard.workflows.audit_inputs import name_buckets
+from memguard.workflows.audit_work import predict_audit_work, select_audited
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.memory_check import resolve_auto_for_documents
@@ -109,19 +108,6 @@ def predict_audit_intervals(
             bucket.planned_repetitions,
             reached[bucket.bucket],
         ),
-    )
-
-
-def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
-    """Return what the audit will measure; None if the run has no audit."""
-    if not config.audit.enabled:
-        return None
-    return select_windows(
-        list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len),
-        load_audit_suite(config.audit).extraction,
-        seed=config.seed,
-        min_documents=0,
-        max_documents_per_bucket=config.audit.max_documents_per_bucket,
     )
 
 
@@ -249,7 +235,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
         disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
         remarks += remark_on_disk(disk)
-        selection = _select_audited(config, corpus, counts)
+        selection = select_audited(config, corpus, counts)
         buckets = predict_audit_intervals(corpus, counts, selection)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps

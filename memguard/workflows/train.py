@@ -23,6 +23,8 @@ from memguard.model.checks import keeps_documents_apart
 from memguard.model.router_loss import explain_missing, has_flag
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.planner.generation import describe_generation
+from memguard.planner.machine import THIS_MACHINE, load_machine
 from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.records import ManifestEntry, save_manifest, write_atomically
 from memguard.records.run_files import (
@@ -49,6 +51,12 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_output import show_verdict
+from memguard.workflows.audit_work import (
+    check_generation,
+    predict_audit_work,
+    predict_generation,
+    select_audited,
+)
 from memguard.workflows.control_outlook import report_control
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
@@ -62,6 +70,7 @@ from memguard.workflows.memory_check import (
     resolve_auto_for_documents,
     resolve_auto_settings,
 )
+from memguard.workflows.plan import read_run_model
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_processes
 from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
@@ -179,6 +188,7 @@ def _prepare_and_train(
     runtime, folder = distributed.runtime, Path(config.output_dir) / config.name
     with console.phase("documents"):
         prepared = _prepare_once(config, distributed, console)
+    runtime.only_on_main(lambda: _check_generation(config, prepared, distributed, console))
     run_key = compute_run_key(config, prepared.corpus)
     state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
     before = runtime.broadcast_object(state)
@@ -237,6 +247,36 @@ def _prepare_once(
     quiet_libraries()
     folder = Path(config.output_dir) / config.name
     return PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=tokenizer)
+
+
+def _check_generation(
+    config: RunConfig, prepared: PreparedRun, distributed: DistributedContext, console: Console
+) -> None:
+    """Refuse a run on GPUs whose audits would generate text for too long.
+
+    Raises:
+        ConfigError: see `check_generation`.
+    """
+    mesh, runtime = distributed.mesh, distributed.runtime
+    if mesh is None or mesh.shape.z == 1 or runtime.device.type != "cuda":
+        return
+    corpus = prepared.corpus
+    counts = [entry.planned_repetitions for entry in corpus.manifest]
+    selection = select_audited(config, corpus, counts)
+    if selection is None:
+        return
+    machine = load_machine(THIS_MACHINE, num_processes=runtime.world_size)
+    plan = predict_generation(
+        config,
+        predict_audit_work(config, corpus, selection, prepared.tokenizer),
+        read_run_model(config),
+        mesh.shape,
+        machine,
+    )
+    if not plan.fits:
+        for line in describe_generation(plan):
+            console.info(f"audit: {line}")
+    check_generation(config, plan, machine, console.warn)
 
 
 def _pass() -> None:
