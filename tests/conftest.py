@@ -144,6 +144,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     """
     if request.param == "cpu":
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        # Otherwise a machine with GPUs seems to have a driver that is too old.
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     elif not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
     return torch.device(request.param)

@@ -10,6 +10,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import re
 import resource
 import sys
 import warnings
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MORE_MACHINES = "use several machines with torchrun"
 _MOST_A_CORE = 4
 _DEVICES = Path("/dev")
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
@@ -48,10 +50,14 @@ def default_cache_dir() -> Path:
 def quiet_kernel_advice() -> None:
     """Silence advice of torchao and bitsandbytes about kernels that this machine cannot use.
 
-    They give it when transformers imports them; this may be called before, and imports nothing.
+    They give it when transformers imports them; this may be called before, and imports nothing. If
+    GPUs are visible, torch's warning that it cannot use them is silenced too, as `detect_runtime`
+    raises an error.
     """
     for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    if count_gpus():
+        warnings.filterwarnings("ignore", message="CUDA initialization")
 
 
 def quiet_libraries() -> None:
@@ -160,6 +166,17 @@ def count_gpus() -> int:
     is_none = [name in ("", "-1", "none", "NoDevFiles") for name in names]
     listed = is_none.index(True) if True in is_none else len(names)
     return min(present, listed)
+
+
+def read_driver_version() -> str | None:
+    """Return the version of the loaded NVIDIA driver; None where the system does not say."""
+    try:
+        text = _DRIVER.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
+    found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)", text, re.MULTILINE)
+    return None if found is None else found[1]
 
 
 def is_cpu_build() -> bool:

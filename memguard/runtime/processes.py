@@ -7,11 +7,16 @@
 A rank may wait for hours while rank 0 reads documents, so the control group has no time limit. The
 default group keeps its limits, which detect a hung collective.
 
+It is an error if GPUs are visible and torch was built with CUDA, but cannot use them. The CPU is
+used if none is visible, as with `CUDA_VISIBLE_DEVICES=`, or by a build of torch for CPUs.
+
 In a program that goes on when a part of it fails, ranks are `contained`: before each operation all
 ranks tell whether they have failed, so that an error on one rank ends the part on all of them.
 """
 
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +26,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import distributed as dist
 
-from memguard.errors import ConfigError, MemguardError, OtherRankFailed
+from memguard.errors import ConfigError, MemguardError, OtherRankFailed, shorten
+from memguard.runtime.environment import count_gpus, read_driver_version
 
 ValueT = TypeVar("ValueT")
 
@@ -171,8 +177,53 @@ def detect_runtime() -> Runtime:
     """Return this process's device and rank, as set by torchrun or `--nproc`; starts no group.
 
     Raises:
-        ConfigError: this machine has more processes than GPUs.
+        ConfigError: torch cannot use the visible GPUs, or this machine has more processes than
+            GPUs.
     """
+    problem = explain_unusable_gpus()
+    if problem is not None:
+        raise ConfigError(problem)
+    return _find_place()
+
+
+def explain_unusable_gpus() -> str | None:
+    """Return in one line why torch cannot use the visible GPUs.
+
+    Returns:
+        None if it can use them, if no GPU is visible, or if torch was built without CUDA.
+    """
+    num_gpus = count_gpus()
+    if num_gpus == 0 or torch.version.cuda is None:
+        return None
+    with warnings.catch_warnings():
+        # The line says what torch warns of.
+        warnings.simplefilter("ignore")
+        if torch.cuda.is_available():
+            return None
+        reason = _find_cuda_error()
+    gpus = "the visible GPU" if num_gpus == 1 else f"the {num_gpus} visible GPUs"
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = "" if listed is None else f" (CUDA_VISIBLE_DEVICES={shorten(listed)})"
+    return (
+        f"torch {torch.__version__} for CUDA {torch.version.cuda} cannot use {gpus}{listed} with "
+        f"NVIDIA driver {read_driver_version() or 'of unknown version'}: {reason}. Update the "
+        "driver or install a torch for it, or set CUDA_VISIBLE_DEVICES= to use the CPU"
+    )
+
+
+def _find_cuda_error() -> str:
+    """Return torch's reason why CUDA is not available, without its advice."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        line = str(error).strip().partition("\n")[0]
+        # An error of CUDA has a number, after guesses at its cause.
+        number = re.search(r"Error \d+: .*", line)
+        return re.split(r"\. (?=[A-Z])", number[0] if number else line)[0].rstrip(".")
+    return "CUDA is not available"
+
+
+def _find_place() -> Runtime:
     rank, local_rank, world_size = _read_ranks()
     if not torch.cuda.is_available():
         device = _CPU
@@ -234,14 +285,15 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
 def join_program() -> Iterator[Runtime]:
     """Yield this rank of a program that calls memguard on all its ranks, for the time of a block.
 
-    An error on one rank ends the block on all ranks, and the program may go on.
+    An error on one rank ends the block on all ranks, and the program may go on. Its model stays
+    where it is, so a GPU that cannot be used is no error here.
 
     Raises:
         ConfigError: not every rank of the program has called this within five minutes.
         OtherRankFailed: another rank failed in its block.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        yield replace(detect_runtime(), rank=0, world_size=1)
+        yield replace(_find_place(), rank=0, world_size=1)
         return
     try:
         meeting = dist.new_group(backend="gloo", timeout=_MEETING)
@@ -255,7 +307,7 @@ def join_program() -> Iterator[Runtime]:
     dist.destroy_process_group(meeting)
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_FOREVER))
     try:
-        with replace(detect_runtime(), control=control).contain() as runtime:
+        with replace(_find_place(), control=control).contain() as runtime:
             yield runtime
     finally:
         dist.destroy_process_group(control)

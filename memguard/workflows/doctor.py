@@ -1,7 +1,8 @@
 """What this installation and machine can do: libraries, devices, collectives.
 
     libraries    versions, compared with those that memguard requires; extras and what they enable
-    devices      cores and memory; each GPU with its memory, capability and attention kernels
+    devices      cores and memory; each GPU with its memory, capability and attention kernels, or
+                 why torch cannot use the GPUs
     collectives  what gloo and NCCL really do, each compared with its exact result
 
 Each part is tried, not assumed from a version.
@@ -22,6 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from memguard.errors import MemguardError
 from memguard.records.record import Record
+from memguard.runtime.processes import explain_unusable_gpus
 from memguard.workflows.backends import LIMIT_S, Backend, check_backend, skip_backend
 from memguard.workflows.collective_checks import say_first_line
 
@@ -109,7 +111,11 @@ def diagnose(
         on_step: called with a status line before each wait.
     """
     libraries = tuple(list_libraries())
-    gpus = tuple(_try_gpu(index) for index in range(torch.cuda.device_count()))
+    unusable = explain_unusable_gpus()
+    # `device_count` may include GPUs that torch cannot use.
+    can_use = unusable is None and torch.cuda.is_available()
+    num_gpus = torch.cuda.device_count() if can_use else 0
+    gpus = tuple(_try_gpu(index) for index in range(num_gpus))
     backends = []
     for backend in _choose_backends(num_ranks, len(gpus)):
         if isinstance(backend, Backend):
@@ -131,7 +137,7 @@ def diagnose(
         cuda=torch.version.cuda,
         gpus=gpus,
         backends=tuple(backends),
-        problems=tuple(_list_problems(libraries, gpus, backends)),
+        problems=tuple(_list_problems(libraries, unusable, gpus, backends)),
     )
 
 
@@ -251,12 +257,17 @@ def _choose_backends(num_ranks: int, num_gpus: int) -> Iterator[_Choice]:
 
 
 def _list_problems(
-    libraries: tuple[Library, ...], gpus: tuple[Gpu, ...], backends: list[Backend]
+    libraries: tuple[Library, ...],
+    unusable: str | None,
+    gpus: tuple[Gpu, ...],
+    backends: list[Backend],
 ) -> Iterator[str]:
     for library in libraries:
         if not library.is_ok:
             version = library.version or "not installed"
             yield f"{library.name}{library.required} is required; got {version}"
+    if unusable is not None:
+        yield unusable
     for gpu in gpus:
         # Without the kernels of attention others are used, and bf16 can be switched off.
         if gpu.bf16 != "ok":

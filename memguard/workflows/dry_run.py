@@ -190,8 +190,13 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
     folder = Path(config.output_dir) / config.name
-    config = resolve_auto_for_documents(config, detect_runtime().device.type)
     remarks = []
+    try:
+        device_type = detect_runtime().device.type
+    except ConfigError as error:  # A GPU that cannot be used; the run may be for another machine.
+        remarks.append(warn("run", f"Training on this machine will stop with this error: {error}"))
+        device_type = "cuda"
+    config = resolve_auto_for_documents(config, device_type)
     try:
         check_same_settings(config, folder, console)
         borrowed = folder

@@ -2,11 +2,13 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import rich.console
 from cli_examples import run_cli, succeed
+from unusable_gpus import LINE, pretend_old_driver
 
 from memguard.cli.doctor_screen import render_diagnosis, render_families
 from memguard.workflows import doctor as workflow
@@ -176,6 +178,22 @@ def test_the_exit_code_tells_whether_all_that_is_needed_works(
         "memguard: something that memguard needs does not work here: gloo: all-reduce"
     )
     assert last.endswith("and 1 more; see the list above")
+
+
+def test_gpus_that_torch_cannot_use_are_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_old_driver(monkeypatch, tmp_path)
+    monkeypatch.setattr(workflow, "check_backend", lambda *_, **__: make_backend())
+    outcome = run_cli("doctor")
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err
+    assert "none that torch can use; its build is for CUDA 13.0" in outcome.out
+    assert f"  {LINE}\n" in outcome.out
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(f"memguard: something that memguard needs does not work here: {LINE}")
+    printed = json.loads(run_cli("doctor", "--json").out)
+    assert LINE in Diagnosis.model_validate(printed).problems
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from ranks import RankPool
 from torch import distributed as dist
+from unusable_gpus import LINE, TOO_OLD, pretend_old_driver
 
 from memguard.errors import ConfigError, DataError, OtherRankFailed
-from memguard.runtime import Runtime, detect_runtime, processes, start_runtime
+from memguard.runtime import Runtime, detect_runtime, environment, processes, start_runtime
 
 
 def here() -> Runtime:
@@ -143,6 +145,7 @@ def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     # A cluster's own numbers: nobody has started ranks.
     assert detect_runtime().world_size == 1
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = detect_runtime()
     assert (found.rank, found.world_size, found.local_rank) == (5, 8, 1)
@@ -153,6 +156,127 @@ def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="this machine has 1, and this is process 2"):
         detect_runtime()
+
+
+def test_gpus_that_torch_cannot_use_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_old_driver(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        detect_runtime()
+    # One line; torch's warning, which says the same, would fail this test.
+    assert caught.value.problems == (LINE,)
+    with pytest.raises(ConfigError), start_runtime():
+        pytest.fail("the CPU is used")
+
+
+def test_what_a_library_finds_before_is_not_said_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The import of torchao looks for GPUs, and torch warns then."""
+    pretend_old_driver(monkeypatch, tmp_path)
+    with warnings.catch_warnings():
+        environment.quiet_kernel_advice()
+        torch.cuda.is_available()
+    pretend_old_driver(monkeypatch, tmp_path)
+    # Without a visible GPU there is no error, and the warning is the only sign.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with warnings.catch_warnings():
+        environment.quiet_kernel_advice()
+        with pytest.raises(UserWarning, match="too old"):
+            torch.cuda.is_available()
+
+
+def test_a_model_in_memory_stays_where_its_program_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_old_driver(monkeypatch, tmp_path)
+    with pytest.warns(UserWarning, match="too old"), processes.join_program() as runtime:
+        assert runtime.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_no_visible_gpu_means_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str
+) -> None:
+    pretend_old_driver(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError):
+        detect_runtime()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect_runtime().device == torch.device("cpu")
+
+
+def test_a_build_for_cpus_uses_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend_old_driver(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError):
+        detect_runtime()
+    # Also of a build for GPUs of another vendor.
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert detect_runtime().device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (TOO_OLD, "The NVIDIA driver on your system is too old (found version 12020)"),
+        ("No CUDA GPUs are available", "No CUDA GPUs are available"),
+        (
+            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
+            "installed a driver from http://www.nvidia.com/Download/index.aspx",
+            "Found no NVIDIA driver on your system",
+        ),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+            "calling NumCudaDevices() that might have already set an error? Error 802: system not "
+            "yet initialized",
+            "Error 802: system not yet initialized",
+        ),
+        (
+            "CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
+            "changing env variable CUDA_VISIBLE_DEVICES after program start. Setting the available "
+            "devices to be zero.",
+            "CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
+            "changing env variable CUDA_VISIBLE_DEVICES after program start",
+        ),
+        ("CUDA error: out of memory\nCUDA kernel errors\nmight", "CUDA error: out of memory"),
+    ],
+)
+def test_the_reason_is_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str, said: str
+) -> None:
+    pretend_old_driver(monkeypatch, tmp_path, reason)
+    # A GPU that this machine does not have is visible to no process, and counts.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    (tmp_path / "driver").unlink()
+    (problem,) = _explain()
+    assert problem == LINE.replace(
+        "the 8 visible GPUs", "the visible GPU (CUDA_VISIBLE_DEVICES=9)"
+    ).replace("535.104.05: " + TOO_OLD.partition(". ")[0], f"of unknown version: {said}")
+
+
+def _explain() -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        detect_runtime()
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.86  Tue Oct 26 21:55:45", "470.86"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
+            "580.65.06",
+        ),
+        ("NVRM version: none\nGCC version:  gcc version 12.3.0 (Ubuntu)", None),
+    ],
+)
+def test_the_driver_has_a_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, version: str | None
+) -> None:
+    (tmp_path / "version").write_text(text)
+    monkeypatch.setattr(environment, "_DRIVER", tmp_path / "version")
+    assert environment.read_driver_version() == version
 
 
 def join(monkeypatch: pytest.MonkeyPatch, device: str, world_size: int = 2) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from unusable_gpus import LINE, pretend_old_driver
 
 from memguard.errors import MemguardError
 from memguard.workflows import doctor
@@ -101,6 +102,7 @@ def test_gpus_and_their_backend(
 
     monkeypatch.setattr(doctor, "_try_gpu", make_gpu)
     monkeypatch.setattr(doctor.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     backends["nccl"] = make_backend("nccl", dtype="bf16", state="wrong", reason="it is wrong")
     # Other kernels replace those of attention; products in bf16 are needed.
@@ -115,6 +117,20 @@ def test_gpus_and_their_backend(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(doctor.dist, "is_nccl_available", lambda: False)
     assert "nccl: this build of torch has no NCCL" in diagnose().problems
+
+
+@pytest.mark.usefixtures("backends")
+def test_gpus_that_torch_cannot_use_are_one_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_old_driver(monkeypatch, tmp_path)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: [])
+    diagnosis = diagnose()
+    assert (diagnosis.problems, diagnosis.gpus, diagnosis.cuda) == ((LINE,), (), "13.0")
+    # Collectives of the CPU are tested as on a machine without GPUs.
+    assert [backend.name for backend in diagnosis.backends] == ["gloo"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert diagnose().problems == ()
 
 
 def test_a_computation_that_fails_is_one_line() -> None:

@@ -5,12 +5,15 @@ import importlib.metadata
 import io
 import json
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 from published_sizes import CONFIG_FIELDS
+from unusable_gpus import LINE, pretend_old_driver
 
 from memguard import api
 from memguard.config import RunConfig
@@ -127,6 +130,107 @@ def test_what_runs_on_one_gpu_says_so(folder: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Ended), contextlib.redirect_stderr(io.StringIO()) as err:
         api.train(write_run(folder))
     assert "train: 1 of 8 visible GPUs is used; `memguard train` uses more" in err.getvalue()
+
+
+# -- GPUs that torch cannot use --------------------------------------------------------------------
+
+
+@pytest.fixture
+def _unusable(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    pretend_old_driver(monkeypatch, devices)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    run = json.loads(write_run(folder).read_text())
+    sweep = {
+        "name": "small",
+        "output_dir": run.pop("output_dir"),
+        "run": {key: value for key, value in run.items() if key != "name"},
+        "settings": [{"name": "a"}, {"name": "b"}],
+    }
+    (folder / "sweep.yaml").write_text(json.dumps(sweep))
+
+
+@pytest.mark.usefixtures("_unusable")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train run.yaml --nproc 1",
+        "prepare run.yaml",
+        "audit --model model --members documents.jsonl --out out",
+        "compare sweep.yaml --jobs 2",
+    ],
+)
+def test_commands_that_use_a_device_refuse_gpus_that_torch_cannot_use(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(folder)
+    outcome = run_cli(*command.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.splitlines()[-1] == LINE
+    assert outcome.err.count("driver") == LINE.count("driver")
+    assert not [*folder.glob("runs/*/*"), *folder.glob("out/*")]
+
+
+@pytest.mark.usefixtures("_unusable")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: api.train("run.yaml"),
+        lambda: api.audit(model="model", members="documents.jsonl"),
+        lambda: api.compare("sweep.yaml", jobs=2),
+    ],
+    ids=["train", "audit", "compare"],
+)
+def test_functions_that_use_a_device_refuse_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError) as caught, contextlib.redirect_stderr(io.StringIO()):
+        call()
+    assert caught.value.problems == (LINE,)
+
+
+@pytest.mark.usefixtures("_unusable")
+def test_what_uses_no_device_goes_on(folder: Path) -> None:
+    planned = run_cli("plan", "--model", folder / "model", "--machine", "h200")
+    assert (planned.code, planned.err) == (0, "")
+
+
+PROGRAM = """\
+import sys
+from pathlib import Path
+
+import pytest
+from unusable_gpus import pretend_old_driver
+
+from memguard.cli import app, main
+from memguard.runtime import start_runtime
+
+
+def run(**_):
+    with start_runtime():
+        pass
+
+
+pretend_old_driver(pytest.MonkeyPatch(), Path(sys.argv[1]))
+app.app = run
+main()
+"""
+
+
+def test_ranks_say_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folders = [str(Path(processes.__file__).parents[2]), str(Path(__file__).parents[1])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    assert launch_module.launch(command, 2) == 2
+    assert capfd.readouterr().err == f"{LINE}\n"
+
+
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def test_the_processes_of_torchrun_count(monkeypatch: pytest.MonkeyPatch) -> None:
