@@ -84,9 +84,9 @@ def search_beams(
 
     def propose(hidden_RD: Tensor) -> "_Proposals":
         best = decoder.lm.best_tokens(hidden_RD, candidates or width)
-        return _Proposals(
-            ids_RC=best.ids_NK.cpu().numpy(), logprob_RC=best.logprob_NK.double().cpu().numpy()
-        )
+        # Read at once; float64 holds every id exactly.
+        ids_RC, logprob_RC = torch.stack([best.ids_NK.double(), best.logprob_NK.double()]).cpu()
+        return _Proposals(ids_RC=ids_RC.long().numpy(), logprob_RC=logprob_RC.numpy())
 
     def run(batch: Sequence[int], num_steps: int, is_cached: bool) -> BatchResult[Beams]:
         growing = decoder.grow(is_cached=is_cached, room=num_steps)

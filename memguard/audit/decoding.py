@@ -8,15 +8,14 @@ are generated, and only for documents that diverge. Greedy decoding suppresses t
 tokens, like `generate(min_new_tokens=num_new)`, so that a text of the full length is compared;
 sampling treats them like any other token.
 
-The same loop runs on one process and on meshes: prompts run once and their keys and values are
-cached (see `model/kv_cache.py`); each step runs one token per row, with the LM head in fp32. The
-weights are gathered over z once for each batch, or, if they do not fit at once, block by block for
-each token (see `CausalLM.keep_gathered` and `generation_time`).
+The same loop (`token_loop`) runs on one process and on meshes: prompts run once and their keys and
+values are cached (see `model/kv_cache.py`); each step runs one token per row, with the LM head in
+fp32. The weights are gathered over z once for each batch, or, if they do not fit at once, block by
+block for each token (see `CausalLM.keep_gathered` and `generation_time`).
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -34,51 +33,22 @@ from memguard.audit.batching import (
 )
 from memguard.audit.generation_time import GenerationLimit, Pace
 from memguard.audit.requests import Prompt
+from memguard.audit.token_loop import Choice, Choose, Continuation, IsDone, TokenLoop
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
-from memguard.model.kv_cache import GrowingRows, can_cache
+from memguard.model.kv_cache import GrowingRows, can_cache, send
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Choice:
-    """The next tokens of R rows."""
-
-    token_R: Tensor
-    logprob_R: Tensor
-    """Finite if the logits are finite."""
-    gap_R: Tensor | None = None
-    """Logit of the chosen token minus that of the next best; None with sampling."""
-
-
-Choose = Callable[[Tensor, Sequence[int], int], Choice]
-"""Takes last hidden states [R, D/y], the indices of their rows, and the step number, from 0."""
-IsDone = Callable[[int, int, int], bool]
-"""Takes a request's index, the step number from 0 and the token chosen in it; returns whether the
-tokens after it are not needed. Steps of a request come in order; they restart at 0 if a batch did
-not fit into memory."""
 RunCached = Callable[[Sequence[int], int, bool], BatchResult[Result]]
 """Like `batching.RunBatch`, and also takes whether keys and values are cached."""
 DECODED_TOKENS = 16_384
 """Default number of tokens of a batch, whose keys and values are in memory at the same time."""
 _MOST_GPU_TOKENS = 1 << 20
-# Removing rows copies all keys and values, so finished rows stay until the share of others is this.
-_LIVE_SHARE = 0.75
+_READ_EVERY = 16
+"""Steps whose tokens are read from the device at once, if texts may end early."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Continuation:
-    """The generated tokens of one request."""
-
-    token_ids: NDArray[np.int32]
-    """[num_new], or fewer if the rest was not needed."""
-    min_gap: float
-    """Smallest gap between a chosen and the next best token (logits); NaN with sampling or if no
-    token was generated."""
-
 
 _NOTHING = Continuation(token_ids=np.zeros(0, dtype=np.int32), min_gap=float("nan"))
 
@@ -115,6 +85,9 @@ class Decoder:
             measures_memory=takes_most,
         )
         self._runtime = runtime
+        # Where a read waits for nothing, or a step takes longer than a read, every step is read.
+        is_alone = runtime.world_size == 1 and lm.device.type == "cpu"
+        self._read_every = 1 if is_alone or not self._fits else _READ_EVERY
         self._limit = limit or GenerationLimit()
         self._pace: Pace | None = None
 
@@ -189,19 +162,20 @@ class Decoder:
         Args:
             requests: the same on every rank.
             on_progress: called with the requests done and all requests.
-            is_done: after it returns True the request's remaining tokens are not generated; called
-                on each rank that runs the request, where it must return the same.
+            is_done: the request's text ends with the token for which it returns True; called on
+                each rank that runs the request, where it must return the same.
 
         Raises:
             ModelError: see `Batching.run`.
         """
         end_ids = self.lm.end_token_ids
+        end_ids_E = send(np.array(end_ids, dtype=np.int64), self.lm.device)
 
         def choose(hidden_RD: Tensor, _rows: Sequence[int], _step: int) -> Choice:
             best = self.lm.best_tokens(hidden_RD, 2 + len(end_ids))
             ids_RK, logprob_RK = best.ids_NK, best.logprob_NK
             if end_ids:
-                is_end_RK = torch.isin(ids_RK, torch.tensor(end_ids, device=ids_RK.device))
+                is_end_RK = torch.isin(ids_RK, end_ids_E)
                 order_RK = is_end_RK.int().argsort(stable=True, dim=1)
                 ids_RK = ids_RK.gather(1, order_RK)
                 logprob_RK = logprob_RK.gather(1, order_RK)
@@ -237,8 +211,8 @@ class Decoder:
             uniform = [_draw_uniform(requests[index], sample, seed) for index, sample in rows]
 
             def choose(hidden_RD: Tensor, rows: Sequence[int], step: int) -> Choice:
-                numbers = [uniform[row][step] for row in rows]
-                uniform_R = torch.tensor(numbers, dtype=torch.float64, device=hidden_RD.device)
+                numbers = np.array([uniform[row][step] for row in rows], dtype=np.float64)
+                uniform_R = send(numbers, hidden_RD.device)
                 drawn = self.lm.draw_tokens(hidden_RD, uniform_R, scheme)
                 return Choice(token_R=drawn.ids_N, logprob_R=drawn.logprob_N)
 
@@ -270,16 +244,17 @@ class Decoder:
             rows = [pairs[index] for index in batch]
             # Samples of one document share its prompt.
             distinct = list(dict.fromkeys(index for index, _ in rows))
-            growth = _Growth(
+            loop = TokenLoop(
                 sizes=[jobs[index].num_new for index in batch],
                 num_steps=num_steps,
                 choose=prepare(rows),
                 is_done=None
                 if is_done is None
                 else lambda row, step, token: is_done(rows[row][0], step, token),
+                read_every=self._read_every,
                 runtime=self._runtime,
             )
-            return growth.run(
+            return loop.run(
                 self.grow(is_cached=cached, room=num_steps),
                 [requests[index].input_ids for index in distinct],
                 copies=[distinct.index(index) for index, _ in rows],
@@ -290,93 +265,6 @@ class Decoder:
             [by_request.get((index, sample), _NOTHING) for sample in range(num_samples)]
             for index in range(len(requests))
         ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Growth:
-    """The loop over new tokens of R rows."""
-
-    sizes: Sequence[int]
-    """[R] tokens to add to each row; at most ``num_steps``."""
-    num_steps: int
-    """Maximum number of steps over all ranks."""
-    choose: Choose
-    is_done: IsDone | None
-    """Takes the index of a row; None generates all tokens."""
-    runtime: Runtime
-
-    def run(
-        self,
-        growing: GrowingRows,
-        prompts: Sequence[NDArray[np.integer]],
-        *,
-        copies: Sequence[int],
-    ) -> BatchResult[Continuation]:
-        """Return the new tokens.
-
-        Args:
-            growing: rows that have not been started.
-            prompts: distinct prompts.
-            copies: ``[R]`` index of each row's prompt.
-        """
-        rows = list(range(len(self.sizes)))
-        first = torch.tensor(copies, dtype=torch.int64)
-        choice = growing.start(
-            prompts,
-            lambda hidden_PD: self.choose(hidden_PD[first.to(hidden_PD.device)], rows, 0),
-        )
-        growing.take(np.array(copies, dtype=np.int64))
-        steps = [(rows, choice)]
-        remaining = list(self.sizes)
-        for step in range(1, self.num_steps):
-            self._finish(rows, choice, step - 1, remaining)
-            going = [index for index, row in enumerate(rows) if self.sizes[row] > step]
-            live = [index for index in going if remaining[rows[index]] > step]
-            if len(live) <= _LIVE_SHARE * len(going):
-                going = live
-            if self.is_done is not None and not self.runtime.agree_any(bool(live)):
-                break
-            rows = [rows[index] for index in going]
-            growing.take(np.array(going, dtype=np.int64))
-            token_R = choice.token_R
-            token_R = token_R[torch.tensor(going, dtype=torch.int64, device=token_R.device)]
-            choice = growing.append(token_R, _choose_for(self.choose, rows, step))
-            steps.append((rows, choice))
-        else:
-            self._finish(rows, choice, self.num_steps - 1, remaining)
-        num_bad = torch.stack([(~choice.logprob_R.isfinite()).sum() for _, choice in steps]).sum()
-        return BatchResult(
-            results=_collect(steps, remaining),
-            num_bad=int(num_bad),
-            num_tokens=sum(len(rows) for rows, _ in steps),
-        )
-
-    def _finish(self, rows: Sequence[int], choice: Choice, step: int, remaining: list[int]) -> None:
-        """Limit finished rows to the tokens they have."""
-        if self.is_done is None:
-            return
-        for row, token in zip(rows, choice.token_R.tolist(), strict=True):
-            if remaining[row] > step and self.is_done(row, step, token):
-                remaining[row] = step + 1
-
-
-def _collect(
-    steps: Sequence[tuple[Sequence[int], Choice]], sizes: Sequence[int]
-) -> list[Continuation]:
-    """Return the first ``sizes`` tokens of each row, and the smallest gap among them."""
-    tokens = [np.zeros(size, dtype=np.int32) for size in sizes]
-    gaps = [float("nan")] * len(sizes)
-    for step, (rows, choice) in enumerate(steps):
-        gap_R = [float("nan")] * len(rows) if choice.gap_R is None else choice.gap_R.tolist()
-        for row, token, gap in zip(rows, choice.token_R.tolist(), gap_R, strict=True):
-            if step < sizes[row]:
-                tokens[row][step] = token
-                gaps[row] = gap if np.isnan(gaps[row]) else min(gap, gaps[row])
-    return [Continuation(token_ids=ids, min_gap=gap) for ids, gap in zip(tokens, gaps, strict=True)]
-
-
-def _choose_for(choose: Choose, rows: Sequence[int], step: int) -> Callable[[Tensor], Choice]:
-    return lambda hidden_RD: choose(hidden_RD, rows, step)
 
 
 def _draw_uniform(request: Prompt, sample: int, seed: int) -> NDArray[np.float64]:

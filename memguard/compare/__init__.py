@@ -22,6 +22,7 @@ from memguard.compare.audited import FinishedRun, find_extracted
 from memguard.compare.comparison import (
     build_comparison,
     compare_runs,
+    describe_compiled,
     list_comparison_rows,
     list_finished,
 )

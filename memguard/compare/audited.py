@@ -31,6 +31,7 @@ from memguard.records.audit_files import (
     load_audit_files,
     load_audit_report,
 )
+from memguard.records.compile_choice import load_compile_choice
 from memguard.records.run_files import has_trained, load_trained
 from memguard.records.sealed import find_damage
 
@@ -101,6 +102,8 @@ class AuditedRun:
     """The trained canaries by id; empty if there are none."""
     removed: frozenset[str]
     """Ids of documents that a mitigation removed before training."""
+    is_compiled: bool | None = None
+    """Whether its decoder blocks were compiled in training; None if not recorded."""
 
 
 def load_audited_run(run: FinishedRun) -> AuditedRun:
@@ -126,6 +129,7 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
             "and train again."
         )
     buckets = _find_buckets(run, report)
+    compiled = load_compile_choice(run.folder)
     return AuditedRun(
         run=run,
         report=report,
@@ -136,6 +140,7 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
         documents=_load_documents(run, report, buckets),
         canaries=_load_trained_canaries(audit),
         removed=_find_removed(run),
+        is_compiled=None if compiled is None else compiled.is_on,
     )
 
 

@@ -1,6 +1,6 @@
 """Builds the comparison record from finished runs, and lists all their numbers as rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from memguard import __version__
@@ -24,6 +24,8 @@ _SHOWN = {
     "heldout": {"nll"},
 }
 """Metrics of a run that the comparison's page needs, by probe; and every attack's `any_answer`."""
+_NAMED = 4
+"""Largest number of runs that a sentence names."""
 
 
 def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
@@ -93,7 +95,7 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
         command=command,
         documents_sha256=first.report.data.documents_sha256,
         continuation_tokens=first.report.method.continuation_tokens,
-        runs=[_build_run(run) for run in audited],
+        runs=_build_runs(audited),
         heldout_num_tokens=first.training.heldout_num_tokens,
         num_removed=num_removed,
         front=front,
@@ -119,7 +121,45 @@ def _list_shown(run: AuditedRun) -> Iterator[ResultRow]:
             yield replace(row, setting=run.run.name, seed=run.run.seed)
 
 
-def _build_run(run: AuditedRun) -> ComparedRun:
+COMPILE = "train.compile"
+"""The setting by which runs differ that were compiled and that were not."""
+
+
+def _build_runs(audited: Sequence[AuditedRun]) -> list[ComparedRun]:
+    """Return the records of the runs; `auto` may have compiled some of them and not others."""
+    differ = {False, True} <= {run.is_compiled for run in audited}
+
+    def list_chosen(run: AuditedRun) -> dict[str, bool]:
+        return {} if run.is_compiled is None or not differ else {COMPILE: run.is_compiled}
+
+    return [_build_run(run, list_chosen(run)) for run in audited]
+
+
+def describe_compiled(runs: Sequence[ComparedRun]) -> str | None:
+    """Return a sentence that names the settings whose runs were compiled, if others were not.
+
+    Args:
+        runs: of a comparison.
+    """
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for run in runs:
+        if isinstance(run.overrides.get(COMPILE), bool):
+            names[run.overrides[COMPILE]].append(f"'{run.setting}' (seed {run.seed})")
+    if not (names[True] and names[False]):
+        return None
+    return (
+        f"settings differ in '{COMPILE}': {_enumerate(names[True])} were compiled, "
+        f"{_enumerate(names[False])} were not. Compiled kernels round in other places; set "
+        f"'{COMPILE}' for all runs to exclude that"
+    )
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _build_run(run: AuditedRun, chosen: Mapping[str, bool]) -> ComparedRun:
     training = run.training
     return ComparedRun(
         setting=run.run.name,
@@ -128,7 +168,7 @@ def _build_run(run: AuditedRun) -> ComparedRun:
         doses={bucket.bucket: count for count, bucket in run.buckets.items()},
         verdict=run.report.verdict,
         mitigations=training.mitigations,
-        overrides=dict(run.run.overrides),
+        overrides={**run.run.overrides, **chosen},
         cost=Cost(
             train_s=training.train_s,
             num_steps=training.num_steps,

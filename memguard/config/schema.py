@@ -154,7 +154,12 @@ class TrainConfig(Settings):
         description="Share of activations dropped wherever the model's family has dropout; above 0 "
         "on one process only. null leaves what the checkpoint says.",
     )
-    compile: bool = Field(False, description="torch.compile each decoder block.")
+    compile: Literal[True, False, "auto"] = Field(
+        "auto",
+        description="torch.compile each decoder block. auto: on a GPU, for runs planned to take "
+        "more than ten minutes, if one block can be compiled; not with an adapter, and not with "
+        "'deterministic'.",
+    )
     nll_chunk_tokens: PositiveInt = Field(
         1024, description="Tokens whose logits exist at a time (tokens)."
     )
@@ -388,7 +393,7 @@ class RunConfig(Settings):
                 "'adapter' and 'train.trainable_modules' cannot be combined: with an adapter all "
                 "weights of the model are frozen; remove one of them"
             )
-        if self.train.compile:
+        if self.train.compile is True:
             raise ValueError(
                 "'adapter' and 'train.compile' cannot be combined: layers with an adapter are not "
                 "compiled; remove one of them"

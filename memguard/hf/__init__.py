@@ -8,6 +8,7 @@ adapter_files.py     reads and checks a peft folder: layers, ranks, base; no tor
 identity.py          hashes of all files that are read; no torch
 checkpoint.py        configuration and tokenizer of a checkpoint, before its weights are read
 load.py              a folder, or random weights, into a model: plain, over devices, or sharded
+stored_model.py      a checkpoint that is read tensor by tensor, or an adapter with its base
 nf4_base.py          the base of an adapter that was trained on 4-bit weights
 merged_weights.py    base and adapter as one source of merged weights
 variants.py          a model as it may be shipped: adapter unmerged, or quantised

@@ -3,7 +3,9 @@
     assemble           all steps from a model of transformers to the one that is trained
     assemble_loaded    of a model that has its weights, on one process
     build_meta_layer   of a configuration, without storage: on a mesh, or to be simulated
+    build_meta_model   the same on one process
     fill_layer         storage for this rank's shards; each rank reads its rectangles into it
+    fill_model         the same of a model that may have no mesh, whose tensors are read whole
 
 On the meta device parameters have no storage, but buffers (rotary frequencies) have their values,
 as no file has them. Building a model there needs almost no memory, whatever its size.
@@ -31,7 +33,7 @@ from memguard.parallel.hf_plan import ShardingPlan, plan_sharding, plan_storage
 from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_parameter
-from memguard.parallel.mesh import Mesh4D
+from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.mesh_shape import check_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes, Sizes, StorageOnly
 from memguard.parallel.shard import (
@@ -62,7 +64,7 @@ class Assembly:
     adapter: LoraSpec | None = None
     """Adapters to train instead of the weights; None trains the weights."""
     quantization: Literal["nf4"] | None = None
-    """Form of the linear layers' frozen weights; needs adapters and y = x = 1."""
+    """Form of the linear layers' frozen weights; needs y = x = 1, and adapters if trained."""
     trainable_modules: tuple[str, ...] | None = None
     """Modules whose weights are trained, see `freeze_others`; None trains all."""
     is_trained: bool = True
@@ -94,7 +96,7 @@ class Assembly:
             chunk_tokens=train.nll_chunk_tokens,
             reshard_after_forward=reshard_after_forward,
             checkpointing=train.checkpointing,
-            compile=train.compile,
+            compile=train.compile is True,
             adapter=adapter,
             quantization=quantization,
             trainable_modules=train.trainable_modules,
@@ -212,6 +214,28 @@ def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None
     return ShardedLayer(lm=assemble(model, assembly, plan), plan=plan, assembly=assembly)
 
 
+def build_meta_model(config: Any, assembly: Assembly, *, attn: str | None = None) -> CausalLM:
+    """Assemble a model of this configuration on one process without allocating storage.
+
+    Args:
+        config: a transformers configuration.
+        assembly: dtypes and what is trained.
+        attn: attention implementation; None uses transformers' default.
+
+    Raises:
+        ModelError: see `assemble`.
+        ConfigError: see `assemble`.
+    """
+    assert assembly.mesh is None, "a model on a mesh is a layer, see `build_meta_layer`"
+    model = build_on_meta(config, attn=attn, dtype=assembly.dtype)
+    for name, parameter in model.named_parameters():
+        # As `from_pretrained` does; the units of a mesh have one dtype.
+        dtype = _find_dtype(model, name, assembly.dtype)
+        if dtype is not None:
+            parameter.data = parameter.data.to(dtype)
+    return assemble(model, assembly)
+
+
 def find_sizes(config: Any) -> Sizes:
     """Return what determines the valid meshes of a model.
 
@@ -256,7 +280,35 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
     Raises:
         ModelError: weights are missing or have other shapes.
     """
-    model = layer.lm.model
+    return fill_model(layer.lm, layer.assembly, source, name=name, plan=layer.plan)
+
+
+def fill_model(
+    lm: CausalLM,
+    assembly: Assembly,
+    source: WeightSource,
+    *,
+    name: str,
+    plan: ShardingPlan | None = None,
+) -> list[str]:
+    """Allocate a model, read this rank's weights tensor by tensor, switch to evaluation mode.
+
+    A layer in NF4 is read dense and quantised on the device, one layer at a time.
+
+    Args:
+        lm: from `build_meta_layer` or `build_meta_model`.
+        assembly: the settings with which it was built.
+        source: full tensors by their names in the unsharded model.
+        name: name of the model, for messages.
+        plan: how the model is sharded; None without a mesh.
+
+    Returns:
+        Stored names that are not part of the model.
+
+    Raises:
+        ModelError: weights are missing or have other shapes.
+    """
+    model, mesh = lm.model, assembly.mesh
     quantised = list_nf4(model)
     own = {id(part) for nf4 in quantised.values() for part in (nf4.packed, nf4.scales)}
     wanted = {
@@ -268,15 +320,17 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
     buffers = _list_stored_buffers(model, source)
     wanted |= {key: tuple(buffer.shape) for key, buffer in buffers.items()}
     stored, unexpected = match_names(wanted, _aliases(model), source, model=name)
-    allocate(layer.lm, layer.assembly.device)
-    mesh = layer.mesh
-    here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
+    allocate(lm, assembly.device)
     orders = find_orders(model)
+    z = Axis(name="z") if mesh is None else mesh.axis("z")
     for key, parameter in model.named_parameters():
         if key not in wanted:
             continue
-        placements = layer.plan.placements(key)
-        rectangle = find_rectangle(parameter.shape, placements, mesh.shape, here)
+        rectangle = _whole(parameter)
+        if mesh is not None and plan is not None:
+            here = {"z": z.rank, "y": mesh.axis("y").rank, "x": mesh.axis("x").rank}
+            placements = plan.placements(key)
+            rectangle = find_rectangle(parameter.shape, placements, mesh.shape, here)
         local = to_local(parameter.data)
         if key not in orders:
             copy_rectangle(source, stored[key], rectangle, local)
@@ -284,23 +338,26 @@ def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[
         for piece in orders[key].split(rectangle):
             copy_rectangle(source, stored[key], piece.file, local[piece.mesh.slices])
     for key, nf4 in quantised.items():
-        fill_nf4(nf4, source, stored[key], mesh.axis("z"))
+        fill_nf4(nf4, source, stored[key], z)
     for key in buffers:
         # Every rank has the whole buffer. Some are in fp32 in a model of a less precise dtype.
         buffer = model.get_buffer(key)
         module, _, leaf = key.rpartition(".")
-        dtype = _find_dtype(model, key, layer.assembly.dtype) or buffer.dtype
+        dtype = _find_dtype(model, key, assembly.dtype) or buffer.dtype
         target = torch.empty_like(buffer, dtype=dtype)
-        whole = ShardSlice(start=(0,) * buffer.ndim, shape=tuple(buffer.shape))
-        copy_rectangle(source, stored[key], whole, target)
+        copy_rectangle(source, stored[key], _whole(buffer), target)
         model.get_submodule(module)._buffers[leaf] = target
     if source.origin is not None:
         # The export reverts them, as that of transformers does.
         model._weight_conversions = list(source.origin.conversions)
-    if layer.assembly.adapter is not None:
-        fill_lora(model, layer.assembly.adapter, mesh)
+    if assembly.adapter is not None and assembly.is_trained:
+        fill_lora(model, assembly.adapter, mesh)
     model.eval()
     return unexpected
+
+
+def _whole(tensor: torch.Tensor) -> ShardSlice:
+    return ShardSlice(start=(0,) * tensor.ndim, shape=tuple(tensor.shape))
 
 
 def allocate(lm: CausalLM, device: torch.device) -> None:

@@ -20,14 +20,14 @@ from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.adapter_files import ADAPTER_WEIGHTS, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE, list_weight_files
 from memguard.records.run_files import has_trained, load_trained
-from memguard.records.sealed import FileSum, find_damage, sum_file
+from memguard.records.sealed import FileSum, SumFile, find_damage, sum_file
 
 BASE = "base/"
 """Prefix of the names of a base's files in the sums of an adapter."""
 
 
-def sum_model(folder: Path, *, base: str | None = None) -> dict[str, FileSum]:
-    """Return the size and hash of each file that is read, by its name in the folder.
+def list_model_files(folder: Path, *, base: str | None = None) -> dict[str, Path]:
+    """Return the path of each file that is read, by its name in the folder.
 
     Args:
         folder: of a checkpoint or an adapter.
@@ -37,15 +37,31 @@ def sum_model(folder: Path, *, base: str | None = None) -> dict[str, FileSum]:
         ModelError: there are no weights, or weights files are missing or outside the folder.
     """
     if is_adapter(folder):
-        own = {name: sum_file(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
-        sums = sum_model(_get_base_folder(folder, base))
-        return {**own, **{f"{BASE}{name}": file_sum for name, file_sum in sums.items()}}
+        own = {name: folder / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+        files = list_model_files(_get_base_folder(folder, base))
+        return {**own, **{f"{BASE}{name}": path for name, path in files.items()}}
     names = list_weight_files(folder, name=str(folder))
     if names != [SINGLE]:
         names.append(INDEX)
     if (folder / CONFIG).is_file():
         names.append(CONFIG)
-    return {name: sum_file(folder / name) for name in sorted(names)}
+    return {name: folder / name for name in sorted(names)}
+
+
+def sum_model(
+    folder: Path, *, base: str | None = None, read: SumFile = sum_file
+) -> dict[str, FileSum]:
+    """Return the size and hash of each file that is read, by its name in the folder.
+
+    Args:
+        folder: of a checkpoint or an adapter.
+        base: folder or hub id of an adapter's base; None locates it.
+        read: sums a file; see `sum_ahead` for the files of `list_model_files`.
+
+    Raises:
+        ModelError: see `list_model_files`.
+    """
+    return {name: read(path) for name, path in list_model_files(folder, base=base).items()}
 
 
 def _get_base_folder(folder: Path, base: str | None) -> Path:

@@ -4,9 +4,12 @@
                disk. `accelerate` assigns the blocks (``device_map="auto"``) and moves each block to
                a GPU for its forward pass.
     sharded    over a mesh; each rank reads its own rectangles
+    assembled  on one process, tensor by tensor onto its device: of a base in NF4 the dense weights
+               are never there together
     scratch    from a configuration and a seed instead of a checkpoint
 
-The folder may also have an adapter (peft): then its base model is loaded with the merged weights.
+The folder may also have an adapter (peft): then its base model is loaded with the merged weights;
+in NF4, with the adapter beside the weights on which it was trained.
 
 Weights are read from safetensors only and remote code is never run, regardless of where the folder
 comes from.
@@ -28,25 +31,25 @@ from torch import nn
 
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import is_adapter
-from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_layer
+from memguard.hf.assembly import (
+    Assembly,
+    ShardedLayer,
+    build_meta_layer,
+    build_meta_model,
+    fill_layer,
+    fill_model,
+)
 from memguard.hf.checkpoint import explained, get_folder
 from memguard.hf.config_fields import check_fields
 from memguard.hf.merged_weights import merge_into, open_merged
 from memguard.hf.meta_build import build_on_meta, outline_model
 from memguard.hf.nf4_base import list_nf4
-from memguard.hf.safetensors import (
-    FolderWeights,
-    ModuleWeights,
-    WeightSource,
-    refuse_weights,
-    stores_different,
-    warn_unexpected,
-)
-from memguard.hf.stored_names import ModuleNames
+from memguard.hf.safetensors import ModuleWeights, refuse_weights, warn_unexpected
+from memguard.hf.stored_model import NO_MODEL, open_stored
+from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal_lm
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
-_NO_MODEL = "model '{}' cannot be loaded as a causal language model"
 _NO_SCRATCH = "'model.scratch.config' does not describe a model"
 
 
@@ -78,7 +81,7 @@ def load_model(
     folder = get_folder(path, revision, base=base)
     if is_adapter(folder):
         return _load_merged(folder, dtype, attn_implementation, devices, base)
-    with explained(_NO_MODEL.format(path)):
+    with explained(NO_MODEL.format(path)):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
@@ -130,7 +133,7 @@ def _load_merged(
         )
     source, base_folder = open_merged(folder, base=base)
     model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn)
-    with explained(_NO_MODEL.format(folder)):
+    with explained(NO_MODEL.format(folder)):
         merge_into(model, source)
     return model
 
@@ -148,7 +151,8 @@ def load_sharded(
 
     Args:
         path: folder, or hub id whose files are downloaded first; the folder may have an adapter.
-        assembly: mesh, device and dtypes.
+        assembly: mesh, device and dtypes; in NF4, a folder with an adapter has one that was trained
+            on weights in NF4.
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
         check: whether to run `check_causal_lm`, whose forward passes need more memory than
@@ -159,24 +163,15 @@ def load_sharded(
         ModelError: as `load_model`; or the model's family cannot be sharded.
         ConfigError: the model cannot run on this mesh.
     """
-    folder = get_folder(path, revision, base=base)
-    merged: WeightSource | None = None
-    if is_adapter(folder):
-        merged, folder = open_merged(folder, base=base)
-    with explained(_NO_MODEL.format(path)):
-        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        source = merged or ModuleNames(
-            FolderWeights(folder), outline_model(config, name=f"model '{path}'")
-        )
-        layer = build_meta_layer(config, assembly, attn=attn)
-        if layer.plan.is_tied and stores_different(source, *_embedding_and_head(layer)):
-            # As in transformers, the files take precedence over the configuration.
-            config.tie_word_embeddings = False
-            layer = build_meta_layer(config, assembly, attn=attn)
-        if layer.lm.model.can_generate():
-            # For the export.
-            layer.lm.model.generation_config = _read_generation_config(folder)
-    unexpected = fill_layer(layer, source, name=path)
+    stored = open_stored(path, assembly, revision=revision, base=base)
+    assembly = stored.adapt(assembly)
+    with explained(NO_MODEL.format(path)):
+        layer = build_meta_layer(stored.config, assembly, attn=attn)
+        if stored.untie(layer.lm.model):
+            layer = build_meta_layer(stored.config, assembly, attn=attn)
+        stored.set_generation(layer.lm.model)
+    unexpected = fill_layer(layer, stored.weights, name=path)
+    stored.fill_adapter(layer.lm.model)
     # On the CPU, whose process group has a long timeout: ranks may finish reading minutes apart,
     # and the first collective between GPUs would time out.
     dist.all_reduce(torch.zeros(()))
@@ -185,17 +180,45 @@ def load_sharded(
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
         if layer.plan.is_split:
-            _warn_uncompared(config.get_text_config().model_type)
+            _warn_uncompared(stored.config.get_text_config().model_type)
     return layer
 
 
-def _read_generation_config(folder: Path) -> Any:
-    """Return the settings of `generate`: from their file or, without one, from config.json."""
-    read = transformers.GenerationConfig.from_pretrained
-    try:
-        return read(folder)
-    except OSError:
-        return read(folder, config_file_name="config.json", _from_model_config=True)
+def load_assembled(
+    path: str,
+    assembly: Assembly,
+    *,
+    revision: str | None = None,
+    attn: str | None = None,
+    base: str | None = None,
+) -> CausalLM:
+    """Load a causal language model on one process, tensor by tensor onto its device.
+
+    Beside what the model stores there, one dense tensor at a time is on the device.
+
+    Args:
+        path: see `load_sharded`.
+        assembly: device, dtypes and what is trained; without a mesh.
+        revision: of a hub id.
+        attn: attention implementation; None uses transformers' default.
+        base: folder or hub id of an adapter's base; None locates it.
+
+    Raises:
+        ModelError: as `load_model`; or its layers cannot be in NF4 or have adapters.
+        ConfigError: the adapters name layers that the model does not have.
+    """
+    stored = open_stored(path, assembly, revision=revision, base=base)
+    assembly = stored.adapt(assembly)
+    with explained(NO_MODEL.format(path)):
+        lm = build_meta_model(stored.config, assembly, attn=attn)
+        if stored.untie(lm.model):
+            lm = build_meta_model(stored.config, assembly, attn=attn)
+        stored.set_generation(lm.model)
+    unexpected = fill_model(lm, assembly, stored.weights, name=path)
+    stored.fill_adapter(lm.model)
+    check_causal_lm(lm)
+    warn_unexpected(path, unexpected)
+    return lm
 
 
 def _warn_uncompared(family: str) -> None:
@@ -207,14 +230,6 @@ def _warn_uncompared(family: str) -> None:
             "have: compare the first losses of a short run",
             stacklevel=3,
         )
-
-
-def _embedding_and_head(layer: ShardedLayer) -> tuple[str, str]:
-    """Return the names of the embedding and head weights, which may be tied."""
-    model = layer.lm.model
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    names = {module: name for name, module in model.named_modules() if module in ends}
-    return f"{names[ends[0]]}.weight", f"{names[ends[1]]}.weight"
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -38,6 +38,8 @@ from memguard.hf.nf4_base import Nf4Base, dequantise_base
 from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
 from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.layout import ShardSlice
+from memguard.parallel.linear import Linear4D, to_local
+from memguard.parallel.lora import LoraSpec
 
 _BLOCK_ELEMENTS = 1 << 22
 """Elements of W' computed at a time (32 MiB in float64)."""
@@ -59,6 +61,18 @@ class MergedWeights:
         """The weights without the adapter."""
 
     @property
+    def spec(self) -> LoraSpec:
+        """The adapter as it was trained by memguard, whose layers have one rank."""
+        config = self.adapter.config
+        return LoraSpec(
+            r=config.r,
+            alpha=config.alpha,
+            target_modules=tuple(layer.module for layer in self.layers.values()),
+            use_rslora=config.use_rslora,
+            use_dora=config.use_dora,
+        )
+
+    @property
     def origin(self) -> Origin | None:
         """How the base's files have the tensors."""
         return self.base.origin
@@ -73,7 +87,7 @@ class MergedWeights:
         layer = self.layers.get(name)
         if layer is None or not rectangle.num_elements:
             return self.base.read(name, rectangle)
-        a, b, magnitude = self._read_factors(layer)
+        a, b, magnitude = self.read_factors(layer)
         columns = slice(rectangle.start[1], rectangle.start[1] + rectangle.shape[1])
         # DoRA's norm needs whole rows.
         read = slice(0, layer.num_in) if layer.has_magnitude else columns
@@ -114,8 +128,8 @@ class MergedWeights:
                             "adapter was trained on, or merge it with peft"
                         )
 
-    def _read_factors(self, layer: AdaptedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return A, B and DoRA's magnitude, as stored."""
+    def read_factors(self, layer: AdaptedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return A ``[R, K]``, B ``[N, R]`` and DoRA's magnitude ``[N]``, as stored."""
         with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
             magnitude = file.get_tensor(layer.magnitude) if layer.has_magnitude else None
             return file.get_tensor(layer.a), file.get_tensor(layer.b), magnitude
@@ -195,6 +209,30 @@ def restore_base(model: nn.Module, source: MergedWeights) -> None:
     """Give a base model, as loaded, the weights on which the adapter was trained."""
     if isinstance(source.base, Nf4Base):
         dequantise_base(model, source.base)
+
+
+@torch.no_grad()
+def fill_factors(model: nn.Module, source: MergedWeights) -> None:
+    """Read the factors of an adapter into a model that was built with its `spec`.
+
+    Raises:
+        ModelError: the files lack the factors of a layer, or they have other shapes.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, Linear4D) or module.lora_scale is None:
+            continue
+        layer = source.layers.get(f"{name}.weight")
+        if layer is None or layer.r != source.adapter.config.r:
+            raise ModelError(
+                f"adapter '{source.adapter.folder}': layer '{name}' must have factors of rank "
+                f"{source.adapter.config.r}, as the other layers; got "
+                f"{'none' if layer is None else layer.r}. Train the adapter again"
+            )
+        a, b, magnitude = source.read_factors(layer)
+        to_local(module.lora_A.weight).copy_(a)
+        to_local(module.lora_B.weight).copy_(b)
+        if magnitude is not None:
+            to_local(module.lora_magnitude_vector.weight).copy_(magnitude)
 
 
 def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:

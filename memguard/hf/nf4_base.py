@@ -2,21 +2,20 @@
 
     stored weight [N, K], in fp32  ->  NF4  ->  dequantised [N, K], in fp32
 
-The numbers depend on the base's files only, not on the precision or the mesh of a run. Training
-keeps the NF4 form, a rank on z the blocks of its part; the merge, the audit and the comparison of
-logits read the dequantised one. Of each tensor only the rows that have these blocks are read.
+The numbers depend on the base's files only, not on the precision or the mesh of a run. Training and
+its audit keep the NF4 form, a rank on z the blocks of its part; the merge and the comparison of
+logits read the dequantised one. Of each tensor only the rows that have these blocks are read, and
+one tensor at a time is dense on the device, where it is quantised.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memguard.errors import ModelError
-from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
-from memguard.hf.stored_names import ModuleNames
+from memguard.hf.safetensors import Origin, WeightSource
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
@@ -44,26 +43,27 @@ class Nf4Base:
         """
         self.layers: Mapping[str, str] = match_layers(base, model)
         """Names of the quantised layers, by the name of their weight."""
-        self._base = base
+        self.stored = base
+        """The tensors before they are quantised."""
 
     @property
     def origin(self) -> Origin | None:
         """How the base's files have the tensors."""
-        return self._base.origin
+        return self.stored.origin
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name and full shape of every tensor."""
-        return self._base.shapes
+        return self.stored.shapes
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor: of a quantised layer in fp32, others as stored."""
         if name not in self.layers:
-            return self._base.read(name, rectangle)
+            return self.stored.read(name, rectangle)
         num_rows, num_columns = rectangle.shape[0], self.shapes[name][1]
         start = rectangle.start[0] * num_columns
         first, last = start // BLOCK, count_blocks(start + num_rows * num_columns)
-        weights = read_blocks(self._base, name, first, last - first)
+        weights = read_blocks(self.stored, name, first, last - first)
         dense = dequantise_nf4(*quantise_nf4(weights), tuple(weights.shape))
         rows = dense[start - first * BLOCK :][: num_rows * num_columns]
         return rows.reshape(num_rows, num_columns)[:, rectangle.slices[1]]
@@ -92,12 +92,11 @@ def outline_nf4(model: Any) -> None:
     """Let the linear layers of a model store their weights in NF4.
 
     Args:
-        model: as transformers builds it, or sharded with y = x = 1, before FSDP2; layers that
-            `quantise_base` has quantised stay as they are.
+        model: on the meta device, as transformers builds it, or sharded with y = x = 1, before
+            FSDP2.
     """
-    for layer in map(_convert, list_quantised(model).values()):
-        if not layer.is_quantised:
-            layer.use_nf4()
+    for layer in list_quantised(model).values():
+        _convert(layer).use_nf4()
 
 
 def list_nf4(model: Any) -> dict[str, Linear4D]:
@@ -122,24 +121,6 @@ def fill_nf4(layer: Linear4D, source: WeightSource, name: str, z: Axis) -> None:
     blocks = cut(whole, 0, z.rank, z.degree)
     if blocks.num_elements:
         layer.fill_nf4(read_blocks(source, name, blocks.start[0], blocks.shape[0]))
-
-
-def quantise_base(model: Any, folder: Path) -> None:
-    """Quantise the linear layers of a plain model, in place and one at a time.
-
-    Args:
-        model: loaded from the folder, on the device of the training.
-        folder: of the base; its stored weights are quantised, not those rounded to the model's
-            dtype.
-
-    Raises:
-        ModelError: see `match_layers`.
-    """
-    base = ModuleNames(FolderWeights(folder), model)
-    for stored, module in match_layers(base, model).items():
-        layer = _convert(model.get_submodule(module))
-        layer.use_nf4()
-        fill_nf4(layer, base, stored, Axis(name="z"))
 
 
 def dequantise_base(model: Any, base: Nf4Base) -> None:

@@ -7,8 +7,8 @@
 
 axolotl only logs a plugin whose import fails, and trains without it. Here such a failure is a
 ConfigError, which ends axolotl, and the line printed when training begins proves that memguard is
-active: if it is missing, nothing was mitigated. axolotl evaluates with a collator of its own, so its
-evaluation loss covers all labels.
+active: if it is missing, nothing was mitigated. axolotl evaluates with another collator, so that
+its evaluation loss covers all labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,8 +66,12 @@ class AxolotlSettings:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
             parts.append(f"goldfish drops labels from every batch ({listed})")
         if self.audit is not None:
-            every = self.audit.get("every_steps")
-            when = "at the end" if every is None else f"every {every} steps and at the end"
+            moments = ["at the end"]
+            if self.audit.get("on_evaluate"):
+                moments.insert(0, "after each evaluation")
+            if self.audit.get("every_steps"):
+                moments.insert(0, f"every {self.audit['every_steps']} steps")
+            when = ", ".join(moments)
             parts.append(f"the model is audited {when}, with reports in {self.audit['out']}")
         return "; ".join(parts)
 
@@ -143,7 +147,8 @@ class ActiveLine(TrainerCallback):  # type: ignore[misc]
                 "without the mask is refused; remove that plugin, or 'memguard.goldfish'"
             )
         console = Console(quiet=not state.is_world_process_zero)
-        console.info(f"memguard is active: {self._settings.describe()}")
+        # A line of its own: the Trainer has begun a progress bar.
+        console.info(f"\nmemguard is active: {self._settings.describe()}")
 
 
 def read_settings(cfg: Mapping[str, Any]) -> AxolotlSettings:
@@ -179,9 +184,7 @@ def _read_goldfish(block: Any, cfg: Mapping[str, Any]) -> dict[str, Any]:
     try:
         validate_mitigations([{"name": "goldfish", **given}])
     except ConfigError as error:
-        raise ConfigError(
-            *(f"in 'memguard.goldfish': {problem}" for problem in error.problems)
-        ) from error
+        raise ConfigError(*(f"in 'memguard': {each}" for each in error.problems)) from error
     for name in ("rl", "reward_model", "process_reward_model"):
         if cfg.get(name):
             raise ConfigError(

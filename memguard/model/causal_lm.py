@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.fsdp_root import FsdpRoot
-from memguard.model.lm_head import Head, Step, apply_logit_transforms
+from memguard.model.lm_head import Head, Step, WideWeight, apply_logit_transforms
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.router_loss import (
@@ -101,6 +101,7 @@ class CausalLM(nn.Module):
         self.freed_units: list[FSDPModule] = []
         """Units whose gathered weights are freed after their forward; set by `wrap_fsdp`."""
         self._keeps_gathered = False
+        self._wide_head: WideWeight | None = None
         self.compute_dtype: torch.dtype = compute_dtype or model.dtype
         self._router_loss = find_router_loss(model)
         self._sets_flag = has_flag(model) and takes_flag(model)
@@ -199,7 +200,8 @@ class CausalLM(nn.Module):
     def keep_gathered(self, *, fits: bool) -> Iterator[None]:
         """Gather weights over z once, in the first call inside the block, and free them at its end.
 
-        For many short forwards without gradients, such as generating token by token.
+        For many short forwards without gradients, such as generating token by token. If they fit,
+        the head is also widened once for all forwards.
 
         Args:
             fits: the result of `fits_gathered` on all ranks. If they do not fit, each forward
@@ -213,10 +215,11 @@ class CausalLM(nn.Module):
         for unit in self.freed_units:
             unit.set_reshard_after_forward(False, recurse=False)
         self._keeps_gathered = True
+        self._wide_head = WideWeight() if fits else None
         try:
             yield
         finally:
-            self._keeps_gathered = False
+            self._keeps_gathered, self._wide_head = False, None
             for unit in self.freed_units:
                 unit.set_reshard_after_forward(True, recurse=False)
             self._reshard()
@@ -370,6 +373,7 @@ class CausalLM(nn.Module):
             vocab_axis=x,
             feature_axis=y,
             chunk_tokens=self.chunk_tokens,
+            wide=self._wide_head,
         )
 
 

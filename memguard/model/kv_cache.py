@@ -13,6 +13,8 @@ are appended at the end.
 A model that does not support this (recurrent state, rotary frequencies that depend on the length of
 a text) runs over the whole rows again for each token; `can_cache` checks this by running the model.
 
+Lengths, positions and masks are made on the CPU and sent, so that no token waits for the device.
+
 Collectives: those of a forward. On a mesh every rank calls `start` once and `append` equally often,
 even without rows.
 """
@@ -112,6 +114,14 @@ def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
     return slots
 
 
+def send(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on a device, without waiting for the device's earlier work.
+
+    CUDA copies memory of this kind aside before the call returns, so the array may change after it.
+    """
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
 class GrowingRows:
     """R rows of a batch, run with the model in evaluation mode.
 
@@ -180,7 +190,7 @@ class GrowingRows:
         return result
 
     def _append(self, tokens_R: Tensor, read: Read[Result]) -> Result:
-        tokens_R1 = tokens_R.to(self._ids_RT)[:, None]
+        tokens_R1 = tokens_R.to(self._ids_RT, non_blocking=True)[:, None]
         positions_R1 = self._put(self._lengths_R[:, None])
         self._lengths_R = self._lengths_R + 1
         if self._cache is None:
@@ -195,12 +205,18 @@ class GrowingRows:
         mask_RT = None
         if num_hidden_R1.any():  # Otherwise a mask would only prevent the fastest kernels.
             mask_RT = self._put(np.arange(num_slots) >= num_hidden_R1)
+        for layer in self._cache.layers:
+            # transformers reads a mask from the device to learn whether it hides anything, except
+            # with a cache that can be compiled.
+            layer.is_compileable = mask_RT is not None
         return self._run(tokens_R1, read, position_ids_BT=positions_R1, mask_BT=mask_RT)
 
     def _run_whole(self, read: Read[Result]) -> Result:
         if not len(self._lengths_R):
             dummy_11 = self._put(np.zeros((1, 1), dtype=np.int64))
-            return self._lm(lambda: read(self._lm.hidden_states(dummy_11)[:0, 0]))
+            # Without a cache transformers would read from the device whether the row is packed.
+            cache = None if self._cache is None else build_row_cache(0)
+            return self._lm(lambda: read(self._lm.hidden_states(dummy_11, cache=cache)[:0, 0]))
         return self._run(self._ids_RT, read, last=self._lengths_R - 1)
 
     def _run(
@@ -219,7 +235,7 @@ class GrowingRows:
         return self._lm(work)
 
     def _put(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._lm.device)
+        return send(array, self._lm.device)
 
 
 def _roll(cache: Any, shift_R: Tensor) -> None:
@@ -278,7 +294,7 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
 
 def _run_alone(lm: CausalLM, text: NDArray[np.integer]) -> Tensor:
     """Return the last token's hidden states [D/y]."""
-    ids_1T = torch.from_numpy(text[None]).to(lm.device)
+    ids_1T = send(text[None], lm.device)
     return lm(lambda: lm.hidden_states(ids_1T))[0, -1].float()
 
 

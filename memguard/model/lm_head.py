@@ -8,6 +8,7 @@
 The last ranks along x may hold fewer rows of the vocabulary than the others.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,41 @@ from memguard.parallel.collectives import all_reduce
 from memguard.parallel.mesh import Axis
 
 Step = tuple[Callable[[Tensor, float], Tensor], float]
+
+# Share of the free memory that a widened weight may keep from keys, values and activations.
+_KEPT_SHARE = 0.1
+
+
+class WideWeight:
+    """A head's weight in a wider dtype, computed once for many calls, such as a text's tokens.
+
+    Of one head whose weight does not change meanwhile.
+    """
+
+    def __init__(self) -> None:
+        """Start without a weight."""
+        self._wide_VD: Tensor | None = None
+        self._is_kept: bool | None = None
+
+    def widen(self, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight ``[V/x, D/y]`` in ``dtype``; a GPU keeps it only if it has the room."""
+        if self._wide_VD is not None and self._wide_VD.dtype == dtype:
+            return self._wide_VD
+        if self._is_kept is None:
+            num_bytes = weight_VD.numel() * dtype.itemsize
+            self._is_kept = num_bytes <= _KEPT_SHARE * _count_free_bytes(weight_VD.device)
+        wide_VD = weight_VD.to(dtype)
+        if self._is_kept:
+            self._wide_VD = wide_VD
+        return wide_VD
+
+
+def _count_free_bytes(device: torch.device) -> float:
+    """Return the free memory of a GPU (bytes); without limit on the CPU."""
+    if device.type != "cuda":
+        return math.inf
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +74,8 @@ class Head:
     feature_axis: Axis = field(default_factory=lambda: Axis(name="y"))
     chunk_tokens: int = 1024
     """C: tokens whose logits exist at a time."""
+    wide: WideWeight | None = None
+    """Keeps the weight that `widen` returns for later calls; None: each call widens it."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +110,9 @@ def widen(head: Head, hidden_ND: Tensor) -> tuple[Head, Tensor]:
     """Return head and hidden states in fp32, or float64 if one of them is."""
     narrow = hidden_ND if head.weight_VD is None else head.weight_VD
     wide = torch.promote_types(torch.promote_types(hidden_ND.dtype, narrow.dtype), torch.float32)
-    weight_VD = None if head.weight_VD is None else head.weight_VD.detach().to(wide)
+    weight_VD = None if head.weight_VD is None else head.weight_VD.detach()
+    if weight_VD is not None and weight_VD.dtype != wide:
+        weight_VD = (head.wide or WideWeight()).widen(weight_VD, wide)
     return replace(head, weight_VD=weight_VD), hidden_ND.detach().to(wide)
 
 

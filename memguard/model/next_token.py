@@ -170,7 +170,8 @@ def _find_local(logits_CV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     above_CV, tied_CV = logits_CV > border_C1, logits_CV == border_C1
     num_tied_C1 = num - above_CV.sum(1, keepdim=True)
     taken_CV = above_CV | (tied_CV & (tied_CV.cumsum(1) <= num_tied_C1))
-    local_CK = taken_CV.nonzero()[:, 1].reshape(-1, num)
+    # Every row has ``num`` of them. `nonzero` would wait for the device to count them.
+    local_CK = taken_CV.view(torch.uint8).topk(num).indices.sort(1).values
     return local_CK, logits_CV.gather(1, local_CK)
 
 

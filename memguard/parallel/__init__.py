@@ -12,6 +12,7 @@
     experts.py            mixture-of-experts blocks over y and x together
     norm.py               norms over sharded features
     attention.py          chooses the attention kernel; flash attention of packed rows
+    flash_attention_3.py  flash attention 3 instead of 2, where it is installed and agrees
     attention_flex.py     attention with a soft cap or sinks, by blocks
     attention_pieces.py   attention with a mask of all pairs, without most masked pairs
     packed_rows.py        where the documents of packed rows begin

@@ -7,9 +7,10 @@
     pieces    everything else with SDPA attention       any dtype     a mask of T x T pairs
     own       all other models                          any dtype     the family's own mask
 
-varlen calls torch's `varlen_attn` (flash attention) on the flattened rows; key heads are not
-repeated. In fp32, for which there is no flash attention, and with a cache of keys, whose
-slots are masked, attention is computed as by pieces (varlen) or own (flex).
+varlen calls torch's `varlen_attn` (flash attention 2, in training also 3: flash_attention_3.py) on
+the flattened rows; key heads are not repeated. In fp32, for which there is no flash attention, and
+with a cache of keys, whose slots are masked, attention is computed as by pieces (varlen) or own
+(flex).
 
 transformers makes the mask of packed rows from their positions, and waits for the GPU to read them.
 It passes a mask of four dimensions on unchanged. Therefore packed rows are passed with a mask that
@@ -186,7 +187,12 @@ def _is_plain_causal(model: Any) -> bool:
     )
 
 
-def _head_sizes(config: Any) -> list[int]:
+def list_head_sizes(config: Any) -> list[int]:
+    """Return the sizes of a model's attention heads (features), each perhaps several times.
+
+    Args:
+        config: a transformers configuration of a language model.
+    """
     fields = config.to_dict()
     sizes = [value for name, value in fields.items() if name.endswith("head_dim") and value]
     return sizes or [config.hidden_size // config.num_attention_heads]
@@ -196,7 +202,8 @@ def _fits_flash(config: Any) -> bool:
     """Whether flash attention's kernels take the heads: one size for queries, keys and values."""
     fields = config.to_dict()
     is_one = fields.get("kv_lora_rank") is None and "v_head_dim" not in fields
-    return is_one and all(size % 8 == 0 and size <= _LARGEST_HEAD for size in _head_sizes(config))
+    sizes = list_head_sizes(config)
+    return is_one and all(size % 8 == 0 and size <= _LARGEST_HEAD for size in sizes)
 
 
 def _is_flexible(model: Any) -> bool:
@@ -204,7 +211,7 @@ def _is_flexible(model: Any) -> bool:
     config = model.config.get_text_config()
     return (
         model._supports_flex_attn
-        and min(_head_sizes(config)) >= _SMALLEST_FLEX_HEAD
+        and min(list_head_sizes(config)) >= _SMALLEST_FLEX_HEAD
         and (
             getattr(config, "attn_logit_softcapping", None) is not None
             or any(name.endswith(".sinks") for name, _ in model.named_parameters())

@@ -75,11 +75,16 @@ def all_gather(tensor: Tensor, axis: Axis) -> Tensor:
     """Return the pieces of all ranks along the last dimension, in rank order; no gradient."""
     if axis.degree == 1:
         return tensor
-    rows = tensor.contiguous()
-    gathered: Tensor = wait(_ops.all_gather_into_tensor(rows, axis.degree, axis.group_name))
-    pieces = gathered.view(axis.degree, *rows.shape)
+    pieces = gather_rows(tensor[None], axis)
     # Attention's fused kernels require keys and values whose features are contiguous.
     return pieces.movedim(0, -2).flatten(-2)
+
+
+def gather_rows(rows: Tensor, axis: Axis) -> Tensor:
+    """Return the rows of all ranks along the first dimension, in rank order; no gradient."""
+    if axis.degree == 1:
+        return rows
+    return wait(_ops.all_gather_into_tensor(rows.contiguous(), axis.degree, axis.group_name))
 
 
 def _reduce_scatter(tensor: Tensor, axis: Axis) -> Tensor:

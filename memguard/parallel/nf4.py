@@ -11,7 +11,8 @@ length of a row; the last block is filled up with zeros. Blocks are quantised on
 rank reads and quantises those that it stores. One equation a pass:
 
     before     packed, scales = all-gather over z         FSDP2, with the other weights of a unit
-    forward    W = value[index] * scale, in fp32, rounded once to the dtype of the arithmetic
+    forward    W = value[index] * scale, in fp32, rounded once to the dtype of the arithmetic as
+               it is written: in bf16 2.6 bytes a weight are moved
     dgrad      the same again
     wgrad      none: W is frozen
 
@@ -48,8 +49,10 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     from bitsandbytes.functional import quantize_4bit  # Takes seconds to import.
 
     flat = weights.detach().reshape(-1)
+    if missing := -len(flat) % BLOCK:  # Padding copies.
+        flat = functional.pad(flat, (0, missing))
     packed, state = quantize_4bit(
-        functional.pad(flat, (0, -len(flat) % BLOCK)).contiguous(),
+        flat,
         blocksize=BLOCK,
         compress_statistics=False,
         quant_type="nf4",
@@ -57,21 +60,35 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     return packed.reshape(-1, BLOCK // 2), state.absmax
 
 
-def dequantise_nf4(packed: Tensor, scales: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the weights in fp32, in this shape; zeros that fill up a block are left out."""
+def dequantise_nf4(
+    packed: Tensor,
+    scales: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return the weights in this shape; zeros that fill up a block are left out.
+
+    Args:
+        packed: ``[B, 32]``.
+        scales: ``[B]``.
+        shape: of the weights.
+        dtype: of the result, to which products in fp32 are rounded.
+    """
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
+    # bitsandbytes rounds to bf16 as it writes; other dtypes are cast from fp32.
+    written = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     # As one row: the kernel for CPUs with AVX-512 (bitsandbytes 0.50) takes the scales of other
     # blocks if the length of a row is not a multiple of a block.
     state = QuantState(
         absmax=scales,
         shape=(1, len(scales) * BLOCK),
-        dtype=torch.float32,
+        dtype=written,
         blocksize=BLOCK,
         quant_type="nf4",
     )
     weights: Tensor = dequantize_4bit(packed.reshape(-1, 1), state)
-    return weights.reshape(-1)[: torch.Size(shape).numel()].reshape(shape)
+    return weights.reshape(-1)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +101,7 @@ class Nf4Weight:
 
     def dequantise(self, dtype: torch.dtype) -> Tensor:
         """Return the weight ``[N, K]``."""
-        return dequantise_nf4(self.packed, self.scales, self.shape).to(dtype)
+        return dequantise_nf4(self.packed, self.scales, self.shape, dtype)
 
 
 class Nf4Linear(nn.Module):
@@ -105,8 +122,8 @@ class Nf4Linear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Return ``[..., N]`` of an input ``[..., K]``."""
         shape = (self.out_features, self.in_features)
-        weight_NK = dequantise_nf4(self.packed, self.scales, shape)
-        return functional.linear(input, weight_NK.to(input.dtype), self.bias)
+        weight_NK = dequantise_nf4(self.packed, self.scales, shape, input.dtype)
+        return functional.linear(input, weight_NK, self.bias)
 
 
 def list_quantised(model: Any) -> dict[str, nn.Linear]:

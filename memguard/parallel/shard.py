@@ -3,7 +3,8 @@
     1  plan_sharding            assigns a role to every module, or rejects the model
     2  shard_model              parameters become DTensors on (y, x), modules change their class
     3  checkpoint_blocks        sets what backward recomputes
-    4  wrap_fsdp                decoder blocks, embedding, head and the rest are units over z
+    4  wrap_fsdp                decoder blocks, embedding, head and the rest are units over z;
+                                inputs of checkpointed blocks are stored over x
 
 Nothing is allocated. `hf.assembly` has these steps in their order, and fills the shards.
 """
@@ -42,6 +43,7 @@ from memguard.parallel.lora import is_adapter_parameter
 from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.model_sizes import read_num_kv_heads
 from memguard.parallel.norm import Norm4D, measure_norm
+from memguard.parallel.stored_inputs import store_inputs_in_parts
 
 Checkpointing = Literal["none", "full", "selective"]
 
@@ -215,6 +217,8 @@ def wrap_fsdp(
 ) -> list[FSDPModule]:
     """Shard storage over z and replicate over data; gathers are prefetched one block ahead.
 
+    What checkpointed blocks store for backward is sharded over x, see `stored_inputs`.
+
     Args:
         root: the module whose forward is called; contains ``model``.
         model: a model sharded by `shard_model`.
@@ -227,6 +231,7 @@ def wrap_fsdp(
     Returns:
         Units whose gathered weights are freed after their forward.
     """
+    store_inputs_in_parts(model, mesh.axis("x"))
     # Adapters are too small to be sharded, and stay in fp32.
     adapters = {p for name, p in model.named_parameters() if is_adapter_parameter(name)}
     policy = MixedPrecisionPolicy(

@@ -4,8 +4,12 @@
     step_settings.py   settings of a step that its estimates depend on
     parameters.py      parameters of a rank: how they are stored, and which of them a step trains
     memory.py          peak memory of a rank in a step, by kind
+    activations.py     activations of a block on a rank
+    stream_pools.py    what CUDA's allocator keeps for the streams of FSDP2
+    kernels.py         speed of matmuls and attention by shape, from published measurements
     compute.py         computing time of a step on one rank
-    cost.py            rough time of a step with its communication, to rank meshes
+    cost.py            time of a step with its communication
+    accuracy.py        how near these times are to published runs
     traffic.py         communication of a step along each axis, by the formula of `parallel`
     fit.py             meshes on which a step fits, and changes that would make one fit
     plan.py            the plan: which meshes fit, and what would help if none does
@@ -22,7 +26,7 @@
     configuration -> documents, tokenizer  -> the dry run                 no weights
 
 Memory is computed by formulas, which were compared with the engine on fake tensors
-(simulation/step.py) and with real training processes (scripts/bench/plan.py). Times are rough
-estimates, compared with published training runs (scripts/bench/published.py); nothing is measured
-here.
+(simulation/step.py) and with real training processes (scripts/bench/plan.py,
+scripts/bench/memory_pools.py). Times are estimates with four constants that are fitted to published
+training runs, and compared with others (scripts/bench/published.py); nothing is measured here.
 """

@@ -1,33 +1,34 @@
 """Rough estimate of the computing time of a step on one rank, without communication.
 
-    a matmul      2 M N K / (peak x MATMUL_SHARE)  +  a (MN + NK + KM) / memory bandwidth
-    attention     4 t Q (T+1)/2 operations in forward / (peak x ATTENTION_SHARE); 2.5 of it in
-                  backward, which also computes the scores again. Without flash attention each
-                  head also reads a mask of the T (T+1)/2 pairs of a row
-    element-wise  bytes read and written once / memory bandwidth, x EAGER_PASSES without compile
+    a matmul      alone (kernels.py) / MATMUL_SHARE
+    attention     4 t Q (T+1)/2 operations in forward, 2.5 of it in backward, which computes the
+                  scores again, at the speed of attention alone (kernels.py) x ATTENTION_SHARE.
+                  Without flash attention each head also reads a mask of a row's T (T+1)/2 pairs
+    element-wise  bytes that its kernels read and write / (memory bandwidth x ELEMENT_SHARE)
     storage       bytes that FSDP2 copies in and out of its buffers, and that AdamW reads and writes
 
-The first line is the efficiency curve: a matmul with M, N and K in the thousands reaches nearly
-MATMUL_SHARE of the peak, one with a side of a few hundred (small micro-batches, degrees of x and y
-that leave little of a weight) is limited by memory and reaches less.
+Elements that are read and written for a token in forward, twice as many in backward:
+
+                                            compiled    separate kernels
+    two norms and residuals, F features         8            14; split over y, or plain modules: 42
+    rotary embedding, Q queries and K keys      2            10
+    SwiGLU, width W                             3             5
+
+Separate kernels are counted from the code: torch's norm and its weight (2 + 2), or the eight
+kernels of a norm of which a rank has a part, in fp32 (18); a residual (3); q cos + rotate(q) sin
+(10).
 
 Frozen weights have no weight gradient, and blocks that backward does not reach run forward only.
 Each adapter adds two matmuls in forward, two for the input gradient and two for its own. Weights in
-NF4 are dequantised in every pass: read in 4.5 bits, written and read in fp32, written rounded.
+NF4 are dequantised in every pass: read in 4.5 bits, written in the precision of the run.
 
-Origin of the constants (tables and sources: scripts/bench/published.py):
+The three shares are fitted, with cost.OVERLAP_SHARE, to 35 of 70 published runs on H100s
+(scripts/bench/published.py, which has the other half and the sources): MATMUL_SHARE and
+ATTENTION_SHARE are what is lost against the same kernel alone on a cool GPU. Everything else is
+counted from the modules' code, at nominal peak and nominal bandwidth.
 
-    MATMUL_SHARE      fitted to the published 8B run on 8 H100 with torch.compile
-    EAGER_PASSES      fitted to the same run without torch.compile
-    ATTENTION_SHARE   published for FlashAttention-2 on H100 (arXiv 2407.08608)
-    everything else   counted from the modules' code, at nominal peak and nominal bandwidth
-
-Assumed are that one share holds for every GPU, that nothing but matmuls overlaps with memory
-traffic, and that element-wise work reaches the nominal bandwidth. MATMUL_SHARE includes what
-collectives that run at the same time take from the matmuls. The GPUs of the fitted runs were
-limited to 500 W: at 700 W an H100 is faster than estimated. A100s reach a larger share of their
-lower peak: the published runs on A100s are estimated a quarter too slow. A norm that is one kernel
-(y = 1) is counted as slow as the separate kernels of the fitted run.
+Assumed are that the shares hold for every GPU, and that nothing but matmuls overlaps with memory
+traffic.
 """
 
 from collections import Counter
@@ -36,6 +37,7 @@ from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
+from memguard.planner.kernels import BACKWARD_OPERATIONS, attention_curve, time_matmul
 from memguard.planner.machine import Machine
 from memguard.planner.parameters import (
     NF4_BLOCK,
@@ -49,17 +51,18 @@ from memguard.planner.parameters import (
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import LayerGroup
 
-MATMUL_SHARE = 0.50
-"""Share of the nominal peak that a large matmul of a training step reaches. Fitted."""
+MATMUL_SHARE = 0.85
+"""Speed of matmuls in a training step, relative to the same product alone. Fitted."""
 
-EAGER_PASSES = 3.6
-"""Memory traffic of element-wise work as separate kernels, relative to compiled ones. Fitted."""
+ATTENTION_SHARE = 0.54
+"""Speed of attention in a training step, relative to the same kernel alone. Fitted."""
 
-ATTENTION_SHARE = 0.35
-"""Share of the nominal peak that attention reaches. Published for FlashAttention-2 on H100."""
+ELEMENT_SHARE = 0.41
+"""Share of the nominal bandwidth that element-wise work reaches. Fitted."""
 
-# A kernel of attention's backward computes five matmuls, forward two.
-_ATTENTION_BACKWARD = 2.5
+_COMPILED_ELEMENTS = (8, 2, 3)
+_SEPARATE_ELEMENTS = (14, 10, 5)
+_SPLIT_NORM_ELEMENTS = 42
 # Of a logit and its gradient, in `sum_nll`: casts, maximum, exponential, sum, difference.
 _LOGIT_PASSES = 8
 # Of a stored parameter: AdamW reads weight, gradient and two moments and writes three of them;
@@ -141,17 +144,33 @@ class _Rank:
         self.sizes, self.mesh, self.settings = sizes, mesh, settings
         self.part, self.typical = part, part.typical
         self.is_nf4 = settings.adapter is not None and settings.adapter.is_nf4
+        self.machine = machine
         self.peak = machine.peak_flops(settings.compute_bytes)
         self.bytes_per_s = machine.memory_gb_per_s * 1e9
         self.rank = RankSizes.of(sizes, mesh)
 
     def matmuls(self, num_rows: int, shapes: Sequence[tuple[int, int]]) -> float:
         """Return the time of matmuls of rows with weights of these shapes (seconds)."""
-        seconds, a = 0.0, self.settings.compute_bytes
-        for outs, ins in shapes:
-            seconds += 2 * num_rows * outs * ins / (self.peak * MATMUL_SHARE)
-            seconds += self.move(a * (num_rows * outs + outs * ins + ins * num_rows))
-        return seconds
+        alone_s = sum(
+            time_matmul(
+                num_rows,
+                outs,
+                ins,
+                element_bytes=self.settings.compute_bytes,
+                flops_per_s=self.peak * self.machine.matmul_share,
+                bytes_per_s=self.bytes_per_s,
+            )
+            for outs, ins in shapes
+        )
+        return alone_s / MATMUL_SHARE
+
+    def attention(self, seq_len: int, *, is_backward: bool) -> float:
+        """Return the time of attention of a block (seconds), without the mask it may read."""
+        operations = 4 * self.settings.num_tokens * self.rank.queries * (seq_len + 1) / 2
+        operations *= BACKWARD_OPERATIONS if is_backward else 1.0
+        curve = attention_curve(seq_len, is_backward=is_backward)
+        share = self.machine.attention_share * curve * ATTENTION_SHARE
+        return operations / (self.peak * share)
 
     def move(self, num_bytes: float) -> float:
         """Return the time to read or write this many bytes of GPU memory (seconds)."""
@@ -170,16 +189,14 @@ class _Rank:
             groups[_GROUPS[name]] += matmul
             if name in self.typical.learns and not self.typical.adapted:
                 weight_gradients[_GROUPS[name]] += matmul
-        operations = 4 * tokens * rank.queries * (seq_len + 1) / 2
-        attention = operations / (self.peak * ATTENTION_SHARE)
+        attention = self.attention(seq_len, is_backward=False)
+        attention_back = self.attention(seq_len, is_backward=True)
         if settings.has_mask:
             heads = rank.queries // self.sizes.head_dim
-            attention += self.move(a * heads * tokens * (seq_len + 1) / 2)
-        # Two norms with the residual added: two tensors read, two written. Rotary embedding of
-        # queries and keys: one read, one written. SwiGLU: two read, one written.
-        elements = 8 * rank.features + 2 * (rank.queries + rank.keys) + 3 * rank.width
-        passes = 1.0 if settings.is_compiled else EAGER_PASSES
-        other = self.move(passes * a * tokens * elements)
+            mask = self.move(a * heads * tokens * (seq_len + 1) / 2)
+            attention += mask
+            attention_back += BACKWARD_OPERATIONS * mask
+        other = self.move(a * tokens * self.count_elements()) / ELEMENT_SHARE
         unit = block_unit(self.sizes, self.mesh, is_nf4=self.is_nf4)
         gather = reduce = 0.0
         if self.mesh.z > 1:
@@ -195,7 +212,7 @@ class _Rank:
             "selective": other,
         }[settings.checkpointing]
         backward = linear + sum(weight_gradients.values())
-        backward += _ATTENTION_BACKWARD * attention + 2 * other
+        backward += attention_back + 2 * other
         return BlockTimes(
             forward_s=forward + gather,
             again_s=again,
@@ -203,12 +220,22 @@ class _Rank:
             weight_gradients_s=weight_gradients,
         )
 
+    def count_elements(self) -> int:
+        """Return the elements that element-wise work of a block moves for a token in forward."""
+        norms, rotary, swiglu = _COMPILED_ELEMENTS
+        if not self.settings.is_compiled:
+            norms, rotary, swiglu = _SEPARATE_ELEMENTS
+            # A part of the features needs a collective, plain modules are transformers' own.
+            norms = _SPLIT_NORM_ELEMENTS if self.mesh.y > 1 or self.mesh.num_ranks == 1 else norms
+        rank = self.rank
+        return norms * rank.features + rotary * (rank.queries + rank.keys) + swiglu * rank.width
+
     def dequantise(self) -> float:
         """Return the time to dequantise the weights of a block once; 0 if they are not in NF4."""
         if not self.is_nf4:
             return 0.0
         num_weights = sum(outs * ins for outs, ins in self.rank.list_linear().values())
-        bytes_each = NF4_BLOCK_BYTES / NF4_BLOCK + 2 * 4 + self.settings.compute_bytes
+        bytes_each = NF4_BLOCK_BYTES / NF4_BLOCK + self.settings.compute_bytes
         return self.move(num_weights * bytes_each)
 
     def adapters(self) -> dict[LayerGroup, float]:

@@ -1,11 +1,14 @@
-"""Rough estimate of the time of a step on a mesh. Use it only to rank meshes.
+"""Estimates the time of a step on a mesh, from its computation and its communication.
 
-    step      = compute + exposed
+    step      = compute + exposed + OVERLAP_SHARE x hidden
     compute   = compute.py
+    hidden    = the rest of the communication, which takes cores and memory bandwidth from what is
+                computed at the same time
     exposed   = the part of the communication during which a rank does not compute:
 
-    x, y      forward and what is computed again: all of it. Backward: what a layer group's
-              all-reduce takes longer than its weight gradients (parallel/linear_function.py)
+    x, y      forward, what is computed again and the stored input for it: all of it. Backward:
+              what a layer group's all-reduce takes longer than its weight gradients
+              (parallel/linear_function.py)
     z         the first gather and the last reduction of a micro-batch, and for each block
 
                   forward     gather of the next block            - time of this block
@@ -31,8 +34,9 @@ This is the model of AxoNN (arXiv 2502.08145) with latencies added, which domina
 ranks around a ring. A ring over R ranks has R-1 rounds. An all-reduce is counted with 2 log2 R
 rounds, because small payloads are sent along trees.
 
-Bandwidths and peaks are nominal. LINK_SHARE is published for NCCL; CALL_S and ROUND_S are
-assumptions. scripts/bench/published.py compares the estimates with published training runs.
+Bandwidths and peaks are nominal. LINK_SHARE is published for NCCL, OVERLAP_SHARE is fitted with the
+constants of compute.py; CALL_S and ROUND_S are assumptions. scripts/bench/published.py compares the
+estimates with published training runs.
 """
 
 import math
@@ -56,6 +60,9 @@ from memguard.planner.traffic import (
 LINK_SHARE = 0.82
 """Share of the nominal bandwidth that collectives reach: 370 of an H100's 450 GB/s, according to
 NCCL's developers (https://github.com/NVIDIA/nccl-tests/issues/212)."""
+
+OVERLAP_SHARE = 0.50
+"""By how much hidden communication lengthens the computation, relative to its own time. Fitted."""
 
 CALL_S = 20e-6
 """Time to start one collective, independent of its size (seconds). An assumption."""
@@ -88,6 +95,7 @@ class StepEstimate:
     num_flops: int
     """Floating-point operations of one rank."""
     compute_s: float
+    """Computation alone (seconds)."""
     axes: tuple[AxisTime, ...]
     """Axes with communication."""
 
@@ -102,9 +110,14 @@ class StepEstimate:
         return sum(axis.time_s - axis.exposed_s for axis in self.axes)
 
     @property
+    def slowed_s(self) -> float:
+        """Time of the computation with what communication takes from it (seconds)."""
+        return self.compute_s + OVERLAP_SHARE * self.hidden_s
+
+    @property
     def step_s(self) -> float:
         """Time of the step (seconds)."""
-        return self.compute_s + self.exposed_s
+        return self.slowed_s + self.exposed_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -146,7 +146,11 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
     """
 
     def choose(mode: Checkpointing, rows: int) -> Fit:
-        settings = replace(_build_settings(mesh, work, mode, rows), has_mask=has_mask)
+        settings = replace(
+            _build_settings(mesh, work, mode, rows),
+            has_mask=has_mask,
+            has_streams=machine.has_streams,
+        )
         memory = estimate_memory(sizes, mesh, settings, seq_len=work.seq_len)
         return Fit(
             mesh=mesh,

@@ -8,8 +8,15 @@
                         ("400 Gb/s" is 50).
     peak_tflops         dense bf16; figures "with sparsity" are twice that.
     fp32_tflops         with 'train.precision' fp32, which uses TF32 on NVIDIA's GPUs: half of bf16.
+    ..._share           what kernels reach of the peak, measured by others (kernels.py): matmuls of
+                        A100, H100, GH200 and B200 in the table of maximum achievable FLOPS of
+                        https://github.com/stas00/ml-engineering, attention by FlashAttention-2's
+                        authors.
 
-All figures are nominal: published by vendors and computing centres, not reached by a program.
+All other figures are nominal: published by vendors and computing centres, not reached by a program.
+
+`this-machine` is looked up: the name of its GPU is in one of these files, or its speeds are
+assumptions.
 """
 
 import os
@@ -21,7 +28,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memguard.assets import find_asset
+from memguard.assets import find_asset, list_assets
 from memguard.config import load_yaml, validate
 from memguard.config.settings import Name, NonNegative, Positive, PositiveInt, Settings
 from memguard.errors import ConfigError
@@ -44,9 +51,9 @@ FRAGMENTATION_ONE_CPU = 0.3
 # nvidia-smi reports the actual memory, so only context and communicators are subtracted.
 _RESERVED_GIB_DETECTED = 2.0
 
-# The speed of the machine cannot be detected. These values only allow its meshes to be compared:
-# GPUs on PCI Express 4.0 and a network of 100 Gb/s; processes that share memory and a network of
-# 10 Gb/s.
+# Speeds of a GPU that no machine file names, and of CPUs. These values only allow the machine's
+# meshes to be compared: GPUs on PCI Express 4.0 and a network of 100 Gb/s; processes that share
+# memory and a network of 10 Gb/s.
 _GPU_LINK_GB_PER_S, _GPU_NETWORK_GB_PER_S, _GPU_TFLOPS = 25.0, 12.5, 100.0
 _CPU_LINK_GB_PER_S, _CPU_NETWORK_GB_PER_S, _CORE_TFLOPS = 5.0, 1.25, 0.05
 _GPU_MEMORY_GB_PER_S, _CORE_MEMORY_GB_PER_S = 2000.0, 5.0
@@ -59,7 +66,17 @@ Figure = Literal[
     "memory_gb_per_s",
     "peak_tflops",
     "fp32_tflops",
+    "matmul_share",
+    "attention_share",
 ]
+
+
+_SPEEDS: tuple[Figure, ...] = (
+    "link_gb_per_s",
+    "network_gb_per_s",
+    "memory_gb_per_s",
+    "peak_tflops",
+)
 
 
 class Machine(Settings):
@@ -72,6 +89,9 @@ class Machine(Settings):
 
     name: Name = Field(description="Name for '--machine'.")
     gpu: str = Field(description="Common name of the GPU, e.g. H100 SXM 80 GB.")
+    gpu_names: tuple[str, ...] = Field(
+        (), description="Names of the GPU in nvidia-smi and torch, for 'this-machine'."
+    )
     memory_gib: Positive = Field(description="Nominal memory of a GPU (GiB).")
     reserved_gib: NonNegative = Field(
         3.0, description="Memory used before the first tensor: an assumption (GiB)."
@@ -93,6 +113,18 @@ class Machine(Settings):
         description="Bandwidth of a GPU's memory (GB/s); the default is an assumption.",
     )
     peak_tflops: Positive = Field(description="Dense bf16 peak of a GPU (TFLOP/s).")
+    matmul_share: Positive = Field(
+        0.803,
+        le=1,
+        description="Share of 'peak_tflops' that the largest bf16 matmuls reach; the default is "
+        "published for the H100.",
+    )
+    attention_share: Positive = Field(
+        0.332,
+        le=1,
+        description="Share of 'peak_tflops' that FlashAttention-2 reaches over causal rows of "
+        "16,384 tokens, forward and backward together; the default is published for the H100.",
+    )
     fp32_tflops: Positive | None = Field(
         None,
         description="Peak of a GPU in fp32 training (TFLOP/s). None: half of 'peak_tflops', as "
@@ -109,7 +141,7 @@ class Machine(Settings):
     fragmentation: NonNegative = Field(
         0.1,
         description="Share of activations, logits and buffers that the allocator loses to "
-        "fragmentation: an assumption.",
+        "fragmentation: an assumption. 0: an allocator that loses nothing, not even to streams.",
     )
     assumed: tuple[Figure, ...] = Field(
         (), description="Figures above that are assumptions, not published or measured."
@@ -133,6 +165,15 @@ class Machine(Settings):
         """
         fp32_tflops = self.fp32_tflops or self.peak_tflops / 2
         return 1e12 * (self.peak_tflops if compute_bytes == 2 else fp32_tflops)
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether memory is reused only for the stream on which it was allocated, as by CUDA's.
+
+        An allocator without fragmentation stands for the least that a step needs: CUDA's frees all
+        cached memory before it gives up, so that such a step runs, though slowly.
+        """
+        return self.has_gpus and self.fragmentation > 0
 
     @property
     def memory_bytes(self) -> int:
@@ -174,7 +215,8 @@ def detect_machine(
     By default NVIDIA GPUs are read from ``nvidia-smi`` (which ignores CUDA_VISIBLE_DEVICES); if
     they differ, the smallest one is used. Without GPUs, physical memory and cores are divided
     evenly between the processes; a container may have less. GPUs of other vendors are not detected.
-    Speeds cannot be read, so all of them are assumptions.
+    Speeds are those of a machine file that has the GPU's name; otherwise, and for the network, they
+    are assumptions.
 
     Args:
         num_processes: processes that share the CPU's memory; with GPUs each process has its own.
@@ -186,6 +228,7 @@ def detect_machine(
     if gpus is None:
         gpus = _list_gpus()
     figures: dict[str, Any]
+    assumed: tuple[Figure, ...] = _SPEEDS
     if gpus:
         figures = {
             "gpu": ", ".join(sorted({name for name, _ in gpus})),
@@ -197,6 +240,11 @@ def detect_machine(
             "memory_gb_per_s": _GPU_MEMORY_GB_PER_S,
             "peak_tflops": _GPU_TFLOPS,
         }
+        known = find_gpu(figures["gpu"], len(gpus))
+        if known is not None:
+            figures |= _take_speeds(known, len(gpus))
+            own = (name for name in known.assumed if name != "gpus_per_node")
+            assumed = tuple(dict.fromkeys((*own, "network_gb_per_s")))
     else:
         total_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
         num_cores = os.cpu_count() or 1
@@ -222,8 +270,46 @@ def detect_machine(
             f"{figures['gpu']}), which is no more than the {figures['reserved_gib']:g} GiB used "
             "before the first tensor; name another machine or use fewer processes"
         )
-    assumed = ("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops")
     return Machine(name=THIS_MACHINE, assumed=assumed, **figures)
+
+
+def find_gpu(name: str, num_gpus: int) -> Machine | None:
+    """Return the shipped machine that has GPUs of this name; None if there is none.
+
+    Of several the one with as many GPUs in a node is preferred, then the one with most.
+
+    Args:
+        name: of the GPU, as nvidia-smi and torch give it.
+        num_gpus: GPUs of the node.
+    """
+    found = [
+        machine
+        for machine in map(load_machine, list_assets(_FOLDER).values())
+        if name in machine.gpu_names
+    ]
+    found.sort(key=lambda machine: (machine.gpus_per_node != num_gpus, -machine.gpus_per_node))
+    return found[0] if found else None
+
+
+def _take_speeds(known: Machine, num_gpus: int) -> dict[str, Any]:
+    """Return the speeds of a node with this number of GPUs of a known machine."""
+    share = num_gpus / known.gpus_per_node
+    link = known.link_gb_per_s
+    if known.link_topology == "direct" and known.gpus_per_node > 1:
+        # Its links to GPUs that are not used are not used either.
+        link *= min(1.0, max(1, num_gpus - 1) / (known.gpus_per_node - 1))
+    return {
+        "link_gb_per_s": link,
+        "link_topology": known.link_topology,
+        # What leaves this node cannot be seen: that of the known machine, for as many GPUs.
+        "network_gb_per_s": known.network_gb_per_s * min(1.0, share),
+        "memory_gb_per_s": known.memory_gb_per_s,
+        "peak_tflops": known.peak_tflops,
+        "fp32_tflops": known.fp32_tflops,
+        "matmul_share": known.matmul_share,
+        "attention_share": known.attention_share,
+        "has_flash": known.has_flash,
+    }
 
 
 def _list_gpus() -> list[tuple[str, float]]:

@@ -11,24 +11,15 @@ phase of the step; the peak is the largest of these phases:
     update          all gradients
 
 Gradients, moments and reductions are those of the weights that are trained (`parameters`); blocks
-that backward does not reach keep nothing. A frozen norm keeps no normalised values; o and down keep
-their input only if they are trained or have an adapter. With adapters the base is stored in the
-precision of the run. An adapter of rank R keeps tR of each layer, its factors in the precision of
-the run, with dropout one byte per feature, and with DoRA the layer's output. Of a base in NF4
-(`parameters`) the weight of one layer at a time is dense, in fp32 and rounded.
+that backward does not reach keep nothing (activations.py). With adapters the base is stored in the
+precision of the run. Of a base in NF4 (`parameters`) the weight of one layer at a time is dense.
 
 These phases are evaluated for the last block, when most activations are kept, and for the first
-two, when most gradients are allocated. Sizes are those of `memguard.parallel`: t tokens of a
-micro-batch, F features, Q queries, R keys as attention reads them, W FFN width of this rank; a
-bytes per element of activations (bf16: 2).
+two, when most gradients are allocated. On a GPU gradients and gathers have pools of their own,
+which count in every phase (stream_pools.py).
 
-    kept by a block     none       2 norms tF(4+2a), attention at(3Q+2R), MLP 4atW
-                        full       atF
-                        selective  atF, outputs of matmuls, of all-reduces, of attention
-    attention's mask    tT(1+a) for rows of T tokens that contain several documents. None with
-                        flash attention (GPUs, bf16), where R is not repeated either
-
-Compared with the simulated engine by scripts/bench/plan.py.
+Compared with the simulated engine by scripts/bench/plan.py, and with its pools by
+scripts/bench/memory_pools.py.
 """
 
 from collections.abc import Iterator
@@ -36,8 +27,10 @@ from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
+from memguard.planner.activations import BlockActivations
 from memguard.planner.parameters import RankSizes, Unit, block_unit, find_trained, other_units
 from memguard.planner.step_settings import ADAPTER_BYTES, StepSettings
+from memguard.planner.stream_pools import count_gathers, count_reductions
 
 _STORED_BYTES = 4
 _MOMENTS_BYTES = 8
@@ -51,7 +44,7 @@ class MemoryUse:
     """Stored weights, not gathered ones."""
     optimizer: int
     gradients: int
-    """Stored gradients of the units whose backward is done."""
+    """Stored gradients of the units whose backward is done; on a GPU all, in every phase."""
     activations: int
     """Activations that blocks keep or recompute, their gradients, and the attention mask."""
     nll_chunk: int
@@ -116,22 +109,12 @@ class _Rank:
         self.others = other_units(sizes, mesh)
         self.part = find_trained(sizes, mesh, adapter, settings.trained_modules)
         self.typical, self.first = self.part.typical, self.part.first
+        self.acts = BlockActivations(sizes, mesh, settings, self.typical, seq_len=seq_len)
         own = RankSizes.of(sizes, mesh)
-        self.features, self.queries, self.raw_keys = own.features, own.queries, own.keys
-        self.width, self.table = own.width, own.vocab * own.features
-        self.heads = sizes.num_heads // mesh.x
-        kv_heads = max(1, sizes.num_kv_heads // mesh.x)
-        self.keys = kv_heads * sizes.head_dim
-        # Attention with a mask repeats keys and values, one for each query head.
-        is_repeated = settings.has_mask and self.heads > kv_heads
-        self.repeated = self.queries if is_repeated else self.keys
-        # One process runs plain modules: the residual stream is fp32, and autocast casts matmuls.
-        # The base of adapters is stored in the precision of the run instead.
+        self.features, self.queries, self.width = own.features, own.queries, own.width
+        self.table = own.vocab * own.features
         self.is_plain = mesh.num_ranks == 1
         self.is_frozen = adapter is not None
-        is_narrow = settings.compute_bytes < settings.wide_bytes
-        self.casts = self.is_plain and is_narrow and not self.is_frozen
-        self.adapted = self.typical.adapted
         self.num_trained = self.part.stored
         others = zip(self.others, self.part.others, strict=True)
         self.stored_at_end = sum(part.stored for unit, part in others if unit.name != "embedding")
@@ -139,101 +122,24 @@ class _Rank:
         self.weight_bytes = sizes.num_layers * self.block.stored_bytes(element_bytes)
         self.weight_bytes += sum(unit.stored_bytes(element_bytes) for unit in self.others)
         self.weight_bytes += self.num_trained * ADAPTER_BYTES if self.is_frozen else 0
-
-    # -- activations ---------------------------------------------------------------------------
-
-    def _act(self, num_features: int) -> int:
-        """Return the bytes of activations with this number of features."""
-        return self.settings.compute_bytes * self.settings.num_tokens * num_features
-
-    def _wide(self, num_features: int) -> int:
-        return self.settings.wide_bytes * self.settings.num_tokens * num_features
-
-    def stream(self) -> int:
-        """Return the size of the residual stream."""
-        if self.is_plain and not self.is_frozen:
-            return self._wide(self.features)
-        return self._act(self.features)
-
-    def norm(self) -> int:
-        """Return what a norm keeps: fp32 input, normalised values, and the input of a matmul."""
-        if self.casts:
-            return 2 * self._wide(self.features)
-        # Normalised values are kept for the gradient of the norm's weight.
-        keeps_values = "input_layernorm" in self.typical.learns
-        return self._wide(self.features) + self._act((2 if keeps_values else 1) * self.features)
-
-    def whole(self) -> int:
-        """Return the size of all tensors that a block's backward reads."""
-        # q, k, v, gate and up each cast their input, which is kept for the weight's gradient.
-        names = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-        num_casts = sum(name in self.typical.learns for name in names)
-        casts = self._act(num_casts * self.features) if self.casts else 0
-        return 2 * self.norm() + casts + self.attention() + self.mlp() + self.adapters()
-
-    def adapters(self) -> int:
-        """Return what the adapters of a block keep, without the inputs of their layers."""
-        adapter, settings = self.settings.adapter, self.settings
-        if adapter is None:
-            return 0
-        kept = self._act(adapter.r * len(self.adapted))
-        for layer in self.adapted:
-            if settings.compute_bytes < ADAPTER_BYTES:
-                kept += settings.compute_bytes * adapter.r * (layer.ins + layer.outs)
-            kept += settings.num_tokens * layer.ins if adapter.has_dropout else 0
-            kept += self._act(layer.outs) if adapter.use_dora else 0
-        return kept
-
-    def attention(self) -> int:
-        """Return what attention keeps: queries, repeated keys and values, its output twice."""
-        output = 2 if "o_proj" in self.typical.learns else 1
-        kept = self._act((1 + output) * self.queries + 2 * self.repeated) + self._wide(self.heads)
-        if self.sizes.has_head_norms:
-            normed = self.queries + self.keys
-            kept += self._wide(normed)
-            if "q_norm" in self.typical.learns:
-                kept += self._wide(normed) if self.casts else self._act(normed)
-        return kept
-
-    def mlp(self) -> int:
-        """Return what the MLP keeps: gate, its activation, up, their product."""
-        return self._act((4 if "down_proj" in self.typical.learns else 3) * self.width)
-
-    def kept(self) -> int:
-        """Return what one block keeps until its backward."""
-        if self.settings.checkpointing == "none":
-            return self.whole()
-        if self.settings.checkpointing == "full":
-            return self.stream()
-        return self.stream() + self.outputs()
-
-    def outputs(self) -> int:
-        """Return the outputs that selective recomputation keeps."""
-        projected, wide = self.queries + 2 * self.raw_keys, 2 * self.width
-        summed = 0
-        if self.mesh.y > 1:
-            summed += projected + wide
-        if self.mesh.x > 1:
-            summed += 2 * self.features
-        if self.keys > self.raw_keys:
-            summed += 2 * self.keys
-        single = projected + wide + 2 * self.features + self.queries
-        if self.settings.adapter is not None:
-            single += self.settings.adapter.r * len(self.adapted)
-        return self._act(single + summed) + self._wide(self.heads)
-
-    def in_backward(self) -> int:
-        """Return the activations of a block in its backward, after recomputation if any."""
-        # Kept outputs replace recomputed ones.
-        keeps_all = self.settings.checkpointing == "none"
-        return self.whole() if keeps_all else self.whole() + self.stream()
-
-    def shared(self) -> int:
-        """Return the tensors that all blocks share: attention mask and bias, rotary angles."""
-        settings = self.settings
-        mask = settings.num_tokens * self.seq_len * (1 + settings.compute_bytes)
-        angles = self._act(2 * self.sizes.head_dim)
-        return mask + angles if settings.has_mask else angles
+        # FSDP2's streams; gradients of adapters do not go through it.
+        self.has_pools = settings.has_streams and not self.is_plain
+        self.stores_gradients = self.has_pools and not self.is_frozen
+        self.gathers = self.reductions = 0
+        if self.has_pools:
+            self.gathers = count_gathers(
+                self.block,
+                self.others,
+                num_layers=sizes.num_layers,
+                element_bytes=settings.compute_bytes,
+                is_rounded=not self.is_frozen and settings.compute_bytes < _STORED_BYTES,
+            )
+        if self.stores_gradients:
+            self.reductions = count_reductions(
+                [*(block.unit for block, _ in self.part.kinds), *self.part.others],
+                num_micro_batches=settings.num_micro_batches,
+                element_bytes=settings.wide_bytes,
+            )
 
     # -- moments -------------------------------------------------------------------------------
 
@@ -254,11 +160,29 @@ class _Rank:
         yield "the update", self.at_update()
 
     def _use(
-        self, *, gradients: int, activations: int = 0, nll_chunk: int = 0, buffers: int = 0
+        self,
+        *,
+        gradients: int,
+        activations: int = 0,
+        nll_chunk: int = 0,
+        buffers: int = 0,
+        gathering: int = 0,
     ) -> MemoryUse:
-        """Return the memory use; ``gradients`` in stored elements, the rest in bytes."""
+        """Return the memory use.
+
+        Args:
+            gradients: stored gradients (elements).
+            activations: in bytes, as all that follow.
+            nll_chunk: logits, and gradients that the head accumulates.
+            buffers: gathered or cast weights and gradients not yet reduced.
+            gathering: what is gathered and not yet copied, where it has no pool of its own.
+        """
         if self.settings.num_micro_batches > 1:
             gradients = self.num_trained
+        if self.stores_gradients:
+            gradients = self.num_trained
+            buffers += self.reductions
+        buffers += self.gathers if self.has_pools else gathering
         return MemoryUse(
             weights=self.weight_bytes,
             optimizer=self.num_trained * _MOMENTS_BYTES,
@@ -281,16 +205,27 @@ class _Rank:
         nll_chunk += logits * (a + wide if narrow else a)
         if self.part.has_head:
             nll_chunk += self.table * (wide + (a if narrow else 0))
-        num_layers = self.sizes.num_layers
-        kept = self._kept_before(num_layers) + self.shared() + self.norm() + self.stream()
+        num_layers, gathering = self.sizes.num_layers, 0
+        kept = (
+            self._kept_before(num_layers)
+            + self.acts.shared()
+            + self.acts.norm()
+            + self.acts.stream()
+        )
         if self.is_plain:
             # Autocast keeps each weight that it has cast for backward until the forward ends.
-            buffers = self.part.num_reached * self.gathered_block if self.casts else 0
+            buffers = self.part.num_reached * self.gathered_block if self.acts.casts else 0
         else:
+            buffers = a * self.table + self._not_freed(num_layers)
             # An untied head was gathered last, into a buffer that is still allocated.
-            copies = 1 if self.sizes.is_tied else 2
-            buffers = copies * a * self.table + self._not_freed(num_layers)
-        return self._use(gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers)
+            gathering = 0 if self.sizes.is_tied else a * self.table
+        return self._use(
+            gradients=0,
+            activations=kept,
+            nll_chunk=nll_chunk,
+            buffers=buffers,
+            gathering=gathering,
+        )
 
     def at_update(self) -> MemoryUse:
         """Return the update; the gradients of adapters are reduced in one tensor before it."""
@@ -300,20 +235,20 @@ class _Rank:
 
     def at_mlp(self, number: int) -> MemoryUse:
         """Return the backward of a block's MLP, where most activation gradients exist."""
-        inside = self.in_backward() + self._act(2 * self.width) + self.stream()
+        inside = self.acts.in_backward() + self.acts.narrow(2 * self.width) + self.acts.stream()
         gradients = self._mlp_gradients(number, ("down_proj",))
         return self._in_block(number, inside=inside + self.dense(), gradients=gradients)
 
     def at_second_norm(self, number: int) -> MemoryUse:
         """Return the backward of the norm before the MLP, whose weights have their gradients."""
-        inside = self.in_backward() - self.mlp() - 2 * self._act(self.features)
-        inside += 4 * self._wide(self.features) + self.stream()
+        inside = self.acts.in_backward() - self.acts.mlp() - 2 * self.acts.narrow(self.features)
+        inside += 4 * self.acts.wide(self.features) + self.acts.stream()
         gradients = self._mlp_gradients(number, ("gate_proj", "up_proj", "down_proj"))
         return self._in_block(number, inside=inside, gradients=gradients)
 
     def at_first_norm(self, number: int) -> MemoryUse:
         """Return the end of a block's backward: all its gradients, not yet reduced."""
-        inside = 5 * self._wide(self.features) + 2 * self.stream()
+        inside = 5 * self.acts.wide(self.features) + 2 * self.acts.stream()
         gradients = self._gathered(self.part.blocks[number].unit)
         return self._in_block(number, inside=inside, gradients=gradients)
 
@@ -327,20 +262,17 @@ class _Rank:
         """Return the size of the largest dense weight of a base in NF4; 0 for other bases."""
         if not self.is_nf4:
             return 0
-        # In fp32, and rounded to the precision of the run.
-        rounded = self.settings.compute_bytes if self.settings.compute_bytes < 4 else 0
-        return (4 + rounded) * self.features * max(self.width, self.queries)
+        return self.settings.compute_bytes * self.features * max(self.width, self.queries)
 
     def at_reduction(self, number: int) -> MemoryUse:
         """Return the reduction over z of a block's gradients."""
         trained = self.part.blocks[number].unit
         buffers = self._gathered(trained) + trained.gathered * self.settings.wide_bytes
-        if number > 0:
-            buffers += self.gathered_block
         return self._use(
             gradients=self._gradients_after(number - 1),
-            activations=self._kept_before(number) + self.shared() + self.stream(),
+            activations=self._kept_before(number) + self.acts.shared() + self.acts.stream(),
             buffers=buffers + self._not_freed(number) + self._tied_table(),
+            gathering=self.gathered_block if number > 0 else 0,
         )
 
     def at_embedding(self) -> MemoryUse:
@@ -349,7 +281,7 @@ class _Rank:
         buffers = self.table * (settings.compute_bytes + settings.wide_bytes)
         return self._use(
             gradients=self.num_trained,
-            activations=2 * self.stream(),
+            activations=2 * self.acts.stream(),
             buffers=0 if self.is_plain else buffers,
         )
 
@@ -363,22 +295,23 @@ class _Rank:
             reduced = self.table if self.part.has_head else 0
         elif self.part.has_head:
             reduced = self.part.blocks[number].unit.gathered
-        buffers = gradients
+        buffers, gathering = gradients, 0
         if not self.is_plain:
             # This block's weights, gradients of the previous one, and weights of the next.
             buffers += self.gathered_block
             buffers += reduced * self.settings.wide_bytes
             if number > 0 and self.settings.reshard_after_forward:
-                buffers += self.gathered_block
+                gathering = self.gathered_block
             buffers += self._tied_table()
-        elif self.casts:
+        elif self.acts.casts:
             keeps_all = self.settings.checkpointing == "none"
             num_reached = number - self.first + 1
             buffers += self.gathered_block * (num_reached if keeps_all else 1)
         return self._use(
             gradients=self._gradients_after(number),
-            activations=self._kept_before(number) + self.shared() + inside,
+            activations=self._kept_before(number) + self.acts.shared() + inside,
             buffers=buffers + self._not_freed(number),
+            gathering=gathering,
         )
 
     def _tied_table(self) -> int:
@@ -398,7 +331,7 @@ class _Rank:
 
     def _kept_before(self, number: int) -> int:
         """Return what the blocks before this one keep, of those that backward reaches."""
-        return max(0, number - self.first) * self.kept()
+        return max(0, number - self.first) * self.acts.kept()
 
     def _gathered(self, unit: Unit) -> int:
         return unit.gathered_bytes(self.settings.compute_bytes)

@@ -10,7 +10,7 @@ from typing import Literal
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.compute import MATMUL_SHARE
+from memguard.planner.accuracy import describe_spread
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes
 from memguard.planner.fit import (
@@ -24,7 +24,7 @@ from memguard.planner.fit import (
     needs_mask,
     rank_meshes,
 )
-from memguard.planner.machine import Machine
+from memguard.planner.machine import THIS_MACHINE, Machine
 from memguard.planner.step_settings import Checkpointing, limit_sizes
 from memguard.records.record import Record
 
@@ -93,10 +93,11 @@ class MemoryPlan(Record):
 
 
 class SpeedPlan(Record):
-    """Rough time estimates, to rank meshes."""
+    """Estimated times (`accuracy`)."""
 
     step_s: float
     compute_s: float
+    """Computation, with what communication at the same time takes from it."""
     exposed_communication_s: float
     hidden_communication_s: float
     tokens_per_s: float
@@ -249,7 +250,9 @@ def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
         adapter_r=None if work.adapter is None else work.adapter.r,
         with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
         remedies=tuple(remedies),
-        assumptions=list_assumptions(machine, has_mask=needs_mask(sizes, work, machine)),
+        assumptions=list_assumptions(
+            machine, has_mask=needs_mask(sizes, work, machine), seq_len=work.seq_len
+        ),
     )
 
 
@@ -272,7 +275,7 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
         if step is None
         else SpeedPlan(
             step_s=step.step_s,
-            compute_s=step.compute_s,
+            compute_s=step.slowed_s,
             exposed_communication_s=step.exposed_s,
             hidden_communication_s=step.hidden_s,
             tokens_per_s=step.tokens_per_s,
@@ -280,12 +283,13 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     )
 
 
-def list_assumptions(machine: Machine, *, has_mask: bool) -> tuple[str, ...]:
+def list_assumptions(machine: Machine, *, has_mask: bool, seq_len: int) -> tuple[str, ...]:
     """Return the assumptions of the estimates, one phrase each.
 
     Args:
         machine: the machine.
         has_mask: whether attention reads a mask of all pairs of tokens.
+        seq_len: tokens of a row.
     """
     assumptions = [
         f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
@@ -294,13 +298,21 @@ def list_assumptions(machine: Machine, *, has_mask: bool) -> tuple[str, ...]:
         "rows contain several documents, whose attention needs a mask"
         if has_mask
         else "flash attention reads where documents end, without a mask",
-        f"large matmuls reach {MATMUL_SHARE:.0%} of the peak, as in published runs on H100s: use "
-        "speeds only to rank meshes",
+        describe_spread(seq_len)
+        if machine.has_gpus
+        else "speeds of a CPU are assumed: use them only to compare meshes",
     ]
-    assumed = list(machine.assumed)
-    if "memory_gb_per_s" not in {*assumed, *machine.model_fields_set}:
-        assumed.append("memory_gb_per_s")
+    assumed = [*machine.assumed, *(set(_DEFAULTED) - {*machine.assumed, *machine.model_fields_set})]
+    assumed.sort(key=list(Machine.model_fields).index)
+    if "peak_tflops" in assumed and machine.name == THIS_MACHINE and machine.has_gpus:
+        assumptions.append(
+            f"'{machine.gpu}' is in no machine file: use its speeds only to compare meshes"
+        )
     if assumed:
         names = ", ".join(assumed)
         assumptions.append(f"{machine.name}'s {names}: assumed, not published")
     return tuple(assumptions)
+
+
+_DEFAULTED = ("memory_gb_per_s", "matmul_share", "attention_share")
+"""Figures of a GPU that a machine file may leave out."""

@@ -112,7 +112,7 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         compute_bytes=2 if is_bf16 else 4,
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=config.parallel.reshard_after_forward,
-        is_compiled=train.compile,
+        is_compiled=train.compile is True,
         adapter=AdapterSizes.from_settings(config.adapter),
         trained_modules=train.trainable_modules,
     )
@@ -130,6 +130,8 @@ class StepSettings(StepOptions):
     checkpointing: Checkpointing = "none"
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
+    has_streams: bool = False
+    """Whether memory is allocated from pools of CUDA streams (`stream_pools`), as on GPUs."""
     has_mask: bool = True
     """Whether attention reads a mask of all pairs of tokens, as on CPUs and in fp32. Flash
     attention reads where documents end, and does not repeat keys and values."""
@@ -138,3 +140,17 @@ class StepSettings(StepOptions):
     def wide_bytes(self) -> int:
         """Of an element of statistics, logits and reduced gradients (bytes)."""
         return max(4, self.compute_bytes)
+
+
+def stores_parts(mesh: MeshShape, settings: StepSettings) -> bool:
+    """Return whether each rank along x stores a part of the tokens of a block's input.
+
+    All of them have the same input, and backward gathers it before it recomputes the block. Set
+    this to False where the engine stores whole inputs.
+    """
+    return mesh.x > 1 and settings.checkpointing != "none"
+
+
+def count_part(mesh: MeshShape, settings: StepSettings) -> int:
+    """Return the tokens of a block's input that each rank along x stores; the last is padded."""
+    return -(-settings.num_tokens // mesh.x)

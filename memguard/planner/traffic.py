@@ -6,6 +6,10 @@ is given. Around a ring of R ranks each of them sends
 
     all-reduce  2 (R-1)/R of it        all-gather, reduce-scatter  (R-1)/R of it
 
+Where ranks along x store parts of a block's input (`stores_parts`), backward gathers it over x: an
+all-gather of [t, F] elements, t rounded up to a multiple of the ranks, for each block and
+micro-batch.
+
 Gradients of frozen weights are not sent, and blocks that backward does not reach gather their
 weights once. Weights in NF4 are gathered as they are stored (`parameters`). Gradients of adapters
 are summed once a step (`memguard.parallel.lora`), in fp32: each factor over the axis over which it
@@ -21,7 +25,13 @@ from typing import Literal
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.parameters import RankSizes, Unit, block_unit, find_trained, other_units
-from memguard.planner.step_settings import ADAPTER_BYTES, AdapterSizes, StepSettings
+from memguard.planner.step_settings import (
+    ADAPTER_BYTES,
+    AdapterSizes,
+    StepSettings,
+    count_part,
+    stores_parts,
+)
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Phase = Literal["forward", "backward", "update"]
@@ -227,6 +237,13 @@ class _Step:
             for each in (forward if scales_down else forward[:-1])
             if settings.checkpointing == "full"
         ]
+        if stores_parts(self.mesh, settings):
+            gathered = self.mesh.x * count_part(self.mesh, settings)
+            num_bytes = gathered * settings.compute_bytes * self.features
+            # Before it is computed again: nothing can be computed at the same time.
+            again.append(
+                call("backward", "x", "input, stored in parts", 1, num_bytes, "all_gather")
+            )
         # Of two calls the second is for the gradient of the block's input, which the last block
         # that backward reaches does not need, unless the embedding is trained.
         inner = 1 if not is_whole and number == self.first and not self.part.has_embedding else 2

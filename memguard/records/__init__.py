@@ -3,6 +3,7 @@
     record.py      base class; files and folders that are written atomically
     sealed.py      hashes of files and records, checked when they are read
     manifest.py    one line per document: its planned and its actual training
+    compile_choice.py  whether a run's blocks are compiled, and why
     run_files.py   files of each stage of a run, and checks that they are intact
     scores.py      estimates with their intervals; names of the extraction risks
     results.py     the results table: one row for each number, as parquet

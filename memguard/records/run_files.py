@@ -30,6 +30,7 @@ from memguard.records.sealed import (
     Damage,
     FileSum,
     SealedRecord,
+    SumFile,
     find_damage,
     is_closed,
     is_file,
@@ -264,8 +265,13 @@ def load_checkpoint_manifest(checkpoint_folder: Path) -> CheckpointManifest:
     return load_sealed(CheckpointManifest, checkpoint_folder / _CHECKPOINT_MANIFEST)
 
 
-def find_checkpoint_damage(checkpoint_folder: Path) -> list[Damage]:
-    """Check every file of a checkpoint against its manifest; an unlisted file is damage too."""
+def find_checkpoint_damage(checkpoint_folder: Path, *, read: SumFile = sum_file) -> list[Damage]:
+    """Check every file of a checkpoint against its manifest; an unlisted file is damage too.
+
+    Args:
+        checkpoint_folder: of one step.
+        read: sums a file.
+    """
     try:
         manifest = load_checkpoint_manifest(checkpoint_folder)
     except RecordError as error:
@@ -279,7 +285,7 @@ def find_checkpoint_damage(checkpoint_folder: Path) -> list[Damage]:
     return [
         *(Damage(file=name, what="has a suffix not allowed in a checkpoint") for name in strange),
         *_find_unlisted(checkpoint_folder, listed),
-        *find_damage(checkpoint_folder, manifest.files),
+        *find_damage(checkpoint_folder, manifest.files, read=read),
     ]
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,10 @@ class FileSum(Record):
 
     num_bytes: int
     sha256: str
+
+
+SumFile = Callable[[Path], FileSum]
+"""Returns the sum of a file, like `sum_file`; perhaps one that was computed before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +78,9 @@ def mark_unreadable(file: str) -> Damage:
     return Damage(file=file, what="cannot be read: no permission", is_unreadable=True)
 
 
-def find_damage(folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "") -> list[Damage]:
+def find_damage(
+    folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "", read: SumFile = sum_file
+) -> list[Damage]:
     """Return the files that are missing or differ from those that were written.
 
     Args:
@@ -82,6 +88,7 @@ def find_damage(folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "
         files: sizes and hashes by file name. A name with a separator counts as damage, because it
             could point outside the folder.
         shown_in: text before the names in the result, as in ``model/``.
+        read: sums a file of the right size.
     """
     damages = []
     for name, written in files.items():
@@ -90,7 +97,7 @@ def find_damage(folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "
             damages.append(Damage(file=shown, what="is not the name of a file in its folder"))
             continue
         try:
-            what = _compare(folder / name, written)
+            what = _compare(folder / name, written, read)
         except PermissionError:
             damages.append(mark_unreadable(shown))
             continue
@@ -101,7 +108,7 @@ def find_damage(folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "
     return damages
 
 
-def _compare(path: Path, written: FileSum) -> str | None:
+def _compare(path: Path, written: FileSum, read: SumFile) -> str | None:
     """Return what is wrong with a file; None if it is what was written.
 
     Raises:
@@ -112,7 +119,7 @@ def _compare(path: Path, written: FileSum) -> str | None:
         return "is missing"
     if (num_bytes := path.stat().st_size) != written.num_bytes:
         return f"has {num_bytes:,} bytes instead of {written.num_bytes:,}"
-    if sum_file(path).sha256 != written.sha256:
+    if read(path).sha256 != written.sha256:
         return "is not what was written (its SHA-256 differs)"
     return None
 

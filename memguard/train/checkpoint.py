@@ -18,6 +18,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,8 +39,9 @@ from memguard.records.run_files import (
     load_checkpoint_manifest,
     name_checkpoint,
 )
-from memguard.records.sealed import FileSum, save_sealed, sum_file
+from memguard.records.sealed import FileSum, SumFile, save_sealed, sum_file
 from memguard.runtime import Console, Runtime
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.checkpoint_storage import JsonReader, JsonWriter, load_metadata
 
 Result = TypeVar("Result")
@@ -193,37 +195,79 @@ def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
 
 
 def find_checkpoint(
-    folder: Path, *, console: Console, until_step: int | None = None
+    folder: Path,
+    *,
+    console: Console,
+    until_step: int | None = None,
+    runtime: Runtime | None = None,
 ) -> tuple[Path, CheckpointManifest] | None:
     """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
 
+    Every rank calls this, hashes its share of the files, and gets the result.
+
     Args:
-        folder: `checkpoints/` of the run.
+        folder: `checkpoints/` of the run, on a file system shared by all ranks.
         console: receives a warning for each damaged checkpoint.
         until_step: ignore checkpoints of later steps; None considers all.
+        runtime: this rank; None for one process.
 
     Returns:
         The checkpoint's folder and manifest; None if there is no intact checkpoint.
     """
-    for incomplete in folder.glob(".step-*"):
-        shutil.rmtree(incomplete, ignore_errors=True)
-    for path in reversed(list_checkpoints(folder)):
-        if until_step is not None and path.name > name_checkpoint(until_step):
-            continue
-        try:
-            return path, _check(path)
-        except RecordError as error:
-            console.warn(f"checkpoint {path.name} is skipped: {error}")
+    runtime = runtime or Runtime()
+    paths = runtime.broadcast_object(
+        runtime.only_on_main(lambda: _list_complete(folder, until_step))
+    )
+    for path in paths:
+        read = sum_ahead(partial(_list_listed, path), runtime)
+        manifest = runtime.broadcast_object(
+            runtime.only_on_main(partial(_check_or_warn, path, read, console))
+        )
+        if manifest is not None:
+            return path, manifest
     return None
 
 
-def _check(path: Path) -> CheckpointManifest:
+def _list_complete(folder: Path, until_step: int | None) -> list[Path]:
+    """Return the checkpoints up to a step, newest first; delete those not written to their end."""
+    for incomplete in folder.glob(".step-*"):
+        shutil.rmtree(incomplete, ignore_errors=True)
+    newest = None if until_step is None else name_checkpoint(until_step)
+    paths = reversed(list_checkpoints(folder))
+    return [path for path in paths if newest is None or path.name <= newest]
+
+
+def _list_listed(path: Path) -> list[Path]:
+    """Return the files of a checkpoint whose hashes decide whether it is intact."""
+    try:
+        files = load_checkpoint_manifest(path).files
+    except RecordError:  # Reported by `_check`.
+        return []
+    # A name with a separator is damage. Of other sizes than written, files are not compared.
+    own = {path / name: file_sum for name, file_sum in files.items() if Path(name).name == name}
+    return [
+        file
+        for file, file_sum in own.items()
+        if file.is_file() and file.stat().st_size == file_sum.num_bytes
+    ]
+
+
+def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointManifest | None:
+    """Return the manifest of a checkpoint; None, with a warning, if it is damaged."""
+    try:
+        return _check(path, read)
+    except RecordError as error:
+        console.warn(f"checkpoint {path.name} is skipped: {error}")
+        return None
+
+
+def _check(path: Path, read: SumFile) -> CheckpointManifest:
     """Verify a checkpoint and return its manifest.
 
     Raises:
         RecordError: the checkpoint's files were changed after writing, or its metadata is invalid.
     """
-    damages = find_checkpoint_damage(path)
+    damages = find_checkpoint_damage(path, read=read)
     if damages:
         raise RecordError("; ".join(str(damage) for damage in damages[:3]))
     manifest = load_checkpoint_manifest(path)

@@ -1,7 +1,8 @@
 """Saves and restores the progress of a run.
 
 every rank   saves its part of weights, optimizer and tallies; all ranks finish before the next step
-rank 0       finds the newest complete checkpoint and checks that it belongs to this run
+every rank   hashes its share of the files of the newest complete checkpoint, see `shared_sums`
+rank 0       compares them, and checks that the checkpoint belongs to this run
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -88,27 +89,27 @@ class Checkpoints:
             RecordError: the checkpoint is from another run, or of another base model.
             ConfigError: the checkpoint's run audited another sample during training.
         """
-        checkpoint = self._runtime.broadcast_object(
-            self._runtime.only_on_main(lambda: self._find(until_step))
+        checkpoint = find_checkpoint(
+            self.folder, console=self._console, until_step=until_step, runtime=self._runtime
         )
         if checkpoint is None:
             return None
         path, manifest = checkpoint
+        self._runtime.only_on_main(lambda: self._accept(path, manifest))
         load_checkpoint(path, self._state(), files=manifest.files, runtime=self._runtime)
         self.newest_step = manifest.step
         return Totals(**{field.name: getattr(manifest, field.name) for field in fields(Totals)})
 
-    def _find(self, until_step: int | None) -> tuple[Path, CheckpointManifest] | None:
-        checkpoint = find_checkpoint(self.folder, console=self._console, until_step=until_step)
-        if checkpoint is not None:
-            check_belongs(
-                *checkpoint,
-                run_key=self._run_key,
-                sample_sha256=self._sample_sha256,
-                base=self._base,
-            )
-            self.log = (checkpoint[0] / LOG).read_bytes()
-        return checkpoint
+    def _accept(self, path: Path, manifest: CheckpointManifest) -> None:
+        """Refuse a checkpoint of another run, and read its log."""
+        check_belongs(
+            path,
+            manifest,
+            run_key=self._run_key,
+            sample_sha256=self._sample_sha256,
+            base=self._base,
+        )
+        self.log = (path / LOG).read_bytes()
 
     def save(self, totals: Totals) -> None:
         """Save the current state.

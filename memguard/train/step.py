@@ -258,6 +258,18 @@ class TrainStep:
             nll_N: NDArray[np.float32] = self.lm(work).float().cpu().numpy()
         return nll_N
 
+    def rehearse(self, batch: Batch, rows: slice) -> None:
+        """Run forward and backward of a micro-batch without an update, to find whether they work.
+
+        Adds to the gradients. Nothing is sent but by the model itself.
+
+        Args:
+            batch: this rank's rows.
+            rows: which of them.
+        """
+        parts = self._sum_loss(batch, rows)
+        self._backward(parts.loss, parts.router, 1)
+
     def _backward(self, loss: Tensor, router: Tensor | None, factor: float) -> None:
         """Add the gradients of a micro-batch: of its loss and of its load-balancing loss."""
         if router is not None:

@@ -37,6 +37,8 @@ verify.py          compares a run's files with their recorded hashes
 requests.py        checks the arguments of other commands, and paths, before torch is imported
 run_checks.py      checks settings against processes, libraries and the model's positions
 launch.py          --nproc: runs one command as several processes and reports errors
+compile_choice.py  decides whether a run's blocks are compiled
+block_probe.py     compiles one block on each rank alone, to find whether that works
 memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 processes.py       number of processes of a command on this machine, or of torchrun
 results.py         what the commands return to Python

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import memguard
 from memguard.audit.blind import compare_kinds
@@ -61,7 +61,7 @@ from memguard.workflows.audit_output import finish_audit, restore_report, show_v
 from memguard.workflows.audit_progress import show_progress
 from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
-from memguard.workflows.audited_model import LazyModel
+from memguard.workflows.audited_model import LazyModel, find_base_quantization
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
 from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.requests import make_command
@@ -238,7 +238,7 @@ def _audit(
     check_device_map(settings, world_size=runtime.world_size, is_adapter=is_adapter)
     runtime.only_on_main(lambda: _check_writable(target.out))
     banners = _compare_kinds(target, settings, console)
-    sums = sum_models(target) if runtime.is_main else {}
+    sums = sum_models(target, runtime)
     hashes = hash_models(target, sums, runtime)
     check_base(target, hashes)
     if cut := find_cut(target.documents, (), window=settings.window):
@@ -247,7 +247,10 @@ def _audit(
     limit = GenerationLimit(max_minutes=settings.max_generation_minutes, say=console.info)
 
     def open_model(
-        model: str | ModelInMemory, revision: str | None = None, base: str | None = None
+        model: str | ModelInMemory,
+        revision: str | None = None,
+        base: str | None = None,
+        quantization: Literal["nf4"] | None = None,
     ) -> LazyModel:
         return LazyModel(
             model,
@@ -258,7 +261,14 @@ def _audit(
             attn=target.attn,
             distributed=distributed,
             limit=limit,
+            quantization=quantization,
         )
+
+    def open_base() -> LazyModel | None:
+        if target.base is None:
+            return None
+        form = find_base_quantization(target)
+        return open_model(target.base, target.base_revision, quantization=form)
 
     model = open_model(target.model, base=target.adapter_base)
     started = time.perf_counter()
@@ -271,7 +281,7 @@ def _audit(
         outcome = run_audit(
             documents=target.documents,
             model=model,
-            base=None if target.base is None else open_model(target.base, target.base_revision),
+            base=open_base(),
             reference=None if target.reference is None else open_model(target.reference),
             canaries=target.canaries,
             suite=suite,

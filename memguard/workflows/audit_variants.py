@@ -74,7 +74,7 @@ class VariantPlan:
                 settings=self.settings,
                 attn=target.attn,
                 distributed=self.distributed,
-                form=None if _is_audited(form) else form,
+                form=None if form.is_audited(target.model, base=target.adapter_base) else form,
             )
             results.append(
                 measure_variant(
@@ -88,11 +88,6 @@ class VariantPlan:
                 )
             )
         return compare_variants(results, inputs, selection.buckets, self.heldout, suite=suite)
-
-
-def _is_audited(form: VariantForm) -> bool:
-    """Return whether a variant is the audited model itself, whose scores are then cached."""
-    return form.name in ("model", "merged") and form.loaded == form.dtype
 
 
 def plan_variants(

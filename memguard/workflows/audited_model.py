@@ -1,7 +1,9 @@
 """A model of an audit: loaded at its first use and kept in memory until its last.
 
 A folder or hub id is loaded plain, over several devices, on a mesh or as a variant; a model in
-memory is borrowed from the program, see `model_in_memory`.
+memory is borrowed from the program, see `model_in_memory`. An adapter is merged; one that was
+trained on a base in NF4 is audited as it was trained: beside weights in NF4, of which no dense copy
+is made. Layers that y or x splits cannot be in NF4, and are merged.
 """
 
 import gc
@@ -10,7 +12,8 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -19,18 +22,46 @@ from memguard.audit.decoding import Decoder
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig
-from memguard.hf.adapter_files import find_config
+from memguard.hf.adapter_files import find_config, is_adapter, read_adapter
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import find_positions, load_config
-from memguard.hf.load import count_parameters, load_model, load_sharded, plan_devices
+from memguard.hf.load import (
+    count_parameters,
+    load_assembled,
+    load_model,
+    load_sharded,
+    plan_devices,
+)
+from memguard.hf.stored_model import find_quantization
 from memguard.hf.variants import VariantForm
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.planner.meta_model import outline_model
+from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.setup import DistributedContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def find_base_quantization(target: AuditTarget) -> Literal["nf4"] | None:
+    """Return the form in which the base of an audited model is compared with it; None: as stored.
+
+    An adapter that was trained on a base in NF4 is compared with that: the difference is what was
+    trained, without what was lost by rounding.
+
+    Args:
+        target: of the audit; another model than the adapter's base is compared as stored.
+
+    Raises:
+        ModelError: the adapter cannot be read.
+    """
+    model, base = target.model, target.base
+    if not isinstance(model, str) or not isinstance(base, str) or not is_adapter(model):
+        return None
+    adapter = read_adapter(model, base=target.adapter_base)
+    is_own = target.run is not None or Path(base).resolve() == Path(adapter.base).resolve()
+    return adapter.base_quantization if is_own else None
 
 
 class LazyModel:
@@ -48,6 +79,7 @@ class LazyModel:
         distributed: DistributedContext,
         form: VariantForm | None = None,
         limit: GenerationLimit | None = None,
+        quantization: Literal["nf4"] | None = None,
     ) -> None:
         """Store the location of a model; nothing is loaded or copied.
 
@@ -62,10 +94,12 @@ class LazyModel:
             distributed: this process and the mesh it is part of.
             form: of a variant, on one process; None loads the model as it is.
             limit: longest time that it and other models generate; None: no limit.
+            quantization: form of the linear layers of a model without an adapter; None: as stored.
         """
         self._limit = limit
         self._model, self._revision, self._base, self._attn = model, revision, base, attn
         self._weights_sha256, self._settings, self._form = weights_sha256, settings, form
+        self._given_quantization = quantization
         self._mesh, self._runtime = distributed.mesh, distributed.runtime
         if isinstance(model, ModelInMemory):
             self._runtime = replace(self._runtime, device=model.model.device)
@@ -90,7 +124,8 @@ class LazyModel:
             attn = self._attn
             weights = f"{self._weights_sha256} {config.hexdigest()} {self._settings.dtype}"
         versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-        form = "" if self._form is None else f" {self._form.describe()}"
+        form = "" if self._quantization is None else f" layers in {self._quantization}"
+        form = form if self._form is None else f" {self._form.describe()}"
         return f"{weights} {self._runtime.device.type} {attn} {versions}{form}"
 
     @cached_property
@@ -98,6 +133,14 @@ class LazyModel:
         if isinstance(self._model, ModelInMemory):
             return self._model.model.config
         return load_config(self._model, revision=self._revision, base=self._base)
+
+    @cached_property
+    def _quantization(self) -> Literal["nf4"] | None:
+        """Form of the linear layers; of an adapter's base, that in which it was trained."""
+        is_split = self._mesh is not None and self._mesh.shape.y * self._mesh.shape.x > 1
+        if isinstance(self._model, ModelInMemory) or is_split:
+            return None
+        return find_quantization(self._model, base=self._base) or self._given_quantization
 
     @property
     def max_tokens(self) -> int | None:
@@ -147,13 +190,22 @@ class LazyModel:
             return self._borrowed.enter_context(self._model.borrow(self._runtime))
         given: dict[str, Any] = {"revision": self._revision, "base": self._base}
         dtype, device = DTYPES[self._settings.dtype], self._runtime.device
+        assembly = Assembly(
+            mesh=self._mesh,
+            device=device,
+            dtype=dtype,
+            quantization=self._quantization,
+            is_trained=False,
+        )
         if self._mesh is not None:
-            assembly = Assembly(mesh=self._mesh, device=device, dtype=dtype, is_trained=False)
             layer = load_sharded(self._model, assembly, attn=self._attn, **given)
-            self._num_parameters = count_parameters(layer.lm.model)
+            if layer.assembly.adapter is None:
+                self._num_parameters = count_parameters(layer.lm.model)
             return layer.lm
         if self._form is not None:
-            return build_causal_lm(self._form.load(self._model, device, attn=self._attn, **given))
+            return self._form.load(self._model, device, attn=self._attn, **given)
+        if assembly.quantization is not None:
+            return load_assembled(self._model, assembly, attn=self._attn, **given)
         given |= {"dtype": dtype, "attn_implementation": self._attn}
         if self._settings.device_map is not None:
             # It may be larger than one device.

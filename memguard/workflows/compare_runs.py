@@ -4,7 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from memguard.compare import FinishedRun, compare_runs, list_comparison_rows
+from memguard.compare import (
+    FinishedRun,
+    compare_runs,
+    describe_compiled,
+    list_comparison_rows,
+)
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
@@ -70,6 +75,8 @@ def publish(
     write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
     for line in _headline(comparison):
         console.info(line)
+    if (compiled := describe_compiled(comparison.runs)) is not None:
+        console.warn(compiled)
     console.info(f"comparison: {page}")
     return page, comparison
 

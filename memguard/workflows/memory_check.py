@@ -12,7 +12,8 @@
     activation_checkpointing  the fastest that fits by the planner       none
 
 Where the planner cannot estimate the memory of a model, a GPU uses micro-batches of one row and
-full checkpointing.
+full checkpointing. `train.compile: auto` is decided later, when the number of steps is known
+(compile_choice.py).
 
 A run is refused only if the planner's estimate of its peak, without an allowance for fragmentation,
 exceeds the memory of a GPU, or of this machine divided by its processes. For models whose memory
@@ -144,7 +145,7 @@ def resolve_auto(
     machine: Machine | None,
     world_size: int,
 ) -> RunConfig:
-    """Return the settings without `auto`.
+    """Return the settings without `auto`, but for `train.compile`.
 
     Args:
         config: the run's settings.

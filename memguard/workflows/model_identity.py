@@ -5,10 +5,11 @@ from pathlib import Path
 
 from memguard.errors import ModelError, escape_name
 from memguard.hf.adapter_files import is_adapter, read_adapter
-from memguard.hf.identity import hash_sums, split_sums, sum_model
+from memguard.hf.identity import hash_sums, list_model_files, split_sums, sum_model
 from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
 from memguard.runtime import Runtime
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.model_in_memory import ModelInMemory
 
@@ -18,13 +19,32 @@ Hashes = Mapping[str | ModelInMemory, str | None]
 """None for a hub id."""
 
 
-def sum_models(target: AuditTarget) -> Sums:
-    """Hash the files of those models of an audit that are folders; reads all of them."""
-    return {
-        model: sum_model(Path(model), base=target.adapter_base if model == target.model else None)
+def sum_models(target: AuditTarget, runtime: Runtime) -> Sums:
+    """Hash the files of those models of an audit that are folders; reads all of them.
+
+    Every rank calls this, hashes its share of the files, and gets all sums.
+
+    Raises:
+        ModelError: see `sum_model`; on rank 0.
+        OtherRankFailed: on the other ranks.
+    """
+    bases = {
+        model: target.adapter_base if model == target.model else None
         for model in _list_models(target)
         if isinstance(model, str) and Path(model).is_dir()
     }
+
+    def list_files() -> list[Path]:
+        found = [list_model_files(Path(model), base=base) for model, base in bases.items()]
+        return [path for files in found for path in files.values()]
+
+    read = sum_ahead(list_files, runtime)
+    sums = runtime.only_on_main(
+        lambda: {
+            model: sum_model(Path(model), base=base, read=read) for model, base in bases.items()
+        }
+    )
+    return runtime.broadcast_object(sums)
 
 
 def _list_models(target: AuditTarget) -> Sequence[str | ModelInMemory | None]:
@@ -36,7 +56,7 @@ def hash_models(target: AuditTarget, sums: Sums, runtime: Runtime) -> Hashes:
 
     Args:
         target: of the audit.
-        sums: of its folders, on rank 0.
+        sums: of its folders.
         runtime: this rank.
     """
 

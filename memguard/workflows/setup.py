@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +19,16 @@ from memguard.hf.assembly import Assembly, ShardedLayer, assemble_loaded, find_s
 from memguard.hf.checkpoint import find_positions, get_folder, load_config, load_tokenizer
 from memguard.hf.config_fields import check_positions
 from memguard.hf.export import export_model, export_sharded
-from memguard.hf.identity import sum_model
+from memguard.hf.identity import list_model_files, sum_model
 from memguard.hf.load import (
     build_scratch_model,
+    load_assembled,
     load_model,
     load_sharded,
     make_scratch_config,
     shard_scratch_model,
 )
 from memguard.hf.meta_build import outline_model
-from memguard.hf.nf4_base import quantise_base
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.lora import LoraSpec, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
@@ -41,6 +42,7 @@ from memguard.runtime import (
     set_allocator_defaults,
     start_runtime,
 )
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.seeds import derive_seed
 
 
@@ -239,6 +241,9 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
         else:
             sharded = load_sharded(_path(config), assembly, revision=model.revision, attn=attn)
         lm = sharded.lm
+    elif assembly.quantization is not None:
+        # Never the dense model on the device.
+        lm = load_assembled(_path(config), assembly, revision=model.revision, attn=attn)
     else:
         if drawn is None:
             drawn = load_model(
@@ -247,10 +252,7 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
                 dtype=assembly.dtype,
                 attn_implementation=attn,
             )
-        drawn = drawn.to(runtime.device)
-        if assembly.quantization is not None:
-            quantise_base(drawn, get_folder(_path(config), model.revision))
-        lm = assemble_loaded(drawn, assembly)
+        lm = assemble_loaded(drawn.to(runtime.device), assembly)
     return StartedModel(
         lm=lm,
         sharded=sharded,
@@ -263,9 +265,10 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
 
 
 def _sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
-    """Hash the files of the model that adapters are about to be trained for, on rank 0."""
-    folder, revision = _path(config), config.model.revision
-    sums = runtime.only_on_main(lambda: sum_model(get_folder(folder, revision)))
+    """Hash the files of the model that adapters are about to be trained for, on all ranks."""
+    find_folder = partial(get_folder, _path(config), config.model.revision)
+    read = sum_ahead(lambda: list_model_files(find_folder()).values(), runtime)
+    sums = runtime.only_on_main(lambda: sum_model(find_folder(), read=read))
     files: Mapping[str, FileSum] = runtime.broadcast_object(sums)
     return files
 

@@ -21,6 +21,7 @@ from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
 from memguard.model.router_loss import explain_missing, has_flag
+from memguard.parallel.flash_attention_3 import flash_attention_3
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.generation import describe_generation
@@ -57,6 +58,7 @@ from memguard.workflows.audit_work import (
     predict_generation,
     select_audited,
 )
+from memguard.workflows.compile_choice import choose_compile, set_compile
 from memguard.workflows.control_outlook import report_control
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
@@ -200,7 +202,18 @@ def _prepare_and_train(
         started, trainer = _build_trainer(
             config, prepared, distributed, console, before=before, check_folder=check_folder
         )
-        with console.phase("training"), deterministic_algorithms(config.train.deterministic):
+        is_deterministic = config.train.deterministic
+        with (
+            console.phase("training"),
+            deterministic_algorithms(is_deterministic),
+            flash_attention_3(
+                started.lm.model,
+                started.lm.attention,
+                runtime,
+                console,
+                enabled=config.train.precision == "bf16" and not is_deterministic,
+            ),
+        ):
             trainer.run()
         check_folder()
         with console.phase("export"):
@@ -333,7 +346,9 @@ def _build_trainer(
     """Load the model and set up its training."""
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
     runtime = distributed.runtime
-    environment = describe_environment(runtime.device, runtime.world_size)
+    choice = choose_compile(config, prepared, distributed, console)
+    config = set_compile(config, choice)
+    environment = choice.add_to(describe_environment(runtime.device, runtime.world_size))
     text = json.dumps(environment, indent=2).encode()
     runtime.only_on_main(lambda: write_atomically(folder / "environment.json", text))
     for remark in remark_on_reference_hash(corpus, tokenizer, config.mitigations):

@@ -1,5 +1,6 @@
 """`memguard compare RUN RUN ...`: finished runs beside each other, or why they cannot stand so."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from compare_examples import CORRECT, write_run
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError, RecordError
 from memguard.records.comparison import load_comparison
+from memguard.records.compile_choice import CompileChoice
 from memguard.records.run_files import add_hash_line
 from memguard.workflows.compare_runs import compare_folders
 
@@ -75,6 +77,42 @@ def test_what_fitted_in_memory_is_no_setting(tmp_path: Path) -> None:
     _, comparison = compare_folders(folders, tmp_path / "out")
     assert [(each.setting, each.seed) for each in comparison.runs] == [("a", 0), ("a", 1)]
     assert not any(each.overrides for each in comparison.runs)
+
+
+def test_settings_that_differ_in_whether_blocks_were_compiled_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`auto` decides for each run: runs of one setting may differ, and stay one setting."""
+    seeds, faster = {"a": 0, "b": 1, "c": 0, "d": 1}, {"optim": {"lr": 1e-3}}
+    folders = [
+        write(tmp_path, name, seed=seed, **(faster if name in "cd" else {}))
+        for name, seed in seeds.items()
+    ]
+
+    def compare(is_on: dict[str, bool]) -> tuple[list[object], str, str]:
+        for name in seeds:
+            (tmp_path / name / "environment.json").unlink(missing_ok=True)
+        for name, value in is_on.items():
+            content = CompileChoice(is_on=value, reason="any").add_to({"torch": "2"})
+            (tmp_path / name / "environment.json").write_text(json.dumps(content))
+        page, comparison = compare_folders(folders, tmp_path / "out")
+        settings = [(run.setting, run.seed) for run in comparison.runs]
+        assert settings == [("a", 0), ("a", 1), ("c", 0), ("c", 1)]
+        overrides = [run.overrides.get("train.compile") for run in comparison.runs]
+        return overrides, page.read_text(), capsys.readouterr().err
+
+    overrides, page, said = compare({"a": True, "b": False, "c": True})
+    assert overrides == [True, False, True, None]
+    assert "compile yes" in page
+    assert "compile no" in page
+    assert (
+        "'train.compile': 'a' (seed 0), 'c' (seed 0) were compiled, 'a' (seed 1) were not" in said
+    )
+    for is_on in (dict.fromkeys(seeds, False), {"a": True}, {}):
+        overrides, page, said = compare(is_on)
+        assert overrides == [None] * 4
+        assert "compile" not in said
+        assert "compile yes" not in page
 
 
 def test_other_settings_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "'train.micro_batch_size' must divide 'train.batch_size'; got 3 and 8",
         ),
         (
+            "train: {compile: maybe}",
+            "5:9 'train.compile' should be True, False or 'auto'; got 'maybe'",
+        ),
+        (
             "parallel: {x: 0}",
             "5:12 'parallel.x': should be 1 or more, or -1 for the rest of the ranks; got 0",
         ),

@@ -2,12 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from memguard.config import CanaryConfig, ParallelConfig, RunConfig, SweepConfig, schema
+from memguard.config import (
+    CanaryConfig,
+    ParallelConfig,
+    RunConfig,
+    SweepConfig,
+    dump_yaml,
+    load_run_config,
+    schema,
+)
 from memguard.config import schema as schema_module
 from memguard.config.loading import describe_field
 
@@ -157,3 +166,20 @@ def test_canaries_are_on_by_default() -> None:
     # A template's section in which only comments are left.
     data = RUN["data"] | {"canaries": None}
     assert RunConfig.model_validate(RUN | {"data": data}).data.canaries == CanaryConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("on", True), ("off", False), ("true", True), ("auto", "auto")]
+)
+def test_compile_is_a_switch_or_auto(text: str, value: object, tmp_path: Path) -> None:
+    """YAML reads on and off as booleans."""
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(RUN))
+    config = load_run_config(path, [f"train.compile={text}"])
+    assert config.train.compile is value or config.train.compile == value == "auto"
+    (tmp_path / "copy.yaml").write_text(dump_yaml(config))
+    assert load_run_config(tmp_path / "copy.yaml") == config
+    # Without it the blocks of an adapter's base are not compiled, so that only `true` is refused.
+    assert RunConfig.model_validate(RUN).train.compile == "auto"
+    adapted = {**RUN, "adapter": {"name": "lora"}}
+    assert RunConfig.model_validate(adapted).train.compile == "auto"

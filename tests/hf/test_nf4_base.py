@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,30 @@ import pytest
 import torch
 import transformers
 from cli_examples import run_cli, save_tiny_model, succeed, write_run, write_texts
+from ranks import RankPool
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_adapters import save_adapter
 from torch import Tensor, nn
 
 from memguard import errors
-from memguard.config import load_run_config
+from memguard.config import AuditConfig, ParallelConfig, load_run_config
 from memguard.errors import ModelError
-from memguard.hf.load import count_parameters, load_model
+from memguard.hf.assembly import Assembly
+from memguard.hf.load import count_parameters, load_assembled, load_model
 from memguard.hf.merged_weights import open_merged
-from memguard.hf.nf4_base import quantise_base
+from memguard.hf.nf4_base import list_nf4
+from memguard.model.checks import build_causal_lm
 from memguard.parallel.linear import Linear4D
-from memguard.parallel.lora import LoraSpec, attach_lora, is_adapter_parameter
+from memguard.parallel.lora import LoraSpec, is_adapter_parameter
+from memguard.parallel.mesh import build_mesh
+from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import load_trained
+from memguard.runtime import Runtime
+from memguard.workflows import setup
+from memguard.workflows.audit_inputs import describe_run
+from memguard.workflows.audited_model import DTYPES, LazyModel, find_base_quantization
 from memguard.workflows.run_folder import hash_run
 
 LAYERS = 2 * 7
@@ -65,11 +75,23 @@ def load_reference(base: Path, *, dtype: torch.dtype, use_dora: bool) -> Any:
     return adapted.train()
 
 
+def load_in_nf4(
+    base: Path, *, dtype: torch.dtype = torch.float32, adapter: LoraSpec | None = None
+) -> Any:
+    """Return the model that is trained on one process."""
+    assembly = Assembly(
+        mesh=None,
+        device=torch.device("cpu"),
+        dtype=dtype,
+        adapter=adapter,
+        quantization="nf4",
+    )
+    return load_assembled(str(base), assembly).model
+
+
 def load_ours(base: Path, reference: Any, *, dtype: torch.dtype, use_dora: bool) -> Any:
     """Return memguard's model with the same adapters."""
-    model = load_model(str(base), dtype=dtype)
-    quantise_base(model, base)
-    attach_lora(model, LoraSpec(r=4, alpha=8, use_dora=use_dora))
+    model = load_in_nf4(base, dtype=dtype, adapter=LoraSpec(r=4, alpha=8, use_dora=use_dora))
     theirs = {
         name.removeprefix("base_model.model.").replace(".default", ""): parameter
         for name, parameter in reference.named_parameters()
@@ -130,7 +152,7 @@ def test_the_base_takes_four_and_a_half_bits_a_weight(base: Path) -> None:
     model = load_model(str(base), dtype=torch.bfloat16)
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)][:-1]
     before = sum(layer.weight.nbytes for layer in linear)
-    quantise_base(model, base)
+    model = load_in_nf4(base, dtype=torch.bfloat16)
     layers = [module for module in model.modules() if isinstance(module, Linear4D)]
     after = sum(part.nbytes for layer in layers for part in (layer.packed, layer.scales))
     num_weights = sum(layer.weight.numel() for layer in layers)
@@ -144,9 +166,7 @@ def test_the_base_takes_four_and_a_half_bits_a_weight(base: Path) -> None:
 
 
 def test_backward_keeps_no_dense_weight(base: Path) -> None:
-    model = load_model(str(base))
-    quantise_base(model, base)
-    attach_lora(model, LoraSpec(r=4, alpha=8))
+    model = load_in_nf4(base, adapter=LoraSpec(r=4, alpha=8))
     shapes = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, Linear4D)}
     saved: list[tuple[int, ...]] = []
 
@@ -254,3 +274,112 @@ def test_an_adapter_of_another_form_or_without_the_library_is_refused(
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"needs bitsandbytes: pip install 'memguard\[quant\]'"):
         open_merged(tmp_path / "adapter")
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run on a base in NF4."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_texts(folder / "documents.jsonl")
+    path = write_run(
+        folder,
+        model={"path": str(base)},
+        adapter={
+            "name": "lora",
+            "r": 4,
+            "lora_alpha": 8,
+            "use_dora": True,
+            "quantization": "nf4",
+        },
+        audit={"enabled": False},
+    )
+    succeed("train", path)
+    return folder / "runs" / "run"
+
+
+def open_audited(model: Path, *, settings: AuditConfig, mesh: Any = None, **given: Any) -> Any:
+    """Return a model as an audit loads it."""
+    context = setup.DistributedContext(runtime=Runtime(), mesh=mesh, parallel=ParallelConfig())
+    return LazyModel(
+        str(model),
+        weights_sha256="of the files",
+        settings=settings,
+        attn=None,
+        distributed=context,
+        **given,
+    )
+
+
+def compute_hidden(lm: Any) -> Tensor:
+    ids = torch.randint(0, 300, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        hidden: Tensor = lm(lambda: lm.hidden_states(ids))
+    return hidden
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_audited_model_is_the_one_that_was_trained(base: Path, run: Path, dtype: str) -> None:
+    adapter = run / "adapter"
+    model = open_audited(adapter, settings=AuditConfig(dtype=dtype))
+    lm = model.scorer()._lm
+    assert list_nf4(lm.model).keys() == {
+        f"{name}.weight" for name, _ in lm.model.named_modules() if name.endswith("_proj")
+    }
+    # The run, as it starts, with what was trained in the place of its first values.
+    spec = LoraSpec(r=4, alpha=8, use_dora=True)
+    trained = load_in_nf4(base, dtype=DTYPES[dtype], adapter=spec)
+    stored = load_file(adapter / "adapter_model.safetensors")
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if is_adapter_parameter(name):
+                key = f"base_model.model.{name}"
+                parameter.copy_(stored.pop(key, stored.pop(key.removesuffix(".weight"), None)))
+    assert not stored
+    # The same numbers and operations.
+    assert torch.equal(compute_hidden(lm), compute_hidden(build_causal_lm(trained)))
+    # Without the factors, whose number the report does not show.
+    assert model.num_parameters == load_model(str(base)).num_parameters()
+    assert "layers in nf4" in model.identity
+
+
+def test_the_base_is_compared_in_the_form_in_which_it_was_trained_on(base: Path, run: Path) -> None:
+    config = load_run_config(run / "config.yaml")
+    target = describe_run(run, config, config.audit)
+    form = find_base_quantization(target)
+    assert form == "nf4"
+    model = open_audited(base, settings=config.audit, quantization=form)
+    plain = load_in_nf4(base)
+    assert torch.equal(compute_hidden(model.scorer()._lm), compute_hidden(build_causal_lm(plain)))
+    # Other models are compared as they are stored; without a run, the adapter names its base.
+    alone = replace(target, run=None)
+    assert find_base_quantization(alone) == "nf4"
+    assert find_base_quantization(replace(alone, base=str(run))) is None
+    assert find_base_quantization(replace(target, base=None)) is None
+    assert find_base_quantization(replace(target, model=str(base))) is None
+
+
+def load_over(degrees: MeshShape, adapter: Path) -> tuple[Tensor, bool]:
+    """On a rank: hidden states of an audited model, and whether its layers are in NF4."""
+    mesh = build_mesh(degrees, "cpu")
+    lm = open_audited(adapter, settings=AuditConfig(), mesh=mesh).scorer()._lm
+    return compute_hidden(lm), bool(list_nf4(lm.model))
+
+
+def test_a_mesh_audits_the_same_model(run: Path, ranks: RankPool) -> None:
+    alone = compute_hidden(open_audited(run / "adapter", settings=AuditConfig()).scorer()._lm)
+    for hidden, is_nf4 in ranks(load_over, 2, MeshShape(z=2), run / "adapter"):
+        assert is_nf4
+        # Whole layers compute with whole weights.
+        assert torch.equal(hidden, alone)
+    for hidden, is_nf4 in ranks(load_over, 2, MeshShape(x=2), run / "adapter"):
+        # Split layers are merged: fp32 in another order.
+        assert not is_nf4
+        torch.testing.assert_close(hidden, alone, rtol=0, atol=1e-4)
+
+
+def test_factors_of_other_ranks_are_refused(tmp_path: Path) -> None:
+    save_adapter(tmp_path, rank_pattern={"layers.1.mlp.up_proj": 2})
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(load_file(path), path, metadata={"format": "pt", "base_quantization": "nf4"})
+    with pytest.raises(ModelError, match=r"layer 'model\.layers\.1\.mlp\.up_proj' must have fact"):
+        open_audited(tmp_path / "adapter", settings=AuditConfig()).scorer()

@@ -6,7 +6,8 @@ from torch import nn
 
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
-from memguard.parallel.nf4 import Nf4Linear, dequantise_nf4, quantise_nf4
+from memguard.parallel.nf4 import Nf4Linear, Nf4Weight, dequantise_nf4, quantise_nf4
+from memguard.simulation.fake_mesh import Allocations, observe
 
 # The 16 values of NormalFloat, arXiv 2305.14314, appendix E.
 VALUES = torch.tensor(
@@ -86,6 +87,51 @@ def test_parts_of_whole_blocks_are_quantised_like_the_whole(shape: tuple[int, in
     parts = [quantise_nf4(part) for part in weight_NK.flatten().split(2 * 64)]
     for expected, pieces in zip(whole, zip(*parts, strict=True), strict=True):
         assert torch.equal(torch.cat(pieces), expected)
+
+
+def draw_blocks(num_weights: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Return packed weights and scales; every block has all 16 codes, in another order."""
+    generator = torch.Generator().manual_seed(4)
+    num_blocks = -(-num_weights // 64)
+    codes = (torch.arange(64) + torch.arange(num_blocks)[:, None]) % 16
+    packed = (codes[:, ::2] * 16 + codes[:, 1::2]).to(torch.uint8)
+    # Mantissas of all kinds. Smaller numbers than these are zero on some CPUs.
+    exponents = torch.randint(-30, 30, (num_blocks,), generator=generator)
+    scales = (torch.rand(num_blocks, generator=generator) + 0.5) * 10.0**exponents
+    scales[: num_blocks // 8] = 0
+    return packed.to(device), scales.to(device)
+
+
+def check_rounding(num_weights: int, device: str = "cpu") -> None:
+    packed, scales = draw_blocks(num_weights, device)
+    shape = (1, num_weights)
+    single = dequantise_nf4(packed, scales, shape)
+    assert single.dtype == torch.float32
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        written = dequantise_nf4(packed, scales, shape, dtype)
+        assert written.dtype == dtype
+        # The product in fp32, rounded once to the nearest: the same bits.
+        assert torch.equal(written, single.to(dtype)), dtype
+
+
+@pytest.mark.parametrize("num_weights", [1, 63, 64, 65, 7 * 33, 64 * 4096, 64 * 4096 + 31])
+def test_bf16_is_fp32_rounded_once(num_weights: int) -> None:
+    check_rounding(num_weights)
+
+
+def test_no_weight_in_fp32_is_made_for_bf16() -> None:
+    packed, scales = draw_blocks(64 * 100)
+    memory = Allocations()
+    with observe(memory):
+        Nf4Weight(packed, scales, (80, 80)).dequantise(torch.bfloat16)
+    # Read in 4.5 bits a weight, written once in two bytes: 2.6 bytes instead of 10.6.
+    assert memory.peak_bytes == 2 * 64 * 100
+
+
+@pytest.mark.gpu
+def test_bf16_is_fp32_rounded_once_on_a_gpu() -> None:
+    for num_weights in (65, 64 * 4096):
+        check_rounding(num_weights, "cuda")
 
 
 @pytest.mark.gpu

@@ -47,6 +47,8 @@ def make_machine(gib: float, *, gpus_per_node: int = 4, **changes: Any) -> Machi
         network_gb_per_s=100,
         memory_gb_per_s=2000,
         peak_tflops=300,
+        matmul_share=0.8,
+        attention_share=0.5,
         **changes,
     )
 
@@ -307,7 +309,8 @@ def test_the_record_of_a_mesh_is_complete() -> None:
 
 def test_assumptions_name_figures_without_a_source() -> None:
     def unsourced(machine: Machine) -> list[str]:
-        return [text for text in list_assumptions(machine, has_mask=False) if "assumed" in text]
+        assumptions = list_assumptions(machine, has_mask=False, seq_len=2048)
+        return [text for text in assumptions if "assumed" in text]
 
     assert unsourced(PLENTY) == []
     assert unsourced(make_machine(1, assumed=("peak_tflops",))) == [

@@ -9,10 +9,20 @@ from pydantic import ValidationError
 
 from memguard.assets import find_asset, list_assets
 from memguard.errors import ConfigError
-from memguard.planner.machine import THIS_MACHINE, detect_machine, load_machine
+from memguard.planner.machine import (
+    THIS_MACHINE,
+    Machine,
+    detect_machine,
+    find_gpu,
+    load_machine,
+)
+from memguard.planner.plan import list_assumptions
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = {"perlmutter", "perlmutter-80gb", "frontier", "alps", "dgx-h100", "h200"}
+SHIPPED = {
+    *("perlmutter", "perlmutter-80gb", "frontier", "alps", "dgx-h100", "h200"),
+    *("dgx-a100-40gb", "dgx-a100-80gb", "dgx-b200", "h100-pcie", "l40s", "rtx-4090"),
+}
 GIB = 2**30
 MINE = """\
 name: mine
@@ -70,12 +80,51 @@ def test_published_figures() -> None:
         "alps": (96, 4, slingshot),
         "dgx-h100": (80, 8, connectx),
         "h200": (141, 8, connectx),
+        "dgx-a100-40gb": (40, 8, 8 * 200 / 8),
+        "dgx-a100-80gb": (80, 8, 8 * 200 / 8),
+        "dgx-b200": (180, 8, connectx),
+        # Cards: the GPUs of a node and its network are assumed.
+        "h100-pcie": (80, 8, 12.5),
+        "l40s": (48, 8, 12.5),
+        "rtx-4090": (24, 2, 1.25),
     }
     # An MI250X: 220 compute units, 1,024 FLOPs a cycle each, 1.7 GHz.
     assert 2 * machines["frontier"].peak_tflops == pytest.approx(220 * 1024 * 1.7e-3, abs=0.1)
     # 25 GB/s a link and direction: 12 links of an A100, 18 of a Hopper GPU.
     assert machines["perlmutter"].link_gb_per_s == 12 * 25
     assert {machines[name].link_gb_per_s for name in ("alps", "dgx-h100", "h200")} == {18 * 25}
+    assert machines["dgx-b200"].link_gb_per_s == 18 * 50
+    for name in ("h100-pcie", "l40s", "rtx-4090"):
+        assert {"gpus_per_node", "network_gb_per_s"} <= set(machines[name].assumed)
+    # Bits of the bus, bits a second on each of its lines: GDDR6 18 Gb/s, GDDR6X 21 Gb/s.
+    assert machines["l40s"].memory_gb_per_s == 384 / 8 * 18
+    assert machines["rtx-4090"].memory_gb_per_s == 384 / 8 * 21
+    # Tensor cores x operations a cycle x clock (GHz); GeForce has half with sums in fp32.
+    assert machines["l40s"].peak_tflops == pytest.approx(568 * 256 * 2.49e-3, rel=0.01)
+    assert machines["rtx-4090"].peak_tflops == pytest.approx(512 * 128 * 2.52e-3, rel=0.01)
+
+
+def test_shares_of_the_peak_are_those_of_published_kernels() -> None:
+    machines = {name: load_machine(name) for name in SHIPPED}
+    # TFLOP/s of the largest matmuls, of the table that the files name.
+    largest = {"dgx-h100": 794.5, "dgx-a100-80gb": 271.2, "dgx-b200": 1745.0, "alps": 828.6}
+    for name, tflops in largest.items():
+        machine = machines[name]
+        assert machine.matmul_share == pytest.approx(tflops / machine.peak_tflops, abs=6e-4)
+    # FlashAttention-2 over causal rows of 16,384 tokens, heads of 128 features.
+    for name, tflops in {"dgx-h100": 328, "dgx-a100-80gb": 189, "dgx-b200": 328}.items():
+        machine = machines[name]
+        assert machine.attention_share == pytest.approx(tflops / machine.peak_tflops, abs=6e-4)
+    assert "attention_share" in machines["dgx-b200"].assumed
+
+
+def test_each_gpu_is_in_one_machine_of_a_size() -> None:
+    pairs = [
+        (gpu, machine.gpus_per_node)
+        for machine in map(load_machine, sorted(SHIPPED))
+        for gpu in machine.gpu_names
+    ]
+    assert len(pairs) == len(set(pairs)) == len(SHIPPED)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +185,7 @@ def test_an_unknown_name() -> None:
     with pytest.raises(ConfigError) as caught:
         load_machine("dgx-h10")
     problem, way_out = caught.value.problems
-    assert problem.startswith("'--machine' must be a YAML file or one of alps, dgx-h100, frontier")
+    assert problem.startswith("'--machine' must be a YAML file or one of alps, dgx-a100-40gb, dgx-")
     assert problem.endswith("did you mean 'dgx-h100'?")
     assert way_out == "'--machine this-machine' plans for the present machine"
 
@@ -150,8 +199,47 @@ def test_gpus_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert machine.gpus_per_node == 4
     assert machine.memory_bytes == 40 * GIB
     assert machine.has_gpus
-    speeds = {"link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"}
-    assert set(machine.assumed) == speeds
+    # Its speeds are those of the machine that has as many of these GPUs; who knows the network?
+    known = load_machine("perlmutter")
+    for figure in ("peak_tflops", "memory_gb_per_s", "link_gb_per_s", "matmul_share"):
+        assert getattr(machine, figure) == getattr(known, figure)
+    assert (machine.link_topology, machine.network_gb_per_s) == ("direct", 100)
+    assert machine.assumed == ("network_gb_per_s",)
+
+
+def test_a_known_gpu_in_a_node_of_another_size() -> None:
+    def detect(name: str, count: int) -> Machine:
+        return detect_machine(gpus=[(name, 79.0)] * count)
+
+    whole, half = (detect("NVIDIA H100 80GB HBM3", count) for count in (8, 4))
+    dgx = load_machine("dgx-h100")
+    assert (whole.link_gb_per_s, whole.network_gb_per_s) == (450, dgx.network_gb_per_s)
+    # Through a switch every link is used; half of the GPUs have half of the network cards.
+    assert (half.link_gb_per_s, half.network_gb_per_s) == (450, dgx.network_gb_per_s / 2)
+    # Of the two machines with this GPU, that of eight; of direct links one leads to each neighbour.
+    assert detect("NVIDIA A100-SXM4-80GB", 8).link_topology == "switched"
+    assert detect("NVIDIA GH200 120GB", 2).link_gb_per_s == 450 / 3
+    # What the machine file itself assumes is not published here either.
+    assert detect("NVIDIA L40S", 2).assumed == (
+        *("network_gb_per_s", "matmul_share", "attention_share"),
+    )
+
+
+def test_an_unknown_gpu_keeps_assumed_speeds_and_says_so() -> None:
+    machine = detect_machine(gpus=[("NVIDIA T4", 15.0)])
+    assert (machine.peak_tflops, machine.link_gb_per_s) == (100, 25)
+    assert set(machine.assumed) == {
+        *("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"),
+    }
+    unknown, figures = list_assumptions(machine, has_mask=False, seq_len=2048)[-2:]
+    assert unknown == "'NVIDIA T4' is in no machine file: use its speeds only to compare meshes"
+    assert figures.startswith("this-machine's link_gb_per_s, network_gb_per_s, memory_gb_per_s")
+    known = detect_machine(gpus=[("NVIDIA B200", 179.0)] * 8)
+    assert not any(
+        "machine file" in text for text in list_assumptions(known, has_mask=False, seq_len=2048)
+    )
+    # Two kinds of GPUs in one machine have no common speed.
+    assert find_gpu("NVIDIA A100-SXM4-40GB, NVIDIA T4", 2) is None
 
 
 def test_of_unequal_gpus_the_smallest_counts(

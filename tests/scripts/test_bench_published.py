@@ -1,40 +1,75 @@
-"""The planner's estimates are near the published runs to which they were not fitted."""
+"""The planner's speeds are near published runs, and `plan` says what the script prints."""
 
 import re
 
+import pytest
 from ranks import RankPool
 from script_calls import run_script
 
-ROW = re.compile(
+from memguard.planner.accuracy import OTHER_HIGHEST, OTHER_LOWEST, ROW_CLASSES
+from memguard.planner.compute import ATTENTION_SHARE, ELEMENT_SHARE, MATMUL_SHARE
+from memguard.planner.cost import OVERLAP_SHARE
+
+FOUNDRY = re.compile(
+    r"^(?P<model>\w+) +(?P<gpus>\d+) +(?P<rows>\d+) +\d+ +\d+ +(?:full|none) +(?P<published>[\d,]+)"
+    r" +(?P<estimated>[\d,]+) +(?P<ratio>[\d.]+) +(?P<before>[\d.]+)  (?P<half>fitted|test)$"
+)
+TITAN = re.compile(
     r"^(?P<model>\w+) +(?P<gpus>\d+) +\d+ +\d+ +\d+ +\w+ +(?:yes|no) "
     r"+(?P<estimated>[\d,]+) +(?P<published>[\d,]+) +(?P<ratio>[\d.]+)  (?P<end>.*)$"
 )
+GROUP = re.compile(
+    r"^ +rows of (?P<rows>.+?) {2,}(?P<runs>\d+) +(?P<low>[\d.]+) to (?P<high>[\d.]+)"
+)
 
 
-def test_runs_that_were_not_fitted_are_estimated_within_a_quarter(ranks: RankPool) -> None:
-    done = run_script(ranks, "bench/published", "--fit")
+def match_all(pattern: re.Pattern[str], lines: list[str]) -> list[re.Match[str]]:
+    return [found for line in lines if (found := pattern.match(line))]
+
+
+def test_runs_to_which_no_constant_was_fitted_are_estimated_well(ranks: RankPool) -> None:
+    done = run_script(ranks, "bench/published")
     assert done.code == 0, done.out + done.err
     lines = done.out.splitlines()
-    rows = [match for line in lines if (match := ROW.match(line))]
-    fitted = [row for row in rows if row["end"].startswith("fitted")]
-    checked = [row for row in rows if row["end"].startswith(">= 0.75x and <= 1.25x ok")]
-    assert [row["gpus"] for row in fitted] == ["8", "8"]
-    assert [(row["model"], row["gpus"]) for row in checked] == [
-        ("8B", "128"),
-        ("8B", "128"),
-        ("8B", "64"),
-        ("70B", "256"),
-        ("405B", "128"),
-    ]
-    for row in rows:
+    assert lines[-1] == "PASS: 9 limits met"
+    runs = match_all(FOUNDRY, lines)
+    assert len(runs) == 70
+    for run in [*runs, *match_all(TITAN, lines)]:
         estimated, published = (
-            float(row[name].replace(",", "")) for name in ("estimated", "published")
+            float(run[name].replace(",", "")) for name in ("estimated", "published")
         )
         # Both are printed as whole numbers, of which the smallest is 109.
-        assert abs(estimated / published / float(row["ratio"]) - 1) < 0.01
-    for row in checked:
-        assert 0.75 <= float(row["ratio"]) <= 1.25
-    # The constants are the fitted ones, rounded to two digits.
-    (again,) = (line for line in lines if line.startswith("fitted again: "))
-    assert re.search(r"MATMUL_SHARE 0\.50\d, EAGER_PASSES 3\.(5[5-9]|6[0-4])$", again)
-    assert lines[-1] == "PASS: 7 limits met"
+        assert abs(estimated / published / float(run["ratio"]) - 1) < 0.01
+    test = [run for run in runs if run["half"] == "test"]
+    errors = sorted(abs(float(run["ratio"]) - 1) for run in test)
+    assert len(errors) == 35
+    # The limits of the script, from what it prints; today 0.014 and all of them.
+    assert errors[17] <= 0.1
+    assert sum(error <= 0.2 for error in errors) >= 0.85 * 35
+    # The planner before, of the same runs.
+    before = sorted(abs(float(run["before"]) - 1) for run in test)
+    assert before[17] > 0.15
+
+
+def test_what_a_plan_says_is_what_the_script_prints(ranks: RankPool) -> None:
+    lines = run_script(ranks, "bench/published").out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("test half"))
+    groups = match_all(GROUP, lines[start : start + 4])
+    assert [
+        (group["rows"], int(group["runs"]), float(group["low"]), float(group["high"]))
+        for group in groups
+    ] == [(each.measured, each.num_runs, each.lowest, each.highest) for each in ROW_CLASSES]
+    titan = [float(run["ratio"]) for run in match_all(TITAN, lines)]
+    assert len(titan) == 9
+    assert (min(titan), max(titan)) == pytest.approx((OTHER_LOWEST, OTHER_HIGHEST), abs=0.005)
+
+
+@pytest.mark.slow
+def test_the_constants_are_those_of_the_fitted_half(ranks: RankPool) -> None:
+    done = run_script(ranks, "bench/published", "--fit")
+    (again,) = (line for line in done.out.splitlines() if line.startswith("fitted again: "))
+    values = [float(value) for value in re.findall(r"SHARE ([\d.]+)", again)]
+    # The constants are rounded to two digits.
+    assert values == pytest.approx(
+        [MATMUL_SHARE, ATTENTION_SHARE, ELEMENT_SHARE, OVERLAP_SHARE], abs=0.005
+    )

@@ -1,0 +1,70 @@
+"""The models of an audit are hashed by all ranks together, with the sums of one process."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankPool
+from tiny_adapters import save_adapter
+from torch import distributed as dist
+
+from memguard.errors import MemguardError
+from memguard.hf.identity import sum_model
+from memguard.records.sealed import FileSum, sum_file
+from memguard.runtime import Runtime, shared_sums
+from memguard.workflows.model_identity import sum_models
+
+
+def make_target(folder: Path) -> Any:
+    return SimpleNamespace(
+        model=str(folder / "adapter"),
+        base=str(folder / "base"),
+        reference="someone/on-the-hub",
+        adapter_base=str(folder / "base"),
+    )
+
+
+def sum_and_note(folder: Path) -> tuple[Any, list[str]]:
+    runtime = Runtime(
+        device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
+    )
+    read: list[str] = []
+
+    def note(path: Path) -> FileSum:
+        read.append(str(path.relative_to(folder)))
+        return sum_file(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_sums, "sum_file", note)
+        try:
+            return sum_models(make_target(folder), runtime), read
+        except MemguardError as error:
+            return type(error).__name__, read
+
+
+def test_ranks_share_the_files_of_all_models(ranks: RankPool, tmp_path: Path) -> None:
+    save_adapter(tmp_path)
+    base = str(tmp_path / "base")
+    expected = {
+        str(tmp_path / "adapter"): sum_model(tmp_path / "adapter", base=base),
+        base: sum_model(tmp_path / "base"),
+    }
+    assert sum_models(make_target(tmp_path), Runtime()) == expected
+    results = ranks(sum_and_note, 2, tmp_path)
+    assert [sums for sums, _ in results] == [expected] * 2
+    assert all(read for _, read in results), "both have a share"
+    # Once, although the adapter's base is also audited.
+    read = sorted(name for _, names in results for name in names)
+    assert read == sorted(
+        ["adapter/adapter_config.json", "adapter/adapter_model.safetensors",
+         "base/config.json", "base/model.safetensors"]
+    )  # fmt: skip
+
+
+def test_a_model_without_weights_is_an_error_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    save_adapter(tmp_path)
+    (tmp_path / "base" / "model.safetensors").unlink()
+    results = ranks(sum_and_note, 2, tmp_path)
+    assert results == [("ModelError", []), ("OtherRankFailed", [])]
