@@ -1,8 +1,8 @@
 """Memory by stream: the plan of a step on GPUs, against the pools that the engine's own step fills.
 
 CUDA's allocator reuses freed memory only for the stream on which it was allocated. On fake ranks
-each tensor is counted in the pool of the stream that FSDP2 has selected. A plan whose gradients count
-only in the phases that follow them, as before, is up to a fifth below the pools and fails here.
+each tensor is counted in the pool of the stream that FSDP2 has selected. A plan whose gradients
+count only in the phases that follow them, as before, is up to a fifth below the pools and fails.
 """
 
 from collections.abc import Sequence
