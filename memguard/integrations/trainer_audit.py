@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback
 from memguard.config import AuditConfig
 from memguard.data.documents import load_documents
 from memguard.data.tokenization import tokenize_documents
-from memguard.errors import ConfigError, MemguardError
+from memguard.errors import ConfigError, MemguardError, OtherRankFailed
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
 from memguard.runtime import Console, default_cache_dir, format_duration
@@ -242,12 +242,13 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         try:
             request = self._make_request(step, model, processing_class, self._count())
             folder, report = audit_request(*request)
+        except OtherRankFailed:
+            return  # The rank that failed says why.
         except MemguardError as error:
-            console.warn(f"memguard: the audit of step {step} failed: {error}. Training goes on")
+            _warn_of_failure(step, str(error))
             return
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            console.warn(f"memguard: the audit of step {step} failed: {text}. Training goes on")
+            _warn_of_failure(step, f"{type(error).__name__}: {error}")
             return
         finally:
             audit_s = time.perf_counter() - started
@@ -298,6 +299,12 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
 def _find_tokenizer(processing_class: Any) -> Any:
     """Return the tokenizer; the processor of a model with images has one."""
     return getattr(processing_class, "tokenizer", processing_class)
+
+
+def _warn_of_failure(step: int, reason: str) -> None:
+    """Print a line, on whatever process the audit failed."""
+    console = Console(quiet=False)
+    console.warn(f"memguard: the audit of step {step} failed: {reason}. Training goes on")
 
 
 def _make_console(state: Any) -> Console:

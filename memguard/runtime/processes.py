@@ -79,11 +79,18 @@ class Runtime:
             self._tell(None)
 
     def _tell(self, error: BaseException | None) -> None:
+        """Tell all ranks whether this one has failed; raise the failure of the lowest one that has.
+
+        Raises:
+            OtherRankFailed: a lower rank has failed, or another one and this one has not.
+        """
         code = 0 if error is None else _exit_code(error)
-        failed = torch.tensor([code, 0 if error is None else self.rank + 1], dtype=torch.int64)
+        # The largest of these is that of the lowest rank that has failed.
+        place = 0 if error is None else self.world_size - self.rank
+        failed = torch.tensor([place, code], dtype=torch.int64)
         dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self.control)
-        if error is None and failed[1] > 0:
-            raise OtherRankFailed(int(failed[1]) - 1, int(failed[0]))
+        if failed[0] > place:
+            raise OtherRankFailed(self.world_size - int(failed[0]), int(failed[1])) from error
 
     @contextmanager
     def contain(self) -> Iterator["Runtime"]:

@@ -242,7 +242,7 @@ def test_remedies_of_a_model_alone_are_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--machine", "nowhere"], "'--machine' must be a YAML file or one of alps, dgx-h100"),
+        (["--machine", "nowhere"], "'--machine' must be a YAML file or one of alps, dgx-a100-40gb"),
         (["--mesh", "q=8"], "must give each of data, z, y, x at most once"),
         (["--mesh", "x=2,x=4"], "must give each of data, z, y, x at most once"),
         (["--mesh", "order=x"], "must give each of data, z, y, x at most once"),

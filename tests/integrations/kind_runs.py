@@ -1,15 +1,13 @@
-"""Runs of the trainings of `kinds`: in this process or as ranks, with or without the callback.
+"""Runs of the trainings of `kinds`, with or without the callback, and what they leave.
 
-    call(ranks, kind, train, training, audit)   ->  one Trained for each process
-    save_trained, save_dequantised              ->  folders that an audit by name reads
+    train(training, audit)             trains, in this process or as a rank  ->  Trained
+    save_trained, save_dequantised     folders that an audit by name reads
 
-A function that `call` runs is one at the top level of a module, as for the pool of ranks.
+`kinds.call(ranks, kind, train, ...)` runs it on as many processes as the kind has.
 """
 
 import hashlib
-import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from typing import Any
 import torch
 import transformers
 from kinds import KINDS, Training, load_model, load_tokenizer, members, nonmembers, open_trainer
-from ranks import RankPool
-from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -49,28 +45,6 @@ class Trained:
     """Parameters that are DTensors after training."""
     weights: str
     """Hash of this rank's trained parameters."""
-
-
-def call(
-    ranks: RankPool, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> list[Any]:
-    """Call a function on the processes of a kind, and return its results in order of ranks."""
-    number = KINDS[kind].num_processes
-    if number == 1:
-        return [function(*args, **kwargs)]
-    return ranks(_call_on_a_rank, number, function, args, kwargs)
-
-
-def _call_on_a_rank(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Call a function with what torchrun leaves in the environment."""
-    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
-    os.environ.update(
-        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    )
-    warnings.simplefilter("ignore")
-    return function(*args, **kwargs)
 
 
 def train(

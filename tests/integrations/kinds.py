@@ -3,11 +3,14 @@
     KINDS["fsdp2_lora"]   how a model is adapted, compiled, quantised or distributed
     Training              one run: its trainer, steps, precision and settings
     open_trainer(...)     its Trainer or SFTTrainer, in one process or as a rank of a group
+    call(ranks, ...)      runs a function on as many processes as a kind has
 
 Documents are cycles of six words, which a model learns in a few steps.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,8 @@ import numpy as np
 import torch
 import trainer_program as program
 import transformers
+from ranks import RankPool
+from torch import distributed
 
 NUM_DOCUMENTS, NUM_WORDS, NUM_CYCLES = 6, 6, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "autocast": torch.float32}
@@ -122,6 +127,28 @@ def save_base(folder: Path) -> Path:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     program.build_tokenizer().save_pretrained(folder)
     return folder
+
+
+def call(
+    ranks: RankPool, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> list[Any]:
+    """Call a function on the processes of a kind, and return its results in order of ranks."""
+    number = KINDS[kind].num_processes
+    if number == 1:
+        return [function(*args, **kwargs)]
+    return ranks(_call_on_a_rank, number, function, args, kwargs)
+
+
+def _call_on_a_rank(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a function with what torchrun leaves in the environment."""
+    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
+    os.environ.update(
+        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    )
+    warnings.simplefilter("ignore")
+    return function(*args, **kwargs)
 
 
 def load_tokenizer(base: Path) -> Any:

@@ -108,7 +108,7 @@ def test_an_error_ends_the_audit_and_not_the_training(
     kind: str, where: str, base: Path, tmp_path: Path, ranks: RankPool
 ) -> None:
     training = Training(kind=kind, base=base, output=tmp_path, steps=4)
-    results = kind_runs.call(ranks, kind, train_failing, training, where)
+    results = kinds.call(ranks, kind, train_failing, training, where)
     errors = [error for result in results for error in result.errors]
     assert all("audit of step 2" in error for error in errors)
     assert max(len(result.errors) for result in results) == 1, "one line"
@@ -241,6 +241,6 @@ def test_a_base_that_each_process_would_load_is_refused_in_one_line(
     base: Path, tmp_path: Path, ranks: RankPool
 ) -> None:
     training = Training(kind="fsdp2", base=base, output=tmp_path, steps=2)
-    first, second = kind_runs.call(ranks, "fsdp2", train_beside_a_base, training)
+    first, second = kinds.call(ranks, "fsdp2", train_beside_a_base, training)
     (line,) = [*first, *second]
     assert "'base': each of 2 processes would load" in line

@@ -1,8 +1,10 @@
 """The callback's audit in memory against that of the saved model, for every kind of model.
 
-plain, compiled, DDP, FSDP2   the folder that is saved after training
-LoRA, DoRA                    the adapter's folder over the base
-4-bit and LoRA                the adapter's folder over the base in fp32 that the 4 bits are for
+    plain, compiled, DDP, FSDP2   the folder that is saved after training
+    LoRA, DoRA                    the adapter's folder over the base
+    LoRA on 4 bits                the adapter's folder over the values, in fp32, that the bits encode
+
+Both score the same documents; they are compared one by one.
 """
 
 import json
@@ -135,7 +137,7 @@ def test_the_audit_in_memory_is_that_of_the_saved_model(
     )
     saved = tmp_path / "saved"
     audit = choose_base(training)
-    results = kind_runs.call(ranks, kind, kind_runs.train, training, audit, saved=saved)
+    results = kinds.call(ranks, kind, kind_runs.train, training, audit, saved=saved)
     check_kind(training, results)
     (folder,) = results[0].folders
     assert folder == training.output / "audits" / "step-8"
@@ -282,7 +284,7 @@ def test_no_more_is_gathered_than_a_unit_with_embedding_and_head(
     kind: str, base: Path, tmp_path: Path, ranks: RankPool
 ) -> None:
     training = Training(kind=kind, base=base, output=tmp_path / "out", steps=2)
-    for trained, counts in kind_runs.call(ranks, kind, count_gathered, training):
+    for trained, counts in kinds.call(ranks, kind, count_gathered, training):
         assert trained.num_sharded == trained.num_parameters, "all are sharded again"
         assert counts["largest_layer"] < counts["peak"] < counts["all"]
         assert counts["peak"] <= counts["largest_layer"] + counts["not_layers"]

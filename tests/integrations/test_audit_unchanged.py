@@ -327,7 +327,7 @@ def test_training_is_the_same_with_and_without_audits(
     )
     # Either way after steps 2 and 4, and at the end.
     audit = {"on_evaluate": True} if training.evaluates else {"every_steps": 2}
-    for runs in kind_runs.call(ranks, kind, train_watched, training, audit):
+    for runs in kinds.call(ranks, kind, train_watched, training, audit):
         for run, steps in zip(runs, ([2, 4, 5], [4, 5]), strict=False):
             assert run.changes == []
             assert run.num_compared >= len(steps)

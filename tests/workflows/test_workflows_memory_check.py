@@ -112,7 +112,7 @@ def gpus(count: int, memory_gib: float) -> Machine:
     ("changes", "num_gpus", "way_out"),
     [
         ({}, 1, "GPUs as (data="),
-        ({"parallel": {"data": -1}}, 8, "or use the mesh (data=1, z=8, y=1, x=1)"),
+        ({"parallel": {"data": -1}}, 8, "or use the mesh (data="),
         (CHOSEN, 8, "set train.activation_checkpointing="),
         (CHOSEN, 8, "set train.micro_batch_size="),
     ],
