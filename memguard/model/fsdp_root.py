@@ -40,6 +40,7 @@ class FsdpRoot:
         self._gathered: set[nn.Module] = set()
         self._needed: set[nn.Module] = set(self._units)
         """Units of a forward: after the first one those that it gathered."""
+        self._has_run = False
         # After the hook of FSDP2 itself, which comes first.
         self._hooks = [unit.register_forward_pre_hook(self._note) for unit in self._units]
 
@@ -60,6 +61,7 @@ class FsdpRoot:
         """
         self._runtime.check_peers()
         self._gathered.clear()
+        self._has_run = True
         results: list[Result] = []
         before = vars(self._root).get("forward")
 
@@ -93,8 +95,21 @@ class FsdpRoot:
                 if unit in self._needed - self._gathered:
                     unit.unshard()
                     unit.reshard()
+        self._forget_forwards()
+
+    def _forget_forwards(self) -> None:
+        """Free all gathered weights, and what FSDP2 has noted of the forwards for a backward.
+
+        The next backward prefetches weights in the order of these notes: on all ranks the same.
+        """
         if hasattr(self._root, "reset_iter_state"):
             self._root.reset_iter_state()
+        else:
+            # torch 2.11, which has no function for it.
+            for unit in self._units:
+                state = unit._get_fsdp_state()
+                state._comm_ctx.post_forward_order.clear()
+                state._fsdp_param_group._post_forward_indices.clear()
         self.reshard()
 
     def reshard(self) -> None:
@@ -106,10 +121,11 @@ class FsdpRoot:
             unit.reshard()
 
     def close(self) -> None:
-        """Free all gathered weights and remove the hooks."""
+        """Free all gathered weights, remove the hooks, and leave no trace of the forwards."""
         for hook in self._hooks:
             hook.remove()
-        self.reshard()
+        if self._has_run:
+            self._forget_forwards()
 
 
 def find_root(*modules: Any) -> Any:

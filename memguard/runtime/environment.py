@@ -47,6 +47,9 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memguard"
 
 
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+
+
 def quiet_kernel_advice() -> None:
     """Silence advice of torchao and bitsandbytes about kernels that this machine cannot use.
 
@@ -62,7 +65,7 @@ def quiet_kernel_advice() -> None:
 
 def quiet_libraries() -> None:
     """Silence progress bars and advice of the libraries, to keep the console readable."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault(_PARALLELISM, "false")
     import datasets
     import transformers
 
@@ -87,6 +90,7 @@ def quieted_libraries() -> Iterator[None]:
     has_bars = of_transformers.is_progress_bar_enabled(), datasets.is_progress_bar_enabled()
     ranks = logging.getLogger("torch.distributed")
     level_of_ranks = ranks.level
+    parallelism = os.environ.get(_PARALLELISM)
     with warnings.catch_warnings():
         quiet_libraries()
         try:
@@ -99,6 +103,8 @@ def quieted_libraries() -> Iterator[None]:
             if has_bars[1]:
                 datasets.enable_progress_bars()
             ranks.setLevel(level_of_ranks)
+            if parallelism is None:
+                os.environ.pop(_PARALLELISM, None)
 
 
 def describe_environment(device: "torch.device", world_size: int = 1) -> dict[str, str]:
