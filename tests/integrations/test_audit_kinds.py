@@ -2,7 +2,7 @@
 
     plain, compiled, DDP, FSDP2   the folder that is saved after training
     LoRA, DoRA                    the adapter's folder over the base
-    LoRA on 4 bits                the adapter's folder over the values, in fp32, that the bits encode
+    LoRA on 4 bits                the adapter's folder over the values of the 4 bits, in fp32
 
 Both score the same documents; they are compared one by one.
 """
