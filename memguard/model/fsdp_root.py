@@ -36,16 +36,20 @@ class FsdpRoot:
             runtime: this rank; of all ranks that have shards.
         """
         self._root, self._runtime = root, runtime
-        self._units: list[Any] = [unit for unit in root.modules() if isinstance(unit, FSDPModule)]
+        modules: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        # Modules that one call has sharded are one unit: Accelerate shards norm and head together.
+        first = {id(module._get_fsdp_state()): module for module in reversed(modules)}
+        self._unit_of = {module: first[id(module._get_fsdp_state())] for module in modules}
+        self._units: list[Any] = list(dict.fromkeys(self._unit_of.values()))
         self._gathered: set[nn.Module] = set()
         self._needed: set[nn.Module] = set(self._units)
         """Units of a forward: after the first one those that it gathered."""
         self._has_run = False
         # After the hook of FSDP2 itself, which comes first.
-        self._hooks = [unit.register_forward_pre_hook(self._note) for unit in self._units]
+        self._hooks = [module.register_forward_pre_hook(self._note) for module in modules]
 
-    def _note(self, unit: nn.Module, _: Any) -> None:
-        self._gathered.add(unit)
+    def _note(self, module: nn.Module, _: Any) -> None:
+        self._gathered.add(self._unit_of[module])
 
     @property
     def compute_dtype(self) -> torch.dtype | None:

@@ -303,7 +303,13 @@ def _copy_without_weights(model: Any) -> Any:
         for module in model.modules()
         if "forward" in vars(module) and not hasattr(module, "_hf_hook")
     }
-    copied = copy.deepcopy(model, shared | replaced)
+    # Accelerate's note of the forward that it has wrapped, which may be that of a wrapper.
+    noted = {
+        id(forward): forward
+        for module in model.modules()
+        if (forward := vars(module).get("_original_forward")) is not None
+    }
+    copied = copy.deepcopy(model, shared | replaced | noted)
     for name, module in copied.named_modules():
         if id(vars(module).get("forward")) in replaced:
             if type(module).forward is torch.nn.Module.forward:

@@ -31,10 +31,6 @@ from memguard.records import AuditReport, load_record
 # Trainers and peft warn of what these tests mean: other processes, no GPU, tied weights.
 pytestmark = pytest.mark.filterwarnings("ignore")
 _SLOW = pytest.mark.slow
-_UNSOLVED = pytest.mark.skip(
-    reason="not solved: under the Trainer an error in the middle of a forward of FSDP2 leaves the "
-    "other process waiting (without the Trainer both end)"
-)
 _ERROR = "the test's error"
 
 
@@ -100,11 +96,11 @@ def train_failing(training: Training, where: str) -> Logged:
         ("lora", "layer"),
         ("ddp", "scorer"),
         ("fsdp2", "scorer"),
-        pytest.param("fsdp2", "layer", marks=_UNSOLVED),
+        ("fsdp2", "layer"),
         pytest.param("ddp", "layer", marks=_SLOW),
         pytest.param("ddp_lora", "scorer", marks=_SLOW),
         pytest.param("fsdp2_lora", "scorer", marks=_SLOW),
-        pytest.param("fsdp2_lora", "layer", marks=_UNSOLVED),
+        pytest.param("fsdp2_lora", "layer", marks=_SLOW),
         pytest.param("nf4_lora", "scorer", marks=_SLOW),
     ],
 )

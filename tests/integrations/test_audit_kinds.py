@@ -34,8 +34,12 @@ from memguard.records import AuditReport, load_record
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 # Log-probabilities of a continuation (nats). fp32: the same numbers, added by a merged weight or by
-# base and adapter one after the other. bf16: a step of its 8 bits beside that.
-_TOLERANCES = {"fp32": {"rtol": 0, "atol": 1e-4}, "bf16": {"rtol": 2**-8, "atol": 2e-2}}
+# base and adapter one after the other. bf16: 2e-2 a token and a step of 8 bits of the sum, because
+# a merged weight is rounded; documents that were learned differ by less than 0.04.
+_TOLERANCES = {
+    "fp32": {"rtol": 0.0, "atol": 1e-4},
+    "bf16": {"rtol": 2**-8, "atol": 2e-2 * kind_runs.SETTINGS["continuation_tokens"]},
+}
 _FLAGS = ("extraction.verbatim", "extraction.near_verbatim")
 _LOGPROB = "extraction.logprob"
 _SLOW = pytest.mark.slow
@@ -89,9 +93,6 @@ def compare(ours: api.AuditResult, saved: api.AuditResult, precision: str) -> No
             # None in fp32; in bf16 only documents that are near-ties.
             assert not (differs & ~(is_near_tie & (precision == "bf16"))).any(), flag
     assert ours.verdict.level == saved.verdict.level
-    is_member = here["bucket"] == "members"
-    assert here.loc[is_member, _FLAGS[0]].any(), "some were learned"
-    assert not here.loc[~is_member, _FLAGS[0]].any()
 
 
 def check_log(trained: Trained, report: AuditReport) -> None:
@@ -149,6 +150,9 @@ def test_the_audit_in_memory_is_that_of_the_saved_model(
     # TRL casts the adapters of a 4-bit base to bf16, whatever the base computes in.
     is_cast = kinds.KINDS[kind].is_4bit and by == "trl"
     compare(ours, audit_saved(training, saved, dtype), "bf16" if is_cast else dtype)
+    scores = ours.to_pandas().set_index("bucket")[_FLAGS[0]]
+    assert scores["members"].any(), "some were learned"
+    assert not scores["nonmembers"].any()
 
 
 @_SLOW
