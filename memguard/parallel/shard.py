@@ -339,6 +339,10 @@ def compile_blocks(model: nn.Module) -> None:
     With selective checkpointing the checkpoint is compiled too, as the compiler itself must keep
     what the mode keeps. With full checkpointing the compiled block is inside the checkpoint:
     compiled outside, torch saves meshes of parameters for backward and fails.
+
+    Raises:
+        ModelError: selective checkpointing of blocks that checkpoint in their own ``__call__``, as
+            those of transformers 5.17 do: compiled, their gradients are wrong.
     """
     for name in find_blocks(model):
         block: Any = model.get_submodule(name)
@@ -346,6 +350,13 @@ def compile_blocks(model: nn.Module) -> None:
         if checkpoint is None:
             block._compiled_call_impl = _compile_training(block._call_impl)
         elif "context_fn" in checkpoint.keywords:
+            if type(block).__call__ is not nn.Module.__call__:
+                raise ModelError(
+                    f"'train.compile' with 'train.activation_checkpointing' selective gives wrong "
+                    f"gradients with this version of transformers ({type(block).__name__} "
+                    "checkpoints in its own __call__); set one of them to false or full, or "
+                    "install transformers 5.23"
+                )
             # A group of linear layers stores outputs between calls. Backward recomputes them from
             # the graph, in which there are no calls.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True

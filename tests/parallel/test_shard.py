@@ -21,7 +21,7 @@ from memguard.hf.assembly import Assembly, ShardedLayer, build_meta_layer, fill_
 from memguard.hf.safetensors import ModuleWeights
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.shard import checkpoint_blocks
+from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 
 CPU = torch.device("cpu")
 # fp32: some hundred operations deep, on gradients of about 1.
@@ -280,3 +280,21 @@ def test_compiled_selective_checkpointing_repeats_no_matmul_and_no_collective(
 ) -> None:
     for found in fresh_ranks(count_compiled, 4, MeshShape(y=2, x=2), timeout_s=280):
         assert found["selective"] == found["none"]
+
+
+class CallsItself(nn.Module):
+    """A block that checkpoints in its own ``__call__``, as those of transformers 5.17 do."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+def test_compiled_selective_checkpointing_in_a_call_of_its_own_is_refused() -> None:
+    model = build("llama")
+    for block in model.model.layers:
+        block.__class__ = type("OldLayer", (CallsItself, type(block)), {})
+    checkpoint_blocks(model, "selective")
+    with pytest.raises(
+        ModelError, match=r"'train.compile' with .* \(OldLayer checkpoints in its own"
+    ):
+        compile_blocks(model)
