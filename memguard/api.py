@@ -247,7 +247,7 @@ def plan(
         mesh=mesh,
     )
     request.check()
-    return PlanResult(plan=make_plan(request))
+    return PlanResult(plan=make_plan(request).plan)
 
 
 def _load_run(

@@ -17,6 +17,8 @@ running the probes
     batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> generated tokens
+    token_loop.py          the loop over the new tokens of a batch
+    generation_time.py     how long that takes on a mesh, measured at its first steps
     cache.py               rows of numbers, cached on disk and computed once
     bounds.py              the most that an audit asks of its models, and how much of it is done
     context.py             the models, tokenizer, cache and process group of an audit
@@ -24,7 +26,6 @@ running the probes
     requests.py            what probes ask of a model, and what they receive
     probes/                each probe of memguard in one file
     runner.py              runs probes on one model: merges requests, reads and fills the cache
-    bounds.py              the most that the probes of an audit can ask of its models
     variants.py            forms of one model, such as quantised ones, and paired differences
     run.py                 one audit: the model, its base, the reference; then the summary
 measuring

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memguard.audit.contained import contain
 from memguard.audit.extraction import SECRET
-from memguard.audit.probe import ItemSizes, Probe, Work
+from memguard.audit.probe import ItemSizes, Need, Probe, Work
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.requests import Inputs, Model, Request, Score
 from memguard.audit.suite import Suite
@@ -115,12 +115,38 @@ def list_bounds(suite: Suite, inputs: Inputs, models: Sequence[Model]) -> AuditB
         inputs: windows, canaries, tokenizer, goldfish.
         models: that are measured: ``trained``, ``base``, ``reference``.
     """
-    sizes = measure_sizes(suite, inputs)
+    sizes, has_base = measure_sizes(suite, inputs), "base" in models
+    probes = [p for p in suite.probes if not p.find_missing(inputs, has_base=has_base)]
+    return _bound(suite, probes, sizes, models)
+
+
+def list_bounds_of_sizes(suite: Suite, sizes: ItemSizes, models: Sequence[Model]) -> AuditBounds:
+    """Return the same bounds where only the lengths of the items are known.
+
+    Tokenizer and control documents are taken as given.
+
+    Args:
+        suite: the probes, with their final settings.
+        sizes: lengths of the windows and canaries.
+        models: that are measured.
+    """
+    absent: set[Need] = set()
+    absent |= set() if sizes.num_canaries else {"canaries"}
+    absent |= set() if sizes.has_goldfish else {"goldfish"}
+    absent |= set() if sizes.has_reference else {"reference"}
+    absent |= set() if "base" in models else {"base"}
+    probes = [probe for probe in suite.probes if absent.isdisjoint(probe.needs)]
+    return _bound(suite, probes, sizes, models)
+
+
+def _bound(
+    suite: Suite, probes: Sequence[Probe], sizes: ItemSizes, models: Sequence[Model]
+) -> AuditBounds:
     bounds: list[ProbeBound] = []
     unknown: dict[str, str] = {}
-    for probe in suite.probes:
+    for probe in probes:
         measured = [model for model in models if model in probe.models]
-        if not measured or probe.find_missing(inputs, has_base="base" in models):
+        if not measured:
             continue
         compute = partial(_compute, probe, sizes)
         package = suite.packages.get(probe.name)

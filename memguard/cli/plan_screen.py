@@ -6,7 +6,8 @@ Of a model whose memory and time cannot be estimated: what a rank stores, and wh
 import json
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import rich.console
 from rich.table import Table
@@ -15,8 +16,10 @@ from rich.text import Text
 from memguard.cli.options import print_indented
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
+from memguard.planner.generation import GenerationPlan, describe_generation
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
 from memguard.planner.storage import StorageMesh, StoragePlan
+from memguard.workflows.generation_plan import check_generation
 from memguard.workflows.plan import plan as make_plan
 from memguard.workflows.requests import PlanRequest
 
@@ -211,19 +214,19 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         as_json: whether to print JSON.
 
     Raises:
-        ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
+        ConfigError: nothing fits, or the given mesh does not, or the audit would generate text for
+            too long; raised after the plan is printed.
         DataError: same as in training.
         ModelError: same as in training.
     """
     out = rich.console.Console(file=sys.stdout, highlight=False)
-    plan = make_plan(request)
-    printed = plan.model_dump(mode="json")
-    if as_json:
-        pass
-    elif isinstance(plan, Plan):
-        render_plan(plan, out)
-    else:
-        render_storage_plan(plan, out)
+    planned = make_plan(request)
+    printed: dict[str, Any] = {}
+    if not as_json:
+        if isinstance(planned.plan, Plan):
+            render_plan(planned.plan, out)
+        else:
+            render_storage_plan(planned.plan, out)
     if with_documents:
         # Imported here, because the plan of a model alone does not need torch.
         from memguard.cli.dry_run_screen import render_dry_run
@@ -235,7 +238,25 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         if not as_json:
             out.print()
             render_dry_run(result, out)
+        planned = planned.add_generation(result.outlook)
+    generation = planned.plan.generation
     if as_json:
+        printed = planned.plan.model_dump(mode="json") | printed
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
+    elif generation is not None:
+        _print_generation(generation, out)
     sys.stdout.flush()  # The table must appear before the error.
-    plan.refuse_misfit()
+    planned.plan.refuse_misfit()
+    if generation is not None:
+        warn = partial(out.print, style="yellow", highlight=False)
+        check_generation(
+            request.run, generation, planned.machine, (lambda _: None) if as_json else warn
+        )
+
+
+def _print_generation(generation: GenerationPlan, out: rich.console.Console) -> None:
+    first, *others = describe_generation(generation)
+    out.print()
+    out.print(first, highlight=False)
+    for line in others:
+        print_indented(out, Text(line))

@@ -3,6 +3,7 @@
     hf_plan.py            the role of each module of a Hugging Face model
     family_styles.py      roles in families for which transformers has no usable plan
     shard.py              applies the roles; activation checkpointing; units of storage (FSDP2)
+    stored_inputs.py      inputs of checkpointed blocks, stored in parts over x
     linear.py             linear layers, alone and in groups
     linear_function.py    their products over y and x, with overlapped collectives
     fused.py              order of features in parameters that are several projections
@@ -41,6 +42,8 @@ of z rows.
     each decoder block
     x all-reduce  outputs of o, down:  2 of taH/y   inputs of q|k|v, gate|up:  2 of taH/y
                                                     head norms (Qwen3):  2 of aD
+    x all-gather                                    the block's input, if it is checkpointed:
+                                                    taH/y, with t rounded up to a multiple of x
     y all-reduce  outputs of q|k|v:  ta(Q+2K)/x     input of o:  taQ/x
                   outputs of gate|up:  ta 2F/x      input of down:  taF/x
                   two norms:  2 of tw               two norms:  2 of tw

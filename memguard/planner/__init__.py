@@ -13,6 +13,7 @@
     traffic.py         communication of a step along each axis, by the formula of `parallel`
     fit.py             meshes on which a step fits, and changes that would make one fit
     plan.py            the plan: which meshes fit, and what would help if none does
+    generation.py      time in which audits generate text on a mesh
     storage.py         the plan of families that memory.py does not know: storage of a rank
 
     meta_model.py      a model's shape, without its weights

@@ -51,8 +51,12 @@ class ProbeGeneration(Record):
 
 
 class GenerationPlan(Record):
-    """Generation of an audit on a mesh."""
+    """Generation of a run's audits on a mesh."""
 
+    num_documents: int
+    """Audited documents."""
+    is_assumed: bool
+    """Whether their number is assumed, because the documents were not read."""
     fits: bool
     """Whether all weights are gathered once, so that the rest of the estimate does not count."""
     gathered_gb: float
@@ -74,6 +78,8 @@ def estimate_generation(
     machine: Machine,
     works: Sequence[GenerationWork],
     row_tokens: int,
+    num_documents: int,
+    is_assumed: bool = False,
 ) -> GenerationPlan:
     """Estimate the time in which an audit generates text.
 
@@ -85,6 +91,8 @@ def estimate_generation(
         machine: with as many nodes as the mesh needs.
         works: of the probes.
         row_tokens: tokens of a row at its end.
+        num_documents: audited documents.
+        is_assumed: whether their number is assumed.
     """
     gathered = num_parameters * element_bytes / (mesh.x * mesh.y)
     free = machine.usable_bytes - gathered / mesh.z
@@ -100,6 +108,8 @@ def estimate_generation(
         if work.num_tokens
     )
     return GenerationPlan(
+        num_documents=num_documents,
+        is_assumed=is_assumed,
         fits=fits,
         gathered_gb=gathered / 1e9,
         token_s=token_s,
@@ -119,10 +129,11 @@ def _estimate_probe(
 
 def describe_generation(plan: GenerationPlan) -> list[str]:
     """Return lines that say how the audit generates; one if all weights fit at once."""
+    number = f"{plan.num_documents:,} documents{' (assumed)' if plan.is_assumed else ''}"
     if plan.fits:
-        return ["the audit generates with all weights gathered once"]
+        return [f"the audit of {number} generates text with all weights in memory at once"]
     lines = [
-        f"the audit gathers {plan.gathered_gb:,.0f} GB for each token of all rows: "
+        f"the audit of {number} gathers {plan.gathered_gb:,.0f} GB for each token of all rows: "
         f"{plan.token_s:.2g} s a token"
     ]
     lines += [
@@ -130,7 +141,9 @@ def describe_generation(plan: GenerationPlan) -> list[str]:
         f"{_format_minutes(probe.minutes)}"
         for probe in plan.probes
     ]
-    return [*lines, f"all probes: {_format_minutes(plan.minutes)}"]
+    if len(plan.probes) > 1:
+        lines.append(f"all together: {_format_minutes(plan.minutes)}")
+    return lines
 
 
 def _format_minutes(minutes: float) -> str:
@@ -147,7 +160,7 @@ def explain_limit(plan: GenerationPlan, max_minutes: float | None) -> str | None
     if max_minutes is None or plan.minutes <= max_minutes:
         return None
     return (
-        f"the audit would generate for {_format_minutes(plan.minutes)}, and "
+        f"the audit would generate text for {_format_minutes(plan.minutes)}, and "
         f"'audit.max_generation_minutes' is {max_minutes:g}: it gathers {plan.gathered_gb:,.0f} GB "
         f"for each token ({plan.token_s:.2g} s). Use a larger 'parallel.x', audit fewer documents "
         "('audit.max_documents_per_bucket'), or raise the limit"

@@ -24,6 +24,7 @@ from memguard.planner.fit import (
     needs_mask,
     rank_meshes,
 )
+from memguard.planner.generation import GenerationPlan
 from memguard.planner.machine import THIS_MACHINE, Machine
 from memguard.planner.step_settings import Checkpointing, limit_sizes
 from memguard.records.record import Record
@@ -71,6 +72,9 @@ class PlanRecord(Record):
     precision: Literal["fp32", "bf16"]
     num_meshes: int
     """Number of meshes that the model and the batch allow."""
+    generation: GenerationPlan | None = None
+    """Text that the audits of the run generate on the requested mesh, else on the first; null
+    without an audit or a mesh that fits."""
 
 
 class MemoryPlan(Record):

@@ -4,6 +4,7 @@ processes.py     device and rank of this process, and collective operations over
 children.py      signals of this process, and its child processes
 console.py       output of rank 0
 environment.py   peak memory, folders, versions, silenced libraries, limits of processes
+shared_sums.py   hashes files, each on one of the ranks
 gpu_defaults.py  allocator, cuBLAS workspace and TF32 on GPUs
 
 Modules that need torch are imported at first use: comparing finished runs works without it.

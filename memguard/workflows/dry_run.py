@@ -55,6 +55,7 @@ from memguard.workflows.audit_inputs import name_buckets
 from memguard.workflows.audit_work import predict_audit_work, select_audited
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
+from memguard.workflows.generation_plan import AuditOutlook, make_outlook
 from memguard.workflows.memory_check import resolve_auto_for_documents
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
@@ -179,6 +180,8 @@ class DryRunResult:
     record: DryRun
     first_row: FirstRow
     """Contains text of documents."""
+    outlook: AuditOutlook | None
+    """None if the run has no audit."""
 
 
 def dry_run(config: RunConfig, console: Console) -> DryRunResult:
@@ -269,8 +272,14 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             ),
             remarks=tuple(remarks),
         )
+        outlook = None
+        if record.audit is not None:
+            audited = {bucket.bucket: bucket.num_audited or 0 for bucket in buckets}
+            outlook = make_outlook(config, record.audit, audited, length.num_steps)
         return DryRunResult(
-            record=record, first_row=read_first_row(training_data.loader, tokenizer)
+            record=record,
+            first_row=read_first_row(training_data.loader, tokenizer),
+            outlook=outlook,
         )
 
 

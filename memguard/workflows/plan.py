@@ -6,7 +6,7 @@ estimated. Of other families the parameters are counted on the meta device.
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,53 @@ from memguard.errors import ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
 from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
-from memguard.parallel.mesh_shape import AXES
+from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 from memguard.planner.fit import SCRATCH, PlanInputs
-from memguard.planner.machine import THIS_MACHINE, load_machine
-from memguard.planner.plan import Plan, make_plan
+from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
+from memguard.planner.plan import MeshRecord, Plan, make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.planner.storage import ModelStorage, StoragePlan, make_storage_plan
+from memguard.planner.storage import ModelStorage, StorageMesh, StoragePlan, make_storage_plan
+from memguard.workflows.generation_plan import AuditOutlook, assume_outlook, predict_generation
 from memguard.workflows.requests import PlanRequest, read_mesh
 
 
-def plan(request: PlanRequest) -> Plan | StoragePlan:
-    """Return the meshes that fit a training step; of other families what is certain.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A plan and what it was made from."""
+
+    plan: Plan | StoragePlan
+    run: RunConfig
+    model: ModelSizes | ModelStorage
+    machine: Machine
+    """With as many nodes as the plan's GPUs need."""
+
+    def add_generation(self, outlook: AuditOutlook | None) -> "Planned":
+        """Return the plan with the text that the audits generate on its first mesh that fits."""
+        chosen = _choose_mesh(self.plan)
+        if outlook is None or chosen is None:
+            return self
+        degrees = {axis: int(getattr(chosen, axis)) for axis in AXES}
+        mesh = MeshShape(order=self.run.parallel.order, **degrees)
+        generation = predict_generation(self.run, outlook, self.model, mesh, self.machine)
+        return replace(self, plan=self.plan.model_copy(update={"generation": generation}))
+
+
+def _choose_mesh(plan: Plan | StoragePlan) -> MeshRecord | None:
+    """Return the requested mesh, or the first; None if it does not fit."""
+    mesh = plan.requested or plan.meshes[0]
+    does_fit = mesh.can_fit if isinstance(mesh, StorageMesh) else mesh.fits
+    return mesh if does_fit else None
+
+
+def plan(request: PlanRequest) -> Planned:
+    """Plan the meshes that fit a training step; of other families what is certain.
+
+    The audit is that of an assumed number of documents.
 
     Raises:
-        ConfigError: no such machine; or no mesh of this many GPUs, or not the requested one, is
-            valid for model and batch.
+        ConfigError: no such machine or suite; or no mesh of this many GPUs, or not the requested
+            one, is valid for model and batch.
         ModelError: no such configuration.
     """
     run = request.run
@@ -63,7 +94,8 @@ def plan(request: PlanRequest) -> Plan | StoragePlan:
         work=work,
         mesh=mesh if has_mesh else None,
     )
-    return plan_model(model, inputs)
+    planned = Planned(plan=plan_model(model, inputs), run=run, model=model, machine=machine)
+    return planned.add_generation(assume_outlook(run) if run.audit.enabled else None)
 
 
 def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan | StoragePlan:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -52,15 +53,15 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_output import show_verdict
-from memguard.workflows.audit_work import (
-    check_generation,
-    predict_audit_work,
-    predict_generation,
-    select_audited,
-)
+from memguard.workflows.audit_work import predict_audit_work, select_audited
 from memguard.workflows.compile_choice import choose_compile, set_compile
 from memguard.workflows.control_outlook import report_control
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
+from memguard.workflows.generation_plan import (
+    check_generation,
+    make_outlook,
+    predict_generation,
+)
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
 from memguard.workflows.memory_check import (
     MicroBatchTooLarge,
@@ -278,14 +279,18 @@ def _check_generation(
     selection = select_audited(config, corpus, counts)
     if selection is None:
         return
+    num_steps = 0
+    if config.train.audit_every_steps is not None:
+        loader = build_training_data(config, prepared, share_rows=True).loader
+        num_steps = min(loader.num_steps, config.train.max_steps or loader.num_steps)
     machine = load_machine(THIS_MACHINE, num_processes=runtime.world_size)
-    plan = predict_generation(
+    outlook = make_outlook(
         config,
         predict_audit_work(config, corpus, selection, prepared.tokenizer),
-        read_run_model(config),
-        mesh.shape,
-        machine,
+        Counter(window.document.bucket for window in selection.windows),
+        num_steps,
     )
+    plan = predict_generation(config, outlook, read_run_model(config), mesh.shape, machine)
     if not plan.fits:
         for line in describe_generation(plan):
             console.info(f"audit: {line}")

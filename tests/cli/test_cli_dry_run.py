@@ -204,6 +204,11 @@ def test_the_work_of_the_audit_is_told(folder: Path) -> None:
     numbers = (work.num_passages, work.num_tokens, work.num_generated_tokens)
     assert re.search("all +" + " +".join(f"{number:,}" for number in numbers), screen)
     assert "On the trained model and the model before training together" in screen
+    # `plan` uses the same numbers, instead of those that it assumes without the documents.
+    planned = json.loads(run_cli("plan", path, "--json").out)
+    assert planned["generation"]["num_documents"] == num_audited
+    assert planned["generation"]["is_assumed"] is False
+    assert planned["generation"]["fits"] is True
 
 
 def test_it_leaves_nothing_behind(folder: Path, asides: Path) -> None:
@@ -405,7 +410,9 @@ def test_long_rows_are_cut(folder: Path) -> None:
         tokens=piece.tokens * 5,
     )
     row = type(result.first_row)(pieces=(longer, longer), num_padding=0)
-    screen = show(DryRunResult(record=result.record, first_row=row), force_terminal=True)
+    screen = show(
+        DryRunResult(record=result.record, first_row=row, outlook=None), force_terminal=True
+    )
     hidden = 10 * len(piece.tokens) - SHOWN_TOKENS
     assert f"... and {hidden:,} more tokens" in strip_styles(screen)
     assert "document 1 of 2" in strip_styles(screen)

@@ -33,6 +33,7 @@ def estimate(
         machine=load_machine(machine),
         works=[work, GenerationWork(probe="membership", num_tokens=0, num_new=50)],
         row_tokens=4096,
+        num_documents=num_documents,
     )
 
 
@@ -60,7 +61,7 @@ def test_weights_that_fit_take_no_time() -> None:
     assert not estimate(14.8e9, MeshShape(z=8), element_bytes=4.0).fits
     assert estimate(405e9, MeshShape(z=1, x=8, y=64)).fits
     (line,) = describe_generation(estimate(14.8e9, MeshShape(z=8)))
-    assert line == "the audit generates with all weights gathered once"
+    assert line == "the audit of 1,000 documents generates text with all weights in memory at once"
 
 
 def test_a_batch_shares_its_steps() -> None:
@@ -81,10 +82,15 @@ def test_the_limit_is_explained_with_the_figure_and_the_way_out() -> None:
     assert explain_limit(plan, plan.minutes) is None
     text = explain_limit(plan, 30)
     assert text is not None
-    assert text.startswith("the audit would generate for 35 minutes, and 'audit.max_generation")
+    assert text.startswith(
+        "the audit would generate text for 35 minutes, and 'audit.max_generation"
+    )
     assert "gathers 202 GB for each token" in text
     assert "Use a larger 'parallel.x', audit fewer documents" in text
     lines = describe_generation(plan)
-    assert lines[0].startswith("the audit gathers 202 GB for each token of all rows: 5 s a token")
+    assert lines[0] == (
+        "the audit of 1,000 documents gathers 202 GB for each token of all rows: 5 s a token"
+    )
     assert lines[1].startswith("extraction: at most 420 tokens one after the other, 35 minutes")
-    assert lines[-1] == "all probes: 35 minutes"
+    # One probe is its own sum.
+    assert len(lines) == 2
