@@ -122,14 +122,14 @@ def compare_logits(family: str, folder: str) -> float:
     return float((logits[0] - logits[1]).abs().max())
 
 
-def examine(pool: RankPool, family: str) -> Row:
+def examine(pool: RankPool, family: str, checkpointing: str = "none") -> Row:
     """Compare one model type on every mesh that it can use."""
     try:
         with torch.device("meta"):
             num_parameters = sum(parameter.numel() for parameter in build(family).parameters())
         if num_parameters > MAX_PARAMETERS:
             raise ValueError(f"its small form has {num_parameters:,} parameters")
-        case = case_of(family, num_steps=2)
+        case = case_of(family, num_steps=2, checkpointing=checkpointing)
     except ModelError as error:
         return Row(family=family, group="refused", reason=_say(error))
     except Exception as error:
@@ -184,6 +184,12 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, help="also write the rows to this file; those in it are not repeated"
     )
+    parser.add_argument(
+        "--checkpointing",
+        choices=("none", "full", "selective"),
+        default="none",
+        help="what backward recomputes; over x, inputs of blocks are then stored in parts",
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.disable_progress_bar()
@@ -195,7 +201,9 @@ def main() -> int:
         rows = [Row(**row) for row in json.loads(arguments.json.read_text(encoding="utf-8"))]
     missing = [family for family in families if family not in {row.family for row in rows}]
     with ThreadPoolExecutor(arguments.jobs) as executor:
-        for row in executor.map(lambda family: examine(pool, family), missing):
+        for row in executor.map(
+            lambda family: examine(pool, family, arguments.checkpointing), missing
+        ):
             rows.append(row)
             progress = f"{len(rows)}/{len(families)} {row.family}: {row.group} {row.reason}"
             print(progress, file=sys.stderr, flush=True)
@@ -203,7 +211,9 @@ def main() -> int:
                 text = json.dumps([asdict(row) for row in rows], indent=1)
                 arguments.json.write_text(text, encoding="utf-8")
     print("\n".join(format_table(rows)))
-    return judge(rows, is_whole=not arguments.families)
+    # Some types that only share storage have no checkpointing in transformers.
+    is_whole = not arguments.families and arguments.checkpointing == "none"
+    return judge(rows, is_whole=is_whole)
 
 
 def format_table(rows: list[Row]) -> list[str]:

@@ -6,6 +6,7 @@
     trained_rows.py   counts the documents that it really trains, for this callback
     token_runs.py     recognises documents in rows that are cut, split, packed or padded
     split.py          split_for_audit: draws a control before training
+    axolotl.py        goldfish and audits as a plugin of axolotl
     memfree.py        MemFreeLogitsProcessor for `generate`: blocks n-grams of the documents
 
 Each class documents its differences from memguard's own trainer. Features that need the whole step,

@@ -10,6 +10,8 @@
     next_token.py     the most likely or a drawn next token
     dropout.py        lists or sets the dropout of a model
     trainable.py      which weights are trained
+    evaluation.py     modes of modules and random numbers, as before at the end of a block
+    fsdp_root.py      a model that another program has sharded by FSDP2
     kv_cache.py       rows that grow token by token; their keys and values are computed once
 
 Packages above this one request hidden states and numbers per token, never logits, so only this

@@ -16,7 +16,7 @@ from memguard.runtime.console import Advance, Console, format_duration
 from memguard.runtime.environment import (
     default_cache_dir,
     describe_environment,
-    peak_memory_bytes,
+    measure_memory,
     quiet_libraries,
     quieted_libraries,
 )

@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,31 @@ _DEVICES = Path("/dev")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def peak_memory_bytes(device: "torch.device") -> int:
-    """Return the peak memory: of the GPU, or the resident memory of this process on a CPU."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPeak:
+    """Memory of this process since its start."""
+
+    allocated_bytes: int
+    """Peak of the tensors on the GPU; on a CPU the peak resident memory of the process."""
+    reserved_bytes: int | None = None
+    """Peak of what CUDA's allocator held for them; None on a CPU."""
+    num_alloc_retries: int | None = None
+    """Times that the allocator freed its cached memory because memory was short; None on a CPU."""
+
+
+def measure_memory(device: "torch.device") -> MemoryPeak:
+    """Return the peak memory of this process on a device."""
     if device.type == "cuda":
         import torch
 
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        statistics = torch.cuda.memory_stats(device)
+        return MemoryPeak(
+            allocated_bytes=statistics["allocated_bytes.all.peak"],
+            reserved_bytes=statistics["reserved_bytes.all.peak"],
+            num_alloc_retries=statistics["num_alloc_retries"],
+        )
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return MemoryPeak(allocated_bytes=resident)
 
 
 def default_cache_dir() -> Path:

@@ -32,6 +32,11 @@ class StepMetrics(Record):
     tokens_per_s: float
     """Labels that received loss, per second."""
     peak_memory_bytes: int
+    """Peak of this process's tensors on its GPU; on a CPU its peak resident memory."""
+    peak_reserved_bytes: int | None = None
+    """Peak of what CUDA's allocator held for them; null on a CPU."""
+    num_alloc_retries: int | None = None
+    """Times that the allocator freed its cached memory because memory was short; null on a CPU."""
     elapsed_s: float
     penalised_share: float | None = None
     """Share of an n-gram penalty's windows beyond its margin; null without an n-gram penalty."""

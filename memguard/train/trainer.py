@@ -24,7 +24,7 @@ from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
 from memguard.records.sealed import FileSum
-from memguard.runtime import Advance, Console, Runtime, fast_matmuls, peak_memory_bytes
+from memguard.runtime import Advance, Console, Runtime, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.dp_sgd import RowClipping, compute_privacy
@@ -148,6 +148,7 @@ class Trainer:
         """Labels of all ranks in the next step, before and after mitigations; None: not known."""
         self._stopped_by_budget = False
         self._first_step = 0
+        self._has_warned_of_memory = False
 
     @property
     def num_updates(self) -> int:
@@ -252,6 +253,7 @@ class Trainer:
         totals.num_supervised_tokens += result.num_supervised
         totals.num_kept_tokens += result.num_kept
         totals.train_s += took
+        memory = measure_memory(self.runtime.device)
         return StepMetrics(
             step=totals.step,
             num_steps=self.num_steps,
@@ -262,7 +264,9 @@ class Trainer:
             num_supervised_tokens=result.num_supervised,
             num_kept_tokens=result.num_kept,
             tokens_per_s=round(result.num_kept / took, 1),
-            peak_memory_bytes=peak_memory_bytes(self.runtime.device),
+            peak_memory_bytes=memory.allocated_bytes,
+            peak_reserved_bytes=memory.reserved_bytes,
+            num_alloc_retries=memory.num_alloc_retries,
             elapsed_s=round(totals.train_s, 3),
             penalised_share=result.penalised_share,
             router_loss=result.router_loss,
@@ -331,6 +335,13 @@ class Trainer:
             advance(1, line.describe_briefly(tokens_per_s))
         elif line.step % self.config.log_every_steps == 0 or line.step == self.num_steps:
             self.console.info(line.describe(tokens_per_s))
+        if line.num_alloc_retries and not self._has_warned_of_memory:
+            self._has_warned_of_memory = True
+            self.console.warn(
+                "memory is short: to find room, CUDA's allocator freed what it kept for the next "
+                "steps, which slows them ('num_alloc_retries' in metrics.jsonl). A smaller "
+                "'train.micro_batch_size' avoids it"
+            )
 
     def _finish(self, log: MetricsLog) -> None:
         totals = self.totals

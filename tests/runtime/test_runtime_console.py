@@ -105,4 +105,18 @@ def test_environment_and_memory_are_told() -> None:
     assert described["world_size"] == "4"
     assert described["torch"] == torch.__version__
     assert all(isinstance(value, str) and value for value in described.values())
-    assert runtime.peak_memory_bytes(torch.device("cpu")) > 2**20
+    memory = runtime.measure_memory(torch.device("cpu"))
+    assert memory.allocated_bytes > 2**20
+    assert (memory.reserved_bytes, memory.num_alloc_retries) == (None, None)
+
+
+def test_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics = {
+        "allocated_bytes.all.peak": 5,
+        "reserved_bytes.all.peak": 7,
+        "num_alloc_retries": 2,
+    }
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: statistics)
+    memory = runtime.measure_memory(torch.device("cuda"))
+    assert memory.allocated_bytes == 5
+    assert (memory.reserved_bytes, memory.num_alloc_retries) == (7, 2)

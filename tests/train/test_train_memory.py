@@ -18,6 +18,7 @@ from run_examples import kill_after, make_run
 from memguard.config import RunConfig, dump_yaml, load_yaml
 from memguard.records.run_files import find_config_damage
 from memguard.runtime import detect_runtime
+from memguard.runtime.environment import MemoryPeak
 from memguard.train import trainer as trainer_module
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.step import TrainStep
@@ -268,3 +269,22 @@ def test_tf32_is_for_training_steps_only(tmp_path: Path, monkeypatch: pytest.Mon
     train_run(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
     assert set(events) == {"run fast", "measure_heldout exact", "audit exact", "audit_run exact"}
     assert events.count("run fast") == 4
+
+
+def test_an_allocator_that_is_short_of_memory_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retries = iter([0, 0, 1, 2])
+
+    def measure(_: torch.device) -> MemoryPeak:
+        number = next(retries)
+        return MemoryPeak(allocated_bytes=5, reserved_bytes=7, num_alloc_retries=number)
+
+    monkeypatch.setattr(trainer_module, "measure_memory", measure)
+    config = make_run(tmp_path, train={"max_steps": 4}, **QUIET)
+    train_run(config)
+    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    assert [line.num_alloc_retries for line in steps] == [0, 0, 1, 2]
+    assert {(line.peak_memory_bytes, line.peak_reserved_bytes) for line in steps} == {(5, 7)}
+    assert "".join(capsys.readouterr()).count("memory is short") == 1
