@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from gpu_plan import show_machine, show_plan
 from gpu_rows import Setting
 from gpu_session import Row, Session, add_options, has_gpus
 from gpu_sizes import TINY, Sizes, count_layers
@@ -141,6 +142,9 @@ def main() -> int:
     tests = run_tests(session)
     session.measure(EXTRA_ROWS)
     session.show_speed([*rows, *EXTRA_ROWS], DEFAULT)
+    machine = show_machine(session)
+    if machine is not None:
+        show_plan(session, [*rows, *EXTRA_ROWS], machine)
     print(f"\ntests: {tests}")
     return session.end()
 

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import transformers
 from gpu_parity import TOLERANCES, Degrees, sample_meshes
+from gpu_plan import show_machine, show_plan
 from gpu_rows import Setting
 from gpu_session import Row, Session, add_options, has_gpus
 from gpu_sizes import TINY, Sizes, count_layers, keeps_activations
@@ -174,6 +175,9 @@ def main() -> int:
     session.measure(rows)
     session.show_speed(rows, DEFAULT)
     show_overlap(session, rows)
+    machine = show_machine(session)
+    if machine is not None:
+        show_plan(session, rows, machine)
     return session.end()
 
 

@@ -277,14 +277,16 @@ def measure_row(sizes: Sizes, setting: Setting, runtime: Runtime) -> dict[str, A
         kind: measure_rows(draw_rows(sizes, goldfish=kind == "goldfish"))
         for kind in result["seconds"]
     }
-    peak = held = 0
+    peak = held = retries = 0
     if runtime.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(runtime.device)
         held = torch.cuda.max_memory_reserved(runtime.device)
+        retries = torch.cuda.memory_stats(runtime.device)["num_alloc_retries"]
     return {
         **result,
         "peak_bytes": runtime.agree_max(peak),
         "reserved_bytes": runtime.agree_max(held),
+        "num_alloc_retries": runtime.agree_max(retries),
     }
 
 

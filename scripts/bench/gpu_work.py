@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from gpu_machine import measure_machine
 from gpu_parity import compare_meshes, sample_meshes
 from gpu_rows import Setting, check_row, measure_row
 from gpu_sizes import Sizes
@@ -41,7 +42,7 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 class Work:
     """One measurement."""
 
-    task: Literal["speed", "check", "parity"]
+    task: Literal["speed", "check", "parity", "machine"]
     setting: Setting
     sizes: Sizes
 
@@ -49,6 +50,8 @@ class Work:
         """Run on this rank; every rank must call this."""
         if self.task == "parity":
             return compare_meshes(sample_meshes(runtime.world_size), runtime)
+        if self.task == "machine":
+            return measure_machine(runtime.device)
         return (check_row if self.task == "check" else measure_row)(
             self.sizes, self.setting, runtime
         )

@@ -13,6 +13,7 @@ import torch
 from ranks import RankPool
 from script_calls import load_script, run_script
 
+from memguard.planner.machine import load_machine
 from memguard.workflows import launch
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,12 @@ def test_a_dry_run_fills_every_row(tmp_path: Path) -> None:
         assert "%" in line, line
     assert "best of both sides: memguard" in measured
     assert done.stdout.splitlines()[-1].startswith("PASS")
+    printed = done.stdout.split("\nmachine file")[1].split("\n", 1)[1].split("\n\n")[0]
+    (tmp_path / "machine.yaml").write_text(printed)
+    machine = load_machine(tmp_path / "machine.yaml")
+    assert set(machine.assumed) == {"link_gb_per_s", "network_gb_per_s"}
+    planned = done.stdout.split("\nplan ")[1]
+    assert planned.count("\nmemguard") == 6
     written = json.loads((tmp_path / "a.json").read_text())
     assert set(written["results"]["memguard"]["seconds"]) == {"plain", "goldfish"}
 
