@@ -8,7 +8,7 @@ Tensors that are reverted together form a group. Names, shapes and order come fr
 function when its tensors are there, so that a rank never holds more than one group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     PrefixChange,
     WeightConverter,
-    apply_converters,
     revert_weight_conversion,
 )
 
@@ -91,8 +90,7 @@ class StoredForm:
         together: dict[tuple[bool, str], list[str]] = {}
         for name in state:
             # Tensors that are stored together have the same first name.
-            first, pattern = apply_converters(name, converters)
-            together.setdefault((pattern is not None, first), []).append(name)
+            together.setdefault(_find_first(name, converters), []).append(name)
         groups = []
         for names in together.values():
             stored = self.revert({name: state[name] for name in names})
@@ -125,3 +123,12 @@ def _list_saved(model: Any) -> set[str]:
 def written_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which a tensor is stored: ``dtype``, or its own if it is not floating."""
     return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _find_first(name: str, converters: Sequence[WeightConverter]) -> tuple[bool, str]:
+    """Return whether one of the converters applies to a tensor, and its name after the first."""
+    for converter in converters:
+        renamed, pattern = converter.rename_source_key(name)
+        if pattern is not None:
+            return True, renamed
+    return False, name

@@ -151,6 +151,10 @@ class _Watch(TorchDispatchMode):
         self._num_agreed: Counter[Group] = Counter()
         self._create = distributed_c10d._new_process_group_helper
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Nothing is compiled here, and the guard takes a third of the time.
+
     # -- stand for functions of torch.distributed --------------------------------------------------
 
     def create(

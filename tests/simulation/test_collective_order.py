@@ -77,19 +77,19 @@ def run_rank(degrees, rank, after, folder):
                 lm.model.train()
                 step.run(Batch(input_ids=ids, labels=ids, position_ids=np.tile(np.arange(8),(2,1)), document_ids=np.zeros((2,8),dtype=np.int64), num_supervised=14,num_kept=14), lr=1e-3, step=1, first_sample=0)
             rec.stage="heldout"
-            docs=[make_document(np.arange(10)+i) for i in range(3)]
-            corpus=SimpleNamespace(manifest=[SimpleNamespace(role="heldout",bucket="h")]*3, document=lambda i: docs[i])
+            docs=[make_document(np.arange(10)+i) for i in range(max(ways-1,1))]
+            corpus=SimpleNamespace(manifest=[SimpleNamespace(role="heldout",bucket="h")]*len(docs), document=lambda i: docs[i])
             with tm("heldout"):
                 measure_heldout(lm, corpus, seq_len=16,batch_tokens=10, step=1, runtime=rt, precision=step.precision)
             rec.stage="budget"
-            windows=[Window(document=dd,start=0,prefix_tokens=6,continuation_tokens=4) for dd in docs]
-            m=ModelInTraining(lm=lm,batch_tokens=20,runtime=rt)
+            windows=[Window(document=dd,start=0,prefix_tokens=7,continuation_tokens=3) for dd in docs]
+            m=ModelInTraining(lm=lm,batch_tokens=10,runtime=rt)
             with tm("budget"):
                 snap=take_snapshot(m, windows, ExtractionProbe(generation_floor=0), seed=0, needs_near_verbatim=True)
             rec.stage="decode"
             with tm("decode"):
-                dec=Decoder(lm, 20, rt)
-                dec.sample([Prompt.of(w,0) for w in windows], SamplingScheme(top_k=5,temperature=1.0), 2, 0)
+                dec=Decoder(lm, 10, rt)
+                dec.sample([Prompt.of(w,1) for w in windows], SamplingScheme(top_k=5,temperature=1.0), 1, 0)
             rec.stage="export"
             with tm("export"):
                 export.export_sharded(layer, SimpleNamespace(save_pretrained=lambda f: None), folder/"out", dtype=torch.bfloat16, card="", max_file_bytes=20000)
