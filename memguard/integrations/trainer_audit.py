@@ -208,7 +208,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             self._rows.unwatch()
         console = _make_console(state)
         if self.folders:
-            console.info(f"memguard: the last report is {self.folders[-1] / 'report.html'}")
+            final = self._out / f"step-{step}"
+            folder = final if final in self.folders else self.folders[-1]
+            console.info(f"memguard: the last report is {folder / 'report.html'}")
         if not self._has_control:
             console.info(
                 "memguard: without 'nonmembers' there is no control, so that no verdict can be red"

@@ -89,7 +89,6 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
         ExitStack() as lock,
     ):
         console = Console(quiet=not distributed.runtime.is_main)
-        _check_base_fits(request, distributed.runtime)
         check_folder = distributed.runtime.only_on_main(lambda: _begin(request, settings, lock))
         if run is not None and request.run is not None:
             base = _named_base(request)
@@ -120,17 +119,6 @@ def _open_ranks(request: AuditRequest) -> Iterator[DistributedContext]:
     parallel, sizes = choose_audit_mesh(request, detect_runtime().world_size)
     with open_distributed(parallel, sizes) as distributed:
         yield distributed
-
-
-def _check_base_fits(request: AuditRequest, runtime: Runtime) -> None:
-    """Refuse a base that each rank would load whole beside its shard of the audited model."""
-    model = request.audited
-    if isinstance(model, ModelInMemory) and model.is_sharded and isinstance(request.base, str):
-        raise ConfigError(
-            f"'base': each of {runtime.world_size} processes would load '{request.base}' whole, "
-            "and the audited model is sharded over them; leave 'base' out or use 'adapter-off', or "
-            "save the model and audit the folder"
-        )
 
 
 def _named_base(request: AuditRequest) -> str | None:

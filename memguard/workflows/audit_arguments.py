@@ -91,6 +91,12 @@ def _take_base(base: Any, audited: Any) -> Any:
                 "'base' may be 'adapter-off' for a model in memory; of a folder, name its base"
             )
         return audited.switch_off()
+    if isinstance(base, str | Path) and audited is not None and audited.is_sharded:
+        raise ConfigError(
+            f"'base': each process would load '{base}' whole, and the audited model is sharded "
+            "over them; leave 'base' out or use 'adapter-off', or save the model and audit the "
+            "folder"
+        )
     return _take_model(base, None if audited is None else audited.tokenizer, "base")
 
 

@@ -139,8 +139,11 @@ def test_every_steps_beyond_the_end_audits_the_end(tmp_path: Path) -> None:
     assert count_steps(callback) == [1]
 
 
-def test_the_best_model_is_audited_where_it_is_loaded_at_the_end(tmp_path: Path) -> None:
-    callback = make_callback(tmp_path)
+@pytest.mark.parametrize("every_steps", [None, 1])
+def test_the_best_model_is_audited_where_it_is_loaded_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every_steps: int | None
+) -> None:
+    callback = make_callback(tmp_path, every_steps=every_steps)
     # The loss is best after the first step: the learning rate is far too high.
     trainer = build_trainer(
         tmp_path,
@@ -157,7 +160,9 @@ def test_the_best_model_is_audited_where_it_is_loaded_at_the_end(tmp_path: Path)
     trainer.train()
     best = trainer.state.best_global_step
     assert best < 3, "otherwise the last model is the best"
-    assert count_steps(callback) == [best]
+    assert count_steps(callback) == ([best] if every_steps is None else [1, 2, 3])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.endswith(f"step-{best}/report.html"), "also where a later step was audited too"
 
 
 def test_training_ends_where_a_bucket_exceeds_the_limit(
