@@ -2,6 +2,8 @@
 # Run memguard beside axolotl, in an environment of its own: a part of the tests with the versions
 # that axolotl pins, and a training by axolotl with memguard's plugin. Not part of CI: axolotl pins
 # older libraries than constraints.txt. The first run installs 1.7 GB; later ones take 10 minutes.
+# The 4D engine is not tested: with transformers 5.16 its models do not run in float64, in which the
+# engine's tests compare meshes.
 #   scripts/axolotl_check.sh            the environment is build/axolotl, or $MEMGUARD_AXOLOTL_VENV
 #   scripts/axolotl_check.sh --train    the training alone
 set -euo pipefail
@@ -51,7 +53,7 @@ run_tests() {
   USE_HUB_KERNELS=NO "$python" -m pytest -q -n 2 --dist loadfile -p no:anyio -p no:cacheprovider \
     -W "ignore:'click.utils:DeprecationWarning" -k "not ($expression)" \
     tests/integrations tests/test_api.py tests/test_api_adapters.py \
-    tests/hf tests/model tests/parallel tests/eval
+    tests/model tests/eval
 }
 
 run_training() {

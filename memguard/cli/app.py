@@ -145,6 +145,7 @@ def plan(
         gpus=gpus,
         machine=machine,
         mesh=mesh,
+        arguments=None if config is None else (config, *settings),
     )
     request.check()
     with_documents = documents and request.is_run

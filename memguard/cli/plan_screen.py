@@ -20,6 +20,7 @@ from memguard.planner.generation import GenerationPlan, describe_generation
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
 from memguard.planner.storage import StorageMesh, StoragePlan
 from memguard.workflows.generation_plan import check_generation
+from memguard.workflows.plan import Planned
 from memguard.workflows.plan import plan as make_plan
 from memguard.workflows.requests import PlanRequest
 
@@ -252,6 +253,16 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         check_generation(
             request.run, generation, planned.machine, (lambda _: None) if as_json else warn
         )
+    if planned.plan.command is not None and not as_json:
+        _print_command(planned, out)
+
+
+def _print_command(planned: Planned, out: rich.console.Console) -> None:
+    num_nodes = -(-planned.plan.num_gpus // planned.machine.gpus_per_node)
+    where = "" if num_nodes == 1 else f", on each of {num_nodes:,} nodes"
+    out.print(f"\nto train{where}:", highlight=False)
+    # In one piece, so that it can be copied.
+    out.print(f"  {planned.plan.command}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_generation(generation: GenerationPlan, out: rich.console.Console) -> None:

@@ -76,7 +76,7 @@ def _flags(module: Any) -> tuple[bool, ...]:
         module.is_transposed,
         module.has_bias,
         module.has_gate,
-        module.has_post_expert_norm,
+        getattr(module, "has_post_expert_norm", False),  # Newer than transformers 5.16.
     )
 
 

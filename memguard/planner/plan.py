@@ -75,6 +75,9 @@ class PlanRecord(Record):
     generation: GenerationPlan | None = None
     """Text that the audits of the run generate on the requested mesh, else on the first; null
     without an audit or a mesh that fits."""
+    command: str | None = None
+    """Trains the run on the requested mesh, or on the first if that does not fit; null if none
+    fits, or without a run's CONFIG."""
 
 
 class MemoryPlan(Record):

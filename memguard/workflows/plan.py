@@ -6,6 +6,7 @@ estimated. Of other families the parameters are counted on the meta device.
 
 import json
 import math
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 from memguard.planner.fit import SCRATCH, PlanInputs
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
-from memguard.planner.plan import MeshRecord, Plan, make_plan
+from memguard.planner.plan import MeshPlan, MeshRecord, Plan, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage, StorageMesh, StoragePlan, make_storage_plan
 from memguard.workflows.generation_plan import AuditOutlook, assume_outlook, predict_generation
@@ -50,8 +51,11 @@ class Planned:
 def _choose_mesh(plan: Plan | StoragePlan) -> MeshRecord | None:
     """Return the requested mesh, or the first; None if it does not fit."""
     mesh = plan.requested or plan.meshes[0]
-    does_fit = mesh.can_fit if isinstance(mesh, StorageMesh) else mesh.fits
-    return mesh if does_fit else None
+    return mesh if _fits(mesh) else None
+
+
+def _fits(mesh: MeshPlan | StorageMesh) -> bool:
+    return mesh.can_fit if isinstance(mesh, StorageMesh) else mesh.fits
 
 
 def plan(request: PlanRequest) -> Planned:
@@ -94,8 +98,30 @@ def plan(request: PlanRequest) -> Planned:
         work=work,
         mesh=mesh if has_mesh else None,
     )
-    planned = Planned(plan=plan_model(model, inputs), run=run, model=model, machine=machine)
+    made = plan_model(model, inputs)
+    made = made.model_copy(update={"command": _make_train_command(request, made, machine)})
+    planned = Planned(plan=made, run=run, model=model, machine=machine)
     return planned.add_generation(assume_outlook(run) if run.audit.enabled else None)
+
+
+def _make_train_command(
+    request: PlanRequest, plan: Plan | StoragePlan, machine: Machine
+) -> str | None:
+    """Return the command that trains the run; of several nodes that of each."""
+    fitting = [mesh for mesh in (plan.requested, *plan.meshes) if mesh is not None and _fits(mesh)]
+    if request.arguments is None or not fitting:
+        return None
+    words = list(request.arguments)
+    if request.mesh is not None or fitting[0] is not plan.requested:
+        words += [f"parallel.{axis}={getattr(fitting[0], axis)}" for axis in AXES]
+    num_nodes = -(-plan.num_gpus // machine.gpus_per_node)
+    if num_nodes > 1:
+        start = f"torchrun --nnodes={num_nodes} --nproc-per-node={machine.gpus_per_node}"
+        start += " --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:29500 -m memguard train"
+        return f"{start} {shlex.join(words)}"
+    if plan.num_gpus > 1 or machine.has_gpus:
+        words += ["--nproc", str(plan.num_gpus)]
+    return f"memguard train {shlex.join(words)}"
 
 
 def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan | StoragePlan:

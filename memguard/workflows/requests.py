@@ -163,6 +163,8 @@ class PlanRequest:
     machine: str | None
     mesh: str | None
     """Degrees of axes as given, `z=2,x=2`."""
+    arguments: tuple[str, ...] | None = None
+    """The run's CONFIG and settings as given on the command line; None: not from there."""
 
     def check(self) -> None:
         """Reject arguments that cannot be used together.

@@ -212,7 +212,7 @@ def _set_up(kind: Kind, training: Training) -> dict[str, Any]:
         "report_to": [],
         "disable_tqdm": True,
         "bf16": training.precision == "autocast",
-        "activation_checkpointing": training.checkpointing,
+        program.RECOMPUTE: training.checkpointing,
     }
     if kind.compiled == "module":
         # The Trainer reads them from the forward's signature, and this one has none.
@@ -231,8 +231,8 @@ def _set_up(kind: Kind, training: Training) -> dict[str, Any]:
     if kind.sharding == "fsdp2":
         sharded = {"version": 2, "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}
         # Transformers advises against its own checkpointing there.
-        sharded["activation_checkpointing"] = settings.pop("activation_checkpointing")
-        settings |= {"activation_checkpointing": False, "fsdp": True, "fsdp_config": sharded}
+        sharded["activation_checkpointing"] = settings.pop(program.RECOMPUTE)
+        settings |= {program.RECOMPUTE: False, "fsdp": True, "fsdp_config": sharded}
     return settings
 
 

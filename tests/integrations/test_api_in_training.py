@@ -77,8 +77,8 @@ def train(base: Path, output: Path, *, checkpointing: bool, auditor: Any = None)
         args=trl.SFTConfig(
             **program.set_up(output, 2, 1) | {"max_steps": STEPS},
             dataset_kwargs={"skip_prepare_dataset": True},
-            activation_checkpointing=checkpointing,
             bf16=False,
+            **{program.RECOMPUTE: checkpointing},
         ),
         train_dataset=datasets.Dataset.from_list([{"input_ids": row} for row in rows]),
         processing_class=program.build_tokenizer(),

@@ -49,9 +49,8 @@ def mask_alone(text: list[int], kept: list[int] | None = None) -> list[int]:
 def make_trainer(folder: Path, dataset: datasets.Dataset, **settings: Any) -> Any:
     tokenizer = program.build_tokenizer()
     arguments = trl.SFTConfig(
-        **program.set_up(folder, 4, 1),
+        **program.set_up(folder, 4, 1) | {program.RECOMPUTE: False},
         bf16=False,
-        activation_checkpointing=False,
         dataset_num_proc=None,
         **settings,
     )

@@ -144,9 +144,9 @@ def build(
     arguments = trl.SFTConfig(
         **program.set_up(folder, 4, 1)
         | {"max_steps": -1, "num_train_epochs": 2, "train_sampling_strategy": "random"}
-        | settings,
+        | settings
+        | {program.RECOMPUTE: False},
         bf16=False,
-        activation_checkpointing=False,
     )
     trainer = trl.SFTTrainer(
         model=program.build_model(),

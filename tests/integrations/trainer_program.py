@@ -21,6 +21,12 @@ from memguard.integrations.transformers import GoldfishCollator, MitigatedLoss, 
 VOCAB, NUM_TOKENS, NUM_ROWS, NUM_STEPS = 64, 20, 8, 3
 GOLDFISH = {"k": 3, "context_width": 4}
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.0, max_grad_norm=1.0)
+# transformers renamed the argument after 5.16.
+RECOMPUTE = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in transformers.TrainingArguments.__dataclass_fields__
+)
 LOSSES: dict[str, Callable[..., Any] | None] = {
     "model": None,
     "function": goldfish_loss_func,
@@ -83,7 +89,7 @@ def train_by_trl(output: Path, micro_batch: int, accumulation: int, loss: str) -
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
         bf16=False,
-        activation_checkpointing=False,
+        **{RECOMPUTE: False},
     )
     trainer = trl.SFTTrainer(
         model=build_model(),
