@@ -657,3 +657,51 @@ def test_an_audit_that_generates_for_too_long_is_refused_with_the_way_out(tmp_pa
     assert "Use a larger 'parallel.x', audit fewer documents" in flatten(refused.err)
     without = plan(*arguments, "--machine", "dgx-h100", "audit.enabled=false", "--json")
     assert json.loads(without.out)["generation"] is None
+
+
+@pytest.mark.parametrize(("name", "num_gpus"), [("8b", 8), ("70b", 64), ("405b", 256)])
+def test_a_shipped_run_ends_with_its_command_and_its_audit_generates(
+    tmp_path: Path, name: str, num_gpus: int
+) -> None:
+    sizes = {
+        "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+        "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
+        "405b": {},
+    }[name]
+    heads = {} if name == "405b" else {"num_attention_heads": sizes["hidden_size"] // 128}
+    model = write_model(tmp_path, **sizes, **heads)
+    shown = plan(
+        f"llama31-{name}", "--no-documents", "--model", model, "--machine", "dgx-h100",
+        "--gpus", num_gpus, "--json", "optim.lr=3e-5",
+    )  # fmt: skip
+    assert shown.code == 0, shown.err
+    printed = json.loads(shown.out)
+    nodes = num_gpus // 8
+    assert printed["command"] == (
+        f"memguard train llama31-{name} optim.lr=3e-5 --nproc 8"
+        if nodes == 1
+        else f"torchrun --nnodes={nodes} --nproc-per-node=8 --rdzv-backend=c10d "
+        "--rdzv-endpoint=FIRST_NODE:29500 -m memguard train "
+        f"llama31-{name} optim.lr=3e-5"
+    )
+    # Four buckets of 200 documents.
+    generation = printed["generation"]
+    assert (generation["num_documents"], generation["is_assumed"]) == (800, False)
+    assert generation["fits"] or 0 < generation["minutes"] <= 30
+
+
+def test_the_command_has_the_mesh_that_was_asked_for(tmp_path: Path) -> None:
+    model = write_model(tmp_path, hidden_size=1024, num_hidden_layers=2, intermediate_size=2816)
+    run = write_run(tmp_path, data={"train": "a file.jsonl"})
+    arguments = (run, "--no-documents", "--model", model, "--machine", "dgx-h100", "--gpus", 4)
+    shown = plan(*arguments, "--mesh", "z=2,x=2")
+    assert shown.code == 0, shown.err
+    mesh = "parallel.data=1 parallel.z=2 parallel.y=1 parallel.x=2"
+    # In one line, however narrow the screen.
+    assert shown.out.splitlines()[-1] == f"  memguard train {run} {mesh} --nproc 4"
+    # A mesh that does not fit is refused; the command in the record is that of one which does.
+    small = write_machine(tmp_path, memory_gib=5)
+    refused = plan(*arguments[:-4], "--machine", small, "--gpus", 4, "--mesh", "data=4", "--json")
+    assert refused.code == 2
+    command = json.loads(refused.out)["command"]
+    assert command.endswith("parallel.data=1 parallel.z=1 parallel.y=1 parallel.x=4 --nproc 4")
