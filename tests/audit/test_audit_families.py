@@ -15,6 +15,7 @@ from memguard.audit.decoding import Decoder
 from memguard.audit.extraction import AuditDocument
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.suite import Suite
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
 from memguard.model.causal_lm import CausalLM
@@ -78,19 +79,19 @@ def build_recited(model: Any) -> list[AuditDocument]:
     return documents
 
 
-def audit_lm(lm: CausalLM, documents: list[AuditDocument]) -> list[dict[str, Any]]:
+def audit_lm(lm: CausalLM, documents: list[AuditDocument], suite: Suite) -> list[dict[str, Any]]:
     with start_runtime() as runtime:
-        return list_records(audit(documents, Audited(lm, runtime), suite=SUITE))
+        return list_records(audit(documents, Audited(lm, runtime), suite=suite))
 
 
 def audit_on_mesh(
-    degrees: MeshShape, model: Any, documents: list[AuditDocument], fits: bool
+    degrees: MeshShape, model: Any, documents: list[AuditDocument], fits: bool, suite: Suite
 ) -> list[dict[str, Any]]:
     """On a rank, whose memory may not hold all weights at once."""
     if not fits:
         CausalLM.fits_gathered = lambda self: False  # type: ignore[method-assign]
     sharding = Assembly(mesh=build_mesh(degrees, "cpu"), device=torch.device("cpu"))
-    return audit_lm(shard_scratch_model(model, sharding).lm, documents)
+    return audit_lm(shard_scratch_model(model, sharding).lm, documents, suite)
 
 
 def check_family(ranks: RankPool, family: str, degrees: MeshShape) -> None:
@@ -106,12 +107,13 @@ def check_audit(
     degrees: MeshShape,
     *,
     fits: bool = True,
+    suite: Suite = SUITE,
 ) -> None:
-    alone = audit_lm(build_causal_lm(model), documents)
+    alone = audit_lm(build_causal_lm(model), documents, suite)
     correct = [record["extraction.num_correct"] for record in alone]
     assert {*correct[2::3]} == {CONTINUATION}, "recited as transformers generates it"
     assert {*correct[1::3]} == {CONTINUATION - 1}
-    for records in ranks(audit_on_mesh, degrees.num_ranks, degrees, model, documents, fits):
+    for records in ranks(audit_on_mesh, degrees.num_ranks, degrees, model, documents, fits, suite):
         for one, other in zip(alone, records, strict=True):
             # fp32 sums of 32 to 97 numbers in another order.
             assert other == {

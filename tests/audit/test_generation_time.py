@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from audit_examples import build_suite
 from ranks import RankPool
-from test_audit_families import build_recited, check_audit
+from test_audit_families import SUITE, build_recited, check_audit
 from test_decoding import decode_all
 from tiny_families import build
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from memguard.audit.decoding import Decoder
 from memguard.audit.generation_time import GenerationLimit
+from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.requests import CannotGenerate, Prompt
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
@@ -21,6 +23,8 @@ from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
+
+ATTACKED = build_suite(*SUITE.probes, AttackProbe(width=3, samples=3))
 
 
 def decode_block_by_block(model: Any, max_minutes: float | None) -> dict[str, Any]:
@@ -124,5 +128,6 @@ def test_the_limit_is_that_of_all_models_together() -> None:
 def test_an_audit_on_eight_ranks_generates_what_one_process_does(
     ranks: RankPool, family: str
 ) -> None:
+    """Also beams and samples of attacks; of nine texts, ranks have other numbers of rows."""
     model = build(family, eos_token_id=None)
-    check_audit(ranks, model, build_recited(model), MeshShape(z=8), fits=False)
+    check_audit(ranks, model, build_recited(model), MeshShape(z=8), fits=False, suite=ATTACKED)

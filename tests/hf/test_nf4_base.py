@@ -5,7 +5,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -18,12 +20,14 @@ from tiny_adapters import save_adapter
 from torch import Tensor, nn
 
 from memguard import errors
+from memguard.audit.requests import Prompt
 from memguard.config import AuditConfig, ParallelConfig, load_run_config
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import count_parameters, load_assembled, load_model
 from memguard.hf.merged_weights import open_merged
 from memguard.hf.nf4_base import list_nf4
+from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.lora import LoraSpec, is_adapter_parameter
@@ -31,7 +35,7 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import load_trained
-from memguard.runtime import Runtime
+from memguard.runtime import Runtime, start_runtime
 from memguard.workflows import setup
 from memguard.workflows.audit_inputs import describe_run
 from memguard.workflows.audited_model import DTYPES, LazyModel, find_base_quantization
@@ -297,9 +301,17 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "run"
 
 
-def open_audited(model: Path, *, settings: AuditConfig, mesh: Any = None, **given: Any) -> Any:
+def open_audited(
+    model: Path,
+    *,
+    settings: AuditConfig,
+    mesh: Any = None,
+    runtime: Runtime | None = None,
+    **given: Any,
+) -> Any:
     """Return a model as an audit loads it."""
-    context = setup.DistributedContext(runtime=Runtime(), mesh=mesh, parallel=ParallelConfig())
+    runtime = runtime or Runtime()
+    context = setup.DistributedContext(runtime=runtime, mesh=mesh, parallel=ParallelConfig())
     return LazyModel(
         str(model),
         weights_sha256="of the files",
@@ -375,6 +387,34 @@ def test_a_mesh_audits_the_same_model(run: Path, ranks: RankPool) -> None:
         # Split layers are merged: fp32 in another order.
         assert not is_nf4
         torch.testing.assert_close(hidden, alone, rtol=0, atol=1e-4)
+
+
+def generate(adapter: Path, degrees: MeshShape | None) -> list[list[int]]:
+    """Return texts of an audited model; on a rank, whose memory does not hold all weights."""
+    prompts = [
+        Prompt(input_ids=np.arange(3 + n, 20 + n, dtype=np.int32), num_new=12, document=str(n))
+        for n in range(5)
+    ]
+    mesh = None if degrees is None else build_mesh(degrees, "cpu")
+    with start_runtime() as runtime:
+        model = open_audited(adapter, settings=AuditConfig(), mesh=mesh, runtime=runtime)
+        fits = mock.patch.object(CausalLM, "fits_gathered", return_value=degrees is None)
+        with fits as asked:
+            texts = model.decoder().continue_greedily(prompts)
+        assert asked.called or degrees is None
+    return [text.token_ids.tolist() for text in texts]
+
+
+@pytest.mark.slow
+def test_eight_ranks_generate_from_nf4_that_is_gathered_for_each_token(
+    run: Path, ranks: RankPool
+) -> None:
+    adapter = run / "adapter"
+    alone = generate(adapter, None)
+    assert len({tuple(text) for text in alone}) > 1
+    # Five texts: three ranks have none.
+    for texts in ranks(generate, 8, adapter, MeshShape(z=8)):
+        assert texts == alone
 
 
 def test_factors_of_other_ranks_are_refused(tmp_path: Path) -> None:

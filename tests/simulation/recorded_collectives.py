@@ -1,20 +1,17 @@
-"""Collectives of fake ranks, recorded rank by rank, and what would go wrong if the ranks were real.
+"""Process groups and collectives of one fake rank, in the order in which it calls them.
 
-    recordings = []
+    recordings: list[Recording] = []
     for rank in range(num_ranks):
-        with record(num_ranks, rank, after=recordings) as recorded:
-            ...                              the engine's own code; nothing is sent
-        recordings.append(recorded)
-    find_faults(recordings)                  groups, calls of each group, deadlock
+        with record(num_ranks, rank, after=recordings) as recording:
+            ...                              the engine's own code
+        recordings.append(recording)
+    find_faults(recordings, mesh="...")      see `collective_faults`
 
-Every group is one of torch's fake process group. A collective is blocking here: a rank is at its
-next one until all members of the group are. Asynchronous ones (FSDP2 prefetches weights) begin in
-the order of the host, on one stream for each group; if the ranks end when each begin blocks, they
-end as well when only the wait does. The reverse does not hold, so this is the stricter rule.
-
-Ranks run one after the other, so a collective cannot return what the others give. Sums and objects
-that all ranks agree on by `torch.distributed` have the value of the first rank on every rank: what
-is decided from them is decided alike, as in reality, and what a rank decides alone is not.
+All groups are torch's fake ones: nothing is sent, nothing waits, and the ranks run one after the
+other. Tensors have values, but what a rank receives are copies of what it sends. Results on which
+all ranks base decisions (`Runtime.agree_max`, `gather_objects` and the like) are those of rank 0 on
+every rank, so that all ranks take the same decisions from them. A decision from any other value is
+the rank's own, and the calls that follow from it differ, as they could in reality.
 """
 
 from collections import Counter
@@ -53,9 +50,9 @@ class Call:
 
     group: Group
     operation: str
-    """With its reduction, where torch shows it to a dispatch mode."""
+    """With its reduction where it is an argument that torch shows, as in functional collectives."""
     tensors: tuple[tuple[tuple[int, ...], str], ...] = ()
-    """Shape and dtype of each tensor; none of pickled objects."""
+    """Shape and dtype of each tensor; none for pickled objects."""
     peer: int | None = None
     """The other rank of a message, by its rank among all."""
     stage: str = field(default="", compare=False)
@@ -63,39 +60,29 @@ class Call:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self.tensors)
-        peer = "" if self.peer is None else f" with {self.peer}"
-        return f"{self.operation}({sizes}){peer} in '{self.stage}'"
+        peer = "" if self.peer is None else f" with rank {self.peer}"
+        return f"{self.operation}({sizes}){peer} in {self.stage}"
+
+
+Agreed = dict[tuple[Call, int], list[Any]]
+"""Results on which all ranks agree, by call and number of that call among its equals."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Recording:
-    """What one rank has created and called, in order."""
+    """The groups and calls of one rank."""
 
     rank: int
     created: list[Group] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    stage: str = ""
+    stage: str = "setup"
     """What the rank does from now on."""
-    agreed: dict[tuple[Group, int], Any] = field(default_factory=dict)
-    """Results that all ranks share, by group and number of the call among these."""
+    agreed: Agreed = field(default_factory=dict)
+    """Results of rank 0 that all ranks get."""
 
     def copy(self, **changes: Any) -> "Recording":
-        """Return a copy whose calls can be edited, without the results."""
-        return replace(self, calls=list(self.calls), agreed={}, **changes)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """What a rank does otherwise than the other members of a group."""
-
-    rank: int
-    group: str
-    index: int
-    """Number of the group among those created, or of the call in the group, from 0."""
-    text: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, group {self.group}, index {self.index}: {self.text}"
+        """Return a copy without the results, with some fields replaced."""
+        return replace(self, **{"calls": list(self.calls), "agreed": {}, **changes})
 
 
 @contextmanager
@@ -106,27 +93,28 @@ def record(
     after: Sequence[Recording] = (),
     stand_in: Callable[[Any], Any] = lambda value: value,
 ) -> Iterator[Recording]:
-    """Act as one of some ranks and record its groups and collectives.
+    """Act as one of some ranks, and record what it creates and calls.
+
+    An existing process group is destroyed.
 
     Args:
         num_ranks: number of ranks.
         rank: this one; rank 0 runs first.
         after: recordings of the ranks that ran before.
-        stand_in: takes what the first rank gives, an object that is gathered or a tensor that is
-            summed, and returns what each of the others could give, or what the sum could be.
+        stand_in: takes what rank 0 contributes, an object that is gathered or a tensor that is
+            summed, and returns what every rank could contribute, or what the sum could be.
     """
     recording = Recording(rank=rank)
-    first = after[0].agreed if after else None
-    watch = _Watch(recording, num_ranks, first, stand_in)
+    watch = _Watch(recording, num_ranks, after[0].agreed if after else None, stand_in)
+    if dist.is_initialized():
+        dist.destroy_process_group()
     with ExitStack() as stack:
-        for module, name, stand in (
+        for module, name, function in (
             (distributed_c10d, "_new_process_group_helper", watch.create),
             (dist, "all_gather_object", watch.gather_objects),
             (dist, "broadcast_object_list", watch.broadcast_objects),
         ):
-            stack.enter_context(mock.patch.object(module, name, stand))
-        if dist.is_initialized():
-            dist.destroy_process_group()
+            stack.enter_context(mock.patch.object(module, name, function))
         dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         stack.enter_context(watch)
@@ -134,13 +122,13 @@ def record(
 
 
 class _Watch(TorchDispatchMode):
-    """Sees the groups and the collectives of a rank."""
+    """Sees each group that a rank creates and each operator that it calls."""
 
     def __init__(
         self,
         recording: Recording,
         num_ranks: int,
-        first: dict[tuple[Group, int], Any] | None,
+        first: Agreed | None,
         stand_in: Callable[[Any], Any],
     ) -> None:
         super().__init__()
@@ -148,43 +136,43 @@ class _Watch(TorchDispatchMode):
         self._first, self._stand_in = first, stand_in
         self._groups: dict[str, Group] = {}
         self._num_created: Counter[tuple[int, ...]] = Counter()
-        self._num_agreed: Counter[Group] = Counter()
+        self._num_agreed: Counter[Call] = Counter()
         self._create = distributed_c10d._new_process_group_helper
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # Nothing is compiled here, and the guard takes a third of the time.
+        return False  # Nothing is compiled, and the guard would take a third of the time.
 
-    # -- stand for functions of torch.distributed --------------------------------------------------
+    # -- functions of torch.distributed ------------------------------------------------------------
 
     def create(
         self, size: int, rank: int, ranks: list[int], _: Any, store: Any, name: str, **options: Any
     ) -> Any:
+        """Create a fake group, whatever its backend was to be."""
         members = tuple(ranks) or tuple(range(self._num_ranks))
         group = Group(
             ranks=members,
+            # The engine describes its groups except the one of `Runtime`.
             description=options.get("group_desc") or "control",
             number=self._num_created[members],
         )
         self._num_created[members] += 1
         self._groups[name] = group
         self._recording.created.append(group)
-        fake = dist.Backend("fake")
-        return self._create(size, rank, ranks, fake, store, name, **options)
+        return self._create(size, rank, ranks, dist.Backend("fake"), store, name, **options)
 
     def gather_objects(self, values: list[Any], value: Any, group: Any = None) -> None:
-        found = self._find(group)
-        self._note(Call(group=found, operation="all_gather_object"))
-        others = [self._stand_in(value)] * len(values)
-        values[:] = self._agree(found, others)
+        call = Call(group=self._find(group), operation="all_gather_object")
+        self._note(call)
+        values[:] = self._agree(call, [self._stand_in(value)] * len(values))
 
     def broadcast_objects(
         self, values: list[Any], src: int | None = None, group: Any = None
     ) -> None:
-        assert src == 0, "the rank that runs first is the one that has the objects"
-        found = self._find(group)
-        self._note(Call(group=found, operation="broadcast_object_list"))
-        values[:] = self._agree(found, list(values))
+        assert src == 0, "only rank 0, which runs first, has something to send"
+        call = Call(group=self._find(group), operation="broadcast_object_list")
+        self._note(call)
+        values[:] = self._agree(call, list(values))
 
     # -- operators ---------------------------------------------------------------------------------
 
@@ -201,24 +189,23 @@ class _Watch(TorchDispatchMode):
         if name == "wait_tensor":
             return
         group = next(filter(None, map(self._find_given, given)))
-        names = [arg.name for arg in operation._schema.arguments]
-        words = [one for one in given if isinstance(one, str) and one not in self._groups]
-        peers = [one for key, one in zip(names, given, strict=False) if key in ("dst", "src")]
+        words = [value for value in given if isinstance(value, str) and value not in self._groups]
+        names = [argument.name for argument in operation._schema.arguments]
+        peers = [value for key, value in zip(names, given, strict=False) if key in ("dst", "src")]
         tensors = list(find_tensors(given))
-        self._note(
-            Call(
-                group=group,
-                operation=" ".join([name.strip("_"), *words]),
-                tensors=tuple((tuple(t.shape), str(t.dtype).split(".")[1]) for t in tensors),
-                peer=group.ranks[peers[0]] if peers else None,
-            )
+        call = Call(
+            group=group,
+            operation=" ".join([name.strip("_"), *words]),
+            tensors=tuple((tuple(t.shape), str(t.dtype).split(".")[1]) for t in tensors),
+            peer=group.ranks[peers[0]] if peers else None,
         )
-        # Of the functional ones only sums of losses and gradients are over all ranks.
-        if name == "allreduce_" and len(group.ranks) == self._num_ranks:
-            values = self._agree(group, [self._stand_in(tensor.clone()) for tensor in tensors])
-            for tensor, value in zip(tensors, values, strict=True):
-                if tensor.shape == value.shape:
-                    tensor.copy_(value)
+        self._note(call)
+        # `Runtime` agrees by this operator, with these dtypes; gradients have others.
+        is_agreed = all(tensor.dtype in (torch.int64, torch.float64) for tensor in tensors)
+        if name == "allreduce_" and is_agreed and len(group.ranks) == self._num_ranks:
+            agreed = self._agree(call, [self._stand_in(tensor.clone()) for tensor in tensors])
+            for tensor, value in zip(tensors, agreed, strict=True):
+                tensor.copy_(value)
 
     def _find_given(self, value: Any) -> Group | None:
         if isinstance(value, str):
@@ -226,7 +213,7 @@ class _Watch(TorchDispatchMode):
         if isinstance(value, torch.ScriptObject):
             try:
                 return self._groups[dist.ProcessGroup.unbox(value).group_name]
-            except RuntimeError:  # Another object, such as the reduction operation.
+            except RuntimeError:  # Another object, such as the reduction.
                 return None
         return None
 
@@ -236,131 +223,11 @@ class _Watch(TorchDispatchMode):
     def _note(self, call: Call) -> None:
         self._recording.calls.append(replace(call, stage=self._recording.stage))
 
-    def _agree(self, group: Group, own: list[Any]) -> list[Any]:
-        """Return the results that the first rank had, or keep these if this is the first."""
-        key = group, self._num_agreed[group]
-        self._num_agreed[group] += 1
+    def _agree(self, call: Call, own: list[Any]) -> list[Any]:
+        """Return the results that rank 0 had; on rank 0, or where it made no such call, these."""
+        key = call, self._num_agreed[call]
+        self._num_agreed[call] += 1
         if self._first is None:
             self._recording.agreed[key] = own
             return own
-        found: list[Any] = self._first.get(key, own)
-        return found if len(found) == len(own) else own
-
-
-# -- checks ----------------------------------------------------------------------------------------
-
-
-def find_faults(recordings: Sequence[Recording]) -> list[Fault]:
-    """Return what some ranks, all that there are in their order, do otherwise than others."""
-    return [
-        *_find_group_faults(recordings),
-        *_find_order_faults(recordings),
-        *_find_message_faults(recordings),
-        *_find_deadlock(recordings),
-    ]
-
-
-def _find_group_faults(recordings: Sequence[Recording]) -> Iterator[Fault]:
-    """Compare the groups: the n-th has the same purpose on all ranks, members agree on members.
-
-    NCCL splits the communicator of all ranks for each group, so that all must create one at once.
-    """
-    for index in range(max(len(recording.created) for recording in recordings)):
-        groups = [_get(recording.created, index) for recording in recordings]
-        usual = _most_common([None if group is None else group.description for group in groups])
-        for recording, group in zip(recordings, groups, strict=True):
-            name = "missing" if group is None else group.description
-            if group is None or group.description != usual:
-                text = f"creates {name} where others create {usual}"
-                yield Fault(rank=recording.rank, group=str(usual), index=index, text=text)
-            elif any(groups[member] != group for member in group.ranks):
-                text = "its members do not create the same group at the same time"
-                yield Fault(rank=recording.rank, group=str(group), index=index, text=text)
-
-
-def _find_order_faults(recordings: Sequence[Recording]) -> Iterator[Fault]:
-    """Compare the calls of each group; the first that differs on a rank is a fault."""
-    calls: dict[Group, dict[int, list[Call]]] = {}
-    for recording in recordings:
-        for group in recording.created:
-            calls.setdefault(group, {})[recording.rank] = []
-        for call in recording.calls:
-            if call.peer is None:
-                calls[call.group][recording.rank].append(call)
-    for group, of_rank in calls.items():
-        faulty: set[int] = set()
-        for index in range(max(map(len, of_rank.values()))):
-            usual = _most_common(
-                [_get(of, index) for rank, of in of_rank.items() if rank not in faulty]
-            )
-            for rank in of_rank.keys() - faulty:
-                own = _get(of_rank[rank], index)
-                if own != usual:
-                    faulty.add(rank)
-                    text = f"calls {own or 'nothing'} where others call {usual or 'nothing'}"
-                    yield Fault(rank=rank, group=str(group), index=index, text=text)
-
-
-def _find_message_faults(recordings: Sequence[Recording]) -> Iterator[Fault]:
-    """Compare what each rank sends to another with what that one receives from it."""
-    sent: dict[tuple[Group, int, int], list[Call]] = {}
-    received: dict[tuple[Group, int, int], list[Call]] = {}
-    for recording in recordings:
-        for call in recording.calls:
-            if call.peer is not None and call.operation == "send":
-                sent.setdefault((call.group, recording.rank, call.peer), []).append(call)
-            elif call.peer is not None:
-                received.setdefault((call.group, call.peer, recording.rank), []).append(call)
-    for group, source, target in dict.fromkeys([*sent, *received]):
-        key = group, source, target
-        given, taken = sent.get(key, []), received.get(key, [])
-        for index in range(max(len(given), len(taken))):
-            one, other = _get(given, index), _get(taken, index)
-            if one is None or other is None or one.tensors != other.tensors:
-                text = f"{one or 'nothing'} to {target}, which calls {other or 'nothing'}"
-                yield Fault(rank=source, group=str(group), index=index, text=text)
-                break
-
-
-def _find_deadlock(recordings: Sequence[Recording]) -> Iterator[Fault]:
-    """Let all ranks run, each blocked at its next call until its members are at the same one."""
-    places = [0] * len(recordings)
-
-    def find_next(rank: int) -> Call | None:
-        return _get(recordings[rank].calls, places[rank])
-
-    ready = list(range(len(recordings)))
-    while ready:
-        rank = ready.pop()
-        call = find_next(rank)
-        if call is None:
-            continue
-        members = call.group.ranks if call.peer is None else (rank, call.peer)
-        if all(_meets(call, rank, find_next(member), member) for member in members):
-            for member in members:
-                places[member] += 1
-            ready = [*dict.fromkeys([*ready, *members])]
-    for rank, recording in enumerate(recordings):
-        call = find_next(rank)
-        if call is not None:
-            before = recording.calls[: places[rank]]
-            index = sum(one.group == call.group for one in before)
-            text = f"waits for ever in {call}"
-            yield Fault(rank=rank, group=str(call.group), index=index, text=text)
-
-
-def _meets(call: Call, rank: int, other: Call | None, member: int) -> bool:
-    """Return whether what a member is at ends the wait of a rank for it."""
-    if other is None or other.group != call.group:
-        return False
-    if call.peer is None or member == rank:
-        return other.operation == call.operation
-    return other.peer == rank and {call.operation, other.operation} == {"send", "recv"}
-
-
-def _get(values: Sequence[Any], index: int) -> Any:
-    return values[index] if index < len(values) else None
-
-
-def _most_common(values: Sequence[Any]) -> Any:
-    return Counter(values).most_common(1)[0][0]
+        return self._first.get(key, own)
