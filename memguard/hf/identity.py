@@ -111,7 +111,19 @@ def hash_sums(sums: Mapping[str, FileSum]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def check_base(folder: Path, base_folder: Path) -> None:
+def list_base_files(folder: Path, base_folder: Path) -> list[Path]:
+    """Return the files of a base that `check_base` reads.
+
+    Raises:
+        RecordError: trained.json of the run is damaged.
+    """
+    run_folder = folder.resolve().parent
+    if folder.resolve().name != "adapter" or not has_trained(run_folder):
+        return []
+    return [base_folder / name for name in load_trained(run_folder).base]
+
+
+def check_base(folder: Path, base_folder: Path, *, read: SumFile = sum_file) -> None:
     """Refuse a base that differs from the one that a run of memguard trained an adapter on.
 
     Nothing is known about the base of an adapter outside its run folder.
@@ -119,6 +131,7 @@ def check_base(folder: Path, base_folder: Path) -> None:
     Args:
         folder: with the adapter.
         base_folder: its base, at its present location; all its files are read.
+        read: sums a file.
 
     Raises:
         ModelError: names the first file that differs.
@@ -127,7 +140,7 @@ def check_base(folder: Path, base_folder: Path) -> None:
     run_folder = folder.resolve().parent
     if folder.resolve().name != "adapter" or not has_trained(run_folder):
         return
-    if damages := find_damage(base_folder, load_trained(run_folder).base):
+    if damages := find_damage(base_folder, load_trained(run_folder).base, read=read):
         raise ModelError(
             f"adapter '{folder}': its base model '{base_folder}' was changed since training: "
             f"{damages[0]}. Restore it, or {say_where_base_is(folder)}"

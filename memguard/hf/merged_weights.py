@@ -32,7 +32,7 @@ from memguard.hf.adapter_files import (
     shares_embedding,
 )
 from memguard.hf.checkpoint import get_base_folder, load_config
-from memguard.hf.identity import check_base
+from memguard.hf.identity import check_base, list_base_files
 from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import Nf4Base, dequantise_base
 from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
@@ -40,6 +40,8 @@ from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.layout import ShardSlice
 from memguard.parallel.linear import Linear4D, to_local
 from memguard.parallel.lora import LoraSpec
+from memguard.runtime import Runtime
+from memguard.runtime.shared_sums import sum_ahead
 
 _BLOCK_ELEMENTS = 1 << 22
 """Elements of W' computed at a time (32 MiB in float64)."""
@@ -178,18 +180,29 @@ def _check_header(adapter: AdapterFolder) -> None:
 
 
 def _check_base_once(folder: Path, base_folder: Path) -> None:
-    """Check the base's hash on one rank; if it differs, every rank raises the same error."""
-    problems: list[str | None] = [None]
-    is_group = dist.is_initialized()
-    if not is_group or dist.get_rank() == 0:
+    """Check the base's hash, of which each rank reads its share; all raise the same error."""
+    runtime = Runtime()
+    if dist.is_initialized():
+        runtime = Runtime(rank=dist.get_rank(), world_size=dist.get_world_size())
+
+    def list_files() -> list[Path]:
         try:
-            check_base(folder, base_folder)
+            return list_base_files(folder, base_folder)
+        except RecordError:  # Raised by the check.
+            return []
+
+    read = sum_ahead(list_files, runtime)
+
+    def find_problem() -> str | None:
+        try:
+            check_base(folder, base_folder, read=read)
         except (ModelError, RecordError) as error:
-            problems = [str(error)]
-    if is_group:
-        dist.broadcast_object_list(problems, src=0)
-    if problems[0] is not None:
-        raise ModelError(problems[0])
+            return str(error)
+        return None
+
+    problem = runtime.broadcast_object(runtime.only_on_main(find_problem))
+    if problem is not None:
+        raise ModelError(problem)
 
 
 def merge_into(model: nn.Module, source: MergedWeights) -> None:
