@@ -45,7 +45,7 @@ from memguard.records import (
 )
 from memguard.records.audit_files import CANARIES, FINDINGS, REPORT, RESULTS, SCORES
 from memguard.records.results import save_results
-from memguard.records.run_files import find_weights_folder
+from memguard.records.run_files import find_weights_folder, list_trained_files
 from memguard.runtime import (
     Console,
     Runtime,
@@ -54,6 +54,7 @@ from memguard.runtime import (
     quieted_libraries,
 )
 from memguard.runtime.processes import join_program
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
@@ -90,6 +91,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
     ):
         console = Console(quiet=not distributed.runtime.is_main)
         check_folder = distributed.runtime.only_on_main(lambda: _begin(request, settings, lock))
+        _check_run(request, distributed.runtime)
         if run is not None and request.run is not None:
             base = _named_base(request)
             target = describe_run(request.run, run, settings, out=request.out, base=base)
@@ -127,7 +129,7 @@ def _named_base(request: AuditRequest) -> str | None:
 
 
 def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Callable[[], None]:
-    """Lock the output folder and check that the run is not damaged.
+    """Lock the output folder, and check that the run has a base.
 
     Returns:
         A function that raises an error if the folder is no longer the locked one.
@@ -135,11 +137,19 @@ def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Cal
     if isinstance(request.audited, ModelInMemory):
         check_usable(request.locked_folder)
     check_folder = lock.enter_context(locked(request.locked_folder))
-    if request.run is not None and request.run_config is not None:
-        if settings.base:  # Fail before weights are read.
-            find_base(request.run, request.run_config, _named_base(request))
-        check_finished(request.run)
+    if request.run is not None and request.run_config is not None and settings.base:
+        # Fail before weights are read.
+        find_base(request.run, request.run_config, _named_base(request))
     return check_folder
+
+
+def _check_run(request: AuditRequest, runtime: Runtime) -> None:
+    """Check the files of a run; each rank hashes its share of the weights."""
+    folder = request.run
+    if folder is None or request.run_config is None:
+        return
+    read = sum_ahead(lambda: list_trained_files(folder), runtime)
+    runtime.only_on_main(lambda: check_finished(folder, read=read))
 
 
 def choose_audit_mesh(

@@ -38,7 +38,7 @@ from memguard.records.run_files import (
     has_weights,
     load_summary,
 )
-from memguard.records.sealed import Damage
+from memguard.records.sealed import Damage, SumFile, sum_file
 
 if TYPE_CHECKING:
     from memguard.data.corpus import Corpus
@@ -311,12 +311,15 @@ def load_own_config(folder: Path) -> RunConfig:
     return load_run_config(folder / "config.yaml")
 
 
-def check_finished(folder: Path, *, without_documents: bool = False) -> None:
+def check_finished(
+    folder: Path, *, without_documents: bool = False, read: SumFile = sum_file
+) -> None:
     """Reject a run that is unfinished or whose files differ from those that training wrote.
 
     Args:
         folder: of the run.
         without_documents: accept prepared documents and a key that this user may not read.
+        read: sums a file of the weights.
 
     Raises:
         ModelError: training has not ended.
@@ -331,7 +334,7 @@ def check_finished(folder: Path, *, without_documents: bool = False) -> None:
     if without_documents:
         prepared = [damage for damage in prepared if not damage.is_unreadable]
     _refuse(folder, prepared, f"'{train}' prepares the documents again")
-    damages = find_trained_damage(folder)
+    damages = find_trained_damage(folder, read=read)
     is_unlisted = any(damage.what == UNLISTED for damage in damages)
     repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
     _refuse(folder, damages, repair)

@@ -35,10 +35,11 @@ from memguard.records.run_files import (
     find_weights_folder,
     has_trained,
     list_other_model_files,
+    list_trained_files,
     load_trained,
     sum_trained,
 )
-from memguard.records.sealed import save_sealed
+from memguard.records.sealed import SumFile, save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
@@ -48,6 +49,7 @@ from memguard.runtime import (
     quiet_libraries,
     set_deterministic_defaults,
 )
+from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.dp_sgd import RowClipping
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
@@ -193,7 +195,8 @@ def _prepare_and_train(
         prepared = _prepare_once(config, distributed, console)
     runtime.only_on_main(lambda: _check_generation(config, prepared, distributed, console))
     run_key = compute_run_key(config, prepared.corpus)
-    state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console))
+    read = sum_ahead(lambda: list_trained_files(folder), runtime)
+    state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console, read))
     before = runtime.broadcast_object(state)
     if before.is_whole:
         console.info(f"model: {find_weights_folder(folder)} was trained before")
@@ -311,7 +314,7 @@ class _Before:
     """Why the model must be exported again from a checkpoint instead of trained from the start."""
 
 
-def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
+def _find_trained(folder: Path, run_key: str, console: Console, read: SumFile) -> _Before:
     """Return whether training has ended and its files are undamaged.
 
     Raises:
@@ -322,7 +325,7 @@ def _find_trained(folder: Path, run_key: str, console: Console) -> _Before:
         model = find_weights_folder(folder)
         damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
         return _Before(is_whole=False, damage=damage if model.exists() else None)
-    damages = find_trained_damage(folder)
+    damages = find_trained_damage(folder, read=read)
     if not damages:
         if load_trained(folder).run_key != run_key:
             raise RecordError(

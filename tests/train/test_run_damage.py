@@ -19,11 +19,13 @@ from memguard.records.run_files import (
     find_prepared_damage,
     find_trained_damage,
     has_trained,
+    list_trained_files,
     load_checkpoint_manifest,
 )
-from memguard.records.sealed import save_sealed
+from memguard.records.sealed import FileSum, save_sealed, sum_file
 from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
+from memguard.workflows.run_folder import check_finished
 from memguard.workflows.train import prepare_run, train_run
 
 GOLDFISH = [{"name": "goldfish", "k": 3, "mode": "random"}]
@@ -109,6 +111,22 @@ def assert_ends_like(config: RunConfig, expected: RunConfig) -> None:
     assert counted(ours) == counted(theirs)
     assert has_trained(ours)
     assert find_trained_damage(ours) == find_prepared_damage(ours) == []
+
+
+def test_weights_are_summed_by_the_function_that_is_given(whole: RunConfig) -> None:
+    """So that each rank can hash its share of them before."""
+    folder, read = run_folder(whole), []
+
+    def note(path: Path) -> FileSum:
+        read.append(path)
+        return sum_file(path)
+
+    assert find_trained_damage(folder, read=note) == []
+    assert sorted(read) == sorted(list_trained_files(folder))
+    assert {"model.safetensors", "config.json"} <= {path.name for path in read}
+    read.clear()
+    check_finished(folder, read=note)
+    assert sorted(read) == sorted(list_trained_files(folder))
 
 
 # -- of a run that is half done --------------------------------------------------------------------
