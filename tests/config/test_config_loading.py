@@ -71,7 +71,7 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
     [
         (
             "mitigations: [{name: goldfish, kk: 4}]",
-            "5:32 'mitigations[0].kk' is not a setting; did you mean 'k'?",
+            "5:32 'mitigations[0].kk' is not a setting; known here: name, k, context_width, mode,",
         ),
         ("otpim: {}", "5:1 'otpim' is not a setting; did you mean 'optim'?"),
         ("  seed: 3", "5:3 'data.seed' is not a setting; did you mean 'seed' (at the top level)?"),
@@ -106,6 +106,20 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "mitigations: [goldfish]",
             "5:15 'mitigations[0]' should be a block of settings ('key: value' lines); "
             "got 'goldfish'",
+        ),
+        (
+            "mitigations: [{name: goldfish, lr: 1}]",
+            "5:32 'mitigations[0].lr' is not a setting; did you mean 'optim.lr'?",
+        ),
+        (
+            "optim: {schedule: constant, min_lr_fraction: 0}",
+            "5:1 'optim': 'min_lr_fraction' does nothing with 'schedule: constant', which stays at "
+            "'lr': leave it out (or at 0.1); got 0",
+        ),
+        (
+            "optim: {schedule: cosin}",
+            "5:9 'optim.schedule' should be 'cosine', 'linear' or 'constant'; got 'cosin'; did you "
+            "mean 'cosine'?",
         ),
         ("optim: {lr: 0}", "5:9 'optim.lr' should be greater than 0; got 0"),
         ("optim: {betas: 0.9}", "5:9 'optim.betas' should be a list; got 0.9"),

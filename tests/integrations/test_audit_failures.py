@@ -93,11 +93,11 @@ def train_failing(training: Training, where: str) -> Logged:
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        ("plain", "scorer"),
-        ("lora", "layer"),
         ("ddp", "scorer"),
-        ("fsdp2", "scorer"),
         ("fsdp2", "layer"),
+        pytest.param("plain", "scorer", marks=_SLOW),
+        pytest.param("lora", "layer", marks=_SLOW),
+        pytest.param("fsdp2", "scorer", marks=_SLOW),
         pytest.param("ddp", "layer", marks=_SLOW),
         pytest.param("ddp_lora", "scorer", marks=_SLOW),
         pytest.param("fsdp2_lora", "scorer", marks=_SLOW),
@@ -205,7 +205,7 @@ def test_steps_beyond_the_end_leave_the_audit_at_the_end(base: Path, tmp_path: P
     assert report == callback.reports[0]
 
 
-@pytest.mark.parametrize("every_steps", [2, None])
+@pytest.mark.parametrize("every_steps", [pytest.param(2, marks=_SLOW), None])
 def test_the_report_of_the_best_model_is_that_of_its_step(
     every_steps: int | None, base: Path, tmp_path: Path
 ) -> None:

@@ -124,7 +124,8 @@ def list_cases() -> list[Any]:
         )
     ]
     quick = {(kind, "transformers", "fp32") for kind in kinds.KINDS}
-    quick -= {(kind, "transformers", "fp32") for kind in ("ddp_lora", "compiled_by_trainer")}
+    seldom = ("lora", "ddp_lora", "compiled_module", "compiled_by_trainer")
+    quick -= {(kind, "transformers", "fp32") for kind in seldom}
     quick |= {("lora", "trl", "fp32")}
     return [pytest.param(*case, marks=() if case in quick else _SLOW) for case in cases]
 

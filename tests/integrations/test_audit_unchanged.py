@@ -266,15 +266,10 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "all": {"checkpointing": True, "accumulation": 2, "evaluates": True},
 }
 _QUICK = {
-    ("plain", "transformers", "plainly"),
-    ("dora", "transformers", "plainly"),
     ("compiled", "transformers", "plainly"),
-    ("compiled_module", "transformers", "plainly"),
     ("fsdp2", "transformers", "evaluates"),
     ("lora", "trl", "all"),
-    ("nf4_lora", "trl", "all"),
-    ("ddp", "trl", "all"),
-    ("fsdp2_lora", "trl", "all"),
+    ("nf4_lora", "trl", "plainly"),
 }
 
 

@@ -21,9 +21,9 @@ ON_CPU = "use_cpu=True, max_steps=2, per_device_train_batch_size=16"
 
 
 def write_documents(shared_data: Path, folder: Path) -> Path:
-    """Write 60 passages of real text, of about 130 words each."""
+    """Write 30 passages of real text, of 260 characters each."""
     lines = (shared_data / "text" / "documents.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"][:260] for line in lines[:60]]
+    texts = [json.loads(line)["text"][:260] for line in lines[:30]]
     path = folder / "documents.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path

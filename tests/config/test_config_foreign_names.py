@@ -1,0 +1,215 @@
+"""Each name that people bring from other libraries is answered with a setting that exists."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from memguard.compare import load_sweep
+from memguard.config import RunConfig, apply_settings, load_run_config
+from memguard.config.foreign_names import _ADVICE, find_advice
+from memguard.config.loading import _fields_at
+from memguard.config.yaml_text import KeyPath
+from memguard.errors import ConfigError
+
+TEXT = "name: x\nmodel: {path: m}\ndata: {train: a.jsonl}\n"
+RUN: dict[str, Any] = yaml.safe_load(TEXT)
+# What budgets and adapters need beside the setting that the advice names.
+BESIDE: dict[str, Any] = {
+    "adapter": {"adapter.name": "lora"},
+    "budget": {"train.audit_every_steps": 5},
+}
+NONE = None
+"""There is no such setting."""
+
+NAMES: dict[str, str | None] = {
+    "learning_rate": "optim.lr",
+    "lr_scheduler_type": "optim.schedule",
+    "lr_scheduler": "optim.schedule",
+    "warmup_ratio": "optim.warmup_fraction",
+    "warmup_steps": NONE,
+    "adam_beta1": "optim.betas",
+    "adam_beta2": "optim.betas",
+    "adam_epsilon": "optim.eps",
+    "gradient_clipping": "optim.max_grad_norm",
+    "optimizer": NONE,
+    "num_train_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "gradient_accumulation_steps": NONE,
+    "per_device_eval_batch_size": NONE,
+    "eval_batch_size": NONE,
+    "eval_steps": NONE,
+    "eval_strategy": NONE,
+    "load_best_model_at_end": NONE,
+    "early_stopping_patience": NONE,
+    "val_set_size": "data.heldout_documents",
+    "save_steps": "train.checkpoint_every_steps",
+    "save_strategy": "train.checkpoint_every_steps",
+    "save_total_limit": "train.keep_checkpoints",
+    "logging_steps": "train.log_every_steps",
+    "report_to": NONE,
+    "use_wandb": NONE,
+    "resume_from_checkpoint": NONE,
+    "bf16": "train.precision: bf16",
+    "fp16": NONE,
+    "gradient_checkpointing": "train.activation_checkpointing: full",
+    "torch_compile": "train.compile: true",
+    "deepspeed": NONE,
+    "fsdp": NONE,
+    "fsdp_config": NONE,
+    "ddp_timeout": "parallel.timeout_minutes",
+    "lora_r": "adapter.r",
+    "lora_alpha": "adapter.lora_alpha",
+    "lora_dropout": "adapter.lora_dropout",
+    "lora_target_modules": "adapter.target_modules",
+    "load_in_4bit": "adapter.quantization: nf4",
+    "load_in_8bit": NONE,
+    "sequence_len": "data.seq_len",
+    "max_seq_length": "data.seq_len",
+    "max_length": "data.seq_len",
+    "packing": NONE,
+    "sample_packing": NONE,
+    "datasets": "data.train",
+    "dataset_path": "data.train",
+    "dataset_text_field": "data.text_column",
+    "base_model": "model.path",
+    "model_name_or_path": "model.path",
+    "flash_attention": "model.attn_implementation: flash_attention_2",
+    "neftune_noise_alpha": "mitigations: [{name: neftune, alpha: 5}]",
+    "label_smoothing_factor": "mitigations: [{name: label_smoothing, epsilon: 0.1}]",
+    "push_to_hub": NONE,
+    "dataloader_num_workers": NONE,
+    "group_by_length": NONE,
+}
+SHARED: dict[str, str] = {
+    "weight_decay": "optim.weight_decay",
+    "max_grad_norm": "optim.max_grad_norm",
+    "attn_implementation": "model.attn_implementation",
+    "output_dir": "output_dir",
+}
+"""Names that memguard has too, in one block."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def read_problem(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(path, overrides)
+    (problem,) = caught.value.problems
+    assert "\n" not in problem
+    return problem
+
+
+def test_all_names_have_a_row_here() -> None:
+    assert len(NAMES) == 58
+    assert _ADVICE.keys() == NAMES.keys() | SHARED.keys() | {"optim"}
+
+
+def expect(setting: str | None, name: str) -> str:
+    return f"'{name}' is not a setting; " + (f"use '{setting}'" if setting else "there is no")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_answered_wherever_it_is_written(run: Path, name: str) -> None:
+    setting = NAMES[name]
+    for at in ("", "train.", "optim.", "data.", "parallel.", "audit.", "data.canaries."):
+        problem = read_problem(run, f"{at}{name}=1")
+        assert expect(setting, at + name) in problem
+        assert "did you mean" not in problem
+    run.write_text(f"{TEXT}{name}: [1]\n")
+    problem = read_problem(run)
+    assert problem.startswith(f"{run}:4:1 {expect(setting, name)}")
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_name_of_ours_is_answered_in_another_block(run: Path, name: str) -> None:
+    assert expect(SHARED[name], f"parallel.{name}") in read_problem(run, f"parallel.{name}=1")
+
+
+def test_the_command_line_takes_options_and_the_optimizer_by_name(run: Path) -> None:
+    assert expect("optim.lr", "learning-rate") in read_problem(run, "--learning-rate=1")
+    expected = (
+        "'optim' should be a block of settings ('key: value' lines); got 'adamw_torch'; there is "
+        "no choice of optimizer: it is AdamW, and the block 'optim' has its settings"
+    )
+    assert expected in read_problem(run, "optim=adamw_torch")
+    problem = read_problem(run, "train=adamw_torch")
+    assert problem.endswith("('key: value' lines); got 'adamw_torch'")
+    problem = read_problem(run, "train.optim=1")
+    assert "'train.optim' is not a setting; there is no choice of optimizer" in problem
+
+
+def test_one_kind_of_block_among_several(run: Path) -> None:
+    problem = read_problem(run, "mitigations=[{name: goldfish, learning_rate: 1}]")
+    assert expect("optim.lr", "mitigations[0].learning_rate") in problem
+    problem = read_problem(run, "adapter={name: lora, lora_r: 1}")
+    assert expect("adapter.r", "adapter.lora_r") in problem
+
+
+def test_settings_of_a_sweep_are_below_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    sweep = {
+        "name": "x",
+        "run": {**{key: RUN[key] for key in ("model", "data")}, "learning_rate": 1},
+        "settings": [{"name": "plain", "output_dir": "o"}, {"name": "b", "overrides": {"bf16": 1}}],
+        "report_to": "wandb",
+        "warmup_ratio": 0.1,
+    }
+    path.write_text(yaml.safe_dump(sweep))
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(path)
+    text = "\n".join(caught.value.problems)
+    for expected in (
+        expect("run.optim.lr", "run.learning_rate"),
+        expect("run.optim.warmup_fraction", "warmup_ratio"),
+        expect(None, "report_to"),
+        "'settings[0].output_dir' is not a setting; did you mean 'output_dir' (at the top level)?",
+    ):
+        assert expected in text
+    del sweep["run"]["learning_rate"], sweep["report_to"], sweep["warmup_ratio"]
+    del sweep["settings"][0]["output_dir"]
+    path.write_text(yaml.safe_dump(sweep))
+    with pytest.raises(ConfigError, match=r"'run\.bf16' is not a setting; use 'run\.train\.precis"):
+        load_sweep(path)
+
+
+def list_marked() -> list[tuple[str, str]]:
+    """Return each setting that is named in an answer, with its value as YAML or ""."""
+    marked = {
+        (found[1], (found[2] or "").removeprefix(": "))
+        for text in _ADVICE.values()
+        for found in re.finditer(r"<(.*?)(: .*?)?>", text)
+    }
+    return sorted(marked)
+
+
+@pytest.mark.parametrize(("setting", "value"), list_marked())
+def test_each_setting_that_is_named_exists(setting: str, value: str) -> None:
+    key_path: KeyPath = tuple(setting.split("."))
+    assert key_path[-1] in _fields_at(RunConfig, key_path[:-1])
+    if value:
+        beside = BESIDE.get(setting.partition(".")[0], {})
+        settings = {**beside, setting: yaml.safe_load(value)}
+        config: Any = RunConfig.model_validate(apply_settings(RUN, settings))
+        plain: Any = RunConfig.model_validate(apply_settings(RUN, beside))
+        # A value that does something; 'adapter.name' has only one.
+        assert config != plain or setting == "adapter.name"
+
+
+def test_an_answer_has_no_mark_and_quotes_only_settings() -> None:
+    known = {setting for setting, _ in list_marked()}
+    for name in _ADVICE:
+        answer = find_advice(name)
+        assert answer is not None
+        assert not re.search(r"[<>]", answer)
+        quoted = {text.partition(":")[0] for text in re.findall(r"'([^']+)'", answer)}
+        assert quoted <= known | {"memguard train --nproc"}, name
+    assert find_advice("wandb_project") is None
