@@ -4,9 +4,11 @@
     schema.py        the settings of a run and of a sweep: one sentence, a unit, a default each
     data.py          the settings of its documents
     adapters.py      the settings of its adapters
+    training.py      the settings of the optimizer, of its steps and of the risk budget
     mitigations.py   the settings of each mitigation, and which of them conflict
     yaml_text.py     YAML within bounds -> plain values, each with its line and column
     loading.py       these + dotted overrides -> RunConfig; all problems at once, with their places
+    foreign_names.py names of settings in other libraries -> ours, or what to use instead
     template.py      RunConfig -> commented YAML (`memguard init`)
 
 A wrong setting is refused in under two seconds: nothing here imports torch.
@@ -24,12 +26,10 @@ from memguard.config.mitigations import GoldfishConfig, MitigationConfig, TokenD
 from memguard.config.schema import (
     AuditConfig,
     AxisName,
-    BudgetConfig,
-    OptimConfig,
     ParallelConfig,
     RunConfig,
     SweepConfig,
-    TrainConfig,
 )
 from memguard.config.template import dump_yaml, render_template
+from memguard.config.training import BudgetConfig, OptimConfig, TrainConfig
 from memguard.config.yaml_text import Document, load_yaml

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from memguard.config.schema import RunConfig
+from memguard.config.foreign_names import find_advice
+from memguard.config.schema import RunConfig, SweepConfig
 from memguard.config.yaml_text import (
     MAX_PROBLEMS,
     Document,
@@ -24,25 +25,26 @@ from memguard.errors import ConfigError, shorten
 
 # Pydantic's errors as sentences that a user can act on.
 
-# From the similarity _SLIP on, a similar name in the same block is assumed to be a typing error.
-# Below it, a setting with exactly that name elsewhere is the better guess (`seed` for `data.seed`,
-# although `data.seq_len` is similar).
+# Similarity (difflib) from which a name is assumed to be a typing error. At 0.5, 'report_to' would
+# be 'dropout'.
 _SLIP = 0.75
-_NEAR = 0.5
+_NO_BLOCK = ("model_type", "model_attributes_type")
+"""Types of errors for a value in place of a block of settings."""
 
 
-def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
+def explain(model: type[BaseModel], item: Any, here: KeyPath, above: KeyPath = ()) -> str:
     """Return a sentence with the setting, the rule that it breaks, and its value.
 
     Args:
         model: the settings class that was checked.
         item: one entry of ``ValidationError.errors()``.
         here: key path of the setting in the user's file; ends with the entry's own place.
+        above: key path in that file of what was checked.
     """
     name = shorten(format_key(here))
     kind = item["type"]
     if kind == "extra_forbidden":
-        return f"'{name}' is not a setting; {_suggest(model, item['loc'], here)}"
+        return f"'{name}' is not a setting; {_suggest(model, item['loc'], above)}"
     if kind == "missing":
         field = _fields_at(model, item["loc"][:-1]).get(str(item["loc"][-1]))
         about = describe_field(field) if field else ""
@@ -59,7 +61,10 @@ def explain(model: type[BaseModel], item: Any, here: KeyPath) -> str:
     if kind == "value_error":
         message = str(item["ctx"]["error"])
         return f"'{name}': {message}" if name else message
-    return f"'{name}' {_rule(item)}; got {shorten(repr(item['input']))}{_suggest_value(item)}"
+    problem = f"'{name}' {_rule(item)}; got {shorten(repr(item['input']))}"
+    if kind in _NO_BLOCK and (advice := _find_advice(model, item["loc"], above)):
+        return f"{problem}; {advice}"
+    return problem + _suggest_value(item)
 
 
 def drop_tags(values: Any, item: Any) -> KeyPath:
@@ -96,13 +101,13 @@ def describe_field(field: FieldInfo) -> str:
 
 def suggest_near(wrong: str, known: list[str]) -> str:
     """Return ``; did you mean 'right'?`` where one of ``known`` is near, else nothing."""
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=_SLIP)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _rule(item: Any) -> str:
     """Return pydantic's rule without pydantic's own terms."""
-    if item["type"] in ("model_type", "model_attributes_type"):
+    if item["type"] in _NO_BLOCK:
         return "should be a block of settings ('key: value' lines)"
     if item["type"] == "invalid_key":
         return "should be a word (put it in quotes)"
@@ -119,20 +124,32 @@ def _suggest_value(item: Any) -> str:
     return suggest_near(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
 
 
-def _suggest(model: type[BaseModel], loc: KeyPath, here: KeyPath) -> str:
-    """Suggest a setting for an unknown key: a similar name here, or the same name elsewhere."""
+def _suggest(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str:
+    """Return what to use instead of an unknown key.
+
+    That is the setting for another library's name, a similar name in the same block, or a setting
+    of that name in another block, in this order; else what is known in the block.
+    """
     wrong = str(loc[-1])
+    if advice := _find_advice(model, loc, above):
+        return advice
     known = list(_fields_at(model, loc[:-1]))
-    for cutoff in (_SLIP, _NEAR):
-        near = difflib.get_close_matches(wrong, known, n=1, cutoff=cutoff)
-        if near:
-            return f"did you mean '{near[0]}'?"
-        elsewhere = next(_find_elsewhere(model, wrong), None) if cutoff == _SLIP else None
-        if elsewhere:
-            above = here[: len(here) - len(loc)]
-            where = "" if above or len(elsewhere) > 1 else " (at the top level)"
-            return f"did you mean '{format_key((*above, *elsewhere))}'{where}?"
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=_SLIP)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    elsewhere = next(_find_elsewhere(model, wrong), None)
+    if elsewhere:
+        where = "" if above or len(elsewhere) > 1 else " (at the top level)"
+        return f"did you mean '{format_key((*above, *elsewhere))}'{where}?"
     return f"known here: {', '.join(known)}"
+
+
+def _find_advice(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str | None:
+    """Return what to use in a run or sweep instead of another library's setting."""
+    wrong = str(loc[-1])
+    if model is SweepConfig and wrong not in SweepConfig.model_fields:
+        return find_advice(wrong, (*above, "run"))
+    return find_advice(wrong, above) if model is RunConfig else None
 
 
 def _find_elsewhere(model: type[BaseModel], name: str) -> Iterator[KeyPath]:
@@ -292,7 +309,7 @@ def validate(
         problems = []
         for item in error.errors()[:MAX_PROBLEMS]:
             here = (*prefix, *drop_tags(values, item))
-            problems.append(f"{origin.locate(here)} {explain(model, item, here)}")
+            problems.append(f"{origin.locate(here)} {explain(model, item, here, prefix)}")
         left_out = error.error_count() - len(problems)
         if left_out:
             problems.append(f"{origin.path} has {left_out:,} more such problems")

@@ -57,6 +57,8 @@ FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
 )
+_FIRST_SCHEDULE = "cosine"
+"""The learning rate's schedule in a config.yaml that does not name one."""
 _COMPARED = ("model", "adapter", "prepared", "audit")
 """Folders of a run with recorded files, beside those of its checkpoints."""
 # Files that are written under a temporary name first, by folder: of a run or a separate audit.
@@ -226,7 +228,11 @@ def compute_run_key(config: RunConfig, corpus: "Corpus") -> str:
 
 def hash_run(config: RunConfig, documents_sha256: str) -> str:
     """Return the same as `compute_run_key`, given the hash of the documents."""
-    text = json.dumps([_binding(config.model_dump(mode="json")), documents_sha256])
+    binding = _binding(config.model_dump(mode="json"))
+    if binding["optim"]["schedule"] == _FIRST_SCHEDULE:
+        # Keys of such runs are those of versions that had no other schedule.
+        del binding["optim"]["schedule"]
+    text = json.dumps([binding, documents_sha256])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -238,6 +244,7 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
         kept.pop("adapter", None)
     elif kept["adapter"].get("quantization") is None:
         kept["adapter"] = {k: v for k, v in kept["adapter"].items() if k != "quantization"}
+    kept["optim"] = {"schedule": _FIRST_SCHEDULE, **kept["optim"]}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
     if kept["train"].get("trainable_modules") is None:
         # For the same reason.

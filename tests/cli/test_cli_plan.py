@@ -258,7 +258,7 @@ def test_remedies_of_a_model_alone_are_settings(tmp_path: Path) -> None:
         (["--precision", "fp8"], "'train.precision' should be 'auto', 'fp32' or 'bf16'; got 'fp8"),
         (["--micro-batch", "2"], "needs 'train.batch_size', whose rows it divides"),
         (["--micro-batch", "3", "--batch", "16"], "must divide 'train.batch_size'; got 3 and 16"),
-        (["train.batch=3"], "'train.batch' is not a setting; did you mean 'batch_size'?"),
+        (["train.batch=3"], "'train.batch' is not a setting; known here: epochs"),
         (["--nonsense"], "--nonsense"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,4 +1,4 @@
-"""Slips of the fingers get the right name; words that resemble nothing get the list of names."""
+"""Misspelled settings get the right name; words that resemble none get the list of names."""
 
 from pathlib import Path
 
