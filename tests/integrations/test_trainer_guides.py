@@ -51,7 +51,9 @@ def read_report(folder: Path) -> AuditReport:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("number", "model"), [(0, "stories260K"), (1, "llama2xs")])
+@pytest.mark.parametrize(
+    ("number", "model"), [(0, "stories260K"), pytest.param(1, "llama2xs", marks=pytest.mark.slow)]
+)
 def test_a_script_on_one_process(
     number: int,
     model: str,
