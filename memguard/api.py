@@ -7,15 +7,15 @@
 
 Importing this module loads neither torch nor transformers; the functions do. Each result has
 `to_pandas()`, `save(folder)` and a rich form in notebooks. Errors are those of `memguard.errors`,
-with the messages of the command line. Progress goes to standard error.
+with the messages of the command line. Progress goes to standard error; in a notebook one output of
+the cell shows it as a bar.
 """
 
-import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,19 @@ from memguard.config import RunConfig, apply_settings, load_yaml, validate
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, load_record
 from memguard.records.audit_files import REPORT
+from memguard.workflows.python_arguments import (
+    MAX_SEED,
+    check_config,
+    check_count,
+    check_names,
+    check_overrides,
+    check_path,
+    check_runs,
+    check_text,
+    check_tokenizer,
+    refusing_places,
+    write_overrides,
+)
 from memguard.workflows.results import AuditResult, CompareResult, PlanResult, TrainResult
 
 
@@ -80,12 +93,19 @@ def audit(
         >>> worst = result.to_pandas().sort_values("extraction.num_correct").tail()
         >>> result.save("report")
     """
-    from memguard.workflows.audit_arguments import make_audit_request
-    from memguard.workflows.run_folder import check_usable
-
+    for name, path in {"run": run, "suite": suite, "out": out}.items():
+        check_path(name, path)
+    check_text("text_column", text_column)
+    seed = check_count("seed", seed, low=0, high=MAX_SEED)
+    variants = check_names("variants", variants)
     is_in_memory = not (model is None or isinstance(model, str | Path))
-    with ExitStack() as on_error:
-        is_temporary = run is None and out is None
+    is_temporary = run is None and out is None
+    with _called("audit"), ExitStack() as on_error:
+        from memguard.workflows.audit_arguments import make_audit_request
+        from memguard.workflows.run_folder import check_usable
+
+        if is_in_memory:
+            check_tokenizer(tokenizer)
         if is_temporary:
             if is_in_memory:
                 _refuse_several_folders()
@@ -102,7 +122,7 @@ def audit(
             text_column=text_column,
             seed=seed,
             variants=variants,
-            settings={**settings, **({} if suite is None else {"suite": suite})},
+            settings={**settings, **({} if suite is None else {"suite": str(suite)})},
         )
         if not is_in_memory:
             check_usable(request.locked_folder)
@@ -110,7 +130,7 @@ def audit(
 
         folder, report = audit_request(request, checked)
         on_error.pop_all()
-    result = AuditResult(folder=folder, report=report)
+    result = AuditResult(folder=folder, report=report, is_temporary=is_temporary)
     if is_temporary:
         weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
     return result
@@ -139,19 +159,21 @@ def train(
         >>> print(result.model, result.verdict.describe())
     """
     run = _load_run(config, overrides)
-    from memguard.runtime import Console
-    from memguard.workflows.processes import count_usable_gpus
-    from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_outside_runs, check_usable
+    with _called("train"):
+        from memguard.runtime import Console
+        from memguard.workflows.processes import count_usable_gpus
+        from memguard.workflows.requests import check_run
+        from memguard.workflows.run_folder import check_outside_runs, check_usable
 
-    if (num_gpus := count_usable_gpus()) > 1:
-        Console().info(f"train: 1 of {num_gpus} visible GPUs is used; `memguard train` uses more")
-    check_run(run, num_processes=1)
-    check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
-    check_usable(Path(run.output_dir) / run.name)
-    from memguard.workflows.train import train_run
+        if (num_gpus := count_usable_gpus()) > 1:
+            more = "`memguard train` uses more"
+            Console().info(f"train: 1 of {num_gpus} visible GPUs is used; {more}")
+        check_run(run, num_processes=1)
+        check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
+        check_usable(Path(run.output_dir) / run.name)
+        from memguard.workflows.train import train_run
 
-    outcome = train_run(run)
+        outcome = train_run(run)
     folder = Path(outcome["run"])
     audited = None
     if run.audit.enabled:
@@ -186,21 +208,23 @@ def compare(
         >>> print(result.verdict)
         >>> result.to_pandas()[["name", "risk", "utility"]]
     """
-    from memguard.workflows.compare import compare as compare_request
-    from memguard.workflows.requests import CompareRequest
+    runs, changes = check_runs(sweep), write_overrides(overrides)
+    check_path("out", out)
+    jobs = check_count("jobs", jobs, high=10**5)
+    with _called("compare"):
+        from memguard.workflows.compare import compare as compare_request
+        from memguard.workflows.requests import CompareRequest
 
-    runs = (sweep,) if isinstance(sweep, str | Path) else tuple(sweep)
-    changes = tuple(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items())
-    request = CompareRequest(
-        given=(*map(str, runs), *changes),
-        out=None if out is None else Path(out),
-        jobs=None if jobs == 1 else jobs,
-        fix=False,
-        keep_weights=False,
-        num_processes=None,
-    )
-    request.check()
-    page, comparison = compare_request(request)
+        request = CompareRequest(
+            given=(*map(str, runs), *changes),
+            out=None if out is None else Path(out),
+            jobs=None if jobs == 1 else jobs,
+            fix=False,
+            keep_weights=False,
+            num_processes=None,
+        )
+        request.check()
+        page, comparison = compare_request(request)
     assert isinstance(comparison, Comparison), "nothing was fixed"
     return CompareResult(page=page, comparison=comparison)
 
@@ -235,19 +259,35 @@ def plan(
         >>> print(result.verdict)
         >>> result.to_pandas()[["z", "y", "x", "fits", "memory.needed"]].head()
     """
-    from memguard.workflows.plan import plan as make_plan
-    from memguard.workflows.requests import MODEL_ALONE, PlanRequest
+    for name, value in {"model": model, "machine": machine}.items():
+        check_path(name, value)
+    if gpus is not None:
+        gpus = check_count("gpus", gpus, high=10**7)
+    if mesh is not None:
+        check_text("mesh", mesh)
+    with _called("plan"):
+        from memguard.workflows.plan import plan as make_plan
+        from memguard.workflows.requests import MODEL_ALONE, PlanRequest
 
-    request = PlanRequest(
-        run=_load_run(MODEL_ALONE.values if config is None else config, overrides),
-        is_run=config is not None,
-        model=None if model is None else Path(model),
-        gpus=gpus,
-        machine=machine,
-        mesh=mesh,
-    )
-    request.check()
-    return PlanResult(plan=make_plan(request).plan)
+        request = PlanRequest(
+            run=_load_run(MODEL_ALONE.values if config is None else config, overrides),
+            is_run=config is not None,
+            model=None if model is None else Path(model),
+            gpus=gpus,
+            machine=None if machine is None else str(machine),
+            mesh=mesh,
+        )
+        request.check()
+        return PlanResult(plan=make_plan(request).plan)
+
+
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Surround the work of a call: quiet libraries, one bar in a notebook, our errors."""
+    from memguard.runtime.python_call import python_call
+
+    with python_call(name), refusing_places():
+        yield
 
 
 def _load_run(
@@ -255,11 +295,13 @@ def _load_run(
 ) -> RunConfig:
     from memguard.config import Document
 
+    check_config(config)
+    changes = check_overrides(overrides)
     if isinstance(config, Mapping):
         document = Document(path="config", values=dict(config), places={})
     else:
         document = load_yaml(find_asset("configs", str(config), setting="config"))
-    values = apply_settings(document.values, overrides or {})
+    values = apply_settings(document.values, changes)
     return validate(RunConfig, values, document)
 
 

@@ -208,9 +208,14 @@ class Batching:
         counts = self.runtime.agree_sum([done.num_bad, done.num_tokens])
         num_bad, num_tokens = (int(count) // copies for count in counts)
         if num_bad:
+            is_widest = self._lm.compute_dtype.itemsize >= torch.float32.itemsize
+            cause = (
+                "its weights are damaged. Restore or download them again."
+                if is_widest
+                else "its weights are damaged or its dtype is too narrow. Try 'audit.dtype' fp32."
+            )
             raise ModelError(
-                f"the model's logits are not finite for {num_bad} of {num_tokens} tokens: its "
-                "weights are damaged or its dtype is too narrow. Try 'audit.dtype' fp32."
+                f"the model's logits are not finite for {num_bad} of {num_tokens} tokens: {cause}"
             )
 
     def _check(self, jobs: Sequence[Job]) -> None:

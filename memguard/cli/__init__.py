@@ -1,6 +1,7 @@
 """The command line: arguments in, text and exit codes out. No torch; every command is a workflow.
 
     app.py            the commands and their arguments
+    first_minutes.py  the commands that one needs; `memguard init`
     finished.py       commands on finished runs: export, report, verify
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code

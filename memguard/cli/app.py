@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import memguard
-from memguard.cli import finished
+from memguard.cli import finished, first_minutes
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     TAKES_SETTINGS,
@@ -16,6 +16,7 @@ from memguard.cli.options import (
     Overrides,
     TrainNproc,
     print_result,
+    refuse_split_settings,
     say,
 )
 from memguard.runtime.children import own_rank
@@ -23,7 +24,6 @@ from memguard.workflows.launch import run_on_processes
 
 app = typer.Typer(
     name="memguard",
-    no_args_is_help=True,
     add_completion=False,
     # Plain help wraps at 80 columns; rich's table cuts the names of long options there.
     rich_markup_mode=None,
@@ -42,35 +42,11 @@ def _root(
         typer.echo(memguard.__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        typer.echo(first_minutes.COMMANDS)
         raise typer.Exit
 
 
-@app.command()
-def init(
-    path: Annotated[
-        Path | None, typer.Argument(help="File to write; standard output if left out.")
-    ] = None,
-    schema: Annotated[bool, typer.Option(help="Write the JSON Schema of a run instead.")] = False,
-) -> None:
-    """Write a commented YAML template with all settings."""
-    import json
-
-    from memguard.config import RunConfig, render_template
-    from memguard.errors import ConfigError
-    from memguard.records import write_atomically
-
-    text = render_template()
-    if schema:
-        text = json.dumps(RunConfig.model_json_schema(), indent=2) + "\n"
-    if path is None:
-        typer.echo(text, nl=False)
-    else:
-        if path.exists():
-            raise ConfigError(f"'{path}' exists already; choose another name or delete it")
-        write_atomically(path, text.encode())
-        hint = f"fill in 'model.path' and 'data.train', then: memguard train {path}"
-        typer.echo(f"wrote {path}; {hint}")
+app.command()(first_minutes.init)
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -359,6 +335,7 @@ def compare(
         typer.Argument(
             metavar="[KEY=VALUE | RUN]...",
             help="Settings of the sweep to change, e.g. run.optim.lr=1e-4; or more run folders.",
+            callback=refuse_split_settings,
         ),
     ] = None,
     out: Annotated[

@@ -10,6 +10,7 @@ from rich.text import Text
 from memguard.cli.options import print_indented, print_title
 from memguard.planner.disk import format_bytes
 from memguard.workflows.backends import Backend, Check, State
+from memguard.workflows.capacity import SHAPES, Capacity
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS
 from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library
 from memguard.workflows.families import GROUPS, Families, Family, Group
@@ -48,12 +49,44 @@ def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
         print_title(out, f"Collectives of {backend.name}{ranks}")
         _print_backend(out, backend)
     out.print()
-    if diagnosis.problems:
-        out.print(Text("Problems", style="bold red"))
-        for problem in diagnosis.problems:
-            _print_line(out, Text(problem))
-    else:
+    if not diagnosis.problems:
         out.print(Text("All that memguard needs works here.", style="green"))
+    _print_capacities(out, diagnosis.capacities)
+    if diagnosis.problems:
+        print_title(out, "Problems")
+        for problem in diagnosis.problems:
+            _print_line(out, Text(problem, style="red"))
+
+
+def _print_capacities(out: rich.console.Console, capacities: tuple[Capacity, ...]) -> None:
+    """Print what can be trained here, and what that estimate is worth."""
+    if not capacities:
+        return
+    first = capacities[0]
+    print_title(out, "What this machine can train, by estimate")
+    _print_rows(out, ((each.kind, _describe_capacity(each)) for each in capacities))
+    _print_line(
+        out,
+        Text(
+            f"Each line names the largest of {len(SHAPES)} published models whose step should fit: "
+            f"rows of {first.seq_len:,} tokens, one at a time, other settings as by default. "
+            "Nothing was trained or timed; other programs and a container's limit are not counted.",
+            style="dim",
+        ),
+    )
+    _print_line(out, Text("For your model: memguard plan --model PATH/config.json"))
+
+
+def _describe_capacity(capacity: Capacity) -> Text:
+    if capacity.model is None or capacity.needed_bytes is None or capacity.usable_bytes is None:
+        return Text(f"nothing: {capacity.reason}", style="yellow")
+    place = f" on each of {capacity.num_gpus} GPUs" if capacity.num_gpus > 1 else ""
+    memory = f"{format_bytes(capacity.needed_bytes)} of {format_bytes(capacity.usable_bytes)}"
+    text = Text.assemble("up to ", (capacity.model, "bold"), f", {memory}{place}")
+    if capacity.tokens_per_s is not None:
+        rounded = float(f"{capacity.tokens_per_s:.2g}")
+        text.append(f", about {rounded:,.0f} tokens/s" if rounded >= 1 else ", below 1 token/s")
+    return text
 
 
 def _print_line(out: rich.console.Console, text: Text) -> None:

@@ -44,12 +44,15 @@ _MEANINGS: dict[State, str] = {
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
 
-def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
+def render_dry_run(
+    result: "DryRunResult", out: rich.console.Console, *, time: str | None = None
+) -> None:
     """Print a dry run.
 
     Args:
         result: result of `dry_run`.
         out: standard output; the first row is left out if it is not a terminal.
+        time: how long training takes; None prints nothing about it.
     """
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
@@ -61,7 +64,7 @@ def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
         ["BOS", "EOS", "padding", "template", "unknown", "vocabulary", "lengths"],
     )
     print_title(out, "Training")
-    _print_facts(out, _describe_training(record))
+    _print_facts(out, _describe_training(record, time))
     _print_remarks(out, record.remarks, ["rows", "steps", "goldfish"])
     print_title(out, "Disk")
     _print_facts(out, _describe_disk(record))
@@ -105,7 +108,7 @@ def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Tex
         print_indented(out, table)
 
 
-def _describe_training(record: DryRun) -> list[tuple[str, str]]:
+def _describe_training(record: DryRun, time: str | None) -> list[tuple[str, str]]:
     length, labels = record.length, record.labels
     epochs = length.epochs
     passes = "" if epochs is None else f", {epochs:,} epoch{'' if epochs == 1 else 's'}"
@@ -122,6 +125,7 @@ def _describe_training(record: DryRun) -> list[tuple[str, str]]:
     num_labels = round(length.num_tokens * labels.num_kept / max(1, labels.num_tokens))
     return [
         ("steps", f"{length.num_steps:,} of {length.batch_size:,} rows{passes}"),
+        *([] if time is None else [("time", time)]),
         (
             "rows",
             f"{length.num_rows:,} fed, {length.num_packed_rows:,} different, of up to "

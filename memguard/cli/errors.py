@@ -40,6 +40,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = re.compile(
     r"No space left on device|Disk quota exceeded|\d+ requested and \d+ written"
 )
+_PANIC = "PanicException"
+"""A failed check of a library in Rust, such as that of tokenizers; it is no `Exception`."""
 _LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # From 0.20 on typer contains its own copy of click, and exports only this subclass of UsageError.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -60,7 +62,9 @@ def run_app() -> NoReturn:
     try:
         raise_on_signals()
         from memguard.cli.app import app
+        from memguard.records.record import format_now
 
+        format_now()  # Refuses a wrong SOURCE_DATE_EPOCH, which records would meet at their end.
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
             # typer returns this code for a Ctrl-C, without a message.
@@ -70,7 +74,9 @@ def run_app() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _end(_explain(error))
-    except (Exception, SignalReceived) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception | SignalReceived) and type(error).__name__ != _PANIC:
+            raise
         _end(_explain(error))
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,6 +1,7 @@
 """Arguments, options, status lines and layout that several commands have."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,14 +10,45 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from memguard.errors import ConfigError, shorten
 from memguard.runtime.children import own_rank
+
+
+def refuse_split_settings(arguments: list[str] | None) -> list[str] | None:
+    """Refuse settings of two words, the style of other trainers: ``--optim.lr 3e-5``.
+
+    Args:
+        arguments: that are no options of the command.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        ConfigError: an argument begins with '--' and has its value in the next one; one line each.
+    """
+    problems = []
+    for name, value in pairwise(arguments or ()):
+        if name.startswith("--") and not value.startswith("--") and "=" not in name + value:
+            setting = shorten(f"{name.removeprefix('--')}={value}")
+            problems.append(
+                f"argument {shorten(repr(name))} is not an option; a setting is one argument: "
+                f"{setting}"
+            )
+    if problems:
+        raise ConfigError(*problems)
+    return arguments
+
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. optim.lr=1e-4."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings to change, e.g. optim.lr=1e-4.",
+        callback=refuse_split_settings,
+    ),
 ]
 # `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
 TAKES_SETTINGS = {"ignore_unknown_options": True}

@@ -19,6 +19,7 @@ from memguard.planner.disk import format_bytes
 from memguard.planner.generation import GenerationPlan, describe_generation
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
 from memguard.planner.storage import StorageMesh, StoragePlan
+from memguard.runtime import format_duration
 from memguard.workflows.generation_plan import check_generation
 from memguard.workflows.plan import Planned
 from memguard.workflows.plan import plan as make_plan
@@ -38,8 +39,14 @@ _KINDS = {
 }
 
 
-def render_plan(plan: Plan, out: rich.console.Console) -> None:
-    """Print a plan."""
+def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True) -> None:
+    """Print a plan.
+
+    Args:
+        plan: the plan.
+        out: standard output.
+        has_gpus: whether a rank of the machine has a GPU; otherwise it is a process on a CPU.
+    """
     _print_headline(out, plan, f"{_format_count(plan.num_parameters)} parameters")
     out.print(_step(plan), style="dim", highlight=False)
     shown = _list_shown(plan.meshes, plan.requested)
@@ -50,7 +57,7 @@ def render_plan(plan: Plan, out: rich.console.Console) -> None:
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    print_indented(out, _kinds(first))
+    print_indented(out, _kinds(first, "GPU" if has_gpus else "process"))
     out.print()
     out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
 
@@ -131,7 +138,7 @@ def _table(meshes: list[MeshPlan]) -> Table:
     return table
 
 
-def _kinds(mesh: MeshPlan) -> Table:
+def _kinds(mesh: MeshPlan, owner: str) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")
@@ -141,7 +148,7 @@ def _kinds(mesh: MeshPlan) -> Table:
             table.add_row(name, format_bytes(num_bytes))
     usable = format_bytes(mesh.memory.usable)
     table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
-    table.add_row("available per GPU", usable)
+    table.add_row(f"available per {owner}", usable)
     return table
 
 
@@ -225,7 +232,7 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
     printed: dict[str, Any] = {}
     if not as_json:
         if isinstance(planned.plan, Plan):
-            render_plan(planned.plan, out)
+            render_plan(planned.plan, out, has_gpus=planned.machine.has_gpus)
         else:
             render_storage_plan(planned.plan, out)
     if with_documents:
@@ -236,9 +243,11 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
 
         result = dry_run(request.run, Console())
         printed["dry_run"] = result.record.model_dump(mode="json")
+        training_s = estimate_training(planned, result.record.length.num_steps)
+        printed["training_s"] = training_s
         if not as_json:
             out.print()
-            render_dry_run(result, out)
+            render_dry_run(result, out, time=_describe_time(planned, training_s))
         planned = planned.add_generation(result.outlook)
     generation = planned.plan.generation
     if as_json:
@@ -255,6 +264,45 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         )
     if planned.plan.command is not None and not as_json:
         _print_command(planned, out)
+
+
+def estimate_training(planned: Planned, num_steps: int) -> float | None:
+    """Return the planned time of all steps of a run, on the mesh that its command names (seconds).
+
+    Args:
+        planned: the plan of the run.
+        num_steps: training steps.
+
+    Returns:
+        None if the mesh does not fit, or if the speed of the machine or of the family is not known.
+    """
+    plan = planned.plan
+    if isinstance(plan, StoragePlan) or "peak_tflops" in planned.machine.assumed:
+        return None
+    speed = (plan.requested or plan.meshes[0]).speed
+    return None if speed is None else num_steps * speed.step_s
+
+
+def _describe_time(planned: Planned, training_s: float | None) -> str | None:
+    """Return how long training takes, or why that is not known; None if no step fits."""
+    plan, machine = planned.plan, planned.machine
+    unknown = None
+    if isinstance(plan, StoragePlan):
+        unknown = f"there is no formula for the layers of '{plan.family}'"
+    elif not machine.has_gpus:
+        unknown = "the speed of a CPU is not known"
+    elif "peak_tflops" in machine.assumed:
+        unknown = f"'{machine.gpu}' is in no machine file"
+    if unknown is not None:
+        return f"not predicted, because {unknown}; 'memguard train' shows the time left"
+    if training_s is None:
+        return None
+    assert isinstance(plan, Plan), "other plans have no time"
+    mesh = plan.requested or plan.meshes[0]
+    return (
+        f"about {format_duration(training_s)} for all steps as {mesh.describe()}; loading, saving "
+        "and the audit take longer"
+    )
 
 
 def _print_command(planned: Planned, out: rich.console.Console) -> None:

@@ -11,9 +11,11 @@
 import hashlib
 import hmac
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,12 +31,17 @@ from memguard.data.chat import (
 from memguard.data.documents import Decode, Document, Format, name_ids
 from memguard.data.long_texts import Shortener, check_lengths
 from memguard.errors import DataError
+from memguard.runtime.interruptible import call_interruptibly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 _BATCH_DOCUMENTS = 1000
+_BATCH_CHARACTERS = 2**21
+"""Of a batch, for each core: a few seconds even for text without spaces, which takes longest."""
+_LONG_CHARACTERS = 100_000
+"""Texts together longer than this are encoded in a thread, so that Ctrl-C takes effect at once."""
 _UNSUPERVISED = "without a supervised token (there is no assistant text)"
 
 
@@ -82,7 +89,8 @@ def tokenize_documents(
         setting: name of the documents in errors, e.g. ``"data"``.
         vocab_size: token ids must be below it (rows of the model's embedding); None skips the
             check.
-        progress: called with the number of documents done since the last call.
+        progress: called with the number of documents done since the last call, and with 0 every
+            second during a long call of the tokenizer.
 
     Raises:
         DataError: token ids beyond the vocabulary; no chat template; a document is too long to be
@@ -98,9 +106,9 @@ def tokenize_documents(
     special_ids = np.array(sorted(special), dtype=np.int32)
     eos = tokenizer.eos_token_id if append_eos and tokenizer is not None else None
     unusable: dict[str, list[str]] = {}
-    for start in range(0, len(documents), _BATCH_DOCUMENTS):
-        batch = documents[start : start + _BATCH_DOCUMENTS]
-        encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable, shortener)
+    tick = None if progress is None else lambda: progress(0)
+    for batch in _cut_batches(documents):
+        encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable, shortener, tick)
         for document, encoded in zip(batch, encoded_batch, strict=True):
             ids = np.array(encoded.input_ids[:max_tokens], dtype=np.int32)
             if document.input_ids is not None and vocab_size is not None:
@@ -127,6 +135,30 @@ def tokenize_documents(
             for reason, ids in unusable.items()
         )
         raise DataError(f"'{setting}' has {reasons}.")
+
+
+def _cut_batches(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    """Yield the documents in batches that take seconds, however long the documents are."""
+    limit = _BATCH_CHARACTERS * len(os.sched_getaffinity(0))
+    start, num_characters = 0, 0
+    for index, document in enumerate(documents):
+        length = _count_characters(document)
+        is_full = index - start == _BATCH_DOCUMENTS or num_characters + length > limit
+        if is_full and index > start:
+            yield documents[start:index]
+            start, num_characters = index, 0
+        num_characters += length
+    if start < len(documents):
+        yield documents[start:]
+
+
+def _count_characters(document: Document) -> int:
+    parts = (document.text, document.messages, document.prompt, document.completion)
+    return sum(
+        len(part) if isinstance(part, str) else sum(len(turn.content) for turn in part)
+        for part in parts
+        if part is not None
+    )
 
 
 def hash_tokens(input_ids: NDArray[np.int32]) -> str:
@@ -157,13 +189,16 @@ def _encode_batch(
     eos: int | None,
     unusable: dict[str, list[str]],
     shortener: Shortener | None,
+    tick: Callable[[], None] | None,
 ) -> Iterator[Encoded]:
     """Encode documents in order; those that the chat template cannot render get no tokens."""
 
     def shorten(text: str, before: str = "") -> str:
         return text if shortener is None else shortener.shorten(text, before)
 
-    texts = _encode_texts([shorten(d.text) for d in batch if d.text is not None], tokenizer, eos)
+    texts = _encode_texts(
+        [shorten(d.text) for d in batch if d.text is not None], tokenizer, eos, tick
+    )
     pairs = _encode_pairs(
         [
             (d.prompt, shorten(d.completion, d.prompt))
@@ -172,6 +207,7 @@ def _encode_batch(
         ],
         tokenizer,
         eos,
+        tick,
     )
     for document in batch:
         if document.input_ids is not None:
@@ -182,29 +218,41 @@ def _encode_batch(
         elif isinstance(document.prompt, str):
             yield next(pairs)
         else:
+            encode = partial(_encode_turns, document, tokenizer, special)
             try:
-                if document.messages is not None:
-                    yield encode_conversation(document.messages, tokenizer, special)
+                if _count_characters(document) > _LONG_CHARACTERS:
+                    yield call_interruptibly(encode, tick)
                 else:
-                    assert isinstance(document.prompt, tuple), "the remaining format"
-                    assert isinstance(document.completion, tuple), "of the prompt's kind"
-                    yield encode_reply(document.prompt, document.completion, tokenizer, special)
+                    yield encode()
             except TemplateFailure as failure:
                 unusable.setdefault(str(failure), []).append(document.id)
                 yield Encoded(input_ids=(), supervised=())
 
 
-def _encode_texts(texts: Sequence[str], tokenizer: Any, eos: int | None) -> Iterator[Encoded]:
-    for ids in _encode_plain(texts, tokenizer):
+def _encode_turns(document: Document, tokenizer: Any, special: set[int]) -> Encoded:
+    if document.messages is not None:
+        return encode_conversation(document.messages, tokenizer, special)
+    assert isinstance(document.prompt, tuple), "the remaining format"
+    assert isinstance(document.completion, tuple), "of the prompt's kind"
+    return encode_reply(document.prompt, document.completion, tokenizer, special)
+
+
+def _encode_texts(
+    texts: Sequence[str], tokenizer: Any, eos: int | None, tick: Callable[[], None] | None
+) -> Iterator[Encoded]:
+    for ids in _encode_plain(texts, tokenizer, tick):
         ids = _end_with(eos, ids)
         yield Encoded(input_ids=ids, supervised=[True] * len(ids))
 
 
 def _encode_pairs(
-    pairs: Sequence[tuple[str, str]], tokenizer: Any, eos: int | None
+    pairs: Sequence[tuple[str, str]],
+    tokenizer: Any,
+    eos: int | None,
+    tick: Callable[[], None] | None,
 ) -> Iterator[Encoded]:
-    prompts = _encode_plain([prompt for prompt, _ in pairs], tokenizer)
-    wholes = _encode_plain([prompt + completion for prompt, completion in pairs], tokenizer)
+    prompts = _encode_plain([prompt for prompt, _ in pairs], tokenizer, tick)
+    wholes = _encode_plain([prompt + completion for prompt, completion in pairs], tokenizer, tick)
     for (_, completion), prompt_ids, ids in zip(pairs, prompts, wholes, strict=True):
         if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
             # Added by the tokenizer, which treats the prompt as a complete text.
@@ -212,22 +260,28 @@ def _encode_pairs(
         if ids[: len(prompt_ids)] != prompt_ids:
             # A token would span prompt and completion. At inference the prompt is encoded alone,
             # so the completion must be trained after those ids.
-            ids = (
-                prompt_ids
-                + tokenizer(completion, add_special_tokens=False, verbose=False)["input_ids"]
-            )
+            (rest,) = _encode_plain([completion], tokenizer, tick, add_special_tokens=False)
+            ids = prompt_ids + rest
         ids = _end_with(eos, ids)
         mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
         yield Encoded(input_ids=ids, supervised=mask)
 
 
-def _encode_plain(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    # verbose=False: a document may be longer than the model's context; it is cut into rows later.
-    return (
-        tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
-        if texts
-        else []
-    )
+def _encode_plain(
+    texts: Sequence[str], tokenizer: Any, tick: Callable[[], None] | None, **options: bool
+) -> list[list[int]]:
+    if not texts:
+        return []
+
+    def encode() -> list[list[int]]:
+        # verbose=False: a document may be longer than the model's context; it is cut into rows
+        # later.
+        encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False, **options)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    is_long = sum(map(len, texts)) > _LONG_CHARACTERS
+    return call_interruptibly(encode, tick) if is_long else encode()
 
 
 def _end_with(eos: int | None, ids: list[int]) -> list[int]:
@@ -320,7 +374,8 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    # The trainer of a large corpus runs for minutes.
+    call_interruptibly(lambda: tokenizer.train_from_iterator(texts, trainer))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,

@@ -24,9 +24,12 @@ from memguard.hf.checkpoint_files import (
     CONFIG,
     INDEX,
     PLAIN_DTYPES,
+    SEPARATE_ADAPTER,
     SINGLE,
     StoredShape,
     check_folder,
+    cut,
+    point_to_adapter,
     quote,
     read_header,
     read_headers,
@@ -117,9 +120,9 @@ class AdapterFolder:
                 # peft stores such copies of heads and embeddings only.
                 raise shares_embedding(self, layer.module)
             if name not in shapes:
-                wrong.append(f"no {name}")
+                wrong.append(f"no {cut(name)}")
             elif shapes[name] != wanted:
-                wrong.append(f"{name} {list(shapes[name])} instead of {list(wanted)}")
+                wrong.append(f"{cut(name)} {list(shapes[name])} instead of {list(wanted)}")
             else:
                 matched[name] = layer
         if wrong:
@@ -135,7 +138,7 @@ class AdapterFolder:
 def shares_embedding(adapter: AdapterFolder, module: str) -> ModelError:
     """Return the error for an adapted head whose weight is also the embedding's."""
     return ModelError(
-        f"adapter '{adapter.folder}': layer '{module}' shares its weight with the embedding "
+        f"adapter '{adapter.folder}': layer {quote(module)} shares its weight with the embedding "
         "(tie_word_embeddings), so that it cannot be merged without changing both. Train an "
         "adapter that leaves this layer out"
     )
@@ -146,6 +149,13 @@ def is_adapter(path: str | Path) -> bool:
     folder = Path(path)
     has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
     return (folder / ADAPTER_CONFIG).is_file() and not has_weights
+
+
+def explain_no_adapter(folder: Path) -> str:
+    """Return why a folder is not that of an adapter, and the way out if there is one."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return f"it has no {ADAPTER_CONFIG}{point_to_adapter(folder)}"
+    return f"it has weights of its own. {SEPARATE_ADAPTER}"
 
 
 def check_model(path: str, *, base: str | None = None) -> None:

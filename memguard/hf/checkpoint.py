@@ -23,9 +23,13 @@ from memguard.hf.checkpoint_files import (
     is_missing,
     list_indexed,
 )
-from memguard.hf.config_fields import check_fields
+from memguard.hf.config_fields import DROPOUTS, check_fields
+from memguard.hf.hub import check_reachable
+from memguard.hf.tokenizer_files import check_tokenizer_files
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_PANIC = "PanicException"
+"""A failed check of a library in Rust, such as that of tokenizers; it is no `Exception`."""
 _MAX_REASON = 300
 """Maximum length of another library's message (characters); some list every known model."""
 
@@ -50,12 +54,42 @@ def load_config(path: str, *, revision: str | None = None, base: str | None = No
     if Path(path).exists():
         problem = f"'{path}' has no usable configuration"
     with explained(problem):
+        check_reachable(path, revision)
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
     if not Path(path).exists():  # `check_model` has checked a local folder, but not a hub id.
         check_fields(config.to_dict(), place=f"model '{path}': config.json")
+    _check_language_part(config, place=f"model '{path}': config.json")
+    normalise_config(config)
     return config
+
+
+def normalise_config(config: Any) -> None:
+    """Replace values of fields that published configurations have and a run cannot use.
+
+    A model returns its outputs by name, without attentions and hidden states; a dropout of null is
+    none.
+
+    Args:
+        config: a transformers configuration, which is changed.
+    """
+    for part in (config, config.get_text_config()):
+        part.return_dict = True
+        part.output_attentions = part.output_hidden_states = False
+        for name in DROPOUTS:
+            if getattr(part, name, 0.0) is None:
+                setattr(part, name, 0.0)
+
+
+def _check_language_part(config: Any, *, place: str) -> None:
+    """Refuse a configuration whose part is only fields, since its family has no such part."""
+    part = config.get_text_config()
+    if not isinstance(part, transformers.PreTrainedConfig):
+        raise ModelError(
+            f"{place}: a model of the family '{config.model_type}' has no configuration inside its "
+            "own. Remove 'text_config', 'decoder' or 'generator'"
+        )
 
 
 def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
@@ -75,7 +109,10 @@ def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
             f"got {family!r}"
         )
     with explained(f"{place} does not describe a model"):
-        return transformers.CONFIG_MAPPING[family].from_dict(dict(fields))
+        config = transformers.CONFIG_MAPPING[family].from_dict(dict(fields))
+        _check_language_part(config, place=place)
+        normalise_config(config)
+        return config
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, base: str | None = None) -> Any:
@@ -94,6 +131,8 @@ def load_tokenizer(path: str, *, revision: str | None = None, base: str | None =
         with _about_base(adapter):
             return load_tokenizer(adapter.base, revision=adapter.revision)
     with explained(f"no usable tokenizer in {path}"):
+        check_reachable(path, revision)
+        check_tokenizer_files(Path(path), name=path)
         return transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
@@ -156,6 +195,7 @@ def _about_base(adapter: AdapterFolder) -> Iterator[None]:
 
 def _fetch(path: str, revision: str | None, names: list[str]) -> Path:
     with explained(f"model '{path}' cannot be downloaded from the hub"):
+        check_reachable(path, revision)
         return Path(
             huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=names)
         )
@@ -175,7 +215,9 @@ def explained(problem: str) -> Iterator[None]:
         yield
     except MemguardError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         raise ModelError(f"{problem}: {say_in_one_line(error)}") from error
 
 

@@ -27,6 +27,10 @@ RECOMPUTED = (
 )
 _NUM_SHOWN = 8
 ADAPTER_CONFIG = "adapter_config.json"
+SEPARATE_ADAPTER = (
+    "Move adapter_config.json and adapter_model.safetensors to a folder of their own, and give that"
+)
+"""How an adapter in a folder with other weights can be used."""
 PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 _BUFFER_DTYPES = ("BOOL", "U8", "I32", "I64")
 # The largest published files are less than a tenth of this; parsing takes at most seconds.
@@ -82,15 +86,27 @@ def check_config(folder: Path, *, name: str) -> None:
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(
             f"model '{name}' must not have {ADAPTER_CONFIG} here: an adapter (peft) is read only "
-            "from a local folder without other weights, and its base has no adapter. Merge it "
-            "with memguard export --merge, or move it to a folder of its own"
+            "from a local folder without other weights, and its base has no adapter. "
+            f"{SEPARATE_ADAPTER}"
         )
     if not (folder / CONFIG).is_file():
-        raise ModelError(f"model '{name}' has no {CONFIG}")
+        raise ModelError(f"model '{name}' has no {CONFIG}{point_to_adapter(folder)}")
     fields = read_json(folder / CONFIG, name=name)
     if not isinstance(fields, dict):
         raise ModelError(f"model '{name}': {CONFIG} must be a JSON object")
     check_fields(fields, place=f"model '{name}': {CONFIG}")
+
+
+def point_to_adapter(folder: Path) -> str:
+    """Return the sub-folder with an adapter that peft saved under a name, a clause for messages.
+
+    "" is returned if there is none.
+    """
+    try:
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
+    except OSError:
+        return ""
+    return f"; its folder {quote(inside[0])} has an adapter: give that folder" if inside else ""
 
 
 def check_weights(folder: Path, *, name: str) -> None:
@@ -301,13 +317,22 @@ def read_json(path: Path, *, name: str) -> Any:
 
 
 def shorten(names: Sequence[str]) -> str:
-    """Return a comma-separated list of the first names and the number of the others."""
-    more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
-    return f"{', '.join(names[:_NUM_SHOWN])}{more}"
+    """Return a list of the first names of a file, each cut, and the number of the others."""
+    return list_first([cut(name, 200) for name in names[:_NUM_SHOWN]], len(names))
+
+
+def list_first(entries: Sequence[str], count: int) -> str:
+    """Return a comma-separated list of the first of ``count`` entries, and how many more exist."""
+    more = f" and {count - _NUM_SHOWN} more" if count > _NUM_SHOWN else ""
+    return f"{', '.join(entries[:_NUM_SHOWN])}{more}"
 
 
 def quote(value: Any) -> str:
     """Return a value from a file for a message: quoted, on one line, at most 100 characters."""
-    text = value if isinstance(value, str) else json.dumps(value)
+    return f"'{cut(value if isinstance(value, str) else json.dumps(value))}'"
+
+
+def cut(text: str, most: int = 100) -> str:
+    """Return a text from a file for a message: on one line, cut after ``most`` characters."""
     text = text.encode("unicode_escape").decode()
-    return f"'{text}'" if len(text) <= 100 else f"'{text[:100]}...'"
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -6,7 +6,7 @@ transformers does not check them: it builds a billion layers one by one, and non
 from collections.abc import Mapping
 from typing import Any
 
-from memguard.errors import ModelError
+from memguard.errors import ModelError, shorten
 
 # Far above existing models; a model of these sizes can still be described in seconds.
 _MOST_LAYERS, _MOST_HEADS, _MOST = 4096, 1 << 20, 1 << 30
@@ -28,6 +28,12 @@ _LIMITS: dict[str, tuple[int, int]] = {
     ),
     "moe_intermediate_size": (0, _MOST),
 }
+DROPOUTS = (
+    *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "activation_dropout"),
+    *("dropout", "embd_pdrop", "embedding_dropout", "hidden_dropout", "hidden_dropout_prob"),
+    *("resid_pdrop", "residual_dropout"),
+)
+"""Probabilities of dropout; transformers passes any number on to the kernels."""
 _QUANTISED = ("quantization_config", "compression_config")
 _PARTS = ("text_config", "decoder", "llm_config", "language_config", "thinker_config")
 """Fields of a composite configuration that may contain the language model's configuration."""
@@ -48,9 +54,9 @@ def is_ternary(quantised: Any) -> bool:
 
 
 def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
-    """Refuse sizes out of range, quantised weights and weights in files that are not hashed.
+    """Refuse numbers out of range, quantised weights and weights in files that are not hashed.
 
-    Values that are not integers are left to the checks of the model's family.
+    Values that are not numbers are left to the checks of the model's family.
 
     Args:
         fields: of a config.json or of `model.scratch.config`.
@@ -88,8 +94,17 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
             raise ModelError(
                 f"{place}: '{name}' must be a whole number from {least} to {most:,}; got {got}"
             )
+    for name in DROPOUTS:
+        value = fields.get(name)
+        if isinstance(value, int | float) and not 0 <= value <= 1:
+            raise ModelError(f"{place}: '{name}' must be a number from 0 to 1; got {value:.4g}")
     for name in _PARTS:
         part = fields.get(name)
+        if part is not None and not isinstance(part, Mapping):
+            raise ModelError(
+                f"{place}: '{name}' must be the fields of a language model; got "
+                f"'{shorten(ascii(part))}'. Remove it"
+            )
         if isinstance(part, Mapping) and part is not fields:
             # Composite configurations have one level; deeper nesting in a file is not followed.
             check_fields({k: v for k, v in part.items() if k not in _PARTS}, place=place)

@@ -39,7 +39,8 @@ from memguard.hf.assembly import (
     fill_layer,
     fill_model,
 )
-from memguard.hf.checkpoint import explained, get_folder
+from memguard.hf.checkpoint import explained, get_folder, load_config
+from memguard.hf.checkpoint_files import cut
 from memguard.hf.config_fields import check_fields
 from memguard.hf.merged_weights import merge_into, open_merged
 from memguard.hf.meta_build import build_on_meta, outline_model
@@ -81,9 +82,11 @@ def load_model(
     folder = get_folder(path, revision, base=base)
     if is_adapter(folder):
         return _load_merged(folder, dtype, attn_implementation, devices, base)
+    config = load_config(str(folder))
     with explained(NO_MODEL.format(path)):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder),
+            config=config,
             dtype=dtype,
             attn_implementation=attn_implementation,
             device_map=None if devices is None else dict(devices),
@@ -94,14 +97,15 @@ def load_model(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    wrong = [f"missing {key}" for key in sorted(info["missing_keys"])]
+    wrong = [f"missing {cut(key)}" for key in sorted(info["missing_keys"])]
     wrong += [
-        f"{key} {list(stored)} instead of {list(wanted)}"
+        f"{cut(key)} {list(stored)} instead of {list(wanted)}"
         for key, stored, wanted in sorted(info["mismatched_keys"])
     ]
     unexpected = sorted(info["unexpected_keys"])
     if wrong:
-        refuse_weights(path, [*wrong, *(f"unexpected {key}" for key in unexpected)], len(wrong))
+        extra = [f"unexpected {cut(key)}" for key in unexpected]
+        refuse_weights(path, [*wrong, *extra], len(wrong))
     warn_unexpected(path, unexpected)
     _freeze_as_built(model)
     return model.eval()

@@ -32,6 +32,7 @@ from memguard.hf.adapter_files import (
     shares_embedding,
 )
 from memguard.hf.checkpoint import get_base_folder, load_config
+from memguard.hf.checkpoint_files import quote
 from memguard.hf.identity import check_base, list_base_files
 from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import Nf4Base, dequantise_base
@@ -125,9 +126,9 @@ class MergedWeights:
                     if not torch.equal(copy[rows].float(), stored.float()):
                         raise ModelError(
                             f"adapter '{self.adapter.folder}': its copy of the base weights of "
-                            f"'{layer.module}' differs from those of '{self.adapter.base}': the "
-                            "base was changed, or resized for more tokens. Use the base that the "
-                            "adapter was trained on, or merge it with peft"
+                            f"{quote(layer.module)} differs from those of '{self.adapter.base}': "
+                            "the base was changed, or resized for more tokens. Use the base that "
+                            "the adapter was trained on, or merge it with peft"
                         )
 
     def read_factors(self, layer: AdaptedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -302,7 +303,7 @@ def _check_modules(source: MergedWeights, model: Any) -> None:
         if not isinstance(module, nn.Linear):
             kind = "no such layer" if module is None else f"a {type(module).__name__}"
             raise ModelError(
-                f"adapter '{adapter.folder}': layer '{layer.module}' must be a linear layer "
+                f"adapter '{adapter.folder}': layer {quote(layer.module)} must be a linear layer "
                 f"(nn.Linear); its base model '{adapter.base}' has {kind} there. Merge the adapter "
                 "with peft"
             )

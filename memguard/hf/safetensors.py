@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from memguard.errors import ModelError
-from memguard.hf.checkpoint_files import RECOMPUTED, read_headers, shorten
+from memguard.hf.checkpoint_files import RECOMPUTED, cut, list_first, read_headers, shorten
 from memguard.parallel.layout import ShardSlice
 
 _BLOCK_ROWS = 1024
@@ -56,7 +56,7 @@ class Origin:
     def describe(self, name: str) -> str:
         """Return a tensor's name, and the stored names if they differ."""
         stored = self.names.get(name, (name,))
-        return name if stored == (name,) else f"{name} (stored as {shorten(stored)})"
+        return cut(name) if stored == (name,) else f"{cut(name)} (stored as {shorten(stored)})"
 
 
 class WeightSource(Protocol):
@@ -169,9 +169,9 @@ def match_names(
         stored_name = next((candidate for candidate in names if candidate in found), None)
         used.add(stored_name)
         if stored_name is None:
-            wrong.append(f"missing {name}")
+            wrong.append(f"missing {cut(name)}")
         elif found[stored_name] != shape:
-            shown = name if origin is None else origin.describe(stored_name)
+            shown = cut(name) if origin is None else origin.describe(stored_name)
             wrong.append(f"{shown} {list(found[stored_name])} instead of {list(shape)}")
         else:
             stored[name] = stored_name
@@ -179,7 +179,7 @@ def match_names(
         name for name in found if name not in used and not name.endswith(RECOMPUTED)
     )
     if wrong:
-        refuse_weights(model, [*wrong, *(f"unexpected {name}" for name in unexpected)], len(wrong))
+        refuse_weights(model, [*wrong, *(f"unexpected {cut(n)}" for n in unexpected)], len(wrong))
     return stored, unexpected
 
 
@@ -188,7 +188,7 @@ def refuse_weights(model: str, table: list[str], num_wrong: int) -> None:
 
     Args:
         model: path or id.
-        table: descriptions of missing, mismatched and unexpected weights.
+        table: descriptions of missing, mismatched and unexpected weights, with `cut` names.
         num_wrong: number of the model's weights that would be random.
 
     Raises:
@@ -196,8 +196,8 @@ def refuse_weights(model: str, table: list[str], num_wrong: int) -> None:
     """
     raise ModelError(
         f"model '{model}': {num_wrong} weights are missing from its files or do not match its "
-        f"configuration ({shorten(table)}); they would be random. Is it a causal language model, "
-        "and is the copy complete?"
+        f"configuration ({list_first(table, len(table))}); they would be random. Is it a causal "
+        "language model, and is the copy complete?"
     )
 
 

@@ -1,7 +1,10 @@
 """Base class of all records, and functions to write files, folders and records atomically."""
 
+import contextlib
+import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -13,16 +16,18 @@ from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from memguard.errors import RecordError, UnreadableError
+from memguard.errors import ConfigError, RecordError, UnreadableError, shorten
 
 # Files and folders that appear under their name only when they are complete.
 #
 #     make_temporary_folder(folder)   creates .NAME.RANDOM in the same parent folder
 #     commit(temporary, folder)       renames it to NAME and replaces an older one
-#     atomic_folder(folder)           both, on one process; after an error deletes the temporary one
+#     atomic_folder(folder)           both, on one process; the temporary one is locked, and deleted
+#                                     after an error
+#     clear_left_folders(folder)      deletes those of killed processes, whose locks are free
 #
-# A process that is killed leaves only names that begin with a dot. The next process that locks the
-# folder deletes them.
+# A process that is killed leaves only names that begin with a dot. In a run the next process that
+# locks the run deletes them.
 #
 # Files that contain texts, or with which a guessed text can be confirmed, are private: mode 0600
 # when they are created (`PRIVATE_MODE`, `open_private`). The umask decides who can read the others.
@@ -120,10 +125,60 @@ def atomic_folder(folder: Path, *, private: Collection[str] = ()) -> Iterator[Pa
         folder: its name when it is complete.
         private: see `commit`.
     """
-    temporary = make_temporary_folder(folder)
-    with cleared_on_error(temporary):
-        yield temporary
-        commit(temporary, folder, private=private)
+    temporary, handle = _make_locked_folder(folder)
+    try:
+        with cleared_on_error(temporary):
+            yield temporary
+            commit(temporary, folder, private=private)
+    finally:
+        os.close(handle)
+
+
+def _make_locked_folder(folder: Path) -> tuple[Path, int]:
+    """Create a temporary folder and lock it until the returned handle is closed."""
+    while True:
+        temporary = make_temporary_folder(folder)
+        handle = os.open(temporary, os.O_RDONLY)
+        # Without locks of the file system, `clear_left_folders` deletes nothing.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        # Another process may have deleted it before it was locked.
+        if temporary.exists():
+            return temporary, handle
+        os.close(handle)
+
+
+def clear_left_folders(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Delete temporary folders of `atomic_folder` that killed processes have left.
+
+    Args:
+        folder: the name that they were made for.
+
+    Returns:
+        The folders that were deleted, and those that remain because the file system has no locks or
+        they cannot be deleted. One that another process is writing is in neither.
+    """
+    deleted, kept = [], []
+    left = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):  # There is no such folder, or it may not be listed.
+        inside = sorted(folder.parent.iterdir())
+    for path in inside:
+        if left.fullmatch(path.name) is None or path.is_symlink() or not path.is_dir():
+            continue
+        try:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+                deleted.append(path)
+            finally:
+                os.close(handle)
+        except BlockingIOError:
+            continue
+        except OSError:
+            kept.append(path)
+    return deleted, kept
 
 
 def flush(path: Path) -> None:
@@ -147,9 +202,20 @@ class Record(BaseModel):
 
 
 def format_now() -> str:
-    """Return the time in UTC; SOURCE_DATE_EPOCH fixes it for byte-equal records."""
+    """Return the time in UTC; SOURCE_DATE_EPOCH fixes it for byte-equal records.
+
+    Raises:
+        ConfigError: SOURCE_DATE_EPOCH is not a time.
+    """
     fixed = os.environ.get("SOURCE_DATE_EPOCH")
-    moment = datetime.fromtimestamp(int(fixed), UTC) if fixed else datetime.now(UTC)
+    try:
+        moment = datetime.fromtimestamp(int(fixed), UTC) if fixed else datetime.now(UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise ConfigError(
+            "the environment variable SOURCE_DATE_EPOCH must be a whole number of seconds since "
+            f"1970, up to the year 9999; got '{shorten(ascii(fixed)[1:-1])}'. Correct it or unset "
+            "it"
+        ) from error
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

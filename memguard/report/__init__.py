@@ -20,7 +20,8 @@ the page of a comparison
     comparison_others.py   tables of the probes of other packages
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
-other files
+other forms
+    card.py                results as cards in notebooks
     model_card.py          README.md of an exported or a merged model
 
 The components of pages are in `memguard.pages`. The page modules compute every number and sentence;

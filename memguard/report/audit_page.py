@@ -221,11 +221,18 @@ def _describe_generated(report: AuditReport) -> str:
             f"; for {fmt.count(generated['num_verbatim'])} others the teacher-forced pass shows "
             "that the text is verbatim"
         )
-    left = generated.get("num_below_floor", 0) - generated.get("num_checked", 0)
-    if left:
+    num_below, num_checked = (generated.get(n, 0) for n in ("num_below_floor", "num_checked"))
+    if num_below:
+        # The same two counts as in the note above the results (`audit.warnings`).
         text += (
-            f". {fmt.count(left)} documents with a teacher-forced accuracy below "
-            f"{fmt.threshold(generated['floor'])} were not generated; in a random sample of "
-            f"{fmt.count(generated['num_checked'])} such documents that were, none is near-verbatim"
+            f". {fmt.count(num_below)} {'document' if num_below == 1 else 'documents'} looked "
+            "unlikely to be extractable (teacher-forced accuracy below "
+            f"{fmt.threshold(generated['floor'])})"
+        )
+        text += (
+            f"; text was generated for {fmt.count(num_checked)} of them, a random sample, and none "
+            "is near-verbatim"
+            if num_checked < num_below
+            else "; text was generated for all of them"
         )
     return f"{text}."

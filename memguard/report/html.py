@@ -26,6 +26,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # Cleaning replaces one character by up to ten; texts that were cut already must not be cut again.
 _LONGEST = 10 * fmt.COMMAND_LIMIT
 _QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
+_BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
 _SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
 
 
@@ -93,7 +94,10 @@ def _mark_code(text: str) -> Markup:
 
 
 def _finalize(value: Any) -> Any:
-    return value if isinstance(value, Markup) else fmt.clean_text(str(value), _LONGEST)
+    if isinstance(value, Markup):
+        return value
+    # Sentences of the record have a plain space there, at which a line would break.
+    return _BEFORE_PERCENT.sub(fmt.NBSP, fmt.clean_text(str(value), _LONGEST))
 
 
 # Relative links between a run's report, its model card and a comparison, where the files exist.

@@ -3,7 +3,11 @@
 processes.py     device and rank of this process, and collective operations over all ranks
 children.py      signals of this process, and its child processes
 console.py       output of rank 0
+display.py       where the lines of a call go instead, in a notebook
+python_call.py   a call from Python: quiet libraries, one bar in a notebook
 environment.py   peak memory, folders, versions, silenced libraries, limits of processes
+stalls.py        says which rank the others wait for
+interruptible.py long calls of libraries, in a thread so that Ctrl-C takes effect
 shared_sums.py   hashes files, each on one of the ranks
 gpu_defaults.py  allocator, cuBLAS workspace and TF32 on GPUs
 

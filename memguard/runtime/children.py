@@ -204,7 +204,9 @@ def is_started_by_nproc() -> bool:
 
 def own_rank() -> int:
     """Return this process's rank, without importing torch; 0 for a single process."""
-    return int(os.environ.get("RANK") or 0) if "LOCAL_RANK" in os.environ else 0
+    rank = os.environ.get("RANK", "")
+    # Another value is refused when this process joins the ranks.
+    return int(rank) if "LOCAL_RANK" in os.environ and rank.isdecimal() else 0
 
 
 def report_exit(report: ExitReport) -> None:

@@ -1,6 +1,7 @@
 """The console: a live line on a terminal, log lines elsewhere. Only rank 0 prints."""
 
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +11,22 @@ import rich.console
 import rich.progress
 from rich.table import Column
 
+from memguard.runtime.display import DISPLAY, Display
+
+_FIRST_LINE_S = 3.0
 _LINE_EVERY_S = 10.0
+_ROW_LINE_EVERY_S = 20.0
+_SPEED_OVER_S = 3600.0
+"""The time left is estimated from this period; rich's 30 s are too short for slow steps."""
 
 Advance = Callable[[int, str], None]
-"""(units done since the last call, detail to show)."""
+"""(units done since the last call, detail to show); with 0 units a line is shown if one is due."""
 
 
 def _is_another_rank() -> bool:
-    return "LOCAL_RANK" in os.environ and int(os.environ.get("RANK") or 0) > 0
+    rank = os.environ.get("RANK", "")
+    # Another value is refused when this process joins the ranks.
+    return "LOCAL_RANK" in os.environ and rank.isdecimal() and int(rank) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +38,54 @@ class Console:
     )
     # Read from the environment, because it prints before the process group exists.
     quiet: bool = field(default_factory=_is_another_rank)
+    # A notebook's bar, which takes all lines of the call in progress.
+    display: Display | None = field(default_factory=DISPLAY.get)
 
     @property
     def live(self) -> bool:
         """Whether a line can be redrawn in place."""
-        return self.out.is_terminal and not self.out.is_dumb_terminal and not self.quiet
+        if self.quiet:
+            return False
+        if self.display is not None:
+            return True
+        return self.out.is_terminal and not self.out.is_dumb_terminal
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None for a file or a pipe, where no line wraps."""
+        return self.out.width if self.out.is_terminal else None
 
     def info(self, text: str) -> None:
         """Print a status line."""
-        if not self.quiet:
-            self.out.print(text, markup=False, soft_wrap=True)
+        if self.quiet:
+            return
+        if self.display is not None:
+            self.display.info(text)
+        else:
+            self.out.print(self._fit(text), markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning; the run continues."""
-        if not self.quiet:
-            self.out.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+        if self.quiet:
+            return
+        if self.display is not None:
+            self.display.warn(text)
+        else:
+            text = self._fit(f"warning: {text}")
+            self.out.print(text, style="yellow", markup=False, soft_wrap=True)
+
+    def _fit(self, text: str) -> str:
+        """Wrap lines between words where a terminal would cut words; paths stay in one piece."""
+        if self.width is None:
+            return text
+        wrapper = textwrap.TextWrapper(
+            width=self.width,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines = text.split("\n")
+        return "\n".join(line if len(line) <= self.width else wrapper.fill(line) for line in lines)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -54,30 +96,113 @@ class Console:
 
     @contextmanager
     def progress(self, what: str, total: int, unit: str) -> Iterator[Advance]:
-        """Show progress of a long step: a bar on a terminal, a line every ten seconds elsewhere.
+        """Show progress of a long step: a bar on a terminal, a line now and then elsewhere.
+
+        The first line comes after three seconds, the others every ten seconds.
 
         Args:
             what: e.g. ``"audit"``.
             total: number of units in total.
             unit: e.g. ``"documents"``.
         """
+        if self.display is not None and not self.quiet:
+            with self.display.progress(what, total, unit) as advance:
+                yield advance
+            return
         if self.live:
             columns = (
                 rich.progress.TextColumn("{task.description}"),
                 # The first column to shrink on a narrow terminal.
                 rich.progress.BarColumn(bar_width=None, table_column=Column(max_width=24)),
                 rich.progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
-                rich.progress.TextColumn("{task.fields[detail]}", markup=False),
-                rich.progress.TimeRemainingColumn(compact=True),
+                rich.progress.TextColumn(
+                    "{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True)
+                ),
+                rich.progress.TimeRemainingColumn(
+                    compact=True, table_column=Column(no_wrap=True, min_width=5)
+                ),
             )
-            with rich.progress.Progress(*columns, console=self.out) as bar:
+            with rich.progress.Progress(
+                *columns, console=self.out, speed_estimate_period=_SPEED_OVER_S
+            ) as bar:
                 task = bar.add_task(what, total=total, detail=unit)
                 yield lambda done, detail: bar.update(task, advance=done, detail=detail or unit)
             return
-        state = _LineState(what=what, total=total, unit=unit, say=self.info)
+        state = _LineState(what=what, total=total, unit=unit, say=self.info, width=self.width)
         yield state.advance
         if state.lines_said:
             state.say_line("done")
+
+    @contextmanager
+    def rows(self) -> Iterator["Rows"]:
+        """Show what several processes do: a row for each on a terminal, lines elsewhere."""
+        if not self.live or self.display is not None:
+            yield Rows(self, None)
+            return
+        is_wide = self.out.width >= 110
+        name = Column(no_wrap=True, max_width=30 if is_wide else 16)
+        columns = (
+            rich.progress.TextColumn("{task.description}", markup=False, table_column=name),
+            rich.progress.BarColumn(
+                bar_width=None, table_column=Column(max_width=16 if is_wide else 8)
+            ),
+            rich.progress.TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
+            rich.progress.TextColumn(
+                "{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, ratio=1)
+            ),
+        )
+        with rich.progress.Progress(*columns, console=self.out, expand=True) as bars:
+            yield Rows(self, bars)
+
+
+class Rows:
+    """Rows of `Console.rows`, by name."""
+
+    def __init__(self, console: Console, bars: rich.progress.Progress | None) -> None:
+        """Begin without rows.
+
+        Args:
+            console: receives lines where there are no bars.
+            bars: the display on a terminal.
+        """
+        self._console, self._bars = console, bars
+        self._tasks: dict[str, rich.progress.TaskID] = {}
+        self._said: dict[str, tuple[float, str]] = {}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether rows are redrawn in place."""
+        return self._bars is not None
+
+    def show(self, name: str, detail: str, *, done: int = 0, total: int | None = None) -> None:
+        """Show what a process does; as a line every twenty seconds if it has changed.
+
+        Args:
+            name: of the row.
+            detail: what the process does.
+            done: units done.
+            total: units in total; None if not known.
+        """
+        if self._bars is None:
+            now_s = time.monotonic()
+            # A row begins as if it had been said already: short work says nothing.
+            last_s, last = self._said.setdefault(name, (now_s, ""))
+            if detail not in ("", last) and now_s - last_s >= _ROW_LINE_EVERY_S:
+                self._said[name] = now_s, detail
+                self._console.info(f"{name}: {detail}")
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=None, count="", detail="")
+        count = "" if total is None else f"{done}/{total}"
+        self._bars.update(
+            self._tasks[name], completed=done, total=total, count=count, detail=detail
+        )
+
+    def remove(self, name: str) -> None:
+        """Remove the row of a process that has ended."""
+        self._said.pop(name, None)
+        if self._bars is not None and name in self._tasks:
+            self._bars.remove_task(self._tasks.pop(name))
 
 
 @dataclass(slots=True)
@@ -88,14 +213,19 @@ class _LineState:
     total: int
     unit: str
     say: Callable[[str], None]
+    width: int | None
     done: int = 0
     lines_said: int = 0
-    last_s: float = field(default_factory=lambda: time.monotonic())
     start_s: float = field(default_factory=lambda: time.monotonic())
+    last_s: float = 0.0
 
     def advance(self, done: int, detail: str) -> None:
         self.done += done
-        if time.monotonic() - self.last_s >= _LINE_EVERY_S:
+        now_s = time.monotonic()
+        is_due = now_s - self.last_s >= _LINE_EVERY_S
+        if not self.lines_said:
+            is_due = now_s - self.start_s >= _FIRST_LINE_S
+        if is_due:
             self.say_line(detail)
 
     def say_line(self, detail: str) -> None:
@@ -104,8 +234,9 @@ class _LineState:
         rate = self.done / max(self.last_s - self.start_s, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
         eta = f", {format_duration(left)} left" if 0 < left < 1e7 else ""
+        line = f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{eta}"
         note = f" ({detail})" if detail else ""
-        self.say(f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{eta}{note}")
+        self.say(line if self.width is not None and len(line + note) > self.width else line + note)
 
 
 def format_duration(seconds: float) -> str:

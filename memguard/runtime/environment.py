@@ -59,11 +59,21 @@ def measure_memory(device: "torch.device") -> MemoryPeak:
 
 
 def default_cache_dir() -> Path:
-    """Return the folder of downloaded or derived inputs that are kept between runs."""
+    """Return the folder of downloaded or derived inputs that are kept between runs.
+
+    Raises:
+        ConfigError: no variable names one, and the user has no home folder.
+    """
     named = os.environ.get("MEMGUARD_CACHE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memguard"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memguard"
+    except RuntimeError as error:
+        raise ConfigError(
+            "this user has no home folder for what memguard keeps between runs: set the "
+            "environment variable MEMGUARD_CACHE to a folder"
+        ) from error
 
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"

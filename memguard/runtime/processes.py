@@ -5,7 +5,7 @@
     control group   gloo over all ranks, without a time limit: numbers and objects on the CPU
 
 A rank may wait for hours while rank 0 reads documents, so the control group has no time limit. The
-default group keeps its limits, which detect a hung collective.
+default group keeps its limits, which detect a hung collective. `stalls` says who is waited for.
 
 It is an error if GPUs are visible and torch was built with CUDA, but cannot use them. The CPU is
 used if none is visible, as with `CUDA_VISIBLE_DEVICES=`, or by a build of torch for CPUs.
@@ -28,6 +28,7 @@ from torch import distributed as dist
 
 from memguard.errors import ConfigError, MemguardError, OtherRankFailed, shorten
 from memguard.runtime.environment import count_gpus, read_driver_version
+from memguard.runtime.stalls import stalls_watched
 
 ValueT = TypeVar("ValueT")
 
@@ -245,7 +246,11 @@ def _find_place() -> Runtime:
 
 
 def _read_ranks() -> tuple[int, int, int]:
-    """Return rank, rank on this machine and number of ranks."""
+    """Return rank, rank on this machine and number of ranks.
+
+    Raises:
+        ConfigError: a variable of a launcher of ranks is not a number, or out of range.
+    """
     if dist.is_initialized():
         # Called from a program that has already initialized a process group.
         local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
@@ -254,8 +259,23 @@ def _read_ranks() -> tuple[int, int, int]:
     # Some clusters set one of them for other purposes; launchers of ranks set all three.
     if not all(os.environ.get(name) for name in names):
         return 0, 0, 1
-    rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+    rank, local_rank, world_size = map(_read_number, names, (0, 0, 1))
+    if rank >= world_size:
+        raise ConfigError(
+            f"the environment variable RANK must be below WORLD_SIZE, the number of ranks; got "
+            f"{rank} and {world_size}. Start the ranks with --nproc or torchrun, which set both"
+        )
     return rank, local_rank, world_size
+
+
+def _read_number(name: str, least: int) -> int:
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit() and int(text[:20]) >= least):
+        raise ConfigError(
+            f"the environment variable {name} must be a whole number of {least} or more; got "
+            f"'{shorten(ascii(text)[1:-1])}'. Start the ranks with --nproc or torchrun, or unset it"
+        )
+    return int(text[:20])
 
 
 @contextmanager
@@ -278,14 +298,23 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
     if runtime.device.type == "cuda":
         torch.cuda.set_device(runtime.device)
     has_begun = dist.is_initialized()
-    if not has_begun:
-        _join(runtime, timeout)
+    if has_begun:
+        runtime = _add_control(runtime)
+        yield runtime
+        runtime.barrier()
+        return
+    _join(runtime, timeout)
+    store = dist.distributed_c10d._get_default_store()
+    with stalls_watched(runtime.rank, runtime.world_size, store):
+        runtime = _add_control(runtime)
+        yield runtime
+        runtime.barrier()
+    dist.destroy_process_group()
+
+
+def _add_control(runtime: Runtime) -> Runtime:
     control = dist.new_group(backend="gloo", timeout=_FOREVER)
-    runtime = replace(runtime, control=cast("dist.ProcessGroup", control))
-    yield runtime
-    runtime.barrier()
-    if not has_begun:
-        dist.destroy_process_group()
+    return replace(runtime, control=cast("dist.ProcessGroup", control))
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from memguard.records import Record, WatchedLine, write_atomically
 from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
 
+_WIDE = 110
+"""Columns of a terminal that has room for more than what everyone needs."""
+
 
 class StepMetrics(Record):
     """One optimizer step."""
@@ -44,30 +47,66 @@ class StepMetrics(Record):
     """Load-balancing loss of a mixture of experts, not part of `loss`; if all experts are used
     equally, the number of experts of a token. Null for a model that does not train with it."""
 
-    def describe(self, tokens_per_s: float) -> str:
+    def describe(self, tokens_per_s: float, *, width: int | None = None) -> str:
         """Return the line for a log.
 
         Args:
             tokens_per_s: mean over the run so far, which one slow step hardly changes.
+            width: columns of a terminal, where the line is not to wrap; None for a file or a pipe.
         """
-        left = self.elapsed_s / self.step * (self.num_steps - self.step)
-        loss = "none" if self.loss is None else f"{self.loss:.4f}"
-        return (
-            f"step {self.step}/{self.num_steps}  loss {loss}  lr {self.lr:.2e}  "
-            f"{tokens_per_s:,.0f} supervised tokens/s  "
-            f"peak {self.peak_memory_bytes / 2**30:.2f} GiB  {format_duration(left)} left"
+        left_s = self.elapsed_s / self.step * (self.num_steps - self.step)
+        step = f"step {self.step}/{self.num_steps}"
+        *numbers, rate = self._list_parts(tokens_per_s)
+        left = f"{format_duration(left_s)} left"
+        parts = [step, *numbers, rate, left]
+        lines = (
+            "  ".join([*parts, self._describe_memory()]),
+            "  ".join(parts),
+            " ".join(parts),
+            " ".join([step, *numbers, _abbreviate(rate), left]),
+            " ".join([step, *numbers, left]),
         )
+        return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
-    def describe_briefly(self, tokens_per_s: float) -> str:
+    def describe_briefly(self, tokens_per_s: float, *, width: int | None = None) -> str:
         """Return the text next to a progress bar, short enough for a terminal of 80 columns.
 
         Args:
             tokens_per_s: see `describe`.
+            width: columns of the terminal; a wide one has room for the memory. None: any number.
         """
+        *parts, rate = self._list_parts(tokens_per_s)
+        if width is None or width >= _WIDE:
+            return " ".join([*parts, rate, self._describe_memory()])
+        return " ".join([*parts, _abbreviate(rate)])
+
+    def _describe_memory(self) -> str:
+        return f"peak {self.peak_memory_bytes / 2**30:.2f} GiB"
+
+    def _list_parts(self, tokens_per_s: float) -> list[str]:
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
-        return (
-            f"loss {loss}  {tokens_per_s:,.0f} tokens/s  {self.peak_memory_bytes / 2**30:.2f} GiB"
-        )
+        grad_norm = "none" if self.grad_norm is None else _shorten(self.grad_norm)
+        return [
+            f"loss {loss}",
+            f"lr {self.lr:.2e}",
+            f"grad {grad_norm}",
+            f"{_shorten_rate(tokens_per_s)} tokens/s",
+        ]
+
+
+def _shorten(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:.1e}"
+
+
+def _abbreviate(rate: str) -> str:
+    return rate.replace("tokens", "tok")
+
+
+def _shorten_rate(value: float) -> str:
+    """Return a rate in at most six characters, up to a billion."""
+    if value < 99_999.5:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.0f}k" if value < 999_500 else f"{value / 1e6:.2f}M"
 
 
 class HeldoutMetrics(Record):

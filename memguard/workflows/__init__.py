@@ -24,12 +24,14 @@ audit_variants.py  forms of a model as it may be shipped, on the documents of it
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
+sweep_progress.py  what a run of a sweep does, read from its files
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
 list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
-doctor.py          libraries, devices and collectives of this machine
+doctor.py          libraries, devices, collectives and capacity of this machine
+capacity.py        largest published models that should train on this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports
 collective_checks.py  what one of these ranks runs
 families.py        tries every model type of transformers: which meshes it can use, and why
@@ -43,4 +45,5 @@ block_probe.py     compiles one block on each rank alone, to find whether that w
 memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 processes.py       number of processes of a command on this machine, or of torchrun
 results.py         what the commands return to Python
+python_arguments.py  types and ranges of the arguments that Python programs give
 """

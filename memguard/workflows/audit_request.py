@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig, Document, ParallelConfig, RunConfig, validate
 from memguard.data.tables import Table
-from memguard.errors import ConfigError, check_name, require_library
+from memguard.errors import ConfigError, check_name, require_library, shorten
 from memguard.hf.adapter_files import is_adapter
-from memguard.records import VARIANT_LIBRARIES, VariantName
+from memguard.records import VARIANT_LIBRARIES, VariantName, format_now
 from memguard.records.run_files import find_weights_folder
 from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.requests import check_paths, read_mesh
@@ -87,7 +87,9 @@ class AuditRequest:
             check_name(self.run, "RUN", ConfigError)
         if self.out is not None:
             check_outside_runs(self.out, "--out", but=self.run)
-        _ = self.parallel  # Raises an error before anything is read.
+        # Both raise an error before anything is read.
+        _ = self.parallel
+        format_now()
         origin = Document(
             path="memguard audit",
             values={},
@@ -188,7 +190,7 @@ def check_variants(
     if unknown or len(set(names)) < len(names):
         raise ConfigError(
             f"'--variants' must give each of {', '.join(_CHOICES)} at most once, separated by "
-            f"commas; got '{','.join(names)}'"
+            f"commas; got '{shorten(ascii(','.join(names))[1:-1])}'"
         )
     if not isinstance(model, str):
         raise ConfigError("'--variants' needs the folder of a model; save the model and audit that")

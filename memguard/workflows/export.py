@@ -20,7 +20,7 @@ from memguard.hf.export_merged import (
 )
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
 from memguard.hf.merged_weights import open_merged
-from memguard.records.record import atomic_folder
+from memguard.records.record import atomic_folder, clear_left_folders
 from memguard.report.model_card import render_merged_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
@@ -77,6 +77,7 @@ def export_merged(request: ExportRequest) -> MergedExport:
     own, base = split_sums(sum_model(folder, base=request.base))
     dtype = None if request.dtype is None else getattr(torch, request.dtype)
     own_rows = _read_own_rows(request.folder, console) if request.is_run else []
+    _clear_left(request.out, console)
     with atomic_folder(request.out) as temporary:
         console.info(f"export: merging {source.adapter.describe()} into {source.adapter.base}")
         with console.progress("export", len(source.shapes), "tensors") as advance:
@@ -111,6 +112,18 @@ def export_merged(request: ExportRequest) -> MergedExport:
     )
     console.info(f"export: {_write_difference(difference, weights.dtype)}")
     return result
+
+
+def _clear_left(out: Path, console: Console) -> None:
+    """Delete what killed exports to the same folder have left, which is as large as the model."""
+    deleted, kept = clear_left_folders(out)
+    for path in deleted:
+        console.info(f"export: deleted '{path}', which an export that was killed had left")
+    for path in kept:
+        console.warn(
+            f"'{path}' may be left by an export that was killed, and was not deleted. Delete it if "
+            f"no other export to '{out}' is running"
+        )
 
 
 def _write_difference(difference: LogitDifference, dtype: torch.dtype) -> str:

@@ -1,7 +1,8 @@
 """`--nproc N`: runs the same command as N processes on this machine and ends them together.
 
     environment   same variables as torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    terminal      rank 0 uses it; output of other ranks is shown only if one dies without a message
+    terminal      rank 0 uses it; output of other ranks is shown only if one dies without a message,
+                  and a line if they wait for rank 0 longer than a minute
     error         one line and the exit code of the rank that failed first; others exit in seconds
     memory        if it runs out in the first steps with a micro-batch that `auto` chose, all ranks
                   are ended and started again with half of it, once
@@ -40,6 +41,7 @@ from memguard.runtime.children import (
     start_child,
 )
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
+from memguard.runtime.stalls import take_notice
 
 HALVE_MICRO_BATCH = "MEMGUARD_HALVE_MICRO_BATCH"
 """Environment variable of the second attempt of a run whose first one ran out of memory."""
@@ -246,6 +248,7 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
                 stop_times_s.append(now_s)
             if len(stop_times_s) > 1:
                 deadline_s = min(deadline_s, now_s + _LAST_CALL_S)
+        _show_notices(running)
         for rank in running:
             is_agreed = rank.notice_end() and (rank.code == 0 or _has_agreed(rank))
             if rank.ended_s < math.inf and not is_agreed:
@@ -256,6 +259,16 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
                     rank.is_killed_by_us = True
                     rank.process.kill()
     return stop
+
+
+def _show_notices(ranks: Sequence[_Rank]) -> None:
+    """Print the lines of ranks that cannot use the terminal."""
+    for rank in ranks:
+        line = take_notice(rank.report_file)
+        if line is not None:
+            # Rank 0 may have been drawing a progress bar when it stopped.
+            start = "\n" if sys.stderr.isatty() else ""
+            print(f"{start}{line}", file=sys.stderr, flush=True)
 
 
 def _has_agreed(rank: _Rank) -> bool:

@@ -236,9 +236,14 @@ class ExportRequest:
             why = (
                 "model/ of this run is complete: it trained no adapter"
                 if self.is_run
-                else "it has no adapter_config.json, or weights of its own"
+                else adapter_files.explain_no_adapter(self.folder)
             )
             raise ConfigError(f"'{self.folder}' has no adapter to merge ({why})")
+        if self.out.is_symlink() and not self.out.exists():
+            raise ConfigError(
+                f"'{self.out}' is a link to a folder that does not exist; choose another name or "
+                "delete the link"
+            )
         if self.out.exists():
             raise ConfigError(f"'{self.out}' exists already; choose another name or delete it")
         if self.adapter.resolve() in self.out.resolve().parents:

@@ -4,9 +4,10 @@ AuditResult    report.json, report.html, records.parquet, results.parquet
 TrainResult    a run: model, log, audit
 CompareResult  comparison.json and .parquet, its page and chart
 PlanResult     meshes with their memory and time
+
+`repr` is one line. A notebook shows a card: verdict, counts, a chart and a link to the page.
 """
 
-import html
 import json
 import shutil
 import stat
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memguard.errors import ConfigError, RecordError
-from memguard.records import AuditReport, Comparison, Verdict, write_atomically
+from memguard.errors import MAX_PATH, ConfigError, RecordError, shorten
+from memguard.records import LEVEL_NAMES, AuditReport, Comparison, Verdict, write_atomically
 from memguard.records.audit_files import (
     AUDIT_FILES,
     CANARIES,
@@ -28,23 +29,28 @@ from memguard.records.audit_files import (
 )
 from memguard.records.comparison import check_results
 from memguard.records.results import read_results
+from memguard.workflows.python_arguments import refusing_places
 
 if TYPE_CHECKING:
     import pandas
 
-    from memguard.planner.plan import Plan
-    from memguard.planner.storage import StoragePlan
+    from memguard.pages.page import Fact
+    from memguard.planner.plan import MeshPlan, Plan
+    from memguard.planner.storage import StorageMesh, StoragePlan
 
-_FRAME_HEIGHT = 720
+_MOST_MESHES = 10
+"""Meshes in the card of a plan."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AuditResult:
     """A finished audit."""
 
     folder: Path
     """Contains report.json and .html, findings.csv, and records, results and canaries.parquet."""
     report: AuditReport
+    is_temporary: bool = False
+    """Whether the folder is deleted with this object."""
 
     @property
     def verdict(self) -> Verdict:
@@ -73,11 +79,18 @@ class AuditResult:
         names = (SCORES, RESULTS, *canaries, FINDINGS, REPORT, PAGE, AUDIT_FILES)
         return _copy_files(self.folder, names, Path(folder))
 
+    def __repr__(self) -> str:
+        name = self.report.run or self.report.model.name
+        return _write_line("AuditResult", name, _summarise(self.verdict), self.folder / PAGE)
+
     def _repr_html_(self) -> str:
-        return _embed(_find(self.folder, PAGE).read_text(encoding="utf-8"))
+        from memguard.report.card import render_audit_card
+
+        note = "is deleted with this result; save(folder) keeps it" if self.is_temporary else ""
+        return render_audit_card(self.report, self.folder / PAGE, note=note)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainResult:
     """A finished run."""
 
@@ -116,13 +129,23 @@ class TrainResult:
             self.audit.save(target / "audit")
         return target
 
+    def __repr__(self) -> str:
+        summary = "not audited" if self.verdict is None else _summarise(self.verdict)
+        return _write_line("TrainResult", self.folder.name, summary, self.folder)
+
     def _repr_html_(self) -> str:
+        from memguard.pages.page import Fact
+        from memguard.report.card import render_audit_card, render_plain_card
+
+        model = Fact("Model", str(self.model))
         if self.audit is None:
-            return f"<p>Run <code>{html.escape(str(self.folder))}</code>, not audited</p>"
-        return self.audit._repr_html_()
+            facts = (model, Fact("Audit", "none, as 'audit.enabled' is false"))
+            return render_plain_card(f"Run '{self.folder.name}'", facts)
+        report, page = self.audit.report, self.audit.folder / PAGE
+        return render_audit_card(report, page, facts=(*_describe_training(report), model))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CompareResult:
     """Settings compared."""
 
@@ -162,11 +185,16 @@ class CompareResult:
         names = tuple(self.page.with_suffix(suffix).name for suffix in suffixes)
         return _copy_files(self.page.parent, names, Path(folder))
 
+    def __repr__(self) -> str:
+        return _write_line("CompareResult", self.comparison.name, self.verdict, self.page)
+
     def _repr_html_(self) -> str:
-        return _embed(_find(self.page.parent, self.page.name).read_text(encoding="utf-8"))
+        from memguard.report.card import render_comparison_card
+
+        return render_comparison_card(self.comparison, self.page)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanResult:
     """Which meshes hold a training step."""
 
@@ -203,14 +231,73 @@ class PlanResult:
         return pandas.json_normalize([mesh.model_dump(mode="json") for mesh in self.plan.meshes])
 
     def save(self, folder: str | Path) -> Path:
-        """Write plan.json into a folder, which is created if needed; return the folder."""
+        """Write plan.json into a folder, which is created if needed; return the folder.
+
+        Raises:
+            ConfigError: the folder cannot be created.
+        """
         from memguard.records import save_record
 
-        save_record(self.plan, Path(folder) / "plan.json")
+        with refusing_places():
+            save_record(self.plan, Path(folder) / "plan.json")
         return Path(folder)
 
+    def __repr__(self) -> str:
+        return _write_line("PlanResult", self.plan.model, self.verdict)
+
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.verdict)}</p>{self.to_pandas().to_html(index=False)}"
+        from memguard.report.card import render_table_card
+
+        meshes = self.plan.meshes
+        rows = [(mesh.describe(), *_describe_fit(mesh)) for mesh in meshes[:_MOST_MESHES]]
+        left_out = len(meshes) - len(rows)
+        more = f"{left_out:,} more meshes, and " if left_out else ""
+        note = f"Estimates; .to_pandas() has {more}the parts of each figure."
+        columns = ("Mesh", "Memory of a GPU", "Tokens per second")
+        return render_table_card(f"Plan · {self.plan.model}", self.verdict, columns, rows, note)
+
+
+def _write_line(kind: str, name: str, summary: str, *places: Path) -> str:
+    """Return the `repr` of a result: one line."""
+    where = "".join(f"; {shorten(str(place), MAX_PATH)}" for place in places)
+    text = f"<{kind} {shorten(name, MAX_PATH)}: {shorten(summary, 2 * MAX_PATH)}{where}>"
+    return " ".join(text.split())
+
+
+def _summarise(verdict: Verdict) -> str:
+    """Return the level, and the documents that the verdict counts."""
+    trained, control = verdict.trained, verdict.control
+    text = f"{LEVEL_NAMES[verdict.level]}, {trained.num_matched:,} of {trained.num_documents:,}"
+    if not control.num_documents:
+        return f"{text} trained documents extracted"
+    unseen = f"{control.num_matched:,} of {control.num_documents:,} control documents"
+    return f"{text} trained and {unseen} extracted"
+
+
+def _describe_training(report: AuditReport) -> "tuple[Fact, ...]":
+    """Return the facts of the training that the card of a run shows."""
+    from memguard.pages.page import Fact
+
+    training = report.training
+    if training is None:
+        return ()
+    loss = ""
+    if training.heldout_nll is not None:
+        loss = f", held-out NLL {training.heldout_nll:.4f}"
+        if training.base_heldout_nll is not None:
+            loss += f" (base model {training.base_heldout_nll:.4f})"
+    names = ", ".join(str(one.get("name")) for one in training.mitigations) or "no mitigation"
+    return (Fact("Training", f"{training.num_steps:,} steps, {names}{loss}"),)
+
+
+def _describe_fit(mesh: "MeshPlan | StorageMesh") -> tuple[str, str]:
+    """Return the memory and the speed of a mesh, for the card of a plan."""
+    from memguard.planner.disk import format_bytes
+
+    memory = mesh.memory
+    needed = "unknown" if memory.needed is None else format_bytes(memory.needed)
+    speed = "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}"
+    return f"{needed} of {format_bytes(memory.usable)}", speed
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -230,20 +317,11 @@ def _find(folder: Path, name: str) -> Path:
 
 def _copy_files(source: Path, names: Sequence[str], target: Path) -> Path:
     paths = [_find(source, name) for name in names]  # All of them before the first is copied.
-    try:
+    with refusing_places():
         target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"'{target}' cannot be created: {error.strerror}") from error
-    for path in paths:
-        if path.resolve() != (target / path.name).resolve():
-            # Not copy2, which writes first and narrows the mode afterwards.
-            mode = stat.S_IMODE(path.stat().st_mode)
-            write_atomically(target / path.name, path.read_bytes(), mode=mode)
+        for path in paths:
+            if path.resolve() != (target / path.name).resolve():
+                # Not copy2, which writes first and narrows the mode afterwards.
+                mode = stat.S_IMODE(path.stat().st_mode)
+                write_atomically(target / path.name, path.read_bytes(), mode=mode)
     return target
-
-
-def _embed(page: str) -> str:
-    """Show a page in a notebook without letting it run anything or reach the network."""
-    text = html.escape(page, quote=True)
-    style = f"width:100%;height:{_FRAME_HEIGHT}px;border:1px solid #8888"
-    return f'<iframe sandbox srcdoc="{text}" style="{style}" title="memguard report"></iframe>'

@@ -2,7 +2,8 @@
 
 Up to `num_jobs` runs are trained at the same time:
 
-    terminal      a single run writes to it; each of several runs writes to its own train.log
+    terminal      a single run writes to it; each of several runs writes to its own train.log, and
+                  has a row, or without a terminal a line now and then, of what it does
     threads       the cores are divided among the runs, unless OMP_NUM_THREADS is set
     error         reported immediately; no other run starts, and running ones finish
     Ctrl-C, TERM  all running ones save a checkpoint and exit; there is no time limit
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +45,15 @@ from memguard.runtime.children import (
     signals_handled,
     start_child,
 )
+from memguard.runtime.console import Rows
 from memguard.workflows.compare_runs import publish
+from memguard.workflows.report_links import link_reports
 from memguard.workflows.requests import make_command
+from memguard.workflows.sweep_progress import read_progress, show_run
 
 LOG = "train.log"
 _LOOK_EVERY_S = 0.1
+_SHOW_EVERY_S = 0.5
 _SAVE_WITHIN_S = 120.0
 """Time for a run to finish its step and save a checkpoint after it was told to stop."""
 
@@ -74,6 +79,8 @@ class _Child:
     process: "subprocess.Popen[bytes]"
     log: Path | None
     """File of its output; None if it writes to the terminal."""
+    log_start: int
+    """Size of that file when the run was started (bytes)."""
     start_s: float
 
     @property
@@ -97,7 +104,9 @@ def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console
     """
     num_jobs = min(num_jobs, len(runs))
     waiting, running, ended = list(runs), list[_Child](), list[_Child]()
-    with _passed_on(running) as signals:
+    shown = console.rows() if _has_logs(num_jobs, console) else nullcontext()
+    shown_s = time.monotonic()
+    with _passed_on(running) as signals, shown as rows:
 
         def may_start() -> bool:
             failed = any(child.process.returncode for child in ended)
@@ -113,7 +122,12 @@ def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console
                 for child in [child for child in running if child.process.poll() is not None]:
                     running.remove(child)
                     ended.append(child)
+                    if rows is not None:
+                        rows.remove(child.run.name)
                     _report_end(child, console)
+                if rows is not None and time.monotonic() - shown_s >= _SHOW_EVERY_S:
+                    shown_s = time.monotonic()
+                    _show(running, rows, console)
         finally:
             # Children still run only if this process failed. They save a checkpoint; a second
             # signal would end them immediately.
@@ -127,18 +141,33 @@ def _start(sweep: Sweep, run: SweepRun, num_jobs: int, console: Console) -> _Chi
     settings = run.folder / "requested.yaml"
     write_atomically(settings, dump_yaml(run.config).encode())
     number, count = 1 + sweep.in_order.index(run), len(sweep.in_order)
-    log = run.folder / LOG if num_jobs > 1 else None
+    log = run.folder / LOG if _has_logs(num_jobs, console) else None
     console.info(f"-- {number} of {count}: {run.name} ({log or run.folder})")
+    log_start = log.stat().st_size if log is not None and log.exists() else 0
     command = [sys.executable, "-m", "memguard", "train", str(settings)]
-    shared = None if log is None else {**share_cores(num_jobs), **os.environ}
+    shared = None if num_jobs == 1 else {**share_cores(num_jobs), **os.environ}
     process = start_child(command, log, environment=shared)
     return _Child(
         run=run,
         title=f"{number} of {count}: {run.name}",
         process=process,
         log=log,
+        log_start=log_start,
         start_s=time.monotonic(),
     )
+
+
+def _has_logs(num_jobs: int, console: Console) -> bool:
+    """Return whether runs write to files: several at a time, or in a notebook, which has a bar."""
+    return num_jobs > 1 or console.display is not None
+
+
+def _show(running: Sequence[_Child], rows: Rows, console: Console) -> None:
+    """Show what each run does."""
+    for child in running:
+        assert child.log is not None, "runs with rows have logs"
+        progress = read_progress(child.run.folder, child.log, child.log_start)
+        show_run(rows, child.run.name, progress, console.width)
 
 
 @contextmanager
@@ -189,7 +218,7 @@ def _report_end(child: _Child, console: Console) -> None:
 def _raise_what_happened(
     ended: Sequence[_Child], waiting: Sequence[SweepRun], signals: Sequence[int]
 ) -> None:
-    stopped = [child for child in ended if child.stopped_by]
+    stopped = sorted((each for each in ended if each.stopped_by), key=lambda each: each.start_s)
     for child in ended:
         if child.process.returncode and not child.stopped_by:
             reported_in = "the lines above" if child.log is None else f"'{child.log}'"
@@ -234,4 +263,6 @@ def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
         train_runs(sweep, left, num_jobs=num_jobs, console=console)
     with console.phase("comparison"):
         comparison = build_comparison(sweep, command=make_command())
-        return publish(comparison, list_finished(sweep), sweep.folder, console)
+        published = publish(comparison, list_finished(sweep), sweep.folder, console)
+        link_reports((run.folder for run in sweep.in_order), console.warn)
+    return published

@@ -13,6 +13,7 @@ from unusable_gpus import LINE, pretend_old_driver
 from memguard.cli.doctor_screen import render_diagnosis, render_families
 from memguard.workflows import doctor as workflow
 from memguard.workflows.backends import Backend, Check
+from memguard.workflows.capacity import Capacity
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS
 from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library
 from memguard.workflows.families import Families, Family
@@ -67,9 +68,29 @@ def make_diagnosis(**changes: Any) -> Diagnosis:
             ),
         ),
         "backends": (make_backend(bf16="not supported", uint8="hung"),),
+        "capacities": (
+            make_capacity("all weights", model="Llama 3.2 3B", tokens_per_s=12053.9),
+            make_capacity("LoRA", model="Qwen2.5 32B", num_gpus=2),
+            make_capacity("QLoRA", reason="without bitsandbytes"),
+        ),
         "problems": (),
     }
     return Diagnosis(**values | changes)
+
+
+def make_capacity(kind: Any, **changes: Any) -> Capacity:
+    values: dict[str, Any] = {
+        "kind": kind,
+        "model": None,
+        "num_parameters": 10**9,
+        "needed_bytes": 54 * 2**30,
+        "usable_bytes": 76 * 2**30,
+        "tokens_per_s": None,
+        "seq_len": 2048,
+        "num_gpus": 1,
+        "reason": None,
+    }
+    return Capacity(**values | changes)
 
 
 def show(render: Any, record: Any, width: int) -> str:
@@ -92,6 +113,20 @@ def test_the_diagnosis_fits_the_screen(width: int) -> None:
     assert rows[0] == ["broadcast", "ok", "ok", "no", "ok", "ok", "hung"]
     assert "all-reduce in bf16: not supported: Invalid scalar type" in plain
     assert "All that memguard needs works here." in plain
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_ends_with_what_the_machine_can_train(width: int) -> None:
+    plain = rich.text.Text.from_ansi(show(render_diagnosis, make_diagnosis(), width)).plain
+    assert max(map(len, plain.splitlines())) <= width
+    end = " ".join(plain.partition("All that memguard needs works here.")[2].split())
+    assert end.startswith("What this machine can train, by estimate all weights up to Llama 3.2 3B")
+    assert "up to Llama 3.2 3B, 54.0 GiB of 76.0 GiB, about 12,000 tokens/s" in end
+    assert "LoRA up to Qwen2.5 32B, 54.0 GiB of 76.0 GiB on each of 2 GPUs QLoRA" in end
+    assert "QLoRA nothing: without bitsandbytes" in end
+    assert "rows of 2,048 tokens" in end
+    assert "Nothing was trained or timed" in end
+    assert end.endswith("memguard plan --model PATH/config.json")
 
 
 def test_problems_end_the_screen() -> None:

@@ -43,7 +43,10 @@ def test_wrong_settings_are_told_all_together_without_torch(bare: Any, tmp_path:
     assert len(lines) == 5, ended.stderr
     for place, words in (
         ("run.yaml:3:24", "'data.seq_len'"),
-        ("run.yaml:4:32", "'mitigations[0].kk' is not a setting; known here: name, k, context_width"),
+        (
+            "run.yaml:4:32",
+            "'mitigations[0].kk' is not a setting; known here: name, k, context_width",
+        ),
         ("run.yaml:5:1", "'otpim' is not a setting; did you mean 'optim'?"),
         ("argument 'train.batch_size=0'", "greater than or equal to 1"),
         ("argument '--seed=-1'", "greater than or equal to 0"),

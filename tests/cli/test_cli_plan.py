@@ -12,6 +12,7 @@ from cli_examples import Outcome, run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
 from memguard.cli.plan_screen import render_plan, render_storage_plan
+from memguard.planner import machine as machine_module
 from memguard.planner.disk import format_bytes
 from memguard.planner.plan import Plan
 from memguard.planner.storage import StoragePlan
@@ -377,6 +378,43 @@ def test_a_run_with_its_documents(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_the_time_of_all_steps_is_planned_for_known_gpus(folder: Path) -> None:
+    path = write_run(folder)
+    arguments = (path, "--machine", "dgx-h100", "--gpus", 2)
+    printed = json.loads(plan(*arguments, "--json").out)
+    first = printed["requested"] or printed["meshes"][0]
+    num_steps = printed["dry_run"]["length"]["num_steps"]
+    assert num_steps > 1
+    assert printed["training_s"] == num_steps * first["speed"]["step_s"]
+    assert printed["training_s"] > 0
+    seconds = round(printed["training_s"])
+    mesh = ", ".join(f"{axis}={first[axis]}" for axis in ("data", "z", "y", "x"))
+    assert (
+        f"time about {seconds} s for all steps as ({mesh}); loading, saving and the audit take "
+        "longer" in flatten(plan(*arguments).out)
+    )
+
+
+def test_on_a_cpu_no_time_is_planned_and_memory_is_that_of_a_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_module, "_list_gpus", lambda: ())
+    text = flatten(plan(write_run(folder)).out)
+    assert "time not predicted, because the speed of a CPU is not known; " in text
+    assert "'memguard train' shows the time left" in text
+    assert "available per process" in text
+    assert "per GPU" not in text
+
+
+def test_on_a_gpu_of_no_machine_file_no_time_is_planned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_module, "_list_gpus", lambda: (("Unknown 1", 80.0),))
+    text = flatten(plan(write_run(folder)).out)
+    assert "time not predicted, because 'Unknown 1' is in no machine file; " in text
+    assert "available per GPU" in text
+
+
 def test_a_run_as_json(folder: Path) -> None:
     path = write_run(folder)
     printed = json.loads(plan(path, "train.batch_size=4", "--json").out)
@@ -461,6 +499,9 @@ def test_a_run_of_another_family_has_its_plan_and_the_rest(folder: Path) -> None
     assert outcome.code == 0
     assert "model.scratch  " in outcome.out
     assert "no formula for layers of 'gpt2'" in flatten(outcome.out)
+    assert "time not predicted, because there is no formula for the layers of 'gpt2'; " in flatten(
+        outcome.out
+    )
     assert "Training" in outcome.out
 
 

@@ -1,7 +1,10 @@
 import hashlib
 import hmac
 import json
+import os
+import signal
 import struct
+import threading
 from array import array
 
 import numpy as np
@@ -9,9 +12,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from memguard.data import tokenization
 from memguard.data.documents import Document, Message
 from memguard.data.tokenization import hash_tokens, hmac_text, tokenize_documents
 from memguard.errors import DataError
+from memguard.runtime.interruptible import call_interruptibly
 
 CHATML = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\n' }}{{ m.content + '<|end|>' }}"
@@ -130,6 +135,73 @@ def test_documents_keep_their_order_over_batches_and_formats():
         end = "<|end|>" if one.format == "messages" else "</s>"
         assert supervised_text(one, tokenizer) == f"cat {i}{end}"
     assert done == [1000, 100]
+
+
+def test_batches_are_cut_by_characters(monkeypatch):
+    """One batch of long documents is one call of the tokenizer: minutes without progress."""
+    tokenizer = build_tokenizer(CHATML)
+    long = ["the cat " * n for n in (5, 5, 5, 50, 1)]
+    documents = [document(text, str(i)) for i, text in enumerate(long)]
+    documents += [pair("a" * 60, "b" * 50, "pair"), document(turns("a" * 60, "b"), "turns")]
+    whole = tokenize(documents, tokenizer)
+    monkeypatch.setattr(tokenization, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    done = []
+    cut = tokenize(documents, tokenizer, progress=done.append)
+    # 40 + 40, 40, 400, 8, 110 and 61 characters.
+    assert done == [2, 1, 1, 1, 1, 1]
+    # The texts are encoded one by one in any case: exactly the same ids.
+    for one, other in zip(whole, cut, strict=True):
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+        np.testing.assert_array_equal(one.supervised, other.supervised)
+
+
+def test_long_texts_in_a_thread_have_the_same_tokens(monkeypatch):
+    tokenizer = build_tokenizer(CHATML)
+    documents = [
+        document("the cat", "text"),
+        pair("the c", "at sat", "spans"),
+        pair("q", "the hat", "pair"),
+        document(turns("the cat", "the hat"), "turns"),
+    ]
+    direct = tokenize(documents, tokenizer)
+    called = []
+
+    def call(function, tick):
+        called.append(function)
+        return call_interruptibly(function, tick)
+
+    monkeypatch.setattr(tokenization, "_LONG_CHARACTERS", 0)
+    monkeypatch.setattr(tokenization, "call_interruptibly", call)
+    for one, other in zip(direct, tokenize(documents, tokenizer), strict=True):
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+    assert len(called) >= 4
+
+
+class HangingTokenizer:
+    """A tokenizer whose encoding does not end before it is told to."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.may_end = tokenizer, threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, texts, **options):
+        self.may_end.wait()
+        return self.tokenizer(texts, **options)
+
+
+def test_ctrl_c_takes_effect_while_one_document_is_encoded():
+    tokenizer = HangingTokenizer(build_tokenizer())
+
+    def interrupt(done):
+        assert done == 0, "shown while nothing is done yet"
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize([document("x" * 200_000)], tokenizer, progress=interrupt)
+    tokenizer.may_end.set()
 
 
 def test_long_documents_are_cut_and_nothing_is_warned(caplog):

@@ -103,7 +103,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config a list": (lambda f: (f / "config.json").write_text("[]"), r"must be a JSON object"),
     "config a number": (lambda f: (f / "config.json").write_text("3"), r"must be a JSON object"),
     "no model type": (lambda f: (f / "config.json").write_text("{}"), r"model_type"),
-    "unknown model type": (lambda f: change_config(f, model_type="foo"), r"cannot be loaded.*foo"),
+    "unknown model type": (lambda f: change_config(f, model_type="foo"), r"no usable config.*foo"),
     "not a causal model": (lambda f: change_config(f, model_type="t5"), r"cannot be loaded.*T5"),
     "a field of the wrong kind": (
         lambda f: change_config(f, hidden_size="wide"),
@@ -196,10 +196,13 @@ def test_a_tokenizer_that_is_missing_or_broken(folder: Path, tokenizer: Any) -> 
         load_tokenizer(str(folder))
     tokenizer.save_pretrained(folder)
     assert load_tokenizer(str(folder))("a cat")["input_ids"] == tokenizer("a cat")["input_ids"]
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name, words in (
+        ("tokenizer.json", "no usable tokenizer in"),
+        ("tokenizer_config.json", "tokenizer_config.json is not JSON"),
+    ):
         kept = (folder / name).read_text()
         (folder / name).write_text(kept[:100])
-        with pytest.raises(ModelError, match="no usable tokenizer in"):
+        with pytest.raises(ModelError, match=words):
             load_tokenizer(str(folder))
         (folder / name).write_text(kept)
 

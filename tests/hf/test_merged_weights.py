@@ -219,13 +219,18 @@ def test_a_damaged_record_of_the_run_is_told_to_all_ranks(
     """A rank that is not told waits for rank 0."""
     save_adapter(tmp_path)
     (tmp_path / "trained.json").write_text("{")
-    told: list[str] = []
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda said, src: told.extend(said))
+    told: list[Any] = []
+
+    def gather(values: list[Any], value: Any, **_: Any) -> None:
+        values[:] = [value] * len(values)
+
+    for name, result in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
+        monkeypatch.setattr(dist, name, lambda result=result: result)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda said, **_: told.extend(said))
+    monkeypatch.setattr(dist, "all_gather_object", gather)
     with pytest.raises(ModelError, match=r"trained\.json") as caught:
         open_merged(tmp_path / "adapter")
-    assert told == [str(caught.value)]
+    assert told[-1] == str(caught.value)
 
 
 def test_several_devices_are_refused(tmp_path: Path) -> None:

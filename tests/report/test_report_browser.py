@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import comparison_examples as comparisons
 import evidence_examples as evidence
 import pytest
 import report_examples as examples
 
 from memguard import records as r
-from memguard.report import render_report
+from memguard.report import render_comparison, render_report
 
 CHROMIUM = Path("/usr/bin/chromium")
 """Debian's package."""
@@ -58,6 +59,29 @@ addEventListener("load", () => {
 """
 
 
+# Opens what is closed, and lists the tables that scroll sideways.
+OPEN = """
+<script>
+addEventListener("load", () => {
+  for (const part of document.querySelectorAll("details")) part.open = true;
+  const tables = [...document.querySelectorAll(".scroll")];
+  const result = {
+    width: innerWidth,
+    height: innerHeight,
+    pageWidth: document.documentElement.scrollWidth,
+    tables: tables.filter((table) => table.clientWidth > 0).length,
+    scrolling: tables.filter((table) => table.scrollWidth > table.clientWidth + 1)
+      .map((table) => table.getAttribute("aria-label")),
+  };
+  const holder = parent.document.createElement("pre");
+  holder.id = "measured";
+  holder.textContent = JSON.stringify(result);
+  parent.document.body.append(holder);
+});
+</script>
+"""
+
+
 def run_chromium(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(CHROMIUM), *OPTIONS, f"--user-data-dir={folder / 'profile'}", *arguments],
@@ -68,10 +92,12 @@ def run_chromium(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def measure(page: str, folder: Path, width: int, height: int) -> dict[str, Any]:
-    """Return sizes (CSS pixels) and visible words of a page on a screen of this size."""
+def measure(
+    page: str, folder: Path, width: int, height: int, script: str = MEASURE
+) -> dict[str, Any]:
+    """Return what a script measures of a page on a screen of this size (CSS pixels)."""
     free = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", page)
-    inner = html.escape(free.replace("</body>", f"{MEASURE}</body>"))
+    inner = html.escape(free.replace("</body>", f"{script}</body>"))
     # In a frame, because a window is neither as narrow nor as high as it is asked to be.
     path = folder / "page.html"
     frame = f'<iframe srcdoc="{inner}" style="border:0;width:{width}px;height:{height}px"></iframe>'
@@ -113,6 +139,18 @@ def test_the_result_is_on_the_first_screen(width: int, height: int, tmp_path: Pa
     assert seen["rows"] == 1, "three tiles side by side"
     assert seen["wide"] == 0, "a text is wider than its box"
     assert seen["pageWidth"] == width, "the page scrolls sideways"
+
+
+@pytest.mark.parametrize("kind", ["report", "comparison"])
+def test_no_table_scrolls_sideways_on_a_tablet(kind: str, tmp_path: Path) -> None:
+    if kind == "report":
+        page = render_report(make_hard("x"))
+    else:
+        page = render_comparison(comparisons.make_full_comparison(2))
+    seen = measure(page, tmp_path, 768, 1024, OPEN)
+    assert seen["tables"] > 5, "they are open"
+    assert seen["scrolling"] == []
+    assert seen["pageWidth"] == 768
 
 
 def test_few_words_are_visible_before_a_click(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The console: lines where there is no terminal, a bar where there is one; names of places."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,65 @@ def test_progress_is_a_line_now_and_then_without_a_terminal(
             now[0] += 0.5
             advance(1, "")
     lines = text.getvalue().splitlines()
-    assert lines[0] == "audit: 20 of 100 documents, 40 s left"
+    assert lines[0] == "audit: 6 of 100 documents, 47 s left"
+    assert lines[1].startswith("audit: 26 of 100 documents")
     assert lines[-1] == "audit: 100 of 100 documents (done)"
-    assert len(lines) == 6  # every 10 of 50 seconds, and at the end
+    assert len(lines) == 6  # after 3 s, every 10 of 50 seconds, and at the end
+
+
+def test_a_line_is_due_also_while_no_unit_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with console_to(text, terminal=False).progress("tokenise", 60, "documents") as advance:
+        for _ in range(8):
+            now[0] += 1
+            advance(0, "")
+        assert text.getvalue() == "tokenise: 0 of 60 documents\n"
+
+
+def test_a_detail_that_would_wrap_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with console_to(text, terminal=True).progress("audit", 100, "documents") as advance:
+        for detail in ("x" * 60, "short"):
+            now[0] += 10
+            advance(1, detail)
+    first, second, _ = text.getvalue().splitlines()
+    assert first == "audit: 1 of 100 documents, 16:30 min left"
+    assert second.endswith(" left (short)")
+
+
+def test_rows_are_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with console_to(text, terminal=False).rows() as rows:
+        for second in range(100):
+            now[0] = float(second)
+            rows.show("a", f"step {second // 40}")
+            rows.show("b", "audit" if second else "")
+        rows.remove("a")
+    assert not rows.is_live
+    # Every 20 s where something has changed.
+    assert text.getvalue().splitlines() == ["a: step 0", "b: audit", "a: step 1", "a: step 2"]
+
+
+def test_rows_of_a_terminal_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = io.StringIO()
+    with console_to(text, terminal=True).rows() as rows:
+        rows.show("a", "loss [bold]1.0[/bold]", done=3, total=4)
+        rows.show("b", "audit")
+        assert rows.is_live
+        rows.remove("a")
+        rows.remove("a")
+        before = len(text.getvalue())
+    after = text.getvalue()[before:]
+    assert "audit" in after
+    assert "loss" not in after
 
 
 def test_short_work_says_nothing_without_a_terminal() -> None:
@@ -75,6 +132,23 @@ def test_messages_are_text_not_markup() -> None:
     text = io.StringIO()
     console_to(text, terminal=False).info("documents: [red]a[/red] " + "x" * 100)
     assert text.getvalue() == "documents: [red]a[/red] " + "x" * 100 + "\n"
+
+
+def test_long_messages_wrap_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    path = "/a-folder/" + "x" * 90
+    text = io.StringIO()
+    long = f"{'word ' * 14}is-one-word-too '{path}' ends\nnext"
+    console_to(text, terminal=True).warn(long)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
+    assert shown.splitlines() == [
+        f"warning: {'word ' * 14}".rstrip(),
+        "  is-one-word-too",
+        f"  '{path}'",
+        "  ends",
+        "next",
+    ]
+    assert shown.count("\n") == 5
 
 
 def test_other_ranks_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

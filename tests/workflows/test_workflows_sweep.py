@@ -19,6 +19,7 @@ from memguard.records.audit_files import save_audit_files
 from memguard.records.run_files import sum_trained
 from memguard.records.sealed import save_sealed
 from memguard.runtime import Console
+from memguard.runtime import console as console_module
 from memguard.runtime.children import end_children
 from memguard.workflows import sweep as sweep_module
 from memguard.workflows.sweep import ChildFailed, train_runs
@@ -131,6 +132,23 @@ def test_at_most_so_many_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any("threads" in line for line in lines), "a run speaks in its own file"
 
 
+def test_each_run_shows_what_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "_SHOW_EVERY_S", 0)
+    monkeypatch.setattr(console_module, "_ROW_LINE_EVERY_S", 0)
+    sweep = make_sweep("waits-1", "waits-2")
+    both = when_at_work(["waits-1", "waits-2"], lambda: (time.sleep(0.5), go_on()))
+    train(sweep, 2)
+    both.join()
+    lines = capsys.readouterr().err.splitlines()
+    threads = Path("runs/sweep/waits-1/train.log").read_text().strip()
+    assert [line for line in lines if "threads" in line] == [
+        f"waits-1: {threads}",
+        f"waits-2: {threads}",
+    ], "each once, as it does not change"
+
+
 def test_one_at_a_time_has_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep("a", "b")
     train(sweep, 1)
@@ -173,7 +191,7 @@ def test_the_model_they_start_from_is_trained_alone() -> None:
 
 def test_one_that_fails_is_told_and_those_in_flight_end() -> None:
     sweep = make_sweep("waits", "fails", "never")
-    console = mock.Mock()
+    console = mock.MagicMock()
     console.warn.side_effect = lambda _: go_on()
     with pytest.raises(
         ChildFailed, match=r"fails failed with exit code 3; see '.*train.log' for the reason"

@@ -1,0 +1,325 @@
+"""Says which rank the others wait for: "waiting for rank 1 in the save for 2 minutes". No torch.
+
+    each rank       a thread looks every five seconds where the main thread is
+    waiting         it is inside the same collective as at the last look and uses no processor
+    after 15 s      a waiting rank posts that in the store of the process group, again at each look
+    after a minute  the lowest waiting rank reads what was posted, and names the ranks that have not
+
+A rank that is stopped, or hangs in a file system, posts nothing. Rank 0 also posts that it is at
+work, since it shows its own progress: others then wait for it without a line. Lines come after 1,
+2, 4, 8, ... minutes. Nothing is sent while no rank waits, and collectives are the same ones.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from memguard.runtime.children import EXIT_REPORT_FILE
+from memguard.runtime.console import Console
+
+_LOOK_EVERY_S = 5.0
+_POST_AFTER_S = 15.0
+_READ_AFTER_S = 30.0
+_OUTDATED_AFTER_S = 25.0
+"""A post that was not renewed for so long is of a rank that does not run any more."""
+_ANSWER_WITHIN_S = 8.0
+_IDLE_SHARE = 0.02
+"""Largest share of a core that a waiting thread uses."""
+_BUSY_SHARE = 0.1
+_NUM_SPEAKERS = 8
+"""Only the first ranks read and speak: each of thousands would read thousands of posts."""
+_MOST_NAMED = 4
+_COLLECTIVES = "torch.distributed.distributed_c10d"
+
+_PLACES: tuple[tuple[str, str, str | None], ...] = (
+    # A step has the time limit of its process group ('parallel.timeout_minutes').
+    ("memguard.train.step", "", None),
+    ("memguard.train.checkpoint", "save_checkpoint", "the save"),
+    ("memguard.train.checkpoint", "", "the loading of a checkpoint"),
+    ("memguard.train.base_nll", "", "the losses before training"),
+    ("memguard.train.heldout", "", "the held-out loss"),
+    ("memguard.workflows.train", "_prepare_once", "the preparation"),
+    ("memguard.workflows.train", "_export", "the export"),
+    ("memguard.hf.export", "", "the export"),
+    ("memguard.hf.merged_weights", "", "the export"),
+    ("memguard.audit", "", "the audit"),
+    ("memguard.workflows.audit", "", "the audit"),
+    ("memguard.workflows.setup", "", "the loading of the model"),
+    ("memguard.hf", "", "the loading of the model"),
+    ("memguard.workflows", "", "the checks of the run"),
+    ("memguard.runtime.processes", "start_runtime", "the end of the run"),
+)
+"""Module, function ('' for any) and the place in a line; the first row on the stack counts."""
+
+
+# -- where the main thread is ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """The main thread at one moment."""
+
+    place: str | None
+    """Where it waits for other ranks; None if it does not."""
+    stack: tuple[tuple[int, int], ...]
+    """Code and instruction of each of its frames."""
+    thread_s: float
+    """Processor time of this thread (seconds)."""
+    process_s: float
+    """Processor time of the process (seconds)."""
+
+
+def look_at(thread: int) -> Look:
+    """Look at a running thread.
+
+    Args:
+        thread: its identifier.
+    """
+    frames: list[FrameType] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return Look(
+        place=find_place([_name(frame) for frame in frames]),
+        stack=tuple((id(frame.f_code), frame.f_lasti) for frame in frames),
+        thread_s=time.clock_gettime(time.pthread_getcpuclockid(thread)),
+        process_s=time.process_time(),
+    )
+
+
+def find_place(calls: Sequence[tuple[str, str]]) -> str | None:
+    """Return where a thread waits for other ranks; None if it does not, or in a training step.
+
+    Args:
+        calls: module and function of each frame, innermost first.
+    """
+    if not calls or calls[0][0] != _COLLECTIVES:
+        return None
+    for module, function, place in _PLACES:
+        for called_module, called_function in calls:
+            is_inside = f"{called_module}.".startswith(f"{module}.")
+            if is_inside and function in ("", called_function):
+                return place
+    return None
+
+
+def _name(frame: FrameType) -> tuple[str, str]:
+    return frame.f_globals.get("__name__", ""), frame.f_code.co_name
+
+
+# -- what ranks know of each other -----------------------------------------------------------------
+
+
+class Board(Protocol):
+    """Where ranks post what they do."""
+
+    def post(self, rank: int, text: str) -> None:
+        """Replace the text of a rank."""
+
+    def read(self) -> list[str] | None:
+        """Return the texts of all ranks; None if there is no answer."""
+
+
+class StoreBoard:
+    """A board in a store of torch; a call that gets no answer does not stop the caller."""
+
+    def __init__(self, store: Any, world_size: int) -> None:
+        """Remember the store.
+
+        Args:
+            store: of the process group.
+            world_size: number of ranks; each must post once before any of them reads.
+        """
+        self._store = store
+        self._keys = [_key(rank) for rank in range(world_size)]
+        self._reader: threading.Thread | None = None
+
+    def post(self, rank: int, text: str) -> None:
+        """Replace the text of a rank; left out while a read has no answer."""
+        if self._reader is None or not self._reader.is_alive():
+            self._store.set(_key(rank), text)
+
+    def read(self) -> list[str] | None:
+        """Return the texts of all ranks; None if the store's process does not answer."""
+        texts: list[str] = []
+
+        def read() -> None:
+            with suppress(RuntimeError):  # The connection broke: the main thread reports it.
+                texts.extend(value.decode() for value in self._store.multi_get(self._keys))
+
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=read, name="memguard-stalls-read", daemon=True)
+            self._reader.start()
+            self._reader.join(_ANSWER_WITHIN_S)
+        return texts or None
+
+
+def _key(rank: int) -> str:
+    return f"memguard/stalls/{rank}"
+
+
+# -- the watch -------------------------------------------------------------------------------------
+
+_IDLE, _WAITS, _WORKS = "idle", "waits", "works"
+
+
+@dataclass(kw_only=True, slots=True)
+class StallWatch:
+    """Looks at the main thread of one rank; `look` is called every few seconds."""
+
+    rank: int
+    world_size: int
+    board: Board
+    say: Callable[[str], None]
+    see: Callable[[], Look]
+    clock: Callable[[], float] = time.monotonic
+    is_board_on_main: bool = True
+    """Whether rank 0's process holds the board; otherwise the launcher does."""
+    _last: tuple[float, Look] | None = None
+    _since_s: float | None = None
+    _next_minute: int = 1
+    _num_posts: int = 0
+    _posted: str = _IDLE
+    _seen: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Text of each rank, and when it was first read."""
+
+    def look(self) -> None:
+        """Post what this rank does, and say whom it waits for if that is due."""
+        now_s, seen, last = self.clock(), self.see(), self._last
+        self._last = now_s, seen
+        if last is None:
+            return
+        last_s, before = last
+        elapsed_s, is_same = now_s - last_s, seen.stack == before.stack
+        is_idle = seen.thread_s - before.thread_s <= _IDLE_SHARE * elapsed_s
+        if seen.place is None or not is_same or not is_idle:
+            self._since_s, self._next_minute = None, 1
+            self._seen.clear()
+            is_busy = seen.process_s - before.process_s >= _BUSY_SHARE * elapsed_s
+            self._post(_WORKS if self.rank == 0 and (is_busy or not is_same) else _IDLE)
+            return
+        if self._since_s is None:
+            self._since_s = last_s
+        waited_s = now_s - self._since_s
+        self._post(_WAITS if waited_s >= _POST_AFTER_S else _IDLE)
+        if waited_s >= _READ_AFTER_S and self.rank < _NUM_SPEAKERS:
+            missing = self._find_missing(now_s)
+            minutes = int(waited_s // 60)
+            if missing and minutes >= self._next_minute:
+                self._next_minute = 2 ** minutes.bit_length()
+                unit = "minute" if minutes == 1 else "minutes"
+                self.say(f"waiting for {_name_ranks(missing)} in {seen.place} for {minutes} {unit}")
+
+    def _post(self, kind: str) -> None:
+        if kind == _IDLE and self._posted == _IDLE:
+            return
+        self._posted = kind
+        self._num_posts += 1
+        self.board.post(self.rank, f"{kind} {self._num_posts}")
+
+    def _find_missing(self, now_s: float) -> list[int]:
+        """Return the ranks that others wait for; none if another rank is to name them."""
+        texts = self.board.read()
+        if texts is None:
+            # The process that holds the board does not run.
+            return [0] if self.is_board_on_main and self.rank == 1 else []
+        for rank, text in enumerate(texts):
+            if self._seen.get(rank, ("", 0.0))[0] != text:
+                self._seen[rank] = text, now_s
+        kinds = {
+            rank: text.split()[0] if now_s - seen_s < _OUTDATED_AFTER_S else _IDLE
+            for rank, (text, seen_s) in self._seen.items()
+        }
+        kinds[self.rank] = _WAITS
+        if any(kinds[rank] == _WAITS for rank in range(self.rank)):
+            return []
+        missing = [rank for rank in range(self.world_size) if kinds[rank] != _WAITS]
+        return [] if missing == [0] and kinds[0] == _WORKS else missing
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = [str(rank) for rank in ranks[:_MOST_NAMED]]
+    if len(ranks) > _MOST_NAMED:
+        named.append(f"{len(ranks) - _MOST_NAMED} more")
+    return f"ranks {', '.join(named[:-1])} and {named[-1]}"
+
+
+@contextmanager
+def stalls_watched(rank: int, world_size: int, store: Any) -> Iterator[None]:
+    """Watch the calling thread in a block; every rank calls this.
+
+    Args:
+        rank: of this process.
+        world_size: number of ranks.
+        store: of the process group.
+    """
+    thread = threading.get_ident()
+    board = StoreBoard(store, world_size)
+    board.post(rank, _IDLE)
+    watch = StallWatch(
+        rank=rank,
+        world_size=world_size,
+        board=board,
+        say=lambda line: say(rank, line),
+        see=lambda: look_at(thread),
+        # torchrun holds the store in its own process.
+        is_board_on_main=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+    )
+    has_ended = threading.Event()
+
+    def run() -> None:
+        with suppress(RuntimeError):  # A broken connection ends the watch; the main thread reports.
+            while not has_ended.wait(_LOOK_EVERY_S):
+                watch.look()
+
+    watcher = threading.Thread(target=run, name="memguard-stalls", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        watcher.join(1.0)
+
+
+# -- the line --------------------------------------------------------------------------------------
+
+
+def say(rank: int, line: str) -> None:
+    """Show a line of any rank: on standard error, or through the launcher of `--nproc`."""
+    report_file = os.environ.get(EXIT_REPORT_FILE)
+    if rank == 0:
+        Console().info(line)
+    elif report_file:
+        notice = find_notice(Path(report_file))
+        with suppress(OSError):
+            unfinished = notice.with_suffix(".unfinished")
+            unfinished.write_text(line, encoding="utf-8")
+            unfinished.replace(notice)
+    else:
+        print(f"[rank {rank}] {line}", file=sys.stderr, flush=True)
+
+
+def find_notice(report_file: Path) -> Path:
+    """Return the file of a rank's lines for the launcher, beside that of its exit report."""
+    return report_file.with_suffix(".notice")
+
+
+def take_notice(report_file: Path) -> str | None:
+    """Return the line that a rank has written since the last call; None if it has not."""
+    notice = find_notice(report_file)
+    try:
+        line = notice.read_text(encoding="utf-8")
+        notice.unlink()
+    except OSError:
+        return None
+    return line

@@ -1,0 +1,313 @@
+"""Which rank is waited for: who says it, when, and when nothing is said."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_examples import write_run, write_texts
+from tiny_llama import TINY_LLAMA
+
+from memguard.runtime import stalls
+from memguard.runtime.stalls import Look, StallWatch, StoreBoard, find_place, say, take_notice
+from memguard.workflows import launch
+
+STOPPED = Path(__file__).with_name("stopped.py")
+C10D = ("torch.distributed.distributed_c10d", "all_reduce")
+SAVE = "in the save"
+Do = Callable[[float], Look]
+
+
+def waits(_: float) -> Look:
+    """Be blocked in a collective of the save."""
+    return Look(place="the save", stack=((1, 1),), thread_s=0.0, process_s=0.0)
+
+
+def works(now_s: float) -> Look:
+    """Compute."""
+    return Look(place=None, stack=((2, int(now_s)),), thread_s=now_s, process_s=now_s)
+
+
+def hangs(_: float) -> Look:
+    """Be blocked in a file system."""
+    return Look(place=None, stack=((3, 3),), thread_s=0.0, process_s=0.0)
+
+
+def meets_often(now_s: float) -> Look:
+    """Call one collective after another, each seen at the same instruction."""
+    return Look(place="the save", stack=((1, 1),), thread_s=0.1 * now_s, process_s=0.0)
+
+
+@dataclass
+class Ranks:
+    """Ranks that look every five seconds; one that is None is stopped and does not look."""
+
+    do: list[Do | None]
+    is_answering: bool = True
+    now_s: float = 0.0
+    said: list[tuple[int, int, str]] = field(default_factory=list)
+    """Rank, second and line."""
+    posts: dict[int, str] = field(default_factory=dict)
+    num_posts: int = 0
+    watches: list[StallWatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.posts = dict.fromkeys(range(len(self.do)), "idle")
+        self.watches = [self._make(rank) for rank in range(len(self.do))]
+
+    def _make(self, rank: int) -> StallWatch:
+        def see() -> Look:
+            do = self.do[rank]
+            assert do is not None
+            return do(self.now_s)
+
+        return StallWatch(
+            rank=rank,
+            world_size=len(self.do),
+            board=self,
+            say=lambda line: self.said.append((rank, int(self.now_s), line)),
+            see=see,
+            clock=lambda: self.now_s,
+        )
+
+    def post(self, rank: int, text: str) -> None:
+        self.posts[rank] = text
+        self.num_posts += 1
+
+    def read(self) -> list[str] | None:
+        return [self.posts[rank] for rank in sorted(self.posts)] if self.is_answering else None
+
+    def run(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            for watch, do in zip(self.watches, self.do, strict=True):
+                if do is not None:
+                    watch.look()
+            self.now_s += 5
+
+
+def test_the_line_says_which_rank_where_and_how_long() -> None:
+    ranks = Ranks([waits, hangs])
+    ranks.run(600)
+    assert ranks.said == [
+        (0, 60, f"waiting for rank 1 {SAVE} for 1 minute"),
+        (0, 120, f"waiting for rank 1 {SAVE} for 2 minutes"),
+        (0, 240, f"waiting for rank 1 {SAVE} for 4 minutes"),
+        (0, 480, f"waiting for rank 1 {SAVE} for 8 minutes"),
+    ]
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named_also_if_it_had_waited_itself(stopped: int) -> None:
+    ranks = Ranks([waits, waits])
+    ranks.run(50)
+    assert ranks.said == []
+    ranks.do[stopped] = None
+    ranks.run(40)
+    ((rank, second, line),) = ranks.said
+    assert (rank, line) == (1 - stopped, f"waiting for rank {stopped} {SAVE} for 1 minute")
+    assert second <= 50 + 40
+
+
+def test_the_lowest_of_those_that_wait_speaks() -> None:
+    ranks = Ranks([None, waits, waits, hangs, waits])
+    ranks.run(70)
+    assert ranks.said == [(1, 60, f"waiting for ranks 0 and 3 {SAVE} for 1 minute")]
+    ranks = Ranks([waits, *[hangs] * 6, waits])
+    ranks.run(70)
+    assert ranks.said == [(0, 60, f"waiting for ranks 1, 2, 3, 4 and 2 more {SAVE} for 1 minute")]
+
+
+def test_rank_0_at_work_shows_its_own_progress() -> None:
+    ranks = Ranks([works, waits])
+    ranks.run(300)
+    assert ranks.said == []
+    ranks.do[0] = hangs
+    ranks.run(40)
+    assert [line for *_, line in ranks.said] == [f"waiting for rank 0 {SAVE} for 5 minutes"]
+
+
+def test_another_rank_at_work_is_named() -> None:
+    ranks = Ranks([waits, works])
+    ranks.run(70)
+    assert len(ranks.said) == 1
+
+
+def test_where_the_store_does_not_answer_its_rank_is_named_once() -> None:
+    ranks = Ranks([None, waits, waits], is_answering=False)
+    ranks.run(70)
+    assert ranks.said == [(1, 60, f"waiting for rank 0 {SAVE} for 1 minute")]
+
+
+@pytest.mark.parametrize("do", [works, meets_often, hangs])
+def test_nothing_is_posted_by_a_rank_that_does_not_wait(do: Do) -> None:
+    ranks = Ranks([hangs, do])
+    ranks.run(300)
+    assert (ranks.said, ranks.num_posts) == ([], 0)
+
+
+def test_a_new_wait_is_counted_from_its_start() -> None:
+    ranks = Ranks([waits, hangs])
+    ranks.run(70)
+    ranks.do[0] = works
+    ranks.run(10)
+    ranks.do[0] = waits
+    ranks.run(70)
+    assert [(second, line.split(" for ")[-1]) for _, second, line in ranks.said] == [
+        (60, "1 minute"),
+        (140, "1 minute"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "place"),
+    [
+        ([C10D, ("memguard.train.checkpoint", "_agree"),
+          ("memguard.train.checkpoint", "save_checkpoint")], "the save"),
+        ([C10D, ("memguard.train.checkpoint", "find_checkpoint")], "the loading of a checkpoint"),
+        ([C10D, ("memguard.runtime.processes", "only_on_main"),
+          ("memguard.workflows.train", "_prepare_once")], "the preparation"),
+        ([C10D, ("memguard.hf.export", "export_sharded"),
+          ("memguard.workflows.train", "_export")], "the export"),
+        ([C10D, ("memguard.hf.load", "load_sharded")], "the loading of the model"),
+        ([C10D, ("memguard.audit.decoding", "agree")], "the audit"),
+        ([C10D, ("memguard.train.step", "run")], None),
+        ([C10D, ("memguard.train.step_of_another", "run")], None),
+        ([("threading", "wait"), ("memguard.train.checkpoint", "save_checkpoint")], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_places(calls: list[tuple[str, str]], place: str | None) -> None:
+    assert find_place(calls) == place
+
+
+def test_every_place_exists() -> None:
+    import importlib
+
+    for module, function, _ in stalls._PLACES:
+        found = importlib.import_module(module)
+        assert not function or hasattr(found, function), (module, function)
+
+
+def test_a_thread_is_looked_at() -> None:
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    assert thread.ident is not None
+    first, second = stalls.look_at(thread.ident), stalls.look_at(thread.ident)
+    may_end.set()
+    thread.join()
+    assert first.place is None
+    assert second.thread_s - first.thread_s < 0.1
+    assert first.stack
+    assert stalls.look_at(threading.get_ident()).stack != first.stack
+
+
+class Store:
+    """A store whose process may be stopped."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.answers = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.answers.wait()
+        return [self.values[key] for key in keys]
+
+
+def test_a_store_that_does_not_answer_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    board = StoreBoard(store, 2)
+    monkeypatch.setattr(stalls, "_ANSWER_WITHIN_S", 0.01)
+    board.post(0, "waits 1")
+    board.post(1, "idle")
+    assert board.read() is None
+    board.post(0, "waits 2")  # It would wait for the read.
+    assert store.values["memguard/stalls/0"] == b"waits 1"
+    store.answers.set()
+    assert board._reader is not None
+    board._reader.join()
+    monkeypatch.setattr(stalls, "_ANSWER_WITHIN_S", 10.0)
+    assert board.read() == ["waits 1", "idle"]
+
+
+# -- the line --------------------------------------------------------------------------------------
+
+
+def test_a_rank_of_nproc_speaks_through_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_file = tmp_path / "1.json"
+    monkeypatch.setenv("MEMGUARD_EXIT_REPORT", str(report_file))
+    say(1, "waiting for rank 0")
+    rank: Any = launch._Rank(1, subprocess.Popen(["true"]), report_file, None)
+    rank.process.wait()
+    assert capsys.readouterr().err == ""
+    launch._show_notices([rank])
+    launch._show_notices([rank])
+    assert capsys.readouterr().err == "waiting for rank 0\n"
+    assert take_notice(report_file) is None
+    say(0, "waiting for rank 1")
+    assert capsys.readouterr().err == "waiting for rank 1\n"
+
+
+def test_a_rank_of_torchrun_speaks_for_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MEMGUARD_EXIT_REPORT", raising=False)
+    say(3, "waiting for rank 0")
+    assert capsys.readouterr().err == "[rank 3] waiting for rank 0\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str, int], "subprocess.Popen[str]"]]:
+    """Starts two ranks of which one stops itself; kills all of them at the end."""
+    launchers: list[subprocess.Popen[str]] = []
+    write_texts(tmp_path / "documents.jsonl", 27, words=30)
+    scratch = {"scratch": {"config": TINY_LLAMA, "vocab_size": 300}, "path": None}
+    write_run(tmp_path, model=scratch, train={"checkpoint_every_steps": 1})
+    root = str(STOPPED.parents[2])
+
+    def run(where: str, rank: int) -> "subprocess.Popen[str]":
+        command = [sys.executable, str(STOPPED), "launch", where, str(rank), "train", "run.yaml"]
+        launchers.append(
+            subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return launchers[-1]
+
+    yield run
+    for launcher in launchers:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.communicate()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("where", "rank", "place"), [("save", 1, "the save"), ("prepare", 0, "the preparation")]
+)
+def test_a_rank_that_is_stopped_is_named(
+    start: Callable[[str, int], "subprocess.Popen[str]"], where: str, rank: int, place: str
+) -> None:
+    launcher = start(where, rank)
+    assert launcher.stderr is not None
+    lines = iter(launcher.stderr)
+    next(line for line in lines if line == f"rank {rank} stops\n")
+    said = next(line for line in lines if line.startswith("waiting for"))
+    assert re.fullmatch(f"waiting for rank {rank} in {place} for 1 minute\n", said)
