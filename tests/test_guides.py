@@ -180,6 +180,8 @@ def test_405b_fits_as_the_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_settings_of_the_guides_are_valid(folder: Path) -> None:
     run = yaml.safe_load((folder / "run.yaml").read_text())
     blocks = [block for guide in GUIDES for block in list_blocks(guide, "yaml")]
+    # That of axolotl is a part of axolotl's settings.
+    blocks = [block for block in blocks if not block.startswith("plugins:")]
     assert len(blocks) == 3
     for number, block in enumerate(blocks):
         values = yaml.safe_load(block)

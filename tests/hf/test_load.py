@@ -103,7 +103,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config a list": (lambda f: (f / "config.json").write_text("[]"), r"must be a JSON object"),
     "config a number": (lambda f: (f / "config.json").write_text("3"), r"must be a JSON object"),
     "no model type": (lambda f: (f / "config.json").write_text("{}"), r"model_type"),
-    "unknown model type": (lambda f: change_config(f, model_type="foo"), r"no usable config.*foo"),
+    "unknown model type": (
+        lambda f: change_config(f, model_type="foo"),
+        r"(no usable config|cannot be loaded).*foo",
+    ),
     "not a causal model": (lambda f: change_config(f, model_type="t5"), r"cannot be loaded.*T5"),
     "a field of the wrong kind": (
         lambda f: change_config(f, hidden_size="wide"),

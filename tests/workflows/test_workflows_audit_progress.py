@@ -39,6 +39,7 @@ def _show(**settings: Any) -> str:
 def test_lines_say_the_most_work_and_the_share_that_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(console, "_FIRST_LINE_S", 0)
     monkeypatch.setattr(console, "_LINE_EVERY_S", 0)
     lines = _show().splitlines()
     assert lines[0] == (
