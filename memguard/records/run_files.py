@@ -365,25 +365,17 @@ def find_run_keys(run_folder: Path) -> set[str]:
 
 
 def list_trained_files(run_folder: Path) -> list[Path]:
-    """Return the files of the trained weights, which `find_trained_damage` reads.
-
-    None are returned if training has not ended, or if trained.json is damaged.
-    """
-    try:
-        trained = load_trained(run_folder) if has_trained(run_folder) else None
-    except RecordError:
-        return []
-    return [] if trained is None else list(_list_weights(run_folder / trained.folder).values())
+    """Return the files of the trained weights; none if training has not ended or is damaged."""
+    with contextlib.suppress(RecordError):
+        if has_trained(run_folder):
+            return list(_list_weights(run_folder / load_trained(run_folder).folder).values())
+    return []
 
 
 def find_trained_damage(run_folder: Path, *, read: SumFile = sum_file) -> list[Damage]:
-    """Check manifest.jsonl, metrics.jsonl and the trained weights against trained.json.
+    """Check manifest, metrics and the trained weights, summed by ``read``, against trained.json.
 
     Returns an empty list if training has not ended (see `has_trained`).
-
-    Args:
-        run_folder: of the run.
-        read: sums a file of the weights.
     """
     if not has_trained(run_folder):
         return []

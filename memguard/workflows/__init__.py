@@ -18,7 +18,7 @@ model_identity.py  names and hashes of the models of an audit
 audited_model.py   a model of an audit, loaded at first use and freed afterwards
 audit_context.py   resources of an audit other than its models
 audit_progress.py  shows the work of an audit, and how much of it is done
-audit_work.py      work of a run's audit, predicted from its documents
+audit_work.py      work of a run's audit, predicted from its documents, and whether it may begin
 generation_plan.py time in which a run's audits generate text, predicted before training
 audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
 audit_callback.py  audits during training: selects documents and scores them

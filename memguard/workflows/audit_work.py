@@ -1,5 +1,6 @@
 """The work of a run's audit, predicted from its documents before training."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,22 @@ from memguard.audit.selection import Selection, select_windows
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
+from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.dry_run import AuditWork
+from memguard.planner.generation import describe_generation
+from memguard.planner.machine import THIS_MACHINE, load_machine
+from memguard.runtime import Console, Runtime
 from memguard.workflows.audit_context import build_codec, build_known_goldfish
 from memguard.workflows.audit_inputs import list_audited, list_canaries
-from memguard.workflows.generation_plan import list_models, make_audit_work
+from memguard.workflows.data import PreparedRun, build_training_data
+from memguard.workflows.generation_plan import (
+    check_generation,
+    list_models,
+    make_audit_work,
+    make_outlook,
+    predict_generation,
+)
+from memguard.workflows.plan import read_run_model
 
 
 def select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
@@ -59,3 +72,43 @@ def predict_audit_work(
         has_reference=settings.reference is not None,
     )
     return make_audit_work(list_bounds(suite, inputs, list_models(config)))
+
+
+def check_run_generation(
+    config: RunConfig, prepared: PreparedRun, mesh: MeshShape, runtime: Runtime, console: Console
+) -> None:
+    """Refuse a run on GPUs whose audits would generate text for too long.
+
+    Args:
+        config: of the run.
+        prepared: its documents.
+        mesh: on which it trains and is audited.
+        runtime: of the calling rank.
+        console: shows how the audit will generate.
+
+    Raises:
+        ConfigError: see `check_generation`.
+    """
+    if mesh.z == 1:
+        return
+    corpus = prepared.corpus
+    counts = [entry.planned_repetitions for entry in corpus.manifest]
+    selection = select_audited(config, corpus, counts)
+    if selection is None:
+        return
+    num_steps = 0
+    if config.train.audit_every_steps is not None:
+        loader = build_training_data(config, prepared, share_rows=True).loader
+        num_steps = min(loader.num_steps, config.train.max_steps or loader.num_steps)
+    machine = load_machine(THIS_MACHINE, num_processes=runtime.world_size)
+    outlook = make_outlook(
+        config,
+        predict_audit_work(config, corpus, selection, prepared.tokenizer),
+        Counter(window.document.bucket for window in selection.windows),
+        num_steps,
+    )
+    plan = predict_generation(config, outlook, read_run_model(config), mesh, machine)
+    if not plan.fits:
+        for line in describe_generation(plan):
+            console.info(f"audit: {line}")
+    check_generation(config, plan, machine, console.warn)

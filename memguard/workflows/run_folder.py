@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,14 @@ from memguard.records.run_files import (
     find_prepared_damage,
     find_run_keys,
     find_trained_damage,
+    find_weights_folder,
     has_begun,
     has_prepared,
     has_trained,
     has_weights,
+    list_other_model_files,
     load_summary,
+    load_trained,
 )
 from memguard.records.sealed import Damage, SumFile, sum_file
 
@@ -345,6 +349,50 @@ def check_finished(
     is_unlisted = any(damage.what == UNLISTED for damage in damages)
     repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
     _refuse(folder, damages, repair)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedState:
+    """State of earlier training in a run's folder."""
+
+    is_whole: bool
+    """Training has ended and its files are undamaged."""
+    damage: str | None = None
+    """Why the model must be exported again from a checkpoint instead of trained from the start."""
+
+
+def find_trained(folder: Path, run_key: str, console: "Console", read: SumFile) -> TrainedState:
+    """Return whether training has ended and its files are undamaged.
+
+    Args:
+        folder: of the run.
+        run_key: of its settings and documents.
+        console: shows damage.
+        read: sums a file of the weights.
+
+    Raises:
+        RecordError: the run has other settings or documents, or its model contains a file that
+            training has not written.
+    """
+    if not has_trained(folder):
+        model = find_weights_folder(folder)
+        damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
+        return TrainedState(is_whole=False, damage=damage if model.exists() else None)
+    damages = find_trained_damage(folder, read=read)
+    if not damages:
+        if load_trained(folder).run_key != run_key:
+            raise RecordError(
+                f"'{folder}' has a run with other settings or documents: choose another 'name', "
+                "or delete that folder"
+            )
+        return TrainedState(is_whole=True)
+    if others := list_other_model_files(folder):
+        raise RecordError(
+            f"'{folder}': {others[0]} {UNLISTED} and would be read or deleted with its "
+            "model: move it away"
+        )
+    console.warn(f"{damages[0]}; the model is exported again from the newest checkpoint")
+    return TrainedState(is_whole=False, damage=f"'{folder}': {damages[0]}")
 
 
 def _refuse(folder: Path, damages: Sequence[Damage], repair: str) -> None:

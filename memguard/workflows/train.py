@@ -3,10 +3,8 @@
 import gc
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus, load_private_key
 from memguard.data.loader import Loader
-from memguard.errors import RecordError
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -25,21 +22,14 @@ from memguard.model.router_loss import explain_missing, has_flag
 from memguard.parallel.flash_attention_3 import flash_attention_3
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.planner.generation import describe_generation
-from memguard.planner.machine import THIS_MACHINE, load_machine
 from memguard.planner.reference_hash import remark_on_reference_hash
 from memguard.records import ManifestEntry, save_manifest, write_atomically
 from memguard.records.run_files import (
-    UNLISTED,
-    find_trained_damage,
     find_weights_folder,
-    has_trained,
-    list_other_model_files,
     list_trained_files,
-    load_trained,
     sum_trained,
 )
-from memguard.records.sealed import SumFile, save_sealed
+from memguard.records.sealed import save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
@@ -55,15 +45,10 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_output import show_verdict
-from memguard.workflows.audit_work import predict_audit_work, select_audited
+from memguard.workflows.audit_work import check_run_generation
 from memguard.workflows.compile_choice import choose_compile, set_compile
 from memguard.workflows.control_outlook import report_control
 from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
-from memguard.workflows.generation_plan import (
-    check_generation,
-    make_outlook,
-    predict_generation,
-)
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
 from memguard.workflows.memory_check import (
     MicroBatchTooLarge,
@@ -75,10 +60,15 @@ from memguard.workflows.memory_check import (
     resolve_auto_for_documents,
     resolve_auto_settings,
 )
-from memguard.workflows.plan import read_run_model
 from memguard.workflows.requests import make_command
 from memguard.workflows.run_checks import check_processes
-from memguard.workflows.run_folder import check_same_settings, compute_run_key, locked
+from memguard.workflows.run_folder import (
+    TrainedState,
+    check_same_settings,
+    compute_run_key,
+    find_trained,
+    locked,
+)
 from memguard.workflows.setup import (
     DistributedContext,
     StartedModel,
@@ -193,10 +183,14 @@ def _prepare_and_train(
     runtime, folder = distributed.runtime, Path(config.output_dir) / config.name
     with console.phase("documents"):
         prepared = _prepare_once(config, distributed, console)
-    runtime.only_on_main(lambda: _check_generation(config, prepared, distributed, console))
+    mesh = distributed.mesh
+    if mesh is not None and runtime.device.type == "cuda":
+        runtime.only_on_main(
+            lambda: check_run_generation(config, prepared, mesh.shape, runtime, console)
+        )
     run_key = compute_run_key(config, prepared.corpus)
     read = sum_ahead(lambda: list_trained_files(folder), runtime)
-    state = runtime.only_on_main(lambda: _find_trained(folder, run_key, console, read))
+    state = runtime.only_on_main(lambda: find_trained(folder, run_key, console, read))
     before = runtime.broadcast_object(state)
     if before.is_whole:
         console.info(f"model: {find_weights_folder(folder)} was trained before")
@@ -266,80 +260,8 @@ def _prepare_once(
     return PreparedRun(folder=folder, corpus=load_corpus(folder), tokenizer=tokenizer)
 
 
-def _check_generation(
-    config: RunConfig, prepared: PreparedRun, distributed: DistributedContext, console: Console
-) -> None:
-    """Refuse a run on GPUs whose audits would generate text for too long.
-
-    Raises:
-        ConfigError: see `check_generation`.
-    """
-    mesh, runtime = distributed.mesh, distributed.runtime
-    if mesh is None or mesh.shape.z == 1 or runtime.device.type != "cuda":
-        return
-    corpus = prepared.corpus
-    counts = [entry.planned_repetitions for entry in corpus.manifest]
-    selection = select_audited(config, corpus, counts)
-    if selection is None:
-        return
-    num_steps = 0
-    if config.train.audit_every_steps is not None:
-        loader = build_training_data(config, prepared, share_rows=True).loader
-        num_steps = min(loader.num_steps, config.train.max_steps or loader.num_steps)
-    machine = load_machine(THIS_MACHINE, num_processes=runtime.world_size)
-    outlook = make_outlook(
-        config,
-        predict_audit_work(config, corpus, selection, prepared.tokenizer),
-        Counter(window.document.bucket for window in selection.windows),
-        num_steps,
-    )
-    plan = predict_generation(config, outlook, read_run_model(config), mesh.shape, machine)
-    if not plan.fits:
-        for line in describe_generation(plan):
-            console.info(f"audit: {line}")
-    check_generation(config, plan, machine, console.warn)
-
-
 def _pass() -> None:
     """Do nothing: ranks without the lock have no folder to check."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Before:
-    """State of earlier training in a run's folder."""
-
-    is_whole: bool
-    """Training has ended and its files are undamaged."""
-    damage: str | None = None
-    """Why the model must be exported again from a checkpoint instead of trained from the start."""
-
-
-def _find_trained(folder: Path, run_key: str, console: Console, read: SumFile) -> _Before:
-    """Return whether training has ended and its files are undamaged.
-
-    Raises:
-        RecordError: the run has other settings or documents, or its model contains a file that
-            training has not written.
-    """
-    if not has_trained(folder):
-        model = find_weights_folder(folder)
-        damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
-        return _Before(is_whole=False, damage=damage if model.exists() else None)
-    damages = find_trained_damage(folder, read=read)
-    if not damages:
-        if load_trained(folder).run_key != run_key:
-            raise RecordError(
-                f"'{folder}' has a run with other settings or documents: choose another 'name', "
-                "or delete that folder"
-            )
-        return _Before(is_whole=True)
-    if others := list_other_model_files(folder):
-        raise RecordError(
-            f"'{folder}': {others[0]} {UNLISTED} and would be read or deleted with its "
-            "model: move it away"
-        )
-    console.warn(f"{damages[0]}; the model is exported again from the newest checkpoint")
-    return _Before(is_whole=False, damage=f"'{folder}': {damages[0]}")
 
 
 def _build_trainer(
@@ -348,7 +270,7 @@ def _build_trainer(
     distributed: DistributedContext,
     console: Console,
     *,
-    before: _Before,
+    before: TrainedState,
     check_folder: Callable[[], None],
 ) -> tuple[StartedModel, Trainer]:
     """Load the model and set up its training."""
