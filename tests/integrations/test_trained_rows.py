@@ -282,7 +282,12 @@ def test_wrapped_rows_of_another_order_are_not_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_proc", [None, 3])
-def test_rows_are_packed_in_batches_of_each_process(num_proc: int | None) -> None:
+def test_rows_are_packed_in_batches_of_each_process(
+    num_proc: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # datasets replaces the object by a copy where it starts processes; rich, for one, keeps the old
+    # one, in which later tests would set variables in vain.
+    monkeypatch.setattr(os, "environ", os.environ)
     # 2,500 documents: TRL packs 1,000 at a time, and each of its processes its own part.
     lengths = np.random.default_rng(0).integers(1, 9, 2500)
     documents = [(str(number), [number] * size) for number, size in enumerate(lengths)]
