@@ -6,6 +6,8 @@ config_fields.py     refuses configuration fields that no model has; no torch
 adapter_config.py    reads adapter_config.json, and locates the base that it names; no torch
 adapter_files.py     reads and checks a peft folder: layers, ranks, base; no torch
 identity.py          hashes of all files that are read; no torch
+hub.py               asks once whether the hub answers, before a download
+tokenizer_files.py   checks the JSON files of a tokenizer; names the file and the field
 checkpoint.py        configuration and tokenizer of a checkpoint, before its weights are read
 load.py              a folder, or random weights, into a model: plain, over devices, or sharded
 stored_model.py      a checkpoint that is read tensor by tensor, or an adapter with its base

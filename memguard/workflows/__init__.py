@@ -24,6 +24,7 @@ audit_variants.py  forms of a model as it may be shipped, on the documents of it
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
+report_links.py    links the reports of a sweep to its comparison
 sweep_progress.py  what a run of a sweep does, read from its files
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
