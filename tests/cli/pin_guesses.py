@@ -7,6 +7,7 @@ the others.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,12 @@ def read_numbers(folder: Path, files: Sequence[Path]) -> list[Number]:
                 numbers += _walk(_parse(line), name)
         else:
             plain = re.sub(r"(?<=\d)[,\u202f\u2009](?=\d{3})", "", text)
-            numbers += [Number(name, match[0]) for match in _NUMBER.finditer(plain)]
+            # A hash such as 63e5123 reads as a number without a value.
+            numbers += [
+                Number(name, match[0])
+                for match in _NUMBER.finditer(plain)
+                if math.isfinite(float(match[0]))
+            ]
     return numbers
 
 
