@@ -6,7 +6,8 @@
     plan(...)     -> PlanResult      which meshes hold a training step
 
 Importing this module loads neither torch nor transformers; the functions do. Each result has
-`to_pandas()`, `save(folder)` and a rich form in notebooks. Errors are those of `memguard.errors`,
+`to_pandas()`, `save(folder)` and a rich form in notebooks; an audit's `gate(policy)` judges it, and
+`diff(earlier)` compares it. Errors are those of `memguard.errors`,
 with the messages of the command line. Progress goes to standard error; in a notebook one output of
 the cell shows it as a bar.
 """
@@ -53,6 +54,7 @@ def audit(
     text_column: str = "text",
     seed: int = 0,
     variants: Sequence[str] = (),
+    identity_key: str | Path | None = None,
     **settings: Any,
 ) -> AuditResult:
     """Measure what a model has memorized of its training documents.
@@ -77,6 +79,8 @@ def audit(
         text_column: column of the texts.
         seed: decides which documents are sampled.
         variants: forms of the model to compare on the same documents: adapter, merged, int8, nf4.
+        identity_key: file of the key under which equal texts have equal hashes, so that later
+            audits can be matched; memguard-identity.key in the user's configuration folder if None.
         settings: further settings of an audit, e.g. ``continuation_tokens=100``, ``cache=False``.
 
     Raises:
@@ -93,7 +97,8 @@ def audit(
         >>> worst = result.to_pandas().sort_values("extraction.num_correct").tail()
         >>> result.save("report")
     """
-    for name, path in {"run": run, "suite": suite, "out": out}.items():
+    paths = {"run": run, "suite": suite, "out": out, "identity_key": identity_key}
+    for name, path in paths.items():
         check_path(name, path)
     check_text("text_column", text_column)
     seed = check_count("seed", seed, low=0, high=MAX_SEED)
@@ -122,6 +127,7 @@ def audit(
             text_column=text_column,
             seed=seed,
             variants=variants,
+            identity_key=identity_key,
             settings={**settings, **({} if suite is None else {"suite": str(suite)})},
         )
         if not is_in_memory:

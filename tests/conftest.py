@@ -14,8 +14,9 @@ import torch
 from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
+from memguard.data.identity_key import FILE_NAME
 from memguard.pages.page import FrontChart, LineChart
-from memguard.report import html
+from memguard.report import engine, html
 from memguard.report.charts import draw_chart
 
 pytest_plugins = ["case_sample", "changed", "costs"]
@@ -37,6 +38,19 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The identity key of this session, the same in each: never the user's."""
+    folder = tmp_path_factory.mktemp("config")
+    path = folder / "memguard" / FILE_NAME
+    path.parent.mkdir(mode=0o700)
+    path.touch(mode=0o600)
+    path.write_text("5e" * 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        yield path
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real checkpoints and text kept beside the project; never part of it."""
@@ -47,7 +61,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fresh_ranks(session_cache: Path) -> RankPool:
+def fresh_ranks(session_cache: Path, session_key: Path) -> RankPool:
     """Runs a function on several ranks, each a fork of one process that has torch already.
 
     Where pytest-xdist runs the tests in several workers, each has its own.
@@ -102,7 +116,7 @@ def _kept_templates() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         kept = partial(jinja2.Environment, bytecode_cache=_KeptTemplates())
-        patch.setattr(html, "Environment", kept)
+        patch.setattr(engine, "Environment", kept)
         patch.setattr(html, "draw_chart", draw_once)
         yield
 

@@ -1,5 +1,6 @@
 """memguard from Python: results of the command line, also of a model and documents in memory."""
 
+import hmac
 import inspect
 import json
 import shutil
@@ -29,8 +30,9 @@ from cli_examples import (
 )
 
 from memguard import api
+from memguard.data.identity_key import IdentityKey, load_identity_key
 from memguard.errors import ConfigError, DataError, ModelError, RecordError
-from memguard.records import BLIND
+from memguard.records import BLIND, load_manifest
 from memguard.records.sealed import sum_file
 
 LENGTHS: dict[str, Any] = {"continuation_tokens": 8, "min_documents": 4}
@@ -107,6 +109,50 @@ def test_a_model_in_memory_has_the_records_of_the_command_line(
         for field in ("model", "method", "created", "environment"):
             del report[field]
     assert ours == theirs
+
+
+def test_documents_have_one_identity(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Of the text as it is given, by the key alone; equal texts share it and are counted."""
+    members = [*make_texts(23), make_texts(1)[0]]
+    unseen = datasets.Dataset.from_dict(
+        {"id": [f"u{n}" for n in range(24)], "text": make_texts(24, seed=1)}
+    )
+    key = tmp_path / "my.key"
+    result = api.audit(
+        model=model,
+        tokenizer=tokenizer,
+        members=members,
+        nonmembers=unseen,
+        identity_key=key,
+        **LENGTHS,
+    )
+    secret = bytes.fromhex(key.read_text())
+    rows = pyarrow.parquet.read_table(result.folder / "records.parquet").to_pylist()
+    texts = {f"members-{n:06d}": text for n, text in enumerate(members)}
+    texts |= {f"nonmembers:u{n}": text for n, text in enumerate(unseen["text"])}
+    assert len(rows) == len(texts)
+    for row in rows:
+        # The form that README names: JSON of the fields that were read.
+        content = json.dumps({"text": texts[row["id"]]}, separators=(",", ":")).encode()
+        assert row["text_hmac"] == hmac.new(secret, content, "sha256").hexdigest()
+        assert row["has_own_id"] == row["id"].startswith("nonmembers:")
+    assert len({row["text_hmac"] for row in rows}) == 47
+    data = result.report.data
+    assert (data.num_documents, data.num_texts, data.num_equal) == (48, 47, 1)
+    assert data.identity_key == IdentityKey.from_bytes(secret, key).fingerprint
+    page = (result.folder / "report.html").read_text(encoding="utf-8")
+    assert "47 different texts: 1 has the text of another" in page
+    assert data.identity_key in page
+    assert not (result.folder / "private").exists()
+
+
+def test_an_identity_key_is_refused_where_it_would_be_handed_on(
+    model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"'--identity-key': the identity key must not be in"):
+        audit_texts(model, tokenizer, out=out, identity_key=out / "my.key")
+    assert not list(tmp_path.rglob("*.key"))
 
 
 def test_the_model_is_left_as_it_was(model: Any, tokenizer: Any) -> None:
@@ -338,6 +384,24 @@ def test_a_finished_run_is_not_trained_again(trained: api.TrainResult, tiny_fold
     assert again.audit.report == trained.audit.report
     assert (trained.model / "model.safetensors").stat().st_mtime_ns == modified
     assert sum_file(trained.model / "model.safetensors") == before
+
+
+def test_a_run_has_the_identities_that_it_was_prepared_with(
+    trained: api.TrainResult, session_key: Path, tmp_path: Path
+) -> None:
+    """Another key would not be that of its manifest."""
+    own = IdentityKey.from_bytes(bytes.fromhex(session_key.read_text()), session_key).fingerprint
+    assert trained.audit is not None
+    assert trained.audit.report.data.identity_key == own
+    rows = pyarrow.parquet.read_table(trained.audit.folder / "records.parquet").to_pylist()
+    entries = {entry.id: entry for entry in load_manifest(trained.folder / "manifest.jsonl")}
+    assert rows
+    for row in rows:
+        entry = entries[row["id"]]
+        assert (row["text_hmac"], row["has_own_id"]) == (entry.text_hmac, entry.has_own_id)
+    other = load_identity_key(tmp_path / "my.key", say=lambda _: None).fingerprint
+    with pytest.raises(ConfigError, match=rf"has the fingerprint {other}, and .* {own}: name"):
+        api.audit(trained.folder, out=tmp_path / "out", identity_key=tmp_path / "my.key")
 
 
 def test_a_run_is_audited_again(trained: api.TrainResult, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 def test_a_session_is_measured_and_held_to_its_budget(tmp_path: Path) -> None:
     for name in ("budget.py", "costs.py", "step_count.py", "ranks.py"):
         (tmp_path / name).symlink_to(Path(__file__).with_name(name))

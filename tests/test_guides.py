@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,17 @@ import pytest
 import typer.main
 import yaml
 from cli_examples import make_texts, run_cli, save_tiny_model, write_jsonl
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from preloaded import PreloadedChild
 from ranks import RankPool
 
 from memguard import api
 from memguard.cli.app import app
 from memguard.config import load_run_config
+from memguard.gate.policy import load_policy
+from memguard.gate.triage import load_triage
+from memguard.records.gate import EXIT_CODES
 from memguard.runtime import children
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +110,17 @@ def write_sweep(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(yaml.safe_dump(values))
 
 
+def save_keys(folder: Path) -> None:
+    """Write a pair of ed25519 keys, as the guide's openssl commands do."""
+    key = Ed25519PrivateKey.generate()
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    (folder / "key.pem").write_bytes(private)
+    (folder / "key.pem").chmod(0o600)
+    public = serialization.PublicFormat.SubjectPublicKeyInfo
+    (folder / "pub.pem").write_bytes(key.public_key().public_bytes(pem, public))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which the guides' names are: a checkpoint, documents, a sweep, two runs."""
@@ -110,6 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     checkpoint = save_tiny_model(folder / "path/to/checkpoint", max_position_embeddings=1024)
     (folder / "original").symlink_to(checkpoint)
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
+    save_keys(folder)
     for seed, name in enumerate(("mails", "trained", "unseen", "documents")):
         texts = make_texts(60, seed=seed, words=40)
         write_jsonl(folder / f"{name}.jsonl", ({"text": text} for text in texts))
@@ -148,7 +167,9 @@ def run_commands(ranks: RankPool, guide: str) -> None:
                 change = mock.patch.object(children.subprocess, "Popen", PreloadedChild)
                 stack.enter_context(change)
             outcome = run_cli(*command)
-        assert outcome.code == 0, f"memguard {' '.join(command)}\n{outcome.err}"
+        is_judged = command[0] == "gate" and "--init" not in command
+        codes = EXIT_CODES.values() if is_judged else [0]
+        assert outcome.code in codes, f"memguard {' '.join(command)}\n{outcome.err}"
 
 
 def test_the_commands_of_the_readme_run(folder: Path, ranks: RankPool) -> None:
@@ -180,8 +201,9 @@ def test_405b_fits_as_the_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_settings_of_the_guides_are_valid(folder: Path) -> None:
     run = yaml.safe_load((folder / "run.yaml").read_text())
     blocks = [block for guide in GUIDES for block in list_blocks(guide, "yaml")]
-    # That of axolotl is a part of axolotl's settings.
-    blocks = [block for block in blocks if not block.startswith("plugins:")]
+    # That of axolotl is a part of axolotl's settings; policies are tested below.
+    others = ("plugins:", "# policy.yaml", "accepted:")
+    blocks = [block for block in blocks if not block.startswith(others)]
     assert len(blocks) == 3
     for number, block in enumerate(blocks):
         values = yaml.safe_load(block)
@@ -190,6 +212,41 @@ def test_the_settings_of_the_guides_are_valid(folder: Path) -> None:
         path = folder / f"block{number}.yaml"
         path.write_text(yaml.safe_dump(values))
         load_run_config(path)
+
+
+def test_the_policy_of_the_guide_is_valid(tmp_path: Path) -> None:
+    blocks = list_blocks("eval/README.md", "yaml")
+    (policy,) = (block for block in blocks if block.startswith("# policy.yaml"))
+    (tmp_path / "policy.yaml").write_text(policy)
+    (triage,) = (block for block in blocks if block.startswith("accepted:"))
+    (tmp_path / "triage.yaml").write_text(triage)
+    loaded = load_policy(tmp_path / "policy.yaml")
+    assert len(loaded.policy.gate) == 4
+    assert len(load_triage(loaded.find_path(str(loaded.policy.triage))).accepted) == 1
+
+
+def test_the_ci_example_ends_with_the_code_of_the_gate(folder: Path, tmp_path: Path) -> None:
+    (block,) = list_blocks("eval/README.md", "bash")
+    command = tmp_path / "memguard"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m memguard "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / "policy.yaml").write_text("gate: [{metric: absent, at_most: 0.1}]\n")
+    summary = tmp_path / "step.md"
+    result = subprocess.run(
+        ["bash", "-eu", "-c", block.replace("RUN", str(folder / "runs/plain"))],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "GITHUB_STEP_SUMMARY": str(summary),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == EXIT_CODES["cannot-be-judged"], result.stderr
+    assert "names what the audit lacks" in result.stdout
+    assert summary.read_text() == (tmp_path / "gate/summary.md").read_text()
 
 
 @pytest.mark.slow

@@ -60,14 +60,11 @@ def prepared(tmp_path: Path) -> Path:
     folder = tmp_path / "prepared"
     folder.mkdir()
     (folder / "input_ids.npy").write_bytes(b"tokens")
-    key = tmp_path / "audit" / "private" / "hmac.key"
-    key.parent.mkdir(parents=True)
-    key.write_text("00ff")
     summary = summarise(
         1,
         arrays={"input_ids.npy": sum_file(folder / "input_ids.npy")},
         manifest_sha256=hash_plan([ENTRY]),
-        private_key_sha256=sum_file(key).sha256,
+        identity_key="00ff",
     )
     save_sealed(summary, folder / "summary.json")
     save_manifest([ENTRY], tmp_path / "manifest.jsonl")
@@ -82,7 +79,7 @@ def test_what_is_counted_after_training_is_not_part_of_the_plan(prepared: Path) 
 
 @pytest.mark.parametrize(
     "file",
-    ["prepared/summary.json", "prepared/input_ids.npy", "manifest.jsonl", "audit/private/hmac.key"],
+    ["prepared/summary.json", "prepared/input_ids.npy", "manifest.jsonl"],
 )
 @pytest.mark.parametrize("change", [flip, Path.unlink])
 def test_a_prepared_file_that_changed_is_named(prepared: Path, file: str, change: object) -> None:
@@ -92,7 +89,13 @@ def test_a_prepared_file_that_changed_is_named(prepared: Path, file: str, change
 
 @pytest.mark.parametrize(
     "change",
-    [{"planned_repetitions": 9}, {"cluster": 1}, {"bucket": "x"}, {"text_hmac": "g"}],
+    [
+        {"planned_repetitions": 9},
+        {"cluster": 1},
+        {"bucket": "x"},
+        {"text_hmac": "g"},
+        {"has_own_id": True},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_another_plan_is_damage(prepared: Path, change: dict[str, object]) -> None:

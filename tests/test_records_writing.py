@@ -76,7 +76,7 @@ def test_modes_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
         (aside / "below" / "tokens").touch(mode=0o644)
         (aside / "tokens").touch(mode=0o600)
     write_atomically(tmp_path / "metrics.jsonl", b"")
-    write_atomically(tmp_path / "hmac.key", b"", mode=0o600)
+    write_atomically(tmp_path / "my.key", b"", mode=0o600)
     found = {path.relative_to(tmp_path).as_posix(): mode(path) for path in tmp_path.rglob("*")}
     assert found == {
         "model": 0o750,
@@ -85,7 +85,7 @@ def test_modes_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
         "model/below/tokens": 0o600,
         "model/tokens": 0o640,
         "metrics.jsonl": 0o640,
-        "hmac.key": 0o600,
+        "my.key": 0o600,
     }
 
 

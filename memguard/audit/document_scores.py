@@ -3,13 +3,15 @@
     id, bucket, role, ..., cluster                 what each document is
     extraction.verbatim, membership.loss, ...      what the probes measured on the model
     base.extraction.verbatim, ...                  the same of the model before training
+    extraction.extracted, ...                      whether a risk of the probe extracts it
+    variant:nf4.extraction.verbatim, ...           the same of a variant of the model
 
 Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no number
 of queries is enough, edits were not counted) is null in the file, which only its owner can read.
 """
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from memguard.audit.extraction import Window, compute_type_token_ratio
-from memguard.audit.probe import Column
+from memguard.audit.probe import Column, Summary
 from memguard.records import PRIVATE_MODE, write_atomically
+from memguard.records.answers import EXTRACTED
 
-SCHEMA_NAME = "memguard.scores/2"
+SCHEMA_NAME = "memguard.scores/3"
 _ROWS_AT_ONCE = 8192
 _TYPES = {
     "text": pyarrow.string(),
@@ -47,6 +50,10 @@ class DocumentScores:
         column = self.columns.get(name)
         return np.full(len(self), np.nan) if column is None else column.values
 
+    def with_columns(self, columns: Mapping[str, Column]) -> "DocumentScores":
+        """Return the scores with further columns of the same documents, at the end."""
+        return DocumentScores(columns={**self.columns, **columns})
+
     def to_arrow(self, where: slice) -> pyarrow.Table:
         """Return the selected rows as a table of the file's schema."""
         schema = pyarrow.schema(
@@ -62,14 +69,12 @@ class DocumentScores:
         )
 
 
-def build_scores(
-    windows: Sequence[Window], parts: Iterable[Mapping[str, Column]]
-) -> DocumentScores:
+def build_scores(windows: Sequence[Window], summaries: Mapping[str, Summary]) -> DocumentScores:
     """Return the columns of an audit.
 
     Args:
         windows: ``[N]`` main windows.
-        parts: columns of each probe.
+        summaries: what each probe adds, by its name.
     """
     documents = [window.document for window in windows]
 
@@ -80,8 +85,9 @@ def build_scores(
     columns = {
         **{
             name: Column(values=collect(name), kind="text")
-            for name in ("id", "bucket", "role", "source")
+            for name in ("id", "text_hmac", "bucket", "role", "source")
         },
+        "has_own_id": Column(values=collect("has_own_id", np.float64), kind="bool"),
         **{
             name: Column(values=collect(name, np.float64), kind="int")
             for name in ("num_repetitions", "num_tokens")
@@ -96,8 +102,12 @@ def build_scores(
         },
         "type_token_ratio": Column(values=np.array(ratios, dtype=np.float64)),
     }
-    for part in parts:
-        columns |= part
+    for name, summary in summaries.items():
+        columns |= summary.columns
+        for model, matched_N in summary.matched.items():
+            start = "" if model == "trained" else f"{model}."
+            column = Column(values=np.asarray(matched_N, dtype=np.float64), kind="bool")
+            columns[f"{start}{name}{EXTRACTED}"] = column
     return DocumentScores(columns=columns)
 
 

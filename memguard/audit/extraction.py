@@ -49,6 +49,9 @@ class AuditDocument:
     num_tokens: int
     """Number of tokens of the whole document."""
     text_hmac: str | None
+    """Keyed hash of the whole text; None without a key."""
+    has_own_id: bool = False
+    """Whether the user's data gave the id; else it is made of file name and row number."""
     first_position: int = 0
     """Tokens of the whole document before `input_ids`."""
     cluster: int | None = None

@@ -7,7 +7,6 @@ findings.csv   all of them, for their owner only (mode 0600)
 import csv
 import io
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,15 +23,15 @@ LONG_TOKENS = 50
 TEMPLATE_TYPE_TOKEN_RATIO = 0.4
 """Maximum of distinct tokens / tokens for a text that may be guessable as a template."""
 
+FINDING_COLUMNS = ("finding_id", *Finding.model_fields)
+"""Columns of `findings.csv`."""
 _ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
 _WORDS_A_TOKEN = 0.7
 """Words of English text in one token of a usual vocabulary, for readers who count in words."""
 _ROWS_AT_ONCE = 4096
 
 
-def collect_findings(
-    scores: DocumentScores, text_hmacs: Sequence[str | None]
-) -> tuple[list[Finding], int]:
+def collect_findings(scores: DocumentScores) -> tuple[list[Finding], int]:
     """Return the worst findings, and the number of trained documents that were extracted.
 
     high: verbatim over at least `LONG_TOKENS`, and not by the base model as far as is known;
@@ -41,23 +40,21 @@ def collect_findings(
 
     Args:
         scores: columns of all documents.
-        text_hmacs: ``[N]`` keyed hashes of the texts.
     """
     order, place_N = _rank(scores)
-    return _build_findings(scores, text_hmacs, order[:MAX_FINDINGS], place_N), len(order)
+    return _build_findings(scores, order[:MAX_FINDINGS], place_N), len(order)
 
 
-def save_findings(scores: DocumentScores, text_hmacs: Sequence[str | None], path: Path) -> None:
-    """Write every finding as a row of a CSV file that only its owner can read."""
+def save_findings(scores: DocumentScores, path: Path) -> None:
+    """Write every finding, with its id, as a row of a CSV file that only its owner can read."""
     order, place_N = _rank(scores)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Finding.model_fields)
+    writer.writerow(FINDING_COLUMNS)
     for first in range(0, len(order), _ROWS_AT_ONCE):
         chunk = order[first : first + _ROWS_AT_ONCE]
-        for finding in _build_findings(scores, text_hmacs, chunk, place_N):
-            values = finding.model_dump()
-            writer.writerow(_escape(values[name]) for name in Finding.model_fields)
+        for finding in _build_findings(scores, chunk, place_N):
+            writer.writerow(_escape(getattr(finding, name)) for name in FINDING_COLUMNS)
     content = text.getvalue().encode("utf-8", errors="surrogatepass")
     write_atomically(path, content, mode=0o600)
 
@@ -97,20 +94,12 @@ def _rank(scores: DocumentScores) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _build_findings(
-    scores: DocumentScores,
-    text_hmacs: Sequence[str | None],
-    indices: NDArray[np.int64],
-    place_N: NDArray[np.int64],
+    scores: DocumentScores, indices: NDArray[np.int64], place_N: NDArray[np.int64]
 ) -> list[Finding]:
-    return [
-        _build_finding(scores, index, _ORDER[place_N[index]], text_hmacs[index])
-        for index in indices.tolist()
-    ]
+    return [_build_finding(scores, index, _ORDER[place_N[index]]) for index in indices.tolist()]
 
 
-def _build_finding(
-    scores: DocumentScores, index: int, severity: Severity, text_hmac: str | None
-) -> Finding:
+def _build_finding(scores: DocumentScores, index: int, severity: Severity) -> Finding:
     def count(name: str) -> int | None:
         column = scores.columns.get(name)
         value = math.nan if column is None else float(column.values[index])
@@ -141,7 +130,7 @@ def _build_finding(
         continuation_tokens=size,
         first_divergence=count("extraction.first_divergence") or 0,
         base_num_correct=count("base.extraction.num_correct"),
-        text_hmac=text_hmac,
+        text_hmac=scores["text_hmac"][index],
     )
 
 

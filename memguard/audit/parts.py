@@ -50,6 +50,7 @@ class Identity:
     source: str
     num_repetitions: int | None = None
     text_hmac: str | None = None
+    has_own_id: bool = False
     cluster: int | None = None
     num_copies: int | None = None
     dose: int = 0

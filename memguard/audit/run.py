@@ -27,8 +27,6 @@ class AuditOutcome:
     summary: AuditResults
     scores: DocumentScores
     """In the order of the documents."""
-    text_hmacs: Sequence[str | None]
-    """Keyed hashes of their texts."""
     canaries: Sequence[CanaryScore]
 
 
@@ -116,7 +114,7 @@ def run_audit(
         num_tightened=context.num_tightened,
     )
     summaries = tabulate(evidence, suite)
-    scores = build_scores(windows, [summary.columns for summary in summaries.values()])
+    scores = build_scores(windows, summaries)
     return AuditOutcome(
         summary=summarise(
             evidence,
@@ -130,6 +128,5 @@ def run_audit(
             ),
         ),
         scores=scores,
-        text_hmacs=[window.document.text_hmac for window in windows],
         canaries=[canary for summary in summaries.values() for canary in summary.canaries],
     )

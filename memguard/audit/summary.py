@@ -157,7 +157,7 @@ def summarise(
     tables = collect_tables(evidence, summaries, suite)
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
     generated = tables.find_detail("extraction") or {}
-    findings, num_findings = collect_findings(scores, [d.text_hmac for d in documents])
+    findings, num_findings = collect_findings(scores)
     outlines = evidence.outlines
     verdict = build_verdict(
         VerdictInput(

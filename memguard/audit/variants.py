@@ -1,7 +1,8 @@
 """Variants of one model, such as its quantised forms, on the documents of its audit.
 
     windows, held-out texts  ->  VariantResults of each variant, one model in memory at a time
-    VariantResults           ->  rates of each bucket, and paired differences from the first variant
+    VariantResults           ->  rates of each bucket, paired differences from the first variant;
+                                 columns of records.parquet (``variant:nf4.extraction.verbatim``)
 
 The pass over each document is that of the audit, so that a variant whose weights are those of the
 audited model has its cached scores.
@@ -12,7 +13,7 @@ document.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.near_verbatim import NotGenerated
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probe import Probe
+from memguard.audit.probe import Column, Probe
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View
 from memguard.audit.runner import Runner
 from memguard.audit.selection import BucketOutline
@@ -75,6 +76,16 @@ class VariantResults:
     def heldout(self) -> ScoreMatrix | None:
         """Losses of the held-out pieces; None without pieces."""
         return self.measured["heldout"].columns if "heldout" in self.measured else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ComparedVariants:
+    """The variants of an audit: what its report and its records have of them."""
+
+    variants: Sequence[Variant] = ()
+    tables: Tables = field(default_factory=Tables)
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Of the audited documents, by full name."""
 
 
 def measure_variant(
@@ -162,7 +173,7 @@ def compare_variants(
     heldout: HeldoutTexts,
     *,
     suite: Suite,
-) -> tuple[list[Variant], Tables]:
+) -> ComparedVariants:
     """Return the variants, and the rows of each with its differences from the first one.
 
     Args:
@@ -174,6 +185,7 @@ def compare_variants(
     """
     first = results[0]
     variants, rows = [], []
+    columns: dict[str, Column] = {}
     for variant in results:
         is_first = variant is first
         evidence = Evidence(
@@ -184,14 +196,20 @@ def compare_variants(
             against=f"variant:{first.name}",
         )
         summaries = tabulate(evidence, suite)
+        probes = [probe for probe in suite.probes if probe.name in variant.measured]
+        # What belongs to the first variant has been listed with it.
         listed = [
             row
-            for probe in suite.probes
-            if probe.name in variant.measured
+            for probe in probes
             for row in summaries[probe.name].rows
-            # Those of the first variant have been listed with it.
             if row.model == "trained" and _is_shown(probe, row)
         ]
+        columns |= {
+            f"variant:{variant.name}.{name}": column
+            for probe in probes
+            for name, column in summaries[probe.name].columns.items()
+            if not name.startswith("base.")
+        }
         listed += _list_heldout_rows(variant, None if is_first else first, heldout)
         rows += [replace(row, variant=variant.name) for row in listed]
         near = variant.measured["extraction"].detail
@@ -204,11 +222,12 @@ def compare_variants(
         )
     num_tokens = sum(int(piece.supervised[1:].sum()) for piece in heldout.pieces)
     detail = DetailRow(probe="heldout", schema=1, value={"num_tokens": num_tokens})
-    return variants, Tables(
+    tables = Tables(
         results=tuple(rows),
         metrics=(HELDOUT_NLL,) if num_tokens else (),
         details=(detail,) if num_tokens else (),
     )
+    return ComparedVariants(variants=variants, tables=tables, columns=columns)
 
 
 def _is_shown(probe: Probe, row: ResultRow) -> bool:

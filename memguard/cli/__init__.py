@@ -2,7 +2,8 @@
 
     app.py            the commands and their arguments
     first_minutes.py  the commands that one needs; `memguard init`
-    finished.py       commands on finished runs: export, report, verify
+    finished.py       commands on finished runs: export, report, verify, diff, gate
+    bundles.py        `memguard bundle`; the check of a bundle
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code
     plan_screen.py    prints a plan
@@ -11,6 +12,8 @@
     doctor_screen.py  prints its results
     probes_screen.py  prints the probes of `memguard audit --list-probes`
     verify_screen.py  prints the result of `memguard verify`
+    diff_screen.py    prints the result of `memguard diff`
+    gate_screen.py    prints the result of `memguard gate`
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.
 """

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import memguard
-from memguard.cli import finished, first_minutes
+from memguard.cli import bundles, finished, first_minutes
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     TAKES_SETTINGS,
@@ -265,6 +265,12 @@ def audit(
             help="Compare forms of the model: adapter,merged,int8,nf4; int8,nf4 without an adapter."
         ),
     ] = None,
+    identity_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Key under which equal texts have equal hashes; your project's if left out."
+        ),
+    ] = None,
     nproc: Nproc = None,
     mesh: Annotated[
         str | None,
@@ -302,15 +308,17 @@ def audit(
         settings=settings | ({"base": False} if no_base else {}),
         seed=seed,
         variants=() if variants is None else tuple(map(str.strip, variants.split(","))),
+        identity_key=identity_key,
     )
     checked = request.check()
-    from memguard.workflows.audit_request import check_audit
+    from memguard.workflows.audit_request import check_audit, check_identity_place
     from memguard.workflows.processes import count_processes, count_usable_gpus
     from memguard.workflows.run_folder import check_free
 
     check_audit(request, checked, count_processes(nproc or 1))
     if own_rank() == 0:
         check_free(request.locked_folder)
+        check_identity_place(request)
     if nproc is None and (num_gpus := count_usable_gpus()) > 1:
         say(f"audit: 1 of {num_gpus} visible GPUs is used; --nproc splits the model over more")
     run_on_processes(nproc or 1)
@@ -416,5 +424,8 @@ def _run_folder(run: Any) -> Path:
     return Path(run.output_dir) / str(run.name)
 
 
-for command in (finished.export, finished.report, finished.verify, doctor):
+for command in (
+    *(finished.export, finished.report, finished.verify, finished.diff, finished.gate),
+    *(bundles.bundle, doctor),
+):
     app.command()(command)

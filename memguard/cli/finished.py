@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from memguard.cli.options import Json, print_result, say
+from memguard.errors import ConfigError
 
 
 def export(
@@ -53,18 +54,33 @@ def report(
 
 def verify(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a run, or of an audit with --out; or a bundle (OUT.zip)."
+        ),
     ],
     base: Annotated[
         str | None,
         typer.Option(help="Present location of the base of the run's adapters, if it was moved."),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="PUB", help="Public key that must have signed the bundle."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a run's files for damage.
+    """Check a run's files for damage, or a bundle for any change.
 
     For each damaged part it shows how to repair it. Private files of another user are not checked.
     """
+    from memguard.cli.bundles import refuse_key, verify_bundle
+
+    if folder.is_file() or (folder.suffix == ".zip" and not folder.is_dir()):
+        if base is not None:
+            raise ConfigError(f"'--base' is for a run; '{folder}' is a bundle. Leave it out")
+        verify_bundle(folder, key, as_json=as_json)
+        return
+    refuse_key(key, folder)
     import json
 
     import rich.console
@@ -80,3 +96,82 @@ def verify(
         render_verified(verified, rich.console.Console(highlight=False))
     if verified.is_damaged:
         raise typer.Exit(3)
+
+
+def diff(
+    old: Annotated[
+        Path, typer.Argument(metavar="OLD", help="The earlier run, or audit with --out.")
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The later one.")],
+    triage: Annotated[
+        Path | None, typer.Option(help="YAML with accepted findings of NEW (triage.yaml).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the findings of two audits, also of different documents.
+
+    A finding is fixed only if both audits asked the same text in the same way. The exit code is 0
+    whatever was found; 'memguard gate' judges.
+    """
+    import json
+
+    import rich.console
+
+    from memguard.workflows.diff import diff as diff_folders
+
+    result = diff_folders(old, new, triage=triage)
+    if as_json:
+        typer.echo(json.dumps(result.model_dump(mode="json", by_alias=True), indent=2))
+        return
+    from memguard.cli.diff_screen import render_diff
+
+    render_diff(result, rich.console.Console(highlight=False))
+
+
+def gate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
+    ],
+    policy: Annotated[
+        Path | None, typer.Option(help="The policy's YAML; with --init the file to write.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result; RUN/gate/ if left out.")
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Check all files of the run first, its weights too.")
+    ] = False,
+    init: Annotated[
+        bool, typer.Option("--init", help="Write a commented policy for this audit; judge nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge an audit by a policy, for CI.
+
+    Judged are the 95 % intervals. Exit code 0: pass; 10: fail; 12: cannot be judged; 11:
+    inconclusive; 2: the policy is wrong; 3: the audit is damaged.
+    """
+    from memguard.workflows.gate import draft_policy, gate_folder
+
+    if init:
+        if out is not None or weights or as_json:
+            raise ConfigError("--init takes no --out, --weights or --json: it judges nothing")
+        text = draft_policy(folder, policy)
+        typer.echo(text if policy is None else f"wrote {policy}", nl=policy is not None)
+        return
+    if policy is None:
+        raise ConfigError(
+            f"--policy is missing: 'memguard gate {folder} --init --policy policy.yaml' writes one"
+        )
+    import rich.console
+
+    from memguard.cli.gate_screen import render_gate
+    from memguard.cli.verify_screen import shown_reading
+
+    with shown_reading() as on_read:
+        target, result = gate_folder(folder, policy, out=out, weights=weights, on_read=on_read)
+    if as_json:
+        typer.echo(result.model_dump_json(by_alias=True, indent=2))
+    else:
+        render_gate(result, target, rich.console.Console(highlight=False))
+    raise typer.Exit(result.exit_code)

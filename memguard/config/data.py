@@ -123,6 +123,11 @@ class DataConfig(Settings):
     near_duplicate_words: Annotated[int, Field(ge=3, le=1000)] = Field(
         13, description="Documents that share a run of this many words form a cluster (words)."
     )
+    identity_key: str | None = Field(
+        None,
+        description="File of the key under which equal texts have equal hashes, the same in all "
+        "runs; null: memguard-identity.key in ~/.config/memguard, made once.",
+    )
     canaries: CanaryConfig = CanaryConfig()
 
     def list_sources(self) -> dict[str, tuple[str, ...]]:

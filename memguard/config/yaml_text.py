@@ -118,8 +118,6 @@ def parse_yaml(text: str, path: str) -> Parsed:
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = shorten(getattr(error, "problem", None) or "not YAML text", 200)
         raise ConfigError(f"{path}{place} is not valid YAML: {problem}") from error
-    except ValueError as error:  # a date such as 2024-99-99, a number of 5,000 digits
-        raise ConfigError(f"{path} is not valid YAML: {shorten(str(error), 200)}") from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -143,6 +141,13 @@ class _BoundedLoader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (AttributeError, ValueError) as error:
+            # A date such as 2024-99-99, a number of 5,000 digits, `!!timestamp 3`.
+            raise yaml.MarkedYAMLError(None, None, str(error), node.start_mark) from error
 
 
 def _count_values(node: yaml.Node, known: dict[int, int]) -> int:

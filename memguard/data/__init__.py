@@ -11,7 +11,9 @@
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
     buckets.py       number of repetitions of each document, drawn over clusters
     canaries.py      random secrets; a fair coin decides whether each is trained
-    corpus.py        prepared documents on disk: token arrays, manifest and the run's HMAC key
+    identity_key.py  the key under which equal texts have equal hashes: found, made, refused
+    run_identity.py  the key of one run: made for its first documents, then expected
+    corpus.py        prepared documents on disk: token arrays and manifest
     packing.py       packs pieces of documents into rows, best fit, and orders the rows
     loader.py        rows of a step as arrays; counts what was actually fed
     given.py         all documents that a run's settings name, and a hash of texts and settings

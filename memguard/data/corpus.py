@@ -1,7 +1,5 @@
 """Prepared documents on disk: token arrays and the manifest."""
 
-import re
-import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,6 @@ from memguard.data.documents import Format
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
 from memguard.records import (
-    PRIVATE_MODE,
     ManifestEntry,
     atomic_folder,
     describe_unread,
@@ -23,9 +20,8 @@ from memguard.records import (
     load_manifest,
     open_private,
     save_manifest,
-    write_atomically,
 )
-from memguard.records.run_files import PRIVATE_KEY, PreparedSummary
+from memguard.records.run_files import PreparedSummary
 from memguard.records.sealed import load_sealed, save_sealed, sum_file
 
 _ARRAYS = ("input_ids", "supervised", "offsets", "content_tokens", "format")
@@ -124,8 +120,7 @@ def save_corpus(
 ) -> None:
     """Write tokens, summary and manifest; `prepared/` appears only when it is complete.
 
-    Only their owner can read the tokens. The summary stores the hashes of the files written with it
-    and of the run's private key.
+    Only their owner can read the tokens. The summary stores the hashes of the other files.
     """
     arrays: dict[str, NDArray[Any]] = {
         "input_ids": np.concatenate([d.input_ids for d in documents]).astype(np.int32),
@@ -139,38 +134,11 @@ def save_corpus(
         for name, array in arrays.items():
             with open_private(temporary / f"{name}.npy") as file:
                 np.save(file, array)
-        key = run_folder / PRIVATE_KEY
         sums = {
             "arrays": {path.name: sum_file(path) for path in sorted(temporary.iterdir())},
             "manifest_sha256": hash_plan(entries),
-            "private_key_sha256": sum_file(key).sha256 if key.exists() else None,
         }
         save_sealed(summary.model_copy(update=sums), temporary / "summary.json")
         # Tokens must never be next to a manifest of other documents.
         shutil.rmtree(folder, ignore_errors=True)
         save_manifest(entries, run_folder / "manifest.jsonl")
-
-
-# The private key of a run: keys the hashes of its texts and seeds the noise of dp_sgd.
-
-
-def load_private_key(run_folder: Path) -> bytes:
-    """Return the run's private key; the first call creates it.
-
-    Without the key, hashes cannot be tested against guessed texts and the noise of dp_sgd cannot be
-    reproduced.
-
-    Raises:
-        RecordError: the key file is damaged.
-    """
-    path = run_folder / PRIVATE_KEY
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
-        write_atomically(path, secrets.token_hex(32).encode(), mode=PRIVATE_MODE)
-    text = path.read_bytes().strip()
-    if not re.fullmatch(rb"[0-9a-f]{64}", text):
-        raise RecordError(
-            f"'{path}' is damaged (it must hold 64 hexadecimal digits): restore it from a backup"
-        )
-    return bytes.fromhex(text.decode())

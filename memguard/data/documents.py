@@ -11,7 +11,7 @@ The columns of a row decide its format:
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,8 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
 _LARGEST_ID = 2**31 - 1
 _NUM_IDS_SHOWN, _NUM_COLUMNS_SHOWN = 5, 20
+MADE_ID = "id_was_made"
+"""Column of files that memguard writes: whether the id was made of file name and row number."""
 _COLUMN = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
 
 
@@ -45,6 +47,8 @@ class Document:
     id: str
     source: str
     """Short name of its source."""
+    has_own_id: bool = False
+    """Whether the user's column `id` gave the id; else it is made of file name and row number."""
     format: Format
     text: str | None = None
     messages: tuple[Message, ...] | None = None
@@ -210,18 +214,22 @@ def _read_documents(
     if not table.columns:
         return
     kind, columns = _choose_columns(table, text_column, setting)
-    extra = [name for name in ("id", "source") if name in table.columns and name not in columns]
+    names = ("id", "source", MADE_ID)
+    extra = [name for name in names if name in table.columns and name not in columns]
     for row, values in enumerate(table.read([*columns, *extra])):
         others = dict(zip(extra, values[len(columns) :], strict=True))
         name, origin = f"{table.name}-{row:06d}", table.origin
         try:
-            name = _read_name(others.get("id"), "id") or name
+            own = _read_name(others.get("id"), "id")
+            has_own_id = own is not None and not (table.has_made_ids or others.get(MADE_ID))
+            name = own or name
             origin = _read_name(others.get("source"), "source") or origin
             contents = [
                 _read_content(value, column, kind)
                 for column, value in zip(columns, values, strict=False)
             ]
-            yield _build_document(name, origin, kind, contents)
+            named = {"id": name, "source": origin, "has_own_id": has_own_id}
+            yield _build_document(kind, contents, named)
         except _UnusableRow as fault:
             unusable.setdefault(str(fault), []).append(name)
 
@@ -315,26 +323,31 @@ def _check_unicode(text: str, column: str) -> str:
 
 
 def _build_document(
-    name: str,
-    origin: str,
     kind: _Kind,
     contents: "Sequence[str | tuple[Message, ...] | array[int]]",
+    named: Mapping[str, Any],
 ) -> Document | None:
-    """Return a document, or None if the row has no text to train on."""
+    """Return a document, or None if the row has no text to train on.
+
+    Args:
+        kind: of its contents.
+        contents: values of its columns.
+        named: id and source.
+    """
     last = contents[-1]
     if kind == "input_ids":
         assert isinstance(last, array), "checked when read"
-        return Document(id=name, source=origin, format="text", input_ids=last) if last else None
+        return Document(**named, format="text", input_ids=last) if last else None
     assert not isinstance(last, array), "of another kind"
     text = last if isinstance(last, str) else "".join(message.content for message in last)
     if not text.strip():
         return None
     if kind == "text":
         assert isinstance(last, str), "checked when read"
-        return Document(id=name, source=origin, format=kind, text=last)
+        return Document(**named, format=kind, text=last)
     if kind == "messages":
         assert isinstance(last, tuple), "checked when read"
-        return Document(id=name, source=origin, format=kind, messages=last)
+        return Document(**named, format=kind, messages=last)
     prompt = contents[0]
     assert not isinstance(prompt, array), "of another kind"
     if not prompt and isinstance(last, str):
@@ -343,7 +356,7 @@ def _build_document(
         raise _UnusableRow("where only one of 'prompt' and 'completion' is a string")
     if not prompt and not isinstance(prompt, str):
         raise _UnusableRow("whose 'prompt' has no message")
-    return Document(id=name, source=origin, format=kind, prompt=prompt, completion=last)
+    return Document(**named, format=kind, prompt=prompt, completion=last)
 
 
 def _check_ids(documents: Sequence[Document], setting: str) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from memguard.config import DataConfig
-from memguard.data.corpus import load_private_key
-from memguard.data.documents import Document, load_settings, name_ids
+from memguard.data.documents import MADE_ID, Document, load_settings, name_ids
+from memguard.data.identity_key import load_identity_key
 from memguard.data.tables import IDS_COLUMN
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import PRIVATE_MODE, ManifestEntry, load_manifest, write_atomically
+from memguard.records.run_files import load_summary
 from memguard.seeds import derive_generator
 
 _RETAINED = 4
@@ -29,20 +30,24 @@ def read_texts(
 
     Args:
         data: settings of the finished run.
-        run_folder: contains the key of the manifest's hashes.
+        run_folder: contains the fingerprint of the key of the manifest's hashes.
         wanted: entries of its manifest.
         cache_dir: for derived sources.
 
     Raises:
-        DataError: a source cannot be read, documents have changed since, or the key is missing.
+        ConfigError: the identity key is not that of the run, or is where it must not be.
+        DataError: a source cannot be read, documents have changed since, or the identity key is
+            missing.
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
-    if not (run_folder / "audit" / "private" / "hmac.key").exists():
-        raise DataError(
-            f"'{run_folder}/audit/private/hmac.key' is missing: without it the documents cannot be "
-            "compared with those of the run. Restore it from a backup."
-        )
-    key = load_private_key(run_folder)
+    summary = load_summary(run_folder)
+    # Without it the documents cannot be compared with those of the run.
+    key = load_identity_key(
+        data.identity_key,
+        outside=[run_folder],
+        expected=None if summary is None else summary.identity_key,
+        of=f"'{run_folder}'",
+    ).key
     unchanged: dict[str, Document] = {}
     for _, loaded in load_settings(data, cache_dir):
         for document in loaded.documents:
@@ -93,7 +98,7 @@ def write_forget_list(
         cache_dir: for derived sources.
 
     Raises:
-        DataError: documents have changed since, or no document is left to be retained.
+        ConfigError, DataError: see `read_texts`; or no document is left to be retained.
     """
     manifest = load_manifest(run_folder / "manifest.jsonl")
     clusters = {entry.cluster for entry in manifest if extracted.get(entry.id)}
@@ -122,6 +127,7 @@ def write_forget_list(
     texts = read_texts(data, run_folder, wanted, cache_dir=cache_dir)
     folder = run_folder / "audit" / "private" / "forgetting"
     folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.chmod(0o700)
     files = {
         name: _write(folder, name, [texts[entry.id] for entry in group], data.text_column)
         for name, group in groups.items()
@@ -163,6 +169,8 @@ def _write(
 
 def _make_row(document: Document, text_column: str) -> dict[str, Any]:
     row: dict[str, Any] = {"id": document.id, "source": document.source}
+    if not document.has_own_id:
+        row[MADE_ID] = True
     match document.format:
         case "text" if document.input_ids is not None:
             row[IDS_COLUMN] = document.input_ids.tolist()

@@ -80,16 +80,28 @@ def hash_content(
     seed: int,
     epochs: int,
     deduplicate: DeduplicateConfig | None,
+    identity_key: str | None = None,
 ) -> str:
-    """Hash all inputs of manifest and tokens: texts, tokenizer, template, settings."""
+    """Hash all inputs of manifest and tokens: texts, tokenizer, template, settings.
+
+    Args:
+        given: the documents.
+        tokenizer: with its template.
+        data: the run's document settings.
+        seed: the run's.
+        epochs: times each trained document is trained.
+        deduplicate: the mitigation that removes copies; None without it.
+        identity_key: fingerprint of the key, wherever its file is.
+    """
     # Settings without effect are not hashed.
-    without: set[str] = set()
+    without = {"identity_key"}
     if not data.canaries.count:
         without.add("canaries")
     if not data.forget:
         without |= {"forget", "forget_repetitions"}
     settings = {
         "data": data.model_dump(mode="json", exclude=without),
+        "identity_key": identity_key,
         "epochs": epochs,
         "seed": seed,
         "template": getattr(tokenizer, "chat_template", None),

@@ -26,11 +26,12 @@ from memguard.data.buckets import (
     remove_copies,
 )
 from memguard.data.canaries import prepare_canaries
-from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, load_private_key, save_corpus
+from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
 from memguard.data.given import GivenDocuments, hash_content, read_given
 from memguard.data.long_texts import check_lengths
+from memguard.data.run_identity import RunIdentity
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
@@ -41,13 +42,11 @@ from memguard.data.tokenization import (
 from memguard.errors import DataError, RecordError
 from memguard.records import ManifestEntry, describe_unread
 from memguard.records.run_files import (
-    PRIVATE_KEY,
     PreparedSummary,
     find_prepared_damage,
     has_begun,
     load_summary,
 )
-from memguard.records.sealed import Damage
 from memguard.runtime import Console
 
 
@@ -75,8 +74,9 @@ def prepare(
     cache_dir: Path,
     console: Console,
     vocab_size: int | None = None,
-    is_begun_with: Callable[[str], bool] | None = None,
-    keeps_key: bool = False,
+    is_begun_with: Callable[[PreparedSummary], bool] | None = None,
+    needs_key: bool = False,
+    keeps_documents: bool = True,
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
@@ -84,7 +84,7 @@ def prepare(
 
     Args:
         data: the run's document settings.
-        run_folder: where `prepared/`, `manifest.jsonl` and the HMAC key are written.
+        run_folder: where `prepared/` and `manifest.jsonl` are written.
         seed: the run's.
         epochs: times each trained document is trained, unless ``data`` says otherwise.
         deduplicate: the mitigation that removes copies; None without it.
@@ -94,26 +94,42 @@ def prepare(
         console: reports progress.
         vocab_size: token ids in the documents must be below it (rows of the model's embedding);
             None skips the check, e.g. if the tokenizer is trained on the documents.
-        is_begun_with: returns whether training has begun on documents with this hash; None if
-            training has not begun.
-        keeps_key: whether training depends on the run's private key.
+        is_begun_with: returns whether training has begun on the documents of this summary; None
+            if training has not begun.
+        needs_key: whether training derives secrets from the identity key.
+        keeps_documents: False for documents that are deleted: no identity key is made for them.
 
     Raises:
-        ConfigError: a library that a setting needs is not installed.
+        ConfigError: a library that a setting needs is not installed; the identity key is not the
+            one that the documents were prepared with, or is where it must not be.
         DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
         RecordError: the prepared documents are damaged and cannot be rebuilt.
     """
     if deduplicate is not None:
         deduplicate.check_library()
+    run_identity = RunIdentity.of_run(data.identity_key, run_folder)
+    identity = run_identity.find(console, makes_key=keeps_documents, needs_key=needs_key)
     given = read_given(data, cache_dir, console)
     documents = [document for _, document in given.pairs]
     # Checked before a tokenizer is trained on the documents.
     check_lengths(documents, max_tokens=data.max_document_tokens, setting="data")
     tokenizer = load_tokenizer([document for name, document in given.pairs if name == "train"])
-    key = hash_content(given, tokenizer, data, seed=seed, epochs=epochs, deduplicate=deduplicate)
-    before = _find_prepared(run_folder, key, audit.key, keeps_key=keeps_key, console=console)
+    key = hash_content(
+        given,
+        tokenizer,
+        data,
+        seed=seed,
+        epochs=epochs,
+        deduplicate=deduplicate,
+        identity_key=run_identity.expected if identity is None else identity.fingerprint,
+    )
+    before = _find_prepared(run_folder, key, audit.key, console)
     if before is not None:
+        if identity is None and keeps_documents:
+            run_identity.warn_of_missing(console)
         return before
+    if identity is None:
+        identity = run_identity.require()
     kept, num_cut_off = _tokenize(given, tokenizer, data, vocab_size, console)
     console.info("documents: looking for near-duplicates")
     decode = build_decoder(tokenizer)
@@ -140,8 +156,7 @@ def prepare(
         console=console,
     )
     canaries = _number_canaries(drawn, int(clusters.cluster.max()) + 1, given)
-    hmac_key = load_private_key(run_folder)
-    entered = [(row.enter(hmac_key), row.tokens) for row in (*placed, *canaries)]
+    entered = [(row.enter(identity.key), row.tokens) for row in (*placed, *canaries)]
     entries = [entry for entry, _ in entered]
     is_control = role == "control"
     summary = PreparedSummary(
@@ -164,17 +179,16 @@ def prepare(
         ),
         num_canaries=len(canaries),
         num_also_forgotten=given.num_same_text + _count_forgotten(kept, clusters.cluster),
+        identity_key=identity.fingerprint,
     )
-    if is_begun_with is not None and not is_begun_with(summary.documents_sha256):
+    if is_begun_with is not None and not is_begun_with(summary):
         raise _have_changed(run_folder)
     _report_buckets(summary, entries, console)
     save_corpus(run_folder, summary, entries, [tokens for _, tokens in entered])
     return load_corpus(run_folder)
 
 
-def _find_prepared(
-    run_folder: Path, key: str, audit_key: str, *, keeps_key: bool, console: Console
-) -> Corpus | None:
+def _find_prepared(run_folder: Path, key: str, audit_key: str, console: Console) -> Corpus | None:
     """Return the documents prepared earlier if they are complete and up to date, else None.
 
     Raises:
@@ -189,7 +203,7 @@ def _find_prepared(
         raise _have_changed(run_folder)
     for damage in damages:
         if damage.is_unreadable:
-            # Not damage: the owner's documents and key must not be replaced.
+            # Not damage: the owner's documents must not be replaced.
             raise describe_unread(run_folder / damage.file, PermissionError())
     if damages:
         if begun and summary is not None and summary.audit_key != audit_key:
@@ -198,7 +212,6 @@ def _find_prepared(
                 "'audit.min_documents' have changed since: restore them, so that the same "
                 "documents can be prepared again"
             )
-        _drop_damaged_key(run_folder, damages, is_kept=keeps_key and begun)
         console.warn(f"{damages[0]}; the documents are prepared again")
         return None
     if summary is None:
@@ -212,26 +225,9 @@ def _find_prepared(
 
 def _have_changed(run_folder: Path) -> DataError:
     return DataError(
-        f"the documents have changed since training began in '{run_folder}' (texts, ids "
-        "or tokenizer). Restore them, choose another 'name', or delete that folder."
+        f"the documents have changed since training began in '{run_folder}' (texts, ids, "
+        "tokenizer or identity key). Restore them, choose another 'name', or delete that folder."
     )
-
-
-def _drop_damaged_key(run_folder: Path, damages: Sequence[Damage], *, is_kept: bool) -> None:
-    """Delete a damaged private key, so that a new one is created.
-
-    Raises:
-        RecordError: the training so far depends on the key.
-    """
-    damage = next((item for item in damages if item.file == PRIVATE_KEY), None)
-    if damage is None:
-        return
-    if is_kept:
-        raise RecordError(
-            f"'{run_folder}': {damage}, and it seeds the noise of dp_sgd: restore it from a "
-            "backup, choose another 'name', or delete that folder to start over"
-        )
-    (run_folder / PRIVATE_KEY).unlink(missing_ok=True)
 
 
 class _Row(NamedTuple):
@@ -371,6 +367,7 @@ class _Placed(NamedTuple):
         return ManifestEntry(
             id=self.document.id,
             text_hmac=hmac_text(hmac_key, self.document),
+            has_own_id=self.document.has_own_id,
             source=self.document.source,
             bucket=self.placement.bucket,
             role=self.placement.role,

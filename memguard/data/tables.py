@@ -36,6 +36,8 @@ class Table:
     columns: tuple[str, ...]
     read: Callable[[Sequence[str]], Iterator[tuple[Any, ...]]]
     """Yields the values of the given columns row by row."""
+    has_made_ids: bool = False
+    """Whether its column `id` is made of file names and numbers, as for text files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,9 @@ def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_co
         order = [("id", text_column).index(column) for column in columns]
         return (tuple(row[place] for place in order) for row in rows)
 
-    return Table(name=origin, origin=origin, columns=("id", text_column), read=read)
+    return Table(
+        name=origin, origin=origin, columns=("id", text_column), read=read, has_made_ids=True
+    )
 
 
 def wrap_dataset(dataset: Any, *, file: NamedFile, origin: str, setting: str) -> Table:

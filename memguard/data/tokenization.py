@@ -42,6 +42,8 @@ _BATCH_CHARACTERS = 2**21
 """Of a batch, for each core: a few seconds even for text without spaces, which takes longest."""
 _LONG_CHARACTERS = 100_000
 """Texts together longer than this are encoded in a thread, so that Ctrl-C takes effect at once."""
+_NOT_HASHED = ("id", "source", "has_own_id", "format")
+"""Fields of a document that are not its content."""
 _UNSUPERVISED = "without a supervised token (there is no assistant text)"
 
 
@@ -167,16 +169,16 @@ def hash_tokens(input_ids: NDArray[np.int32]) -> str:
 
 
 def hmac_text(key: bytes, document: Document) -> str:
-    """Return the HMAC-SHA256 of a document's content; id and source are not included.
+    """Return the HMAC-SHA256 of a document's content as it was read, without id and source.
 
     Args:
-        key: private key of the run, which prevents testing a hash against guessed texts.
+        key: the identity key, without which a hash cannot be tested against guessed texts.
         document: hashed as JSON of its text, messages, or prompt and completion.
     """
     content = {
         name: value.tolist() if isinstance(value, array) else value
         for name, value in asdict(document).items()
-        if name not in ("id", "source", "format") and value is not None
+        if name not in _NOT_HASHED and value is not None
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     return hmac.new(key, canonical, hashlib.sha256).hexdigest()

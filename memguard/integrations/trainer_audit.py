@@ -33,7 +33,8 @@ from memguard.runtime.processes import join_program
 from memguard.train.audit_callback import find_over_limit
 from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_arguments import make_audit_request
-from memguard.workflows.audit_request import AuditRequest
+from memguard.workflows.audit_request import AuditRequest, load_audit_identity
+from memguard.workflows.python_arguments import check_path
 from memguard.workflows.trained_counts import TrainedCounts
 from memguard.workflows.wrapped_models import SAVED
 
@@ -73,6 +74,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         suite: str | None = None,
         text_column: str = "text",
         seed: int = 0,
+        identity_key: str | Path | None = None,
         **settings: Any,
     ) -> None:
         """Store the settings of the audits.
@@ -92,11 +94,14 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             suite: name of a shipped suite or a YAML file.
             text_column: column of the texts.
             seed: decides which documents are sampled.
+            identity_key: file of the key under which equal texts have equal hashes, so that later
+                audits can be matched; in the user's configuration folder if None.
             settings: further settings of an audit, e.g. ``continuation_tokens=100``.
 
         Raises:
             ConfigError: a value out of range, or an argument that has another name now.
         """
+        check_path("identity_key", identity_key)
         for name, advice in _FORMER.items():
             if name in settings:
                 raise ConfigError(f"'{name}' is no argument of MemorizationAuditCallback: {advice}")
@@ -115,6 +120,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             "base": base,
             "text_column": text_column,
             "seed": seed,
+            "identity_key": identity_key,
             "settings": {**settings, **({} if suite is None else {"suite": suite})},
         }
         self._has_control = nonmembers is not None and (
@@ -148,6 +154,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None):
             raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
         request = self._make_request(state.global_step, model, processing_class)[0]
+        say = _make_console(state).info
+        with join_program() as runtime:
+            runtime.only_on_main(lambda: load_audit_identity(request, say))
         self._watch(request, args, state, model, processing_class)
 
     def _watch(

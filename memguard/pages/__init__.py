@@ -6,7 +6,10 @@
     pivot.py       rows of results -> tables: every table of rates is drawn by it
     probe_runs.py  which probes ran, and why a report has no results of one
     costs.py       attack costs in words
+    judgements.py  what a gate judged, as texts
     extraction_cost.py  the section that sampling and attacks share
+    membership.py  the section on membership: AUC, true-positive rates, the blind baseline
+    roc.py         its figure: true against false positives
 
 Below `audit`, so that a probe can hold the section of the page that shows its results.
 """

@@ -152,13 +152,30 @@ class FrontChart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RocChart:
+    """Shares against shares, both from `least` to 1 on a logarithmic axis, as steps."""
+
+    description: str
+    least: float
+    """First value of both axes."""
+    ticks: tuple[tuple[float, str], ...]
+    """Positions and labels on both axes."""
+    lines: tuple[Line, ...]
+    """The styles are "0", "1", "2" and "blind"."""
+    marks: tuple[Point, ...]
+    """Values of the first line with their intervals."""
+    x_label: str
+    y_label: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
     """A chart, and its data as a table."""
 
     key: str
     """Unique on its page; prefix of the ids in the drawing."""
     title: str
-    chart: LineChart | FrontChart
+    chart: LineChart | FrontChart | RocChart
     caption: str
     table: Table
 

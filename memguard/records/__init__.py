@@ -11,6 +11,10 @@
     audit.py       the audit report: header and tables; audits during training
     canaries.py    scores of canaries, which only the owner of an audit can read
     audit_files.py files of an audit, and the hashes that are written last
+    answers.py     which documents each probe found extracted: yes, no, not asked
+    gate.py        the result of a policy: what it asked, what was answered, by which counts
+    diff.py        what became of each finding between two audits
+    local_paths.py absolute paths, shortened because records are handed on
     verdict.py     the verdict: level, sentences, counts and the test that decided
     comparison.py  the comparison: its runs, the recommendation, and tables
 
@@ -86,6 +90,7 @@ from memguard.records.scores import (
     Interval,
     Rate,
     RiskName,
+    RocCurve,
     Texts,
 )
 from memguard.records.tables import (

@@ -75,6 +75,11 @@ class WatchedLine(WatchedStep):
         )
 
 
+def name_finding(text_hmac: str, probe: str) -> str:
+    """Return the id of a finding, the same in every audit with the same identity key."""
+    return f"{text_hmac}:{probe}"
+
+
 class Finding(Record):
     """A document that the model memorized; its text is referenced, not quoted."""
 
@@ -88,6 +93,14 @@ class Finding(Record):
     first_divergence: int
     base_num_correct: int | None
     text_hmac: str | None
+    """Keyed hash of the text; null without a key."""
+    probe: str = "extraction"
+    """The probe that extracts it."""
+
+    @property
+    def finding_id(self) -> str | None:
+        """See `name_finding`; None without a key."""
+        return None if self.text_hmac is None else name_finding(self.text_hmac, self.probe)
 
 
 class Banner(Record):
@@ -195,6 +208,15 @@ class DataIdentity(Record):
     overlap_with_control: Rate | None
     """Control documents that still share a run of words with a trained one."""
     near_duplicate_words: int | None
+    identity_key: str | None = None
+    """Fingerprint of the key of the documents' hashes; null without a key."""
+    num_texts: int | None = None
+    """Different texts among the documents, by keyed hash; null without a key."""
+
+    @property
+    def num_equal(self) -> int:
+        """Documents whose text an earlier one has, with which they share an identity."""
+        return 0 if self.num_texts is None else self.num_documents - self.num_texts
 
 
 class TrainingSummary(Record):
@@ -261,7 +283,7 @@ class AuditResults(Record):
 class AuditHeader(Record):
     """What was audited, and how."""
 
-    schema_name: Literal["memguard.report/3"] = Field("memguard.report/3", alias="schema")
+    schema_name: Literal["memguard.report/4"] = Field("memguard.report/4", alias="schema")
     tool_version: str
     created: str
     """UTC, ISO 8601."""

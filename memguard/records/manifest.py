@@ -21,7 +21,9 @@ class ManifestEntry(Record):
 
     id: str
     text_hmac: str
-    """HMAC-SHA256 of the text under the run's own key: texts can be matched but not guessed."""
+    """HMAC-SHA256 of the text under the identity key: texts can be matched but not guessed."""
+    has_own_id: bool = False
+    """Whether the user's column `id` gave the id; else it is made of file name and row number."""
     source: str
     bucket: str
     role: Role

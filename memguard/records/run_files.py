@@ -1,7 +1,7 @@
 """Files written by each stage of a run, and checks that they are intact. No torch.
 
     stage       commit point                       contains the hashes of
-    prepare     prepared/summary.json              the token arrays, the manifest, the run's own key
+    prepare     prepared/summary.json              the token arrays, the manifest
     checkpoint  checkpoints/step-N/manifest.json   every other file in its folder
     training    trained.json                       manifest.jsonl, metrics.jsonl, model/ but README;
                                                    adapter/ instead of model/ if adapters were
@@ -9,7 +9,7 @@
     settings    config.yaml, its last line         the lines above it
     losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
-Only the owner of a run can read the token arrays, the key, and the losses with their record.
+Only the owner of a run can read the token arrays, and the losses with their record.
 
 A stage without its commit point is incomplete. Each `find_..._damage` returns the damaged files, by
 path relative to the given folder, and changes nothing. Files that this user may not read are among
@@ -33,14 +33,11 @@ from memguard.records.sealed import (
     SumFile,
     find_damage,
     is_closed,
-    is_file,
     load_sealed,
     mark_unreadable,
     sum_file,
 )
 
-PRIVATE_KEY = "audit/private/hmac.key"
-"""The run's own secret key, relative to the run folder."""
 CARD = "README.md"
 """The only file of model/ or adapter/ that is rewritten after training."""
 REFERENCE, REFERENCE_RECORD = "reference_nll.npy", "reference_nll.json"
@@ -88,8 +85,8 @@ class PreparedSummary(SealedRecord):
     """The token files in the same folder."""
     manifest_sha256: str | None = None
     """Hash of the planned fields of manifest.jsonl, without those filled in after training."""
-    private_key_sha256: str | None = None
-    """Hash of `audit/private/hmac.key`; null if the documents were written without a key."""
+    identity_key: str | None = None
+    """Fingerprint of the key of the manifest's hashes; null if they were made without one."""
 
 
 class CheckpointManifest(SealedRecord):
@@ -184,7 +181,7 @@ def load_summary(run_folder: Path) -> PreparedSummary | None:
 
 
 def find_prepared_damage(run_folder: Path) -> list[Damage]:
-    """Check prepared/, manifest.jsonl and the run's own key against prepared/summary.json.
+    """Check prepared/ and manifest.jsonl against prepared/summary.json.
 
     A missing prepared/ counts as damage only if training has begun.
 
@@ -202,21 +199,7 @@ def find_prepared_damage(run_folder: Path) -> list[Damage]:
     damages = _find_unlisted(folder, listed, shown_in="prepared/")
     damages += find_damage(folder, summary.arrays, shown_in="prepared/")
     damages += _find_manifest_damage(run_folder, summary)
-    if summary.private_key_sha256 is not None:
-        damages += _find_key_damage(run_folder / PRIVATE_KEY, summary.private_key_sha256)
     return damages
-
-
-def _find_key_damage(key: Path, sha256: str) -> list[Damage]:
-    try:
-        if not is_file(key):
-            return [Damage(file=PRIVATE_KEY, what="is missing")]
-        if sum_file(key).sha256 != sha256:
-            what = "is not the key of these documents (its SHA-256 differs)"
-            return [Damage(file=PRIVATE_KEY, what=what)]
-    except OSError as error:
-        return [_missing(PRIVATE_KEY, error)]
-    return []
 
 
 def _find_manifest_damage(run_folder: Path, summary: PreparedSummary) -> list[Damage]:

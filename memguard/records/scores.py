@@ -1,4 +1,4 @@
-"""Estimates with their intervals, and the names of the extraction risks."""
+"""Estimates with their intervals, curves, and the names of the extraction risks."""
 
 from typing import Literal
 
@@ -67,3 +67,17 @@ MIN_FOR_QUANTILES = 10
 
 BLIND = "blind"
 """Membership score of the blind baseline, which reads the texts but has no model access."""
+
+
+class RocCurve(Record):
+    """Ranks of a membership score: trained documents above few control documents."""
+
+    score: str
+    num_members: int
+    """Trained documents with the score."""
+    num_control: int
+    """Control documents with the score."""
+    num_allowed: tuple[int, ...]
+    """Maximum numbers of control documents above a threshold, ascending, from 0 to all."""
+    num_matched: tuple[int, ...]
+    """For each, the trained documents above the lowest such threshold."""

@@ -1,8 +1,10 @@
 """Render records as offline HTML files, SVG images and model cards. No torch.
 
 rendering
-    html.py                templates and links; the page of a report or a comparison as one file
+    html.py                the page of a report or a comparison as one file; its links
+    engine.py              the template engine: escapes and cleans the texts of records
     charts.py, svg.py      charts as inline SVG; a drawing as SVG elements or as a file
+    roc_chart.py           draws a ROC on logarithmic axes
     texts.py               sentences of both pages: limitations, next steps, glossary
     facts.py               lists of facts: identity, training, data, method, environment
 the page of an audit; the sections of probes are in `audit.probes`
@@ -20,6 +22,10 @@ the page of a comparison
     comparison_others.py   tables of the probes of other packages
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
+the page for those who sign a release
+    release_page.py        the result of a gate and its audit -> summary.html, one printed page
+    release_sections.py    what was trained, asked, found, judged and not tested
+    attack_classes.py      attack classes of the sources that were read, and how each was tested
 other forms
     card.py                results as cards in notebooks
     model_card.py          README.md of an exported or a merged model
@@ -28,11 +34,28 @@ The components of pages are in `memguard.pages`. The page modules compute every 
 templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template
 engine escapes it, and the page's policy forbids scripts and network access. Rendering is
 deterministic: a link is the only part that depends on other files. matplotlib is imported when a
-chart is drawn.
+chart is drawn, and the module of a page when it is first used: the page of a gate needs no probe.
 """
 
-from memguard.report.comparison_picture import render_comparison_chart
-from memguard.report.html import render_comparison, render_report
-from memguard.report.model_card import render_model_card
+import typing
+
+if typing.TYPE_CHECKING:
+    from memguard.report.comparison_picture import render_comparison_chart
+    from memguard.report.html import render_comparison, render_report
+    from memguard.report.model_card import render_model_card
 
 __all__ = ["render_comparison", "render_comparison_chart", "render_model_card", "render_report"]
+_PLACES = {
+    "render_comparison": "html",
+    "render_comparison_chart": "comparison_picture",
+    "render_model_card": "model_card",
+    "render_report": "html",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in _PLACES:
+        from importlib import import_module
+
+        return getattr(import_module(f"memguard.report.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

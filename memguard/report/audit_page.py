@@ -1,8 +1,8 @@
 """Convert an audit report into the texts, tables and figures of its page."""
 
-from memguard.audit.probes.membership import warn_of_blind
 from memguard.audit.suite import PROBES
 from memguard.pages import formatting as fmt
+from memguard.pages.membership import warn_of_blind
 from memguard.pages.page import AuditPage, Fact, Link, Notice, Section
 from memguard.pages.probe_runs import describe_not_run, describe_probes
 from memguard.records import LEVEL_NAMES, AuditReport, VerdictCounts

@@ -196,7 +196,7 @@ def build_findings(report: AuditReport) -> Table | None:
     if any(finding.base_num_correct is not None for finding in findings):
         columns.append(Column("Base model", _write_base))
     if _has_hashes(report):
-        columns.append(Column("Keyed hash", lambda f: Cell(fmt.hash(f.text_hmac), kind="hash")))
+        columns.append(Column("Finding", lambda f: Cell(_write_finding(f), kind="hash")))
     return make_table(
         "Extracted documents",
         columns,
@@ -220,6 +220,11 @@ def _write_base(finding: Finding) -> str:
     return f"{fmt.of(base, finding.continuation_tokens)}{fmt.NBSP}tokens"
 
 
+def _write_finding(finding: Finding) -> str:
+    """Return the finding's id, with the first characters of its hash."""
+    return f"{fmt.hash(finding.text_hmac)}:{fmt.clean_name(finding.probe)}"
+
+
 def _has_hashes(report: AuditReport) -> bool:
     return any(finding.text_hmac for finding in report.findings)
 
@@ -238,5 +243,9 @@ def write_findings_note(report: AuditReport) -> str:
         text = f"The first {fmt.count(shown)} of {total} findings, worst first; the others are in "
         text += "'findings.csv'."
     if _has_hashes(report):
-        text += " Keyed hashes identify the texts; the key is in the run's private folder."
+        text += (
+            " A finding's id is the keyed hash of its text (here its first characters) and the "
+            "probe; 'findings.csv' has the whole ids, which are the same in every audit with the "
+            "same identity key."
+        )
     return text

@@ -1,4 +1,4 @@
-"""Draw charts: lines over ordinal positions, and risk against utility.
+"""Draw charts: lines over ordinal positions, risk against utility, and a ROC (`roc_chart.py`).
 
 In risk against utility, a line joins the settings that are not dominated. The points of a sweep are
 close together (many at 0 %), so names next to them would overlap. The names are therefore listed in
@@ -9,7 +9,8 @@ cross: by risk, and at equal risk the rightmost point lowest.
 from collections.abc import Sequence
 from typing import Any
 
-from memguard.pages.page import FrontChart, Line, LineChart, Mark
+from memguard.pages.page import FrontChart, Line, LineChart, Mark, RocChart
+from memguard.report.roc_chart import ROC_BODY, paint_roc
 from memguard.report.svg import BASE, CARD, INK, SERIES, SHADE, WIDTH, draw_svg, set_percent_axis
 
 _LINE_HEIGHT = 16
@@ -149,10 +150,12 @@ _LEGEND_ROW = 19
 _BODY = 250
 
 
-def draw_chart(chart: LineChart | FrontChart, key: str) -> str:
+def draw_chart(chart: LineChart | FrontChart | RocChart, key: str) -> str:
     """Return a chart as an ``<svg>`` element whose ids begin with ``key``."""
     if isinstance(chart, FrontChart):
         return _draw_front(chart, key)
+    if isinstance(chart, RocChart):
+        return _draw_roc(chart, key)
     return _draw_lines(chart, key)
 
 
@@ -244,3 +247,12 @@ def _draw_front(chart: FrontChart, key: str) -> str:
         paint_front(figure.add_subplot(), chart, height=height)
 
     return draw_svg(key, height + 70, chart.description, paint)
+
+
+def _draw_roc(chart: RocChart, key: str) -> str:
+    def paint(figure: Any) -> None:
+        handles = paint_roc(figure.add_subplot(), chart)
+        _draw_legend(figure, chart.lines, handles)
+
+    height = ROC_BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
+    return draw_svg(key, height, chart.description, paint)

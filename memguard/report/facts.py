@@ -4,7 +4,14 @@ from collections.abc import Mapping
 
 from memguard.pages import formatting as fmt
 from memguard.pages.page import Fact
-from memguard.records import RISK_NAMES, AdapterIdentity, AuditReport, Budget, TrainingSummary
+from memguard.records import (
+    RISK_NAMES,
+    AdapterIdentity,
+    AuditReport,
+    Budget,
+    DataIdentity,
+    TrainingSummary,
+)
 from memguard.report.texts import describe_loss_change, describe_overlap
 
 _MOST_SOURCES = 40
@@ -124,8 +131,17 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
         sources.append(f"and {len(data.sources) - _MOST_SOURCES:,} more")
     facts = [
         Fact("Sources", ", ".join(sources) or fmt.MISSING),
-        Fact("Documents", fmt.count(data.num_documents)),
+        Fact("Documents", fmt.count(data.num_documents), detail=_describe_equal(data)),
     ]
+    if data.identity_key is not None:
+        facts.append(
+            Fact(
+                "Identity key",
+                fmt.clean_name(data.identity_key, 80),
+                detail="Fingerprint of the key of the keyed hashes; not the key.",
+                code=True,
+            )
+        )
     if data.num_clusters is not None:
         detail = "Intervals of means treat a cluster as one observation."
         if report.training is not None:
@@ -141,6 +157,16 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
             detail="Hash of the ids and token hashes of all documents, in order.",
             code=True,
         ),
+    )
+
+
+def _describe_equal(data: DataIdentity) -> str:
+    """Count the documents that share a keyed hash, and so an identity."""
+    if not data.num_equal:
+        return ""
+    return (
+        f"{fmt.count(data.num_texts or 0)} different texts: {fmt.count(data.num_equal)} "
+        f"{'has' if data.num_equal == 1 else 'have'} the text of another, and its keyed hash."
     )
 
 

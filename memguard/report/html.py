@@ -1,33 +1,24 @@
 """Render a record as one offline HTML file; the result is deterministic.
 
-The template engine escapes every text; `clean_text` is applied to each text again when it is
-written, in case a page forgot to clean it. The page contains no script, and its content security
-policy allows it to load nothing.
+The page contains no script, and its content security policy allows it to load nothing. Texts are
+escaped and cleaned by `engine.py`.
 """
 
 import os
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import AuditPage, ComparisonPage, Figure, Link
+from memguard.pages.page import Figure, Link
 from memguard.records import AuditReport, Comparison
 from memguard.records.run_files import find_weights_folder
 from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
-
-_TEMPLATES = Path(__file__).parent / "templates"
-# Cleaning replaces one character by up to ten; texts that were cut already must not be cut again.
-_LONGEST = 10 * fmt.COMMAND_LIMIT
-_QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
-_BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
-_SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
+from memguard.report.engine import render_template
 
 
 def render_report(report: AuditReport, folder: Path | None = None) -> str:
@@ -38,7 +29,7 @@ def render_report(report: AuditReport, folder: Path | None = None) -> str:
         folder: folder of the page, for links to the model card and a comparison; None omits them.
     """
     page = digest_report(report, _link_report(folder), run_path=_find_run_path(report, folder))
-    return _render("audit.html.j2", page)
+    return render_template("audit.html.j2", page, _draw)
 
 
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
@@ -49,55 +40,12 @@ def render_comparison(comparison: Comparison, folder: Path | None = None) -> str
         folder: folder of the page, for links to the reports of its runs; None omits them.
     """
     page = digest_comparison(comparison, _link_comparison(comparison, folder))
-    return _render("comparison.html.j2", page)
-
-
-def _render(template: str, page: AuditPage | ComparisonPage) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["breakable"] = _make_breakable
-    environment.filters["with_code"] = _mark_code
-    return environment.get_template(template).render(page=page, draw=_draw)
+    return render_template("comparison.html.j2", page, _draw)
 
 
 def _draw(figure: Figure) -> Markup:
     # The XML serialiser has escaped every text in it.
     return Markup(draw_chart(figure.chart, figure.key))
-
-
-def _make_breakable(text: str) -> Markup:
-    """Escape, and allow line breaks after separators, so that long names do not break in words."""
-    parts = _SEPARATORS.split(fmt.clean_text(text, _LONGEST))
-    return Markup("<wbr>").join(escape(part) for part in parts)
-
-
-def _mark_code(text: str) -> Markup:
-    """Escape, and mark text in single quotes as code, which breaks lines between words only."""
-    parts = _QUOTED.split(fmt.clean_text(text, _LONGEST))
-    marked = [
-        Markup("<code>{}</code>").format(
-            Markup(" ").join(Markup("<span>{}</span>").format(word) for word in part.split(" "))
-        )
-        for part in parts[1::2]
-    ]
-    plain = [escape(part) for part in parts[::2]]
-    return Markup("").join(
-        piece for pair in zip(plain, [*marked, Markup("")], strict=True) for piece in pair
-    )
-
-
-def _finalize(value: Any) -> Any:
-    if isinstance(value, Markup):
-        return value
-    # Sentences of the record have a plain space there, at which a line would break.
-    return _BEFORE_PERCENT.sub(fmt.NBSP, fmt.clean_text(str(value), _LONGEST))
 
 
 # Relative links between a run's report, its model card and a comparison, where the files exist.

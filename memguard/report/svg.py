@@ -84,6 +84,7 @@ _SETTINGS = {
 _DROPPED = {"metadata", "style"}
 _VARIABLE = re.compile(r"var\((--[a-z0-9-]+)\)")
 _REFERENCE = re.compile(r"url\(#([^)]*)\)")
+_DECIMALS = re.compile(r"\d+\.\d{3,}")
 
 
 @contextmanager
@@ -206,6 +207,9 @@ def _copy(element: ElementTree.Element, key: str, used: set[str]) -> ElementTree
             value = f"{key}-{value}"
         elif name == "href":
             value = f"#{key}-{value.removeprefix('#')}"
+        elif name == "d":
+            # A hundredth of a unit is less than a pixel of any screen.
+            value = _DECIMALS.sub(lambda match: f"{float(match[0]):.2f}", " ".join(value.split()))
         elif name == "style":
             value = value.replace("'DejaVu Sans'", "system-ui, sans-serif")
             for drawn, shown in COLOURS.items():

@@ -26,6 +26,9 @@ compare.py         a sweep, finished runs or the fix of a run; renders pages aga
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
 report_links.py    links the reports of a sweep to its comparison
 sweep_progress.py  what a run of a sweep does, read from its files
+diff.py            what became of each finding between two audits
+gate.py            judges an audit by a policy, and writes the result as one set
+bundle.py          packs the files of an audit, with their hashes, into one archive
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits

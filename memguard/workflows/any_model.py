@@ -21,11 +21,13 @@ from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
+from memguard.data.identity_key import IdentityKey
 from memguard.data.tables import Table
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
     hash_tokens,
+    hmac_text,
     tokenize_documents,
 )
 from memguard.errors import MAX_PATH, ModelError, shorten
@@ -93,9 +95,15 @@ class _Training:
 
 
 def describe_checkpoint(
-    request: AuditRequest, settings: AuditConfig, console: Console
+    request: AuditRequest, settings: AuditConfig, identity: IdentityKey, console: Console
 ) -> AuditTarget:
     """Return what to audit of a model that memguard did not train.
+
+    Args:
+        request: the arguments.
+        settings: of the audit.
+        identity: key of the documents' hashes.
+        console: reports progress.
 
     Raises:
         DataError: no documents, or unusable ones.
@@ -122,16 +130,20 @@ def describe_checkpoint(
     clusters = iter(cluster_N.tolist())
     documents: list[AuditDocument] = []
     digest = hashlib.sha256()
+    text_hmacs: set[str] = set()
     num_cut = 0
     for side in sides:
-        for tokens in tokenize_documents(
+        tokenized = tokenize_documents(
             side.documents,
             tokenizer,
             append_eos=False,
             max_tokens=None,
             setting=f"--{side.name}",
             vocab_size=vocab_size,
-        ):
+        )
+        for tokens, document in zip(tokenized, side.documents, strict=True):
+            text_hmac = hmac_text(identity.key, document)
+            text_hmacs.add(text_hmac)
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             cluster, count = next(clusters), training.count(side, tokens.id)
@@ -149,6 +161,8 @@ def describe_checkpoint(
                         role=side.role,
                         source=tokens.source,
                         num_repetitions=count,
+                        text_hmac=text_hmac,
+                        has_own_id=document.has_own_id,
                         cluster=cluster,
                     ),
                     kind=kind,
@@ -175,6 +189,8 @@ def describe_checkpoint(
             num_clusters=len(np.unique(cluster_N)),
             overlap_with_control=overlap,
             near_duplicate_words=_NEAR_DUPLICATE_WORDS,
+            identity_key=identity.fingerprint,
+            num_texts=len(text_hmacs),
         ),
         seed=request.seed,
         out=request.out,

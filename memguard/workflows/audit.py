@@ -18,7 +18,9 @@ from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.training import HELDOUT_NLL, tabulate_training
+from memguard.audit.variants import ComparedVariants
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
+from memguard.data.identity_key import IdentityKey
 from memguard.errors import ConfigError, MemguardError
 from memguard.hf import adapter_files
 from memguard.hf.assembly import find_sizes
@@ -60,7 +62,7 @@ from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
 from memguard.workflows.audit_progress import show_progress
-from memguard.workflows.audit_request import AuditRequest
+from memguard.workflows.audit_request import AuditRequest, load_audit_identity
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
 from memguard.workflows.audited_model import LazyModel, find_base_quantization
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
@@ -90,13 +92,19 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
         ExitStack() as lock,
     ):
         console = Console(quiet=not distributed.runtime.is_main)
-        check_folder = distributed.runtime.only_on_main(lambda: _begin(request, settings, lock))
-        _check_run(request, distributed.runtime)
+        runtime = distributed.runtime
+        check_folder = runtime.only_on_main(lambda: _begin(request, settings, lock))
+        # Only rank 0 needs the file of the key.
+        identity: IdentityKey | None = runtime.broadcast_object(
+            runtime.only_on_main(lambda: load_audit_identity(request, console.info))
+        )
+        _check_run(request, runtime)
         if run is not None and request.run is not None:
             base = _named_base(request)
             target = describe_run(request.run, run, settings, out=request.out, base=base)
         else:
-            target = describe_checkpoint(request, settings, console)
+            assert identity is not None, "without a run there is a key"
+            target = describe_checkpoint(request, settings, identity, console)
         report = _audit(
             target,
             settings,
@@ -292,28 +300,25 @@ def _audit(
             max_documents_per_bucket=settings.max_documents_per_bucket,
             context=context,
         )
-        forms: list[Variant] = []
-        of_variants = Tables()
+        compared = ComparedVariants()
         if variants is not None:
-            forms, of_variants = variants.measure(
-                target, hashes[target.model], suite, context, console
-            )
+            compared = variants.measure(target, hashes[target.model], suite, context, console)
     method = _describe_method(suite, settings, target.seed, command, time.perf_counter() - started)
 
     def write() -> AuditReport:
         if check_folder is not None:
             check_folder()
         names = name_models(target, model.num_parameters, hashes, sums)
-        summary = _add_tables(target, outcome.summary, of_variants)
-        report = _build_report(target, summary, names, method, banners, runtime, forms)
+        summary = _add_tables(target, outcome.summary, compared.tables)
+        report = _build_report(target, summary, names, method, banners, runtime, compared.variants)
         if settings.excerpts:
             _write_excerpts(target, outcome)
-        save_scores(outcome.scores, target.out / SCORES)
+        save_scores(outcome.scores.with_columns(compared.columns), target.out / SCORES)
         save_results(report.tables.results, target.out / RESULTS)
         (target.out / CANARIES).unlink(missing_ok=True)
         if outcome.canaries:
             save_canaries(outcome.canaries, target.out / CANARIES)
-        save_findings(outcome.scores, outcome.text_hmacs, target.out / FINDINGS)
+        save_findings(outcome.scores, target.out / FINDINGS)
         save_record(report, target.out / REPORT)
         finish_audit(target.out, report, card_of=target.card_of)
         return report
@@ -366,7 +371,7 @@ def _build_report(
     method: Method,
     banners: Sequence[Banner],
     runtime: Runtime,
-    variants: list[Variant],
+    variants: Sequence[Variant],
 ) -> AuditReport:
     parts: dict[str, Any] = dict(summary)
     notes = [Banner(level="note", text=text) for text in target.notes]
@@ -380,7 +385,7 @@ def _build_report(
         data=target.data,
         training=target.training,
         method=method,
-        variants=variants,
+        variants=list(variants),
         environment=describe_environment(runtime.device, runtime.world_size),
     )
 

@@ -24,6 +24,7 @@ def make_audit_request(
     variants: Sequence[str] = (),
     settings: Mapping[str, Any],
     counts: TrainedCounts | None = None,
+    identity_key: str | Path | None = None,
 ) -> tuple[AuditRequest, AuditConfig]:
     """Return the checked request of an audit, and its settings.
 
@@ -40,6 +41,8 @@ def make_audit_request(
         variants: forms of the model to compare.
         settings: fields of `AuditConfig`.
         counts: how often the members were trained; None if nobody counted.
+        identity_key: file of the key of the documents' hashes; None: in the user's configuration
+            folder.
 
     Raises:
         ConfigError: arguments that contradict each other, or a setting out of range.
@@ -64,6 +67,7 @@ def make_audit_request(
         seed=seed,
         variants=tuple(variants),
         counts=counts,
+        identity_key=identity_key,
     )
     checked = request.check()
     check_audit(request, checked, num_processes=1)

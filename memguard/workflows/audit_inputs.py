@@ -160,6 +160,7 @@ def list_audited(
                 source=entry.source,
                 num_repetitions=0 if entry.role == "control" else count,
                 text_hmac=entry.text_hmac,
+                has_own_id=entry.has_own_id,
                 cluster=entry.cluster,
                 num_copies=copies[entry.cluster],
                 dose=dose,
@@ -190,6 +191,7 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
                     source=entry.source,
                     num_repetitions=entry.num_repetitions,
                     text_hmac=entry.text_hmac,
+                    has_own_id=entry.has_own_id,
                 ),
                 seq_len=seq_len,
                 probe=SECRET,
@@ -298,6 +300,8 @@ def describe_run(
                 summary.num_control_overlapping, summary.num_control
             ),
             near_duplicate_words=config.data.near_duplicate_words,
+            identity_key=summary.identity_key,
+            num_texts=_count_texts(corpus),
         ),
         seed=config.seed,
         out=out or folder / "audit",
@@ -315,6 +319,13 @@ def describe_run(
         card_of=config if is_own_audit(folder, out) else None,
         notes=_note_not_reached(corpus.manifest),
     )
+
+
+def _count_texts(corpus: Corpus) -> int | None:
+    """Count the different texts of a run's documents, without canaries; None without a key."""
+    if corpus.summary.identity_key is None:
+        return None
+    return len({entry.text_hmac for entry in corpus.manifest if entry.role != "canary"})
 
 
 def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:

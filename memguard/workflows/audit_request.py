@@ -1,6 +1,6 @@
 """The arguments of `memguard audit`, checked before torch is imported."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig, Document, ParallelConfig, RunConfig, validate
+from memguard.data.identity_key import (
+    IdentityKey,
+    check_key_place,
+    find_key_path,
+    load_identity_key,
+)
 from memguard.data.tables import Table
 from memguard.errors import ConfigError, check_name, require_library, shorten
 from memguard.hf.adapter_files import is_adapter
 from memguard.records import VARIANT_LIBRARIES, VariantName, format_now
-from memguard.records.run_files import find_weights_folder
+from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.requests import check_paths, read_mesh
 from memguard.workflows.run_checks import check_device_map, has_ternary_weights
@@ -22,6 +28,7 @@ from memguard.workflows.trained_counts import TrainedCounts
 if TYPE_CHECKING:
     from memguard.workflows.model_in_memory import ModelInMemory
 
+_KEY_SETTING = "--identity-key"
 _OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
 _CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
 
@@ -47,6 +54,8 @@ class AuditRequest:
     """Value of `--variants`, split at commas."""
     counts: TrainedCounts | None = None
     """How often the members were trained, where training was counted; they have its ids."""
+    identity_key: str | Path | None = None
+    """File of the key of the documents' hashes; None: in the user's configuration folder."""
 
     def check(self) -> AuditConfig:
         """Return the audit's settings: the run's or the defaults, updated with those given.
@@ -158,6 +167,49 @@ def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int
     }
     check_paths(documents, {**models, "--reference": request.settings.get("reference")}, {})
     load_audit_suite(settings)
+
+
+def check_identity_place(request: AuditRequest) -> None:
+    """Check on one process, before torch is imported, that the identity key may be where it is.
+
+    Raises:
+        ConfigError: see `check_key_place`.
+    """
+    if request.run is None:
+        path = find_key_path(request.identity_key, setting=_KEY_SETTING)
+        check_key_place(path, setting=_KEY_SETTING, outside=[request.locked_folder])
+
+
+def load_audit_identity(request: AuditRequest, say: Callable[[str], None]) -> IdentityKey | None:
+    """Return the key for the documents of an audit, on one process; made if it is missing.
+
+    A run's documents were hashed when they were prepared: a key that was given must be the run's.
+
+    Args:
+        request: of the audit.
+        say: called with one line if the key is made.
+
+    Returns:
+        None for a run.
+
+    Raises:
+        ConfigError, DataError: see `load_identity_key`.
+    """
+    outside = [request.locked_folder]
+    if request.run is None:
+        return load_identity_key(
+            request.identity_key, setting=_KEY_SETTING, outside=outside, say=say
+        )
+    if request.identity_key is not None:
+        summary = load_summary(request.run)
+        load_identity_key(
+            request.identity_key,
+            setting=_KEY_SETTING,
+            outside=outside,
+            expected=None if summary is None else summary.identity_key,
+            of=f"'{request.run}'",
+        )
+    return None
 
 
 def _list_paths(given: Sequence[str | Table]) -> list[str]:

@@ -10,6 +10,7 @@ from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.requests import Inputs
 from memguard.audit.suite import Suite
 from memguard.audit.variants import (
+    ComparedVariants,
     HeldoutPiece,
     HeldoutTexts,
     compare_variants,
@@ -18,7 +19,6 @@ from memguard.audit.variants import (
 from memguard.config import AuditConfig
 from memguard.data.corpus import Corpus, load_corpus
 from memguard.hf.variants import VariantForm
-from memguard.records import Tables, Variant
 from memguard.runtime import Console
 from memguard.train.heldout import choose_heldout, cut_pieces
 from memguard.workflows.audit_inputs import AuditTarget
@@ -43,8 +43,8 @@ class VariantPlan:
         suite: Suite,
         context: AuditContext,
         console: Console,
-    ) -> tuple[list[Variant], Tables]:
-        """Score the variants one after the other; return them and their rows.
+    ) -> ComparedVariants:
+        """Score the variants one after the other; return them, their rows and columns.
 
         Cached scores are not measured again.
 

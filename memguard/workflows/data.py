@@ -25,10 +25,10 @@ from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
 from memguard.records import write_atomically
-from memguard.records.run_files import add_hash_line, find_run_keys
+from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
 from memguard.workflows.audit_inputs import choose_piece
-from memguard.workflows.run_folder import hash_run
+from memguard.workflows.run_folder import hash_prepared
 from memguard.workflows.setup import load_known_tokenizer, read_model_config, train_tokenizer
 
 
@@ -54,11 +54,19 @@ class TrainingData:
         return self.k_schedule.levels[0]
 
 
-def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
-    """Load, tokenise and place the documents of a run; everything written goes to ``folder``.
+def prepare(
+    config: RunConfig, folder: Path, console: Console, *, keeps_documents: bool = True
+) -> PreparedRun:
+    """Load, tokenise and place the documents of a run.
+
+    Args:
+        config: of the run.
+        folder: everything is written there, except an identity key that has to be made.
+        console: reports progress.
+        keeps_documents: False for a folder that is deleted: no identity key is made.
 
     Raises:
-        ConfigError: no such suite.
+        ConfigError: no such suite; see `data.prepare`.
         DataError: see `data.prepare`.
         ModelError: no usable checkpoint or tokenizer.
     """
@@ -85,8 +93,11 @@ def prepare(config: RunConfig, folder: Path, console: Console) -> PreparedRun:
         vocab_size=_count_vocabulary(config, known),
         cache_dir=default_cache_dir(),
         console=console,
-        is_begun_with=(lambda sha256: hash_run(config, sha256) in trained) if trained else None,
-        keeps_key=find_mitigation(config.mitigations, DpSgdConfig) is not None,
+        is_begun_with=(lambda given: hash_prepared(config, given) in trained) if trained else None,
+        # Its noise is derived from the key.
+        needs_key=find_mitigation(config.mitigations, DpSgdConfig) is not None
+        and not has_trained(folder),
+        keeps_documents=keeps_documents,
     )
     return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
 

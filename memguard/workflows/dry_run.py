@@ -21,6 +21,7 @@ from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
+from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.loader import Loader
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.planner.disk import (
@@ -49,7 +50,6 @@ from memguard.planner.rows import (
     remark_on_rows,
 )
 from memguard.planner.tokenizer_lint import lint_tokenizer
-from memguard.records.run_files import PRIVATE_KEY
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import name_buckets
 from memguard.workflows.audit_work import predict_audit_work, select_audited
@@ -60,7 +60,7 @@ from memguard.workflows.memory_check import resolve_auto_for_documents
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
 
-_BORROWED = ("manifest.jsonl", "metrics.jsonl", PRIVATE_KEY)
+_BORROWED = ("manifest.jsonl", "metrics.jsonl")
 _COUNTS = tuple(name for name in DocumentCounts.model_fields if name != "num_tokens")
 """Counts that the summary of the prepared documents has too."""
 _RARE = 0.01
@@ -188,7 +188,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
     """Run every stage of training that needs no weights, and leave no folder behind.
 
     Raises:
-        ConfigError: no such suite.
+        ConfigError: no such suite, or another identity key than that of the prepared documents.
         DataError: as in training: no documents, no supervised token, too few for the buckets.
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
@@ -206,8 +206,9 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
     except ConfigError as error:
         remarks.append(warn("run", f"Training will stop with this error: {error}"))
         borrowed = None
+    check_key_place(find_key_path(config.data.identity_key), outside=[folder])
     with _temporary_folder(folder, borrowed) as temporary:
-        prepared = prepare(config, temporary, console)
+        prepared = prepare(config, temporary, console, keeps_documents=False)
         corpus, tokenizer = prepared.corpus, prepared.tokenizer
         model = read_model_config(config, tokenizer)
         name = config.model.path or "model.scratch"
@@ -302,7 +303,7 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
                     (temporary / file).symlink_to((borrowed / file).absolute())
         try:
             yield temporary
-        except (DataError, RecordError) as error:
+        except (ConfigError, DataError, RecordError) as error:
             # The user knows the run's folder, not this one.
             message = str(error).replace(str(temporary), str(folder))
             if message == str(error):

@@ -281,7 +281,7 @@ def _count_copies(
     trained = [entry for entry in manifest if entry.role == "trained"]
     try:
         texts = read_texts(config.data, folder, trained, cache_dir=default_cache_dir())
-    except DataError as error:
+    except (ConfigError, DataError) as error:
         console.warn(f"copies are not searched for: {error}")
         return None
     similarity: float | Literal["exact"] = 0.8

@@ -1,11 +1,10 @@
 """The arguments of `compare`, `plan` and `export`, and paths, checked before torch is imported."""
 
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, get_args
 
 from memguard.audit.suite import load_audit_suite
@@ -23,6 +22,7 @@ from memguard.errors import (
 )
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
+from memguard.records.local_paths import shorten_paths
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.workflows.run_checks import (
     check_documents_libraries,
@@ -49,22 +49,8 @@ def make_command(*arguments: str) -> str:
     name = program.parent.name if program.name == "__main__.py" else program.name
     if not arguments and name != "memguard":
         return "memguard.api, called by another program"
-    words = map(_shorten_paths, map(escape_name, arguments or sys.argv[1:]))
+    words = map(shorten_paths, map(escape_name, arguments or sys.argv[1:]))
     return shlex.join(["memguard", *words])
-
-
-# An absolute path as an argument, a setting's value or a list entry; it may contain spaces.
-_ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,'\"]))\s*/[^,'\"\[\]{}]*")
-
-
-def _shorten_paths(argument: str) -> str:
-    return _ABSOLUTE.sub(lambda match: shorten_path(match[0].strip()), argument)
-
-
-def shorten_path(path: str) -> str:
-    """Return the last two parts of an absolute path; relative paths do not change."""
-    parts = PurePath(path).parts
-    return "/".join(parts[1:][-2:]) if PurePath(path).is_absolute() else path
 
 
 def read_mesh(text: str, *, command: str) -> ParallelConfig:

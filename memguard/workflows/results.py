@@ -11,10 +11,10 @@ PlanResult     meshes with their memory and time
 import json
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memguard.errors import MAX_PATH, ConfigError, RecordError, shorten
 from memguard.records import LEVEL_NAMES, AuditReport, Comparison, Verdict, write_atomically
@@ -29,7 +29,7 @@ from memguard.records.audit_files import (
 )
 from memguard.records.comparison import check_results
 from memguard.records.results import read_results
-from memguard.workflows.python_arguments import refusing_places
+from memguard.workflows.python_arguments import check_path, refusing_places
 
 if TYPE_CHECKING:
     import pandas
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from memguard.pages.page import Fact
     from memguard.planner.plan import MeshPlan, Plan
     from memguard.planner.storage import StorageMesh, StoragePlan
+    from memguard.records.diff import AuditDiff
+    from memguard.records.gate import GateResult
 
 _MOST_MESHES = 10
 """Meshes in the card of a plan."""
@@ -68,6 +70,24 @@ class AuditResult:
         """Every number of the report, one row each, as `memguard.records.results` describes."""
         return read_results(_find(self.folder, RESULTS))
 
+    def diff(
+        self, earlier: "AuditResult | str | Path", *, triage: str | Path | None = None
+    ) -> "AuditDiff":
+        """Return what became of each finding since an earlier audit.
+
+        Args:
+            earlier: its result, or the folder of a run or an audit; its documents may be others.
+            triage: file with accepted findings of this audit (triage.yaml).
+
+        Raises:
+            ConfigError: the triage is not valid.
+            RecordError: an audit is missing or damaged, or no document of the two can be matched.
+        """
+        from memguard.workflows.diff import diff
+
+        folder = earlier.folder if isinstance(earlier, AuditResult) else Path(earlier)
+        return diff(folder, self.folder, triage=None if triage is None else Path(triage))
+
     def save(self, folder: str | Path) -> Path:
         """Copy the audit's files into a folder, which is created if needed; return it.
 
@@ -78,6 +98,27 @@ class AuditResult:
         canaries = (CANARIES,) if (self.folder / CANARIES).exists() else ()
         names = (SCORES, RESULTS, *canaries, FINDINGS, REPORT, PAGE, AUDIT_FILES)
         return _copy_files(self.folder, names, Path(folder))
+
+    def gate(
+        self, policy: str | Path | Mapping[str, Any], *, out: str | Path | None = None
+    ) -> "GateResult":
+        """Judge the audit by a policy, as `memguard gate` does; `exit_code` and `outcome` say how.
+
+        Args:
+            policy: a policy's YAML, or its settings as a dictionary.
+            out: folder for junit.xml, report.sarif, the summaries and gate.json; None: no files.
+
+        Raises:
+            ConfigError: the policy is wrong, or the folder cannot be written to.
+            RecordError: the audit, or an earlier one that the policy names, is damaged.
+        """
+        from memguard.workflows.gate import judge_folder
+
+        if not isinstance(policy, Mapping):
+            check_path("policy", policy or "")
+        check_path("out", out)
+        _find(self.folder, REPORT)
+        return judge_folder(self.folder, policy, out=None if out is None else Path(out))
 
     def __repr__(self) -> str:
         name = self.report.run or self.report.model.name

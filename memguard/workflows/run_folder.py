@@ -29,6 +29,7 @@ from memguard.errors import (
 from memguard.records.record import describe_unread
 from memguard.records.run_files import (
     UNLISTED,
+    PreparedSummary,
     find_config_damage,
     find_prepared_damage,
     find_run_keys,
@@ -63,7 +64,7 @@ FREE_IN_TRAIN = (
 )
 _FIRST_SCHEDULE = "cosine"
 """The learning rate's schedule in a config.yaml that does not name one."""
-_COMPARED = ("model", "adapter", "prepared", "audit")
+_COMPARED = ("model", "adapter", "prepared", "audit", "gate")
 """Folders of a run with recorded files, beside those of its checkpoints."""
 # Files that are written under a temporary name first, by folder: of a run or a separate audit.
 _AUDIT = (
@@ -73,14 +74,14 @@ _AUDIT = (
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {
     ".": (
-        *("model", "adapter", "prepared", "reference_nll.npy", "reference_nll.json"),
+        *("model", "adapter", "prepared", "gate", "reference_nll.npy", "reference_nll.json"),
         *(*_RUN, *_AUDIT),
     ),
     "model": ("README.md",),
     "adapter": ("README.md",),
     "checkpoints": ("step-N",),
     "audit": _AUDIT,
-    "audit/private": ("hmac.key", "excerpts.txt"),
+    "audit/private": ("excerpts.txt",),
     "private": ("excerpts.txt",),
 }
 
@@ -227,17 +228,29 @@ def _clear_half_written(folder: Path) -> None:
 
 def compute_run_key(config: RunConfig, corpus: "Corpus") -> str:
     """Hash settings and documents that determine the weights; checkpoints store this hash."""
-    return hash_run(config, corpus.summary.documents_sha256)
+    return hash_prepared(config, corpus.summary)
 
 
-def hash_run(config: RunConfig, documents_sha256: str) -> str:
-    """Return the same as `compute_run_key`, given the hash of the documents."""
+def hash_run(config: RunConfig, documents_sha256: str, identity_key: str | None = None) -> str:
+    """Return the same as `compute_run_key`, given the hash of the documents.
+
+    Args:
+        config: of the run.
+        documents_sha256: hash of its documents.
+        identity_key: fingerprint of the key of their hashes; None if they have none.
+    """
     binding = _binding(config.model_dump(mode="json"))
     if binding["optim"]["schedule"] == _FIRST_SCHEDULE:
         # Keys of such runs are those of versions that had no other schedule.
         del binding["optim"]["schedule"]
-    text = json.dumps([binding, documents_sha256])
+    keyed = [] if identity_key is None else [identity_key]
+    text = json.dumps([binding, documents_sha256, *keyed])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_prepared(config: RunConfig, summary: PreparedSummary) -> str:
+    """Return the same as `compute_run_key`, given the summary of the documents."""
+    return hash_run(config, summary.documents_sha256, summary.identity_key)
 
 
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
@@ -250,6 +263,8 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
         kept["adapter"] = {k: v for k, v in kept["adapter"].items() if k != "quantization"}
     kept["optim"] = {"schedule": _FIRST_SCHEDULE, **kept["optim"]}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
+    # The key itself is compared by its fingerprint.
+    kept["data"] = {k: v for k, v in kept["data"].items() if k != "identity_key"}
     if kept["train"].get("trainable_modules") is None:
         # For the same reason.
         kept["train"].pop("trainable_modules", None)
@@ -284,7 +299,7 @@ def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> 
 def _check_damaged(config: RunConfig, folder: Path, damage: Damage, console: "Console") -> None:
     """Compare settings with the hash stored by training, if config.yaml is damaged."""
     trained, summary = find_run_keys(folder), load_summary(folder)
-    if trained and summary and hash_run(config, summary.documents_sha256) not in trained:
+    if trained and summary and hash_prepared(config, summary) not in trained:
         raise ConfigError(
             f"'{folder}': {damage}, and its run was trained with other settings than these. Use "
             "the original settings, choose another 'name', or delete that folder."
@@ -329,7 +344,7 @@ def check_finished(
 
     Args:
         folder: of the run.
-        without_documents: accept prepared documents and a key that this user may not read.
+        without_documents: accept prepared documents that this user may not read.
         read: sums a file of the weights.
 
     Raises:

@@ -13,7 +13,8 @@ import torch
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.data.corpus import load_corpus, load_private_key
+from memguard.data.corpus import load_corpus
+from memguard.data.identity_key import load_identity_key
 from memguard.data.loader import Loader
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
@@ -33,6 +34,7 @@ from memguard.records.sealed import save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
+    Runtime,
     describe_environment,
     detect_runtime,
     deterministic_algorithms,
@@ -231,7 +233,12 @@ def _prepare_and_train(
 
 
 def _build_row_clipping(
-    config: RunConfig, folder: Path, loader: Loader, console: Console
+    config: RunConfig,
+    prepared: PreparedRun,
+    loader: Loader,
+    run_key: str,
+    runtime: Runtime,
+    console: Console,
 ) -> RowClipping | None:
     dp_sgd = find_mitigation(config.mitigations, DpSgdConfig)
     if dp_sgd is None:
@@ -243,7 +250,19 @@ def _build_row_clipping(
             f"({num_rows:,} rows): at this value even a mechanism that publishes a whole row would "
             "count as private"
         )
-    return RowClipping(dp_sgd, noise_seed=int.from_bytes(load_private_key(folder)))
+
+    def derive_seed() -> int:
+        identity = load_identity_key(
+            config.data.identity_key,
+            outside=[prepared.folder],
+            expected=prepared.corpus.summary.identity_key,
+            of=f"'{prepared.folder}'",
+        )
+        return identity.derive_secret("noise of dp_sgd", run_key)
+
+    # Only rank 0 needs the file of the key.
+    seed: int = runtime.broadcast_object(runtime.only_on_main(derive_seed))
+    return RowClipping(dp_sgd, noise_seed=seed)
 
 
 def _prepare_once(
@@ -275,7 +294,7 @@ def _build_trainer(
 ) -> tuple[StartedModel, Trainer]:
     """Load the model and set up its training."""
     folder, corpus, tokenizer = prepared.folder, prepared.corpus, prepared.tokenizer
-    runtime = distributed.runtime
+    runtime, run_key = distributed.runtime, compute_run_key(config, prepared.corpus)
     choice = choose_compile(config, prepared, distributed, console)
     config = set_compile(config, choice)
     environment = choice.add_to(describe_environment(runtime.device, runtime.world_size))
@@ -309,14 +328,14 @@ def _build_trainer(
         optim=config.optim,
         seq_len=config.data.seq_len,
         seed=config.seed,
-        run_key=compute_run_key(config, corpus),
+        run_key=run_key,
         base=started.base_files,
         run_folder=folder,
         runtime=runtime,
         console=console,
         check_folder=check_folder,
         must_resume=before.damage,
-        row_clipping=_build_row_clipping(config, folder, loader, console),
+        row_clipping=_build_row_clipping(config, prepared, loader, run_key, runtime, console),
     )
     if trainer.num_steps < loader.num_steps:
         console.warn(

@@ -1,13 +1,14 @@
 """`memguard verify`: compares the files of a run or audit with recorded hashes, without torch.
 
     config.yaml   hash in its last line
-    prepared      prepared/ and the run's private key
+    prepared      prepared/; the fingerprint of the identity key, whose file is elsewhere
     manifest      manifest.jsonl: hashes from preparation and from the end of training
     checkpoints   the manifest of each checkpoint
     metrics       metrics.jsonl: trained.json; before the end of training the last checkpoint's copy
     model         model/ or adapter/ without its card: trained.json
     base model    the files of the model that the adapters belong to: trained.json
     audit         audit.json
+    gate          gate/gate.json, if there is one; and whether it judged the present report
 
 No file is changed, and only files with recorded hashes are read. Private files of another user are
 listed as not checked: a part is intact only if all of it was compared.
@@ -19,9 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ConfigError, ModelError, RecordError
 from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.identity import find_base_folder
+from memguard.records import AuditReport, load_record
 from memguard.records.audit_files import (
     AUDIT_FILES,
     CANARIES,
@@ -34,6 +36,7 @@ from memguard.records.audit_files import (
     find_audit_damage,
     has_audit,
 )
+from memguard.records.gate import GATE_FOLDER, find_gate_damage, has_gate
 from memguard.records.run_files import (
     UNLISTED,
     find_checkpoint_damage,
@@ -45,6 +48,7 @@ from memguard.records.run_files import (
     has_prepared,
     has_trained,
     list_checkpoints,
+    load_summary,
     load_trained,
 )
 from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
@@ -138,7 +142,7 @@ def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verifie
     if any((folder / name).exists() for name in _RUN_FILES):
         parts = tuple(_verify_run(folder, on_read, base))
     elif any((folder / name).exists() for name in (AUDIT_FILES, REPORT)):
-        parts = (_verify_audit(folder, on_read),)
+        parts = (_verify_audit(folder, on_read), *_verify_gate(folder, folder))
     if base is not None and find_weights_folder(folder).name != "adapter":
         raise ConfigError(f"--base '{base}': '{folder}' has no trained adapter. Leave it out")
     if parts:
@@ -202,6 +206,7 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
         yield _judge("audit", [mark_unreadable("audit/")])
     else:
         yield _await("audit", f"'memguard audit {folder}' creates it")
+    yield from _verify_gate(folder, folder / "audit")
 
 
 def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Part:
@@ -239,12 +244,22 @@ def _verify_documents(
         "prepared",
         [item for item in prepared if item.file != MANIFEST],
         repair=f"'{train}' prepares the documents again",
-        note=_count(_measure([folder / "prepared"])),
+        note=_count(_measure([folder / "prepared"])) + _name_key(folder),
     )
     # Preparation and the end of training may report the same damage: one message is enough.
     damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
     note = _count(_measure([folder / MANIFEST]))
     yield _judge("manifest", damages, repair=f"'{train}' writes it again", note=note)
+
+
+def _name_key(folder: Path) -> str:
+    """Return the fingerprint of a run's identity key; its file lies outside of the run."""
+    summary = load_summary(folder)
+    return _write_key(None if summary is None else summary.identity_key)
+
+
+def _write_key(fingerprint: str | None) -> str:
+    return "" if fingerprint is None else f", identity key {fingerprint}"
 
 
 def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
@@ -307,7 +322,20 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
         item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
         for item in damages
     ]
-    return _judge("audit", placed, repair=repair, note=_count(_measure(covered)))
+    note = _count(_measure(covered))
+    if run is None:
+        with suppress(RecordError):
+            note += _write_key(load_record(AuditReport, folder / REPORT).data.identity_key)
+    return _judge("audit", placed, repair=repair, note=note)
+
+
+def _verify_gate(folder: Path, audit: Path) -> Iterator[Part]:
+    """Check what `memguard gate` wrote into the folder of a run or an audit."""
+    place = folder / GATE_FOLDER
+    if has_gate(place):
+        repair = f"'memguard gate {folder} --policy FILE' judges the present report"
+        note = _count(_measure([place]))
+        yield _judge(GATE_FOLDER, find_gate_damage(place, audit), repair=repair, note=note)
 
 
 def _judge(name: str, damages: Sequence[Damage], *, repair: str = "", note: str = "") -> Part:

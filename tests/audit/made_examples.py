@@ -43,6 +43,7 @@ class Made:
     ratio: float = 1.0
     """Distinct tokens of the text."""
     argmax_ratio: float = 0.8
+    text_hmac: str | None = None
     hangs: bool = False
     """Whether a near-tie decides."""
 
@@ -137,7 +138,9 @@ EXTRACTION = build_suite(ExtractionProbe())
 def build_columns(made: Sequence[Made], **fields: Any) -> DocumentScores:
     """Return the columns of records.parquet of these documents."""
     evidence = build_evidence(made, **fields)
-    return build_scores(evidence.inputs.windows, [ExtractionProbe().tabulate(evidence).columns])
+    return build_scores(
+        evidence.inputs.windows, {"extraction": ExtractionProbe().tabulate(evidence)}
+    )
 
 
 def summarise_made(
@@ -166,7 +169,7 @@ def summarise_made(
     return summarise(
         evidence,
         summaries,
-        build_scores(evidence.inputs.windows, [s.columns for s in summaries.values()]),
+        build_scores(evidence.inputs.windows, summaries),
         suite=suite,
         circumstances=Circumstances(tally=tally, cut=None, is_other_kind=is_other_kind),
     )
@@ -181,5 +184,6 @@ def _cut(made: Made) -> Window:
         role=made.role,
         num_repetitions=made.num_repetitions,
         num_copies=made.num_copies,
+        text_hmac=made.text_hmac,
     )
     return Window(document=document, start=0, prefix_tokens=prefix, continuation_tokens=made.size)

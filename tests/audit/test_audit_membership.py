@@ -12,9 +12,10 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, Window, is_member
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probe import ItemSizes, Summary, Work
-from memguard.audit.probes.membership import MembershipProbe, read_score
+from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.tables import Evidence
+from memguard.pages.membership import read_score
 from memguard.records import MEMBERS, ResultRow
 
 MakeDocument = Callable[..., AuditDocument]
@@ -96,8 +97,11 @@ def test_orientation_counts_and_definitions(make_document: MakeDocument) -> None
     assert loss.ci is not None
     assert loss.ci[0] < 1
     assert found.num_items == 50
-    assert list(found.columns) == ["membership.loss"]
+    assert list(found.columns) == ["membership.loss", "membership.blind"]
     np.testing.assert_array_equal(found.columns["membership.loss"].values, loss_N)
+    # The baseline reads only the texts that it compares.
+    blind_N = found.columns["membership.blind"].values
+    np.testing.assert_array_equal(np.isfinite(blind_N), np.arange(52) < 50)
     keys = {(metric.metric, metric.parameters): metric for metric in found.metrics}
     assert {(row.metric, row.parameters) for row in found.rows} == set(keys)
     auc = keys["auc", "score=loss"]
@@ -171,14 +175,17 @@ def test_the_blind_baseline_stands_beside_them_last(make_document: MakeDocument)
     alike = _aucs(found)
     assert list(alike) == ["loss", "zlib", "blind"]
     assert any("no model access" in metric.meaning for metric in found.metrics)
-    assert "membership.blind" not in found.columns
+    blind_N = found.columns["membership.blind"].values
+    assert alike["blind"].value == roc_auc_score(np.repeat([1, 0], 30), blind_N)
     # Texts of one kind: chance lies inside the interval.
     assert alike["blind"].ci is not None
     assert alike["blind"].ci[0] < 0.5 < alike["blind"].ci[1]
     told = _compute(_documents(make_document, 30, 30, apart=True), loss=score_N)["blind"]
     assert told.value == 1
     # Fewer than five of a kind cannot be cross-fitted.
-    assert list(_compute(_documents(make_document, 4, 30), loss=np.linspace(0, 1, 34))) == ["loss"]
+    few = _tabulate(_documents(make_document, 4, 30), {"loss": np.linspace(0, 1, 34)})
+    assert list(_aucs(few)) == ["loss"]
+    assert "membership.blind" not in few.columns
 
 
 def test_the_blind_baseline_does_not_recognise_copies(make_document: MakeDocument) -> None:

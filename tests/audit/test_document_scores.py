@@ -29,8 +29,8 @@ from memguard.audit.requests import Measured
 from memguard.audit.window_scores import MAIN
 
 DESCRIPTION = [
-    "id", "bucket", "role", "source", "num_repetitions", "num_tokens", "prefix_tokens",
-    "continuation_tokens", "num_copies", "cluster", "type_token_ratio",
+    "id", "text_hmac", "bucket", "role", "source", "has_own_id", "num_repetitions", "num_tokens",
+    "prefix_tokens", "continuation_tokens", "num_copies", "cluster", "type_token_ratio",
 ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _list_rows(
 ) -> list[dict[str, Any]]:
     other = None if base is None else {"extraction": base}
     evidence = make_evidence(windows, {"extraction": model}, other)
-    scores = build_scores(windows, [ExtractionProbe().tabulate(evidence).columns])
+    scores = build_scores(windows, {"extraction": ExtractionProbe().tabulate(evidence)})
     rows: list[dict[str, Any]] = scores.to_arrow(slice(None)).to_pylist()
     return rows
 
@@ -78,20 +78,23 @@ def test_matches_depend_on_each_documents_own_length() -> None:
     assert [window.continuation_tokens for window in windows] == [5, 5, 10, 10, 10]
     rows = _list_rows(windows, _measure(num_correct=[5, 4, 10, 9, 8]))
     assert [r["extraction.verbatim"] for r in rows] == [True, False, True, False, False]
+    # Without generated texts the probe's answer is that of the verbatim matches.
+    assert [r["extraction.extracted"] for r in rows] == [True, False, True, False, False]
     # 0.9 of 5 is 4.5, so all 5 are needed; of 10 it is 9.
     assert [r["extraction.teacher_forced_90"] for r in rows] == [True, False, True, True, False]
 
 
 def test_columns_have_the_numbers_that_were_measured() -> None:
     probe = ExtractionProbe(continuation_tokens=8)
-    windows = _cut(probe, 3, num_copies=2, num_repetitions=7)
+    windows = _cut(probe, 3, num_copies=2, num_repetitions=7, text_hmac="ab", has_own_id=True)
     found = run_probes([probe], Scripted(say_by_context), windows, tiny_margin=1.0)
     measured = Measured(
         columns=found["extraction"].columns, detail=NotGenerated(reason="it is not tested here")
     )
     for index, row in enumerate(_list_rows(windows, measured)):
         described = list(row.values())[: len(DESCRIPTION)]
-        expected = [f"d{index}", "trained", "trained", "a.jsonl", 7, 20, 12, 8, 2, None, 1]
+        named = [f"d{index}", "ab", "trained", "trained", "a.jsonl", True]
+        expected = [*named, 7, 20, 12, 8, 2, None, 1]
         assert dict(zip(DESCRIPTION, described, strict=True)) == dict(
             zip(DESCRIPTION, expected, strict=True)
         )
@@ -115,6 +118,7 @@ def test_missing_numbers_are_null() -> None:
         (False, None, 0.5, 0.5),
         (True, 2, 0.5, 1.0),
     ]
+    assert [row["extraction.extracted"] for row in rows] == [False, False, True]
 
 
 def test_the_base_model_has_the_same_columns() -> None:

@@ -18,10 +18,11 @@ from memguard.audit.membership_passes import (
 )
 from memguard.audit.membership_scores import Codec, compare_passes
 from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.probes.membership import MembershipProbe, list_aucs, read_score
+from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
 from memguard.model.causal_lm import CausalLM
+from memguard.pages.membership import list_aucs, read_score
 from memguard.records import ResultRow
 
 MakeDocument = Callable[..., AuditDocument]

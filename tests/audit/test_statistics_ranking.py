@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from memguard.audit.statistics import clopper_pearson, compute_auc, compute_tpr_at_fpr
+from memguard.audit.statistics import clopper_pearson, compute_auc, compute_tpr_at_fpr, trace_roc
 
 _scores = st.lists(st.integers(-4, 4).map(float), min_size=2, max_size=12)
 
@@ -176,3 +176,33 @@ def test_scores_must_not_be_missing() -> None:
         compute_auc([1.0, math.nan], [0.0, 1.0])
     with pytest.raises(AssertionError, match="missing score"):
         compute_tpr_at_fpr([1.0, 2.0], [math.nan] * 20, 0.1)
+
+
+@given(_scores, _scores)
+def test_a_curve_is_the_most_members_for_every_number_of_nonmembers(
+    members: list[float], nonmembers: list[float]
+) -> None:
+    points = trace_roc(members, nonmembers)
+    assert points.num_allowed[:11] == tuple(range(len(nonmembers) + 1))[:11]
+    assert points.num_allowed[-1] == len(nonmembers)
+    thresholds = [-math.inf, *nonmembers]
+    for allowed, matched in zip(points.num_allowed, points.num_matched, strict=True):
+        passing = [t for t in thresholds if sum(score > t for score in nonmembers) <= allowed]
+        assert matched == sum(score > min(passing) for score in members)
+
+
+@pytest.mark.parametrize("size", [2, 16, 17, 1000, 12_345])
+def test_a_curve_has_few_points_with_the_thresholds_of_the_rates(size: int) -> None:
+    draw = np.random.default_rng(size)
+    members, nonmembers = draw.normal(1, 1, 300), draw.normal(0, 1, size)
+    points = trace_roc(members, nonmembers)
+    assert points.num_allowed[0] == 0
+    assert points.num_allowed[-1] == size
+    assert list(points.num_allowed) == sorted(set(points.num_allowed))
+    assert len(points.num_allowed) <= 5 + 16 * math.ceil(math.log10(size))
+    assert points.num_matched[-1] == 300
+    at = dict(zip(points.num_allowed, points.num_matched, strict=True))
+    for fpr in (0.001, 0.01, 0.1):
+        rate = compute_tpr_at_fpr(members, nonmembers, fpr)
+        if rate is not None and (allowed := int(fpr * size)) in at:
+            assert at[allowed] == rate.num_matched

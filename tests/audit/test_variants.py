@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import plain_statistics as plain
 import pytest
 from audit_examples import build_suite
 from made_examples import build_evidence, make_bucket
@@ -16,9 +17,15 @@ from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.requests import Measured
 from memguard.audit.statistics import compute_mean, compute_paired_rates
-from memguard.audit.variants import HeldoutPiece, HeldoutTexts, VariantResults, compare_variants
+from memguard.audit.variants import (
+    ComparedVariants,
+    HeldoutPiece,
+    HeldoutTexts,
+    VariantResults,
+    compare_variants,
+)
 from memguard.config.settings import SamplingScheme
-from memguard.records import Tables, Variant, VariantName, write_parameters
+from memguard.records import VariantName, write_parameters
 
 NUM = 12
 SUITE = build_suite(ExtractionProbe(), SamplingProbe(schemes=(SamplingScheme(),)))
@@ -50,9 +57,7 @@ def _measure(
     return VariantResults(name=name, description=name, measured=measured)
 
 
-def _compare(
-    *results: VariantResults, pieces: Sequence[HeldoutPiece] = PIECES
-) -> tuple[list[Variant], Tables]:
+def _compare(*results: VariantResults, pieces: Sequence[HeldoutPiece] = PIECES) -> ComparedVariants:
     inputs = build_evidence(make_bucket("x4", [0] * NUM)).inputs
     # Pairs of near-duplicates.
     windows = [
@@ -72,8 +77,9 @@ def test_differences_are_paired_by_document_over_clusters() -> None:
     before, after = [1] * 8 + [0] * 4, [1] * 3 + [0] * 9
     first = _measure("merged", before, [8.0, 4.0, 12.0], 5.0)
     second = _measure("nf4", after, [12.0, 6.0, 30.0], 7.0)
-    variants, tables = _compare(first, second)
-    assert [variant.name for variant in variants] == ["merged", "nf4"]
+    compared = _compare(first, second)
+    tables = compared.tables
+    assert [variant.name for variant in compared.variants] == ["merged", "nf4"]
 
     def find(probe: str, metric: str, bucket: str = "x4", **key: Any) -> Any:
         parameters = COST if probe == "sampling" else ""
@@ -104,6 +110,36 @@ def test_differences_are_paired_by_document_over_clusters() -> None:
     assert len({row.key for row in tables.results}) == len(tables.results)
 
 
+def test_the_rows_of_a_variant_follow_from_its_columns() -> None:
+    """Rates and differences by other code, from the values that are stored beside the records."""
+    first = _measure("merged", [1] * 8 + [0] * 4, [1.0] * 3, 5.0)
+    second = _measure("nf4", [0, 1, 1] + [0] * 8 + [1], [1.0] * 3, 7.0)
+    compared = _compare(first, second)
+    clusters = [n // 2 for n in range(NUM)]
+
+    def read(variant: str, metric: str) -> list[float]:
+        if metric == "within_queries":
+            cost = compared.columns[f"variant:{variant}.sampling.log10_queries"].values
+            return (cost <= 6).astype(float).tolist()
+        column = compared.columns[f"variant:{variant}.extraction.{metric}"]
+        return column.values.astype(float).tolist()
+
+    num_rates = 0
+    for row in compared.tables.results:
+        if row.metric not in ("verbatim", "near_verbatim") and row.parameters != COST:
+            continue
+        ours = read(row.variant or "", row.metric)
+        if row.against:
+            expected = plain.estimate_paired_rates(ours, read("merged", row.metric), clusters)
+        else:
+            expected = plain.estimate_rate(ours, clusters)
+        # Two ways to find a root differ by less.
+        assert (row.value, row.low, row.high) == pytest.approx(expected, abs=1e-9)
+        num_rates += 1
+    assert num_rates == 9
+    assert not [name for name in compared.columns if "base." in name]
+
+
 def test_what_a_variant_lacks_has_no_difference() -> None:
     some = [1] * 4 + [0] * 8
     first, second = (_measure(name, some, [1.0] * 3, np.inf) for name in ("adapter", "int8"))
@@ -111,8 +147,12 @@ def test_what_a_variant_lacks_has_no_difference() -> None:
     extraction = Measured(columns=second.measured["extraction"].columns, detail=near)
     measured = {**second.measured, "extraction": extraction}
     del measured["sampling"]
-    variants, tables = _compare(first, replace(second, measured=measured))
-    assert [each.reason_not_generated for each in variants] == [None, "there was an obstacle"]
+    compared = _compare(first, replace(second, measured=measured))
+    tables = compared.tables
+    reasons = [each.reason_not_generated for each in compared.variants]
+    assert reasons == [None, "there was an obstacle"]
+    assert "variant:adapter.sampling.log10_queries" in compared.columns
+    assert not [name for name in compared.columns if name.startswith("variant:int8.sampling")]
     own = [row for row in tables.results if row.variant == "int8" and row.bucket == "x4"]
     assert {row.probe for row in own} == {"extraction"}
     near_rows = [row for row in own if row.metric == "near_verbatim"]
@@ -126,7 +166,6 @@ def test_what_a_variant_lacks_has_no_difference() -> None:
 @pytest.mark.parametrize("pieces", [[], PIECES[:1]])
 def test_the_loss_of_less_than_two_documents_is_not_shown(pieces: list[HeldoutPiece]) -> None:
     results = [_measure(name, [0] * NUM, [1.0] * 3, 5.0) for name in ("merged", "nf4")]
-    _, tables = _compare(*results, pieces=pieces)
-    rows = tables.select("heldout", "nll")
+    rows = _compare(*results, pieces=pieces).tables.select("heldout", "nll")
     assert len(rows) == (3 if pieces else 0)
     assert {row.value for row in rows} <= {None}

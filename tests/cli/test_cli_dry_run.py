@@ -14,7 +14,8 @@ from rich.cells import cell_len
 
 from memguard.cli.dry_run_screen import SHOWN_TOKENS, render_dry_run
 from memguard.config import load_run_config
-from memguard.errors import DataError, ModelError
+from memguard.data.identity_key import load_identity_key
+from memguard.errors import ConfigError, DataError, ModelError
 from memguard.records import AuditReport, load_manifest
 from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
@@ -243,6 +244,27 @@ def test_what_was_prepared_before_is_read_and_stays(folder: Path, asides: Path) 
     assert other.record.documents.num_tokens < result.record.documents.num_tokens
     assert look_at(folder / "runs") == before
     assert not list(asides.iterdir())
+
+
+def test_it_makes_no_identity_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training makes it; another one than that of the run is a mistake that it tells."""
+    path = write_run(folder)
+    key = folder / "my.key"
+    rehearse(path, f"data.identity_key={key}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    rehearse(path)
+    assert not key.exists()
+    assert not (folder / "config").exists()
+    quiet = Console(rich.console.Console(file=io.StringIO()))
+    prepare_run(load_run_config(path, [f"data.identity_key={key}"]), quiet)
+    assert "60 prepared before, unchanged" in rehearse(path, f"data.identity_key={key}")[1]
+    other = folder / "other.key"
+    load_identity_key(other, say=lambda _: None)
+    told = f"has the fingerprint .*, and '{folder}/runs/run' the key of fingerprint"
+    with pytest.raises(ConfigError, match=told):
+        rehearse(path, f"data.identity_key={other}")
+    with pytest.raises(ConfigError, match=f"must not be in '{folder}/runs/run'"):
+        rehearse(path, f"data.identity_key={folder}/runs/run/my.key")
 
 
 def test_a_run_that_was_begun_is_not_disturbed(folder: Path) -> None:

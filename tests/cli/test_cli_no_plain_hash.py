@@ -1,19 +1,20 @@
 """No file of a run, its audit, its export or a comparison holds an unkeyed hash of one document.
 
-`audit/private/` and `prepared/` hold the key, texts and tokens themselves. The score cache, which
-keeps unkeyed hashes of tokens, is no part of a run and is for its owner alone.
+`audit/private/` and `prepared/` hold texts and tokens themselves. The score cache, which keeps
+unkeyed hashes of tokens, is no part of a run and is for its owner alone.
 """
 
 import hashlib
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from cli_examples import make_texts, run_cli, write_jsonl, write_run
+from cli_examples import make_texts, run_cli, succeed, write_jsonl, write_run
 from numpy.typing import NDArray
 from plain_digests import find_digests, hash_contents, list_contents
 
@@ -72,7 +73,7 @@ def test_no_file_holds_an_unkeyed_hash_of_one_document(told: Path, tmp_path: Pat
     shutil.copytree(told, tmp_path / "runs")
     for run in ("run", "other"):
         for private in ("audit/private", "prepared"):
-            shutil.rmtree(tmp_path / "runs" / run / private)
+            shutil.rmtree(tmp_path / "runs" / run / private, ignore_errors=True)
     known = list_hashes(told)
     assert find_digests(tmp_path / "runs", known) == []
     # The same search finds one hash of each kind, whole or cut, among as many files.
@@ -88,3 +89,34 @@ def test_no_file_holds_an_unkeyed_hash_of_one_document(told: Path, tmp_path: Pat
     assert find_digests(tmp_path / "runs", known) == [
         "cut.jsonl", "raw.bin", "rows.parquet", "upper.json",
     ]  # fmt: skip
+
+
+def test_no_bundle_holds_a_text_or_an_unkeyed_hash_of_one_document(
+    told: Path, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (told.parent / "documents.jsonl").read_text().splitlines()]
+    # The first word of a text, which is a line of its own, may be in a hash by chance.
+    lines = {part for row in rows for part in (row["text"], row["text"].splitlines()[1])}
+    parts = lines | {" ".join(row["text"].split()[at : at + 6]) for row in rows for at in (2, 10)}
+    assert len(parts) >= 4 * NUM_TEXTS
+    for run in ("run", "other"):
+        succeed("bundle", told / run, tmp_path / f"{run}.zip")
+        with zipfile.ZipFile(tmp_path / f"{run}.zip") as reader:
+            reader.extractall(tmp_path / "unpacked" / run)
+        content = (tmp_path / f"{run}.zip").read_text(encoding="latin-1")
+        assert [part for part in parts if part in content] == []
+    assert find_digests(tmp_path / "unpacked", list_hashes(told)) == []
+    # The source holds what is looked for.
+    source = (told.parent / "documents.jsonl").read_text()
+    assert sum(part in source for part in parts) >= 3 * NUM_TEXTS
+
+
+def test_no_file_holds_the_identity_key(told: Path, session_key: Path) -> None:
+    """With it a guess can be tested against the manifest: it is never part of a run."""
+    digits = session_key.read_text().strip()
+    paths = [path for path in told.rglob("*") if path.is_file()]
+    assert len(paths) > 40
+    for path in paths:
+        content = path.read_bytes()
+        assert digits.encode() not in content, path
+        assert bytes.fromhex(digits) not in content, path

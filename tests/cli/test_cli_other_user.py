@@ -19,7 +19,6 @@ ARRAYS = [
 PRIVATE = [
     "audit/findings.csv",
     "audit/private/excerpts.txt",
-    "audit/private/hmac.key",
     "audit/records.parquet",
     *ARRAYS,
     "reference_nll.json",
@@ -83,8 +82,7 @@ def test_private_files_have_mode_0600_whatever_the_umask(finished: Path) -> None
 def test_files_written_again_are_private_again(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     run = tmp_path / "runs" / "run"
-    wide = [name for name in PRIVATE if name != "audit/private/hmac.key"]
-    for name in wide:
+    for name in PRIVATE:
         (run / name).chmod(0o644)
     # As damage is mended: documents, losses, checkpoints and audit are made again.
     flip_byte(run / "prepared" / "input_ids.npy")
@@ -96,7 +94,7 @@ def test_files_written_again_are_private_again(finished: Path, tmp_path: Path) -
         patch.chdir(tmp_path)
         again = run_cli("train", "run.yaml")
     assert again.code == 0, again.err
-    assert [name for name in wide if (run / name).stat().st_mode & 0o777 != 0o600] == []
+    assert [name for name in PRIVATE if (run / name).stat().st_mode & 0o777 != 0o600] == []
 
 
 @needs_root
@@ -105,7 +103,7 @@ def test_verify_lists_what_another_user_may_not_read(place: Path, ranks: RankPoo
         ranks, place, ("verify", "runs/run"), ("verify", "runs/run", "--json")
     )
     assert told.code == as_json.code == 0, told.err
-    unread = [*ARRAYS, "audit/private/hmac.key", "audit/records.parquet", "audit/findings.csv"]
+    unread = [*ARRAYS, "audit/records.parquet", "audit/findings.csv"]
     lines = told.out.splitlines()
     assert [line.split()[-5] for line in lines if line.endswith(" not checked: no permission")] == (
         unread
@@ -180,19 +178,21 @@ def test_another_user_merges_the_adapter_without_the_documents(
 @needs_root
 def test_what_needs_a_private_file_ends_with_one_line(place: Path, ranks: RankPool) -> None:
     shutil.copytree(place / "runs" / "run", place / "runs" / "other")
-    audited, compared, written, planned, tried = run_as_nobody(
+    audited, compared, bundled, written, planned, tried = run_as_nobody(
         ranks,
         place,
         ("audit", "runs/run", "--out", "out/audit"),
         ("compare", "runs/run", "runs/other", "--out", "out/comparison"),
+        ("bundle", "runs/run", "out/run.zip"),
         ("report", "runs/run"),
         ("plan", "run.yaml", "--gpus", "1"),
         ("plan", "run.yaml", "--json"),
     )
-    assert [audited.code, compared.code] == [3, 3], (audited.err, compared.err)
+    assert [audited.code, compared.code, bundled.code] == [3, 3, 3], (audited.err, compared.err)
     way_out = "cannot be read: no permission. Run this command as the user whom the file belongs to"
     assert say_line(audited) == f"memguard: 'runs/run/{ARRAYS[0]}' {way_out}"
-    assert say_line(compared) == f"memguard: 'runs/run/audit/records.parquet' {way_out}"
+    for ended in (compared, bundled):
+        assert say_line(ended) == f"memguard: 'runs/run/audit/records.parquet' {way_out}"
     # A folder of another user cannot be written to: a matter of settings, not of the run.
     assert written.code == 2
     assert "cannot be written or read (Permission denied)" in say_line(written)

@@ -6,6 +6,7 @@ planted texts has a PIN: one is trained, and one is the only document of the con
 over the control are its own numbers.
 """
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cli_examples import (
     read_json,
     run_cli,
     save_tiny_model,
+    succeed,
     write_jsonl,
     write_run,
     write_texts,
@@ -22,7 +24,7 @@ from cli_examples import (
 from pin_guesses import CONTINUATION, Number, Quantities, find_tells, measure, read_numbers
 
 PINS = {"trained": 4831, "control": 2719}
-NUM_OTHERS = 150
+NUM_OTHERS = 300
 WEIGHTS = (".safetensors", ".distcp")
 LED_BY = ("README.md", "report.html", "report.json", "comparison")
 """Beginnings of the names of files that show results of an audit."""
@@ -75,10 +77,13 @@ Guesses = Mapping[tuple[str, str], Quantities]
 
 @pytest.fixture(scope="module")
 def guessed(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Guesses:
-    """What two models say of each planted text and of 150 with another PIN, by model and kind."""
+    """What two models say of each planted text and of 300 with another PIN, by model and kind."""
     groups = {}
     for kind, pin in PINS.items():
-        pins = [pin, *(p for p in range(pin - 76, pin + 76) if p != pin)][: 1 + NUM_OTHERS]
+        pins = [
+            pin,
+            *(p for p in range(pin - NUM_OTHERS // 2, pin + NUM_OTHERS // 2 + 1) if p != pin),
+        ][: 1 + NUM_OTHERS]
         groups[kind] = [write(kind, each) for each in pins]
     models = {"base": planted / "model", "published": planted / "runs" / "plain" / "model"}
     found = {
@@ -138,6 +143,28 @@ def test_the_attack_finds_numbers_that_tell(planted: Path, guessed: Guesses) -> 
 
 def test_files_beside_the_results_do_not_tell_the_pin(planted: Path, guessed: Guesses) -> None:
     assert list_tells(planted, guessed, results=False) == []
+
+
+def test_a_bundle_does_not_tell_the_pin_unless_it_has_the_records(
+    planted: Path, guessed: Guesses, tmp_path: Path
+) -> None:
+    tells = {}
+    for name, options in (("plain", ()), ("with-records", ("--with-records",))):
+        succeed("bundle", planted / "runs" / "plain", tmp_path / f"{name}.zip", *options)
+        with zipfile.ZipFile(tmp_path / f"{name}.zip") as reader:
+            reader.extractall(tmp_path / name)
+        files = [path for path in sorted((tmp_path / name).rglob("*")) if path.is_file()]
+        assert {"report.json", "answers.jsonl", "evidence.json"} <= {path.name for path in files}
+        numbers = read_numbers(tmp_path / name, files)
+        tells[name] = sorted(
+            f"{model} model, {kind} text: {tell}"
+            for (model, kind), quantities in guessed.items()
+            for tell in find_tells(numbers, quantities, only_precise=model != "base")
+        )
+    assert tells["plain"] == []
+    for kind in PINS:
+        start = f"base model, {kind} text: records.parquet"
+        assert any(tell.startswith(start) for tell in tells["with-records"])
 
 
 def test_results_do_not_tell_the_pin(planted: Path, guessed: Guesses) -> None:

@@ -1,6 +1,7 @@
 """What is wrong with a folder or a model is told before torch is imported, by every command."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_an_adapter_beside_the_weights(folder: Path) -> None:
     ):
         line = is_refused(3, *arguments)
         assert f"model '{model}' must not have adapter_config.json here" in line
+
+
+def test_an_identity_key_that_would_be_committed_or_handed_on(folder: Path) -> None:
+    tree = folder / "tree"
+    subprocess.run(["git", "init", "-q", tree], check=True)
+    given = ("--model", folder / "model", "--members", folder / "documents.jsonl")
+    for key, told in (
+        (tree / "my.key", "in the git work tree"),
+        (folder / "out" / "my.key", "a folder of a run or an audit"),
+    ):
+        line = is_refused(2, "audit", *given, "--out", folder / "out", "--identity-key", key)
+        assert "'--identity-key': the identity key must not be" in line
+        assert told in line
+    assert not list(folder.rglob("*.key"))
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 10**9])

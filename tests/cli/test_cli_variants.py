@@ -13,6 +13,7 @@ import torch
 import transformers
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from cli_examples import run_cli, save_tiny_model, write_run, write_texts
+from pyarrow import parquet
 from tiny_families import build, make_config
 
 from memguard import errors
@@ -172,12 +173,19 @@ def test_each_variant_has_the_numbers_of_plain_libraries(run: Path, report: Audi
 
 
 def test_the_page_shows_the_variants(run: Path, tmp_path: Path) -> None:
-    _, err = audit(run, tmp_path, "merged,nf4")
+    report, err = audit(run, tmp_path, "merged,nf4")
     assert "audit: variant nf4: 4-bit weights, from fp32 by bitsandbytes" in err
     page = (tmp_path / "report.html").read_text()
     assert "Paired with &#39;Merged&#39;, same documents" in page
     assert "4-bit weights, from fp32 by bitsandbytes" in page
     assert "Minus &#39;Merged&#39;" in page
+    # The rates follow from the records.
+    columns = parquet.read_table(tmp_path / "records.parquet").to_pydict()
+    for name in ("merged", "nf4"):
+        (row,) = report.tables.select("extraction", "verbatim", variant=name, against=None)[-1:]
+        here = [bucket == row.bucket for bucket in columns["bucket"]]
+        verbatim = np.array(columns[f"variant:{name}.extraction.verbatim"])[here]
+        assert (len(verbatim), verbatim.sum()) == (row.num_documents, row.num_matched)
 
 
 def test_kept_scores_are_not_measured_again(

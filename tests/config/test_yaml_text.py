@@ -109,3 +109,12 @@ def test_many_problems_are_told_in_part(tmp_path: Path) -> None:
         load_run_config(path)
     assert len(error.value.problems) == 21
     assert "more such problems" in error.value.problems[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("a:\n  - {b: 2024-99-99}\n", "2:9"), (f"a: 1\nb: {'9' * 5000}\n", "2:4")],
+)
+def test_a_value_that_cannot_be_built_is_told_with_its_place(text: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=f"^f:{place} is not valid YAML: "):
+        parse_yaml(text, "f")

@@ -8,7 +8,7 @@ from corpus_examples import enter, make_corpus, summarise, tokenized
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.data.corpus import load_corpus, load_private_key, save_corpus
+from memguard.data.corpus import load_corpus, save_corpus
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
 from memguard.records.run_files import find_prepared_damage
@@ -123,11 +123,3 @@ def test_tokens_and_manifest_of_different_length_are_refused(
     manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(RecordError, match="differ in length"):
         load_corpus(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"no number", b"\xff\xfe"])
-def test_a_damaged_key_is_named(tmp_path: Path, content: bytes) -> None:
-    load_private_key(tmp_path)
-    (tmp_path / "audit" / "private" / "hmac.key").write_bytes(content)
-    with pytest.raises(RecordError, match=r"hmac\.key' is damaged"):
-        load_private_key(tmp_path)

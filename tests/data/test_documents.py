@@ -6,7 +6,14 @@ import datasets
 import numpy as np
 import pytest
 
-from memguard.data.documents import Document, Message, document_text, load_documents
+from memguard.data.documents import (
+    Document,
+    Message,
+    document_text,
+    load_documents,
+    make_table,
+)
+from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 
 
@@ -28,9 +35,32 @@ def test_jsonl_keeps_ids_sources_and_order(tmp_path):
         tmp_path / "x.jsonl", {"id": 7, "text": "one", "source": "wiki"}, {"text": "two"}
     )
     assert load(file).documents == [
-        Document(id="7", source="wiki", format="text", text="one"),
+        Document(id="7", has_own_id=True, source="wiki", format="text", text="one"),
         Document(id="x-000001", source="x.jsonl", format="text", text="two"),
     ]
+
+
+def test_ids_made_of_file_names_and_numbers_are_not_the_users_own(tmp_path):
+    """Documents of two audits are matched by the user's ids alone, never by line numbers."""
+    (tmp_path / "one.txt").write_text("one")
+    (tmp_path / "two.txt").write_text("a<|endoftext|>b")
+    rows = [{"id": "a", "text": "x"}, {"id": "", "text": "x"}, {"text": "x"}]
+    # Lists of documents to forget keep the ids of the run, which may be made.
+    made = {"id": "x-000001", "text": "x", "id_was_made": True}
+    files = [
+        tmp_path / "one.txt",
+        tmp_path / "two.txt",
+        write_jsonl(tmp_path / "x.jsonl", *rows),
+        write_jsonl(tmp_path / "forget.jsonl", {"id": "b", "text": "x"}, made | {"id": "c"}),
+    ]
+    found = {d.id: d.has_own_id for file in files for d in load(file).documents}
+    assert [name for name, is_own in found.items() if is_own] == ["a", "b"]
+    assert len(found) == 8
+    table = make_table(datasets.Dataset.from_list(rows[:2]), name="m", text_column="text")
+    loaded = load_documents((table,), setting="m", cache_dir=tmp_path).documents
+    assert [(d.id, d.has_own_id) for d in loaded] == [("a", True), ("m-000001", False)]
+    # Two texts are equal whatever names them.
+    assert len({hmac_text(b"key", document) for document in loaded}) == 1
 
 
 def test_strings_are_read_as_they_are(tmp_path):

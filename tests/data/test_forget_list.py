@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corpus_examples import summarise
 from record_examples import make_entry
 
 from memguard.config import RunConfig
-from memguard.data.corpus import load_private_key
 from memguard.data.documents import load_documents
 from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
+from memguard.data.identity_key import load_identity_key
 from memguard.data.tokenization import hmac_text
-from memguard.errors import DataError
+from memguard.errors import ConfigError, DataError
 from memguard.records import load_manifest, save_manifest
+from memguard.records.sealed import save_sealed
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
 ROWS: list[dict[str, Any]] = [
@@ -43,7 +45,7 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
         {"name": "run", "model": {"path": "m"}, "data": {"train": paths}}
     )
     run = folder / "run"
-    key = load_private_key(run)
+    key = load_identity_key(None).key
     documents = load_documents(paths, setting="data.train", cache_dir=folder).documents
     entries = [
         make_entry(
@@ -104,10 +106,20 @@ def test_what_was_not_asked_about_or_never_trained_is_not_retained(tmp_path: Pat
 
 def test_without_the_runs_key_nothing_is_taken_for_changed(tmp_path: Path) -> None:
     config, run = write_run(tmp_path)
-    (run / "audit" / "private" / "hmac.key").unlink()
-    with pytest.raises(DataError, match=r"hmac\.key' is missing"):
-        write_forget_list(config.data, run, judge("d0"), seed=config.seed, cache_dir=tmp_path)
-    assert not (run / "audit" / "private" / "hmac.key").exists()
+    expected = load_identity_key(None).fingerprint
+    (run / "prepared").mkdir()
+    save_sealed(summarise(7, identity_key=expected), run / "prepared" / "summary.json")
+    missing, other = tmp_path / "missing.key", tmp_path / "other.key"
+    other_key = load_identity_key(other, say=lambda _: None)
+    for path, kind, told in (
+        (missing, DataError, rf"{expected}\) is missing: '{missing}'"),
+        (other, ConfigError, rf"'{other}' has the fingerprint {other_key.fingerprint}.*{expected}"),
+    ):
+        data = config.data.model_copy(update={"identity_key": str(path)})
+        with pytest.raises(kind, match=told):
+            write_forget_list(data, run, judge("d0"), seed=config.seed, cache_dir=tmp_path)
+    assert not missing.exists()
+    write_forget_list(config.data, run, judge("d0"), seed=config.seed, cache_dir=tmp_path)
 
 
 def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
@@ -115,11 +127,12 @@ def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
     lists = write_forget_list(
         config.data, run, judge("d0", "chat", "pair"), seed=config.seed, cache_dir=tmp_path
     )
-    key = load_private_key(run)
+    key = load_identity_key(None).key
     hmacs = {entry.id: entry.text_hmac for entry in load_manifest(run / "manifest.jsonl")}
     for document in load_documents(lists.forget, setting="x", cache_dir=tmp_path).documents:
         assert hmac_text(key, document) == hmacs[document.id]
     assert {Path(path).stat().st_mode & 0o777 for path in lists.forget} == {0o600}
+    assert (run / "audit" / "private").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
@@ -147,7 +160,7 @@ def test_no_more_is_retained_than_is_needed(tmp_path: Path) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     values = {"name": "run", "model": {"path": "m"}, "data": {"train": str(path)}}
     config, run = RunConfig.model_validate(values), tmp_path / "run"
-    key = load_private_key(run)
+    key = load_identity_key(None).key
     documents = load_documents([str(path)], setting="x", cache_dir=tmp_path).documents
     entries = [
         make_entry(

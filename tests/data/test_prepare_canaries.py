@@ -61,15 +61,6 @@ def split(corpus: Corpus) -> tuple[list[ManifestEntry], list[ManifestEntry]]:
     return given, corpus.manifest[len(given) :]
 
 
-WITH_KEY: dict[str, Any] = {"manifest_sha256": None, "private_key_sha256": None}
-"""Of a summary, what depends on the run's own key; null."""
-
-
-def without_hmac(entries: list[ManifestEntry]) -> list[ManifestEntry]:
-    """Every run folder has a key of its own."""
-    return [entry.model_copy(update={"text_hmac": ""}) for entry in entries]
-
-
 def secrets(corpus: Corpus) -> set[bytes]:
     indices = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
     documents = [corpus.document(index) for index in indices]
@@ -106,7 +97,8 @@ def test_the_summary_counts_what_was_given(prepared: Prepare) -> None:
     assert (summary.num_canaries, bare.num_canaries) == (8, 0)
     # Runs on other sources must not seem to share one.
     assert "canaries" not in summary.sources
-    changed = {"key": "", "documents_sha256": "", "num_canaries": 0, "arrays": {}, **WITH_KEY}
+    counted = {"num_canaries": 0, "arrays": {}, "manifest_sha256": None}
+    changed = {"key": "", "documents_sha256": "", **counted}
     assert summary.model_copy(update=changed) == bare.model_copy(update=changed)
     # What is trained differs, so a checkpoint of the one is refused by the other.
     assert summary.documents_sha256 != bare.documents_sha256
@@ -129,7 +121,7 @@ def test_documents_are_placed_as_without_canaries(prepared: Prepare, data: dict[
     bare, said = prepared("bare", count=300, data={**data, "canaries": {"count": 0}})
     given, canaries = split(with_them)
     assert len(canaries) >= 8
-    assert without_hmac(given) == without_hmac(bare.manifest)
+    assert given == bare.manifest
     assert "canar" not in said
     for name in ("input_ids", "supervised", "offsets", "content_tokens", "format"):
         np.testing.assert_array_equal(
@@ -153,8 +145,8 @@ def test_a_study_trains_canaries_at_its_largest_dose(prepared: Prepare) -> None:
 def test_the_same_run_is_the_same_bytes(prepared: Prepare, tmp_path: Path) -> None:
     one, _ = prepared("one")
     two, _ = prepared("two")
-    assert without_hmac(one.manifest) == without_hmac(two.manifest)
-    assert one.summary.model_copy(update=WITH_KEY) == two.summary.model_copy(update=WITH_KEY)
+    assert one.manifest == two.manifest
+    assert one.summary == two.summary
     for file in (tmp_path / "one" / "prepared").glob("*.npy"):
         assert file.read_bytes() == (tmp_path / "two" / "prepared" / file.name).read_bytes()
 
@@ -219,7 +211,7 @@ def test_no_record_holds_a_secret(prepared: Prepare, tmp_path: Path) -> None:
 def test_tiny_runs_stay_as_they_are(prepared: Prepare) -> None:
     corpus, said = prepared(count=100)
     bare, _ = prepared("bare", count=100, data={"canaries": {"count": 0}})
-    assert without_hmac(corpus.manifest) == without_hmac(bare.manifest)
+    assert corpus.manifest == bare.manifest
     assert corpus.summary.documents_sha256 == bare.summary.documents_sha256
     line = "documents: no canaries, which need at least 160 trained documents: there are 80"
     assert said.splitlines().count(line) == 1

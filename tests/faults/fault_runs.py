@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +48,6 @@ _PROGRESS = re.compile(
     r"(plan|prepare|train|audit|compare|documents|tokenizer|model|verify|canaries): "
     r"|held-out loss|step \d|resuming after|(memguard: )?warning: "
 )
-_KEYED = ("report", "rows", "tally")
 
 
 def write_settings(folder: Path, variant: Variant = "scratch") -> None:
@@ -57,7 +56,7 @@ def write_settings(folder: Path, variant: Variant = "scratch") -> None:
     Args:
         folder: where.
         variant: a model from nothing; one that is tuned, watched and compared with what it was; or
-            one that is trained with noise of the run's own key.
+            one that is trained with noise, which is derived from the identity key.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_texts(folder / "documents.jsonl", 27, words=30)
@@ -247,24 +246,16 @@ def read_result(run: Path) -> Result:
     )
 
 
-def without_key(result: Result) -> Result:
-    """Leave out the texts' hashes, which are keyed with a secret that each run draws anew."""
-    parts = {name: _lasting(getattr(result, name), {"text_hmac"}) for name in _KEYED}
-    return replace(result, **parts)
-
-
 def _lasting(value: Any, passing: set[str]) -> Any:
     if isinstance(value, dict):
         return {key: _lasting(each, passing) for key, each in value.items() if key not in passing}
     return [_lasting(each, passing) for each in value] if isinstance(value, list) else value
 
 
-def check_ended(folder: Path, expected: Result, *, secret_key_is_new: bool = False) -> None:
+def check_ended(folder: Path, expected: Result) -> None:
     """Fail unless the run of `folder` is whole and ended as ``expected``."""
     run = folder / RUN
     found = read_result(run)
-    if secret_key_is_new:
-        found, expected = without_key(found), without_key(expected)
     for part in ("weights", "tally", "rows", "report", "card"):
         assert getattr(found, part) == getattr(expected, part), f"{part} differ"
     assert (run / "audit" / "report.html").read_text().rstrip().endswith("</html>")

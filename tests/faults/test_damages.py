@@ -18,7 +18,6 @@ from fault_runs import (
     read_result,
     said_once,
     say,
-    without_key,
     write_settings,
 )
 
@@ -44,8 +43,6 @@ _CASES = {
 _SAMPLE = {("half", 0), ("half", 9), ("finished", 2), ("finished", 21)}
 # Settings are the user's: the one file that nothing else tells how to make again.
 _NOT_MADE_AGAIN = ("config.yaml",)
-# The key that the noise of dp_sgd is drawn with: another one would train other weights.
-_NOISE = ("audit/private/hmac.key",)
 
 
 def _list_faults() -> list[object]:
@@ -153,9 +150,8 @@ def _check_audit(folder: Path, case: Case, harm: Hurt, expected: Result) -> None
         assert said_once(audited.err, audited.code), f"{harm}\n{audited.err}"
         return
     assert case.has_ended, f"{harm}\n{audited}"
-    found = without_key(read_result(folder / RUN))
-    wanted = without_key(expected)
-    assert (found.rows, found.report) == (wanted.rows, wanted.report), f"{harm}\n{audited.err}"
+    found = read_result(folder / RUN)
+    assert (found.rows, found.report) == (expected.rows, expected.report), f"{harm}\n{audited.err}"
 
 
 def _check_train(folder: Path, case: Case, harm: Hurt, expected: Result) -> None:
@@ -163,13 +159,12 @@ def _check_train(folder: Path, case: Case, harm: Hurt, expected: Result) -> None
     trained = say(folder, "train", "run.yaml")
     if trained.code != 0:
         assert said_once(trained.err, trained.code), f"{harm}\n{trained.err}"
-        files = _NOT_MADE_AGAIN + (_NOISE if case.variant == "private" else ())
-        assert harm.file in files, f"refused: {harm}\n{trained.err}"
+        assert harm.file in _NOT_MADE_AGAIN, f"refused: {harm}\n{trained.err}"
         return
     assert "Traceback" not in trained.err, f"{harm}\n{trained.err}"
     _delete_needless_save(folder, harm)
     try:
-        check_ended(folder, expected, secret_key_is_new=harm.file.endswith("hmac.key"))
+        check_ended(folder, expected)
     except AssertionError as error:
         error.add_note(f"{harm}\n{trained.err}")
         raise

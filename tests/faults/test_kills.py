@@ -52,7 +52,7 @@ def reference(
             write_settings(folder, variant)
             usual = measure(ranks, folder, _train(num_processes))
             result = read_result(folder / RUN)
-            check_ended(folder, result, secret_key_is_new=True)
+            check_ended(folder, result)
             made[num_processes, variant] = Reference(usual=usual, result=result)
         return made[num_processes, variant]
 
@@ -78,4 +78,4 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     last = start_command(ranks, tmp_path, log, command)
     last.join()
     assert last.exitcode == 0, f"{plan}\n{log.read_text()}"
-    check_ended(tmp_path, expected.result, secret_key_is_new=True)
+    check_ended(tmp_path, expected.result)

@@ -136,6 +136,7 @@ def test_the_model_is_audited(
             stop_above: {near_verbatim: 0.9}
             continuation_tokens: 8
             cache: false
+            identity_key: my.key
         """
     )
     trainer = build_trainer(tmp_path, max_steps=2)
@@ -147,6 +148,7 @@ def test_the_model_is_audited(
         in said
     )
     assert "failed" not in said
+    assert said.count(f"identity key: made {tmp_path / 'my.key'}, keep it") == 1
     for step in (1, 2):
         report = load_record(AuditReport, tmp_path / "audits" / f"step-{step}" / "report.json")
         assert {row.role for row in report.tables.buckets} == {"trained", "control"}

@@ -91,6 +91,9 @@ def test_the_report_is_that_of_the_saved_model(
     names = {path.name for path in folder.iterdir()}
     assert {"report.json", "report.html", "records.parquet", "results.parquet"} <= names
     assert report == load_record(AuditReport, folder / "report.json")
+    # A finding is followed by its id from the callback to the command line.
+    assert report.findings
+    assert all(finding.finding_id is not None for finding in report.findings)
     trainer.save_model(str(tmp_path / "saved"))
     saved = api.audit(
         model=tmp_path / "saved",
@@ -100,6 +103,9 @@ def test_the_report_is_that_of_the_saved_model(
         **SETTINGS,
     ).report
     assert saved.verdict == report.verdict
+    assert saved.data == report.data
+    ids = [{finding.finding_id for finding in one.findings} for one in (report, saved)]
+    assert ids[0] == ids[1]
     assert report.verdict.level == "memorized"
     key = ("probe", "metric", "bucket", "statistic", "num_documents", "num_matched")
     counts = [
@@ -234,7 +240,14 @@ def test_what_cannot_be_audited_is_refused_before_training(tmp_path: Path) -> No
             **{**arguments, **given},
         )
 
-    begin(make_callback(tmp_path))
+    key = tmp_path / "my.key"
+    begin(make_callback(tmp_path, identity_key=key))
+    assert key.exists(), "made before training, where a mistake can still be mended"
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"identity key .* \(mode 0644\): chmod 600"):
+        begin(make_callback(tmp_path, identity_key=key))
+    with pytest.raises(ConfigError, match="'identity_key' must be a path or a name"):
+        make_callback(tmp_path, identity_key=5)
     with pytest.raises(ConfigError, match="'every_steps' should be 1 or more; got 0"):
         make_callback(tmp_path, every_steps=0)
     with pytest.raises(ConfigError, match="'stop_above' should give near_verbatim or verbatim"):

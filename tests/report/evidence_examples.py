@@ -93,6 +93,27 @@ def list_membership(**key: Any) -> list[r.ResultRow]:
     return rows
 
 
+def describe_membership(control: int = 40) -> r.DetailRow:
+    """Return the ROC of each score with rates: powers of the FPR, through the TPR at 10 %."""
+    rates = {
+        row.parameters: row for row in list_membership() if row.metric == "tpr" and row.is_known
+    }
+    curves = []
+    for row in rates.values():
+        score = row.parameters.rpartition("score=")[2]
+        power = math.log10(1 / (row.value or 1))
+        allowed = (*range(11), 12, 13, 15, 18, 20, 24, 27, 32, 37, control)
+        curve = r.RocCurve(
+            score=score,
+            num_members=row.num_documents,
+            num_control=control,
+            num_allowed=tuple(allowed),
+            num_matched=tuple(round(row.num_documents * (k / control) ** power) for k in allowed),
+        )
+        curves.append(curve.model_dump(mode="json"))
+    return r.DetailRow(probe="membership", schema=2, value={"roc": curves})
+
+
 def list_canaries() -> list[r.ResultRow]:
     rows = [
         rate_row("canaries", "verbatim", r.SECRETS, 3, 17),
@@ -264,6 +285,7 @@ def make_full_report(goldfish: bool = True) -> r.AuditReport:
     ]
     details = [
         *report.tables.details,
+        describe_membership(),
         describe_canaries(),
         r.DetailRow(
             probe="sampling",

@@ -318,7 +318,7 @@ def _report(audit: Audit, apart: bool, rng: np.random.Generator) -> r.AuditRepor
     summary = summarise(
         evidence,
         summaries,
-        build_scores(windows, [one.columns for one in summaries.values()]),
+        build_scores(windows, summaries),
         suite=suite,
         circumstances=Circumstances(tally=audit.tally, cut=None, is_other_kind=audit.is_other_kind),
     )

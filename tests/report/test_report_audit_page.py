@@ -246,7 +246,7 @@ def test_an_external_audit_reads_well() -> None:
     assert "at most 100 per bucket" in words
     for step in ("--excerpts", "--nonmembers", "--base"):
         assert step in words
-    for missing in ("keyed hash", "− control", "base model below", "private folder"):
+    for missing in ("keyed hash", "− control", "base model below", "identity key"):
         assert missing not in words
 
 

@@ -1,46 +1,28 @@
-"""The page in a real browser: the first screen, the words before a click, the console, print."""
+"""The pages in a real browser: first screen, words before a click, console, print, axe-core."""
 
-import html
-import json
-import re
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import comparison_examples as comparisons
 import evidence_examples as evidence
 import pytest
 import report_examples as examples
+from browser import AXE_PACKAGE, CHROMIUM, OPEN, Browser, find_axe
+from gate_results import make_mixed
 
 from memguard import records as r
 from memguard.report import render_comparison, render_report
+from memguard.report.release_page import render_release_page
 
-CHROMIUM = Path("/usr/bin/chromium")
-"""Debian's package."""
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM})"),
 ]
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
-# The page forbids scripts: this one runs in a copy without that rule.
 MEASURE = """
-<script>
-addEventListener("load", () => {
+(() => {
   const bottom = (name) => document.querySelector(name).getBoundingClientRect().bottom;
   const words = (text) => text.split(/\\s+/).filter((word) => word).length;
-  const result = {
-    width: innerWidth,
-    height: innerHeight,
+  return {
     pageWidth: document.documentElement.scrollWidth,
     sentence: bottom(".verdict .sentence"),
     tiles: bottom(".tiles"),
@@ -50,64 +32,26 @@ addEventListener("load", () => {
     rows: new Set([...document.querySelectorAll(".tiles > div")].map((one) => one.offsetTop)).size,
     words: words(document.body.innerText),
   };
-  const holder = parent.document.createElement("pre");
-  holder.id = "measured";
-  holder.textContent = JSON.stringify(result);
-  parent.document.body.append(holder);
-});
-</script>
+})()
 """
-
-
-# Opens what is closed, and lists the tables that scroll sideways.
-OPEN = """
-<script>
-addEventListener("load", () => {
-  for (const part of document.querySelectorAll("details")) part.open = true;
+# Lists the tables that scroll sideways.
+TABLES = """
+(() => {
   const tables = [...document.querySelectorAll(".scroll")];
-  const result = {
-    width: innerWidth,
-    height: innerHeight,
+  return {
     pageWidth: document.documentElement.scrollWidth,
     tables: tables.filter((table) => table.clientWidth > 0).length,
     scrolling: tables.filter((table) => table.scrollWidth > table.clientWidth + 1)
       .map((table) => table.getAttribute("aria-label")),
   };
-  const holder = parent.document.createElement("pre");
-  holder.id = "measured";
-  holder.textContent = JSON.stringify(result);
-  parent.document.body.append(holder);
-});
-</script>
+})()
 """
 
 
-def run_chromium(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(CHROMIUM), *OPTIONS, f"--user-data-dir={folder / 'profile'}", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-
-
-def measure(
-    page: str, folder: Path, width: int, height: int, script: str = MEASURE
-) -> dict[str, Any]:
-    """Return what a script measures of a page on a screen of this size (CSS pixels)."""
-    free = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", page)
-    inner = html.escape(free.replace("</body>", f"{script}</body>"))
-    # In a frame, because a window is neither as narrow nor as high as it is asked to be.
-    path = folder / "page.html"
-    frame = f'<iframe srcdoc="{inner}" style="border:0;width:{width}px;height:{height}px"></iframe>'
-    path.write_text(f"<!doctype html><meta charset='utf-8'><body>{frame}", encoding="utf-8")
-    dom = run_chromium(folder, "--window-size=1600,1200", "--dump-dom", path.as_uri()).stdout
-    found = re.search(r'<pre id="measured">(.*?)</pre>', dom)
-    assert found is not None, dom[-500:]
-    measured: dict[str, Any] = json.loads(html.unescape(found[1]))
-    assert (measured["width"], measured["height"]) == (width, height)
-    return measured
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as running:
+        yield running
 
 
 def make_hard(name: str) -> r.AuditReport:
@@ -130,39 +74,92 @@ def make_hard(name: str) -> r.AuditReport:
     )
 
 
+@pytest.fixture(scope="module", params=["report", "comparison"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File of a page with everything that a page can have."""
+    file = tmp_path_factory.mktemp(request.param) / f"{request.param}.html"
+    if request.param == "report":
+        page = render_report(make_hard("x"))
+    else:
+        page = render_comparison(comparisons.make_full_comparison(2))
+    file.write_text(page, encoding="utf-8")
+    return file
+
+
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
-def test_the_result_is_on_the_first_screen(width: int, height: int, tmp_path: Path) -> None:
+def test_the_result_is_on_the_first_screen(
+    width: int, height: int, browser: Browser, tmp_path: Path
+) -> None:
     name = "fine-tune-of-support-mails-with-goldfish"
     assert len(name) == 40
-    seen = measure(render_report(make_hard(name)), tmp_path, width, height)
+    file = tmp_path / "report.html"
+    file.write_text(render_report(make_hard(name)), encoding="utf-8")
+    seen = browser.open(file, width=width, height=height).evaluate(MEASURE)
     assert seen["sentence"] < seen["tiles"] < seen["membership"] <= height
     assert seen["rows"] == 1, "three tiles side by side"
     assert seen["wide"] == 0, "a text is wider than its box"
     assert seen["pageWidth"] == width, "the page scrolls sideways"
+    # The limit for the quickstart's report; this one has more probes.
+    assert 100 < seen["words"] <= 1200, "few words are visible before a click"
 
 
-@pytest.mark.parametrize("kind", ["report", "comparison"])
-def test_no_table_scrolls_sideways_on_a_tablet(kind: str, tmp_path: Path) -> None:
-    if kind == "report":
-        page = render_report(make_hard("x"))
-    else:
-        page = render_comparison(comparisons.make_full_comparison(2))
-    seen = measure(page, tmp_path, 768, 1024, OPEN)
+def test_no_table_scrolls_sideways_on_a_tablet(path: Path, browser: Browser) -> None:
+    page = browser.open(path, width=768, height=1024)
+    page.evaluate(OPEN)
+    seen = page.evaluate(TABLES)
     assert seen["tables"] > 5, "they are open"
     assert seen["scrolling"] == []
     assert seen["pageWidth"] == 768
 
 
-def test_few_words_are_visible_before_a_click(tmp_path: Path) -> None:
-    seen = measure(render_report(make_hard("x")), tmp_path, 1280, 800)
-    # The limit for the quickstart's report; this one has more probes.
-    assert 100 < seen["words"] <= 1200
+def test_the_console_is_empty_and_nothing_is_requested(path: Path, browser: Browser) -> None:
+    page = browser.open(path)
+    page.evaluate(OPEN)
+    page.check_quiet()
 
 
-def test_the_console_is_empty_and_print_opens_notes_and_method(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(render_report(make_hard("x")), encoding="utf-8")
-    pdf = tmp_path / "report.pdf"
-    done = run_chromium(tmp_path, "--enable-logging=stderr", f"--print-to-pdf={pdf}", path.as_uri())
-    assert "CONSOLE" not in done.stderr
-    assert pdf.stat().st_size > 10_000
+def test_the_summary_for_release_is_quiet_and_fits_a_phone(
+    browser: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "summary.html"
+    file.write_text(render_release_page(make_hard("x"), make_mixed()), encoding="utf-8")
+    page = browser.open(file, width=390, height=844)
+    page.evaluate(OPEN)
+    page.check_quiet()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.count_printed_pages() == 1
+
+
+def test_print_opens_notes_and_method(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render_report(make_hard("x")), encoding="utf-8")
+    page = browser.open(file)
+    closed = page.count_printed_pages()
+    # Some parts are printed although they are closed, others are not.
+    page.evaluate("for (const part of document.querySelectorAll('.printed')) part.remove(); 0")
+    assert page.count_printed_pages() < closed
+    page.evaluate(OPEN)
+    assert page.count_printed_pages() > closed
+
+
+@pytest.mark.skipif(find_axe() is None, reason=f"needs axe-core ({AXE_PACKAGE})")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_serious(path: Path, dark: bool, browser: Browser) -> None:
+    assert browser.open(path, dark=dark).list_violations() == []
+
+
+def test_the_checks_notice_what_they_look_for(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "bad.html"
+    file.write_text(
+        "<!doctype html><html><title>x</title><body><img src='missing.png'>"
+        "<script>console.error('wrong'); fetch('http://127.0.0.1:9/').catch(() => 0)</script>",
+        encoding="utf-8",
+    )
+    page = browser.open(file)
+    assert any("wrong" in message for message in page.list_messages())
+    requests = page.list_requests()
+    assert (tmp_path / "missing.png").as_uri() in requests
+    assert "http://127.0.0.1:9/" in requests
+    if find_axe() is not None:
+        rules = {violation.split(" ")[0] for violation in page.list_violations()}
+        assert rules >= {"image-alt", "html-has-lang"}

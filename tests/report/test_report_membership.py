@@ -1,17 +1,20 @@
 """Membership: what is shown, what could not be asked, and a baseline that needs no model."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import evidence_examples as evidence
+import numpy as np
 import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
 from result_examples import auc_row, change_rows, change_tables, make_metric, rate_row
 
 from memguard import records as r
-from memguard.audit.probes.membership import MembershipProbe, warn_of_blind
-from memguard.pages.page import Table
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.pages.membership import warn_of_blind
+from memguard.pages.page import Point, RocChart, Table
 from memguard.report import render_report
 
 
@@ -138,3 +141,99 @@ def test_unknown_scores_and_no_scores() -> None:
     section = MembershipProbe.section(none)
     assert section.tables == ()
     assert "Probe 'membership' ran, but this report has no results of it." in section.lead[0]
+
+
+def name_verdict(report: r.AuditReport, score: str | None) -> r.AuditReport:
+    """Return the report with this score in the second line of its verdict."""
+    membership = report.verdict.membership.model_copy(update={"score": score})
+    verdict = report.verdict.model_copy(update={"membership": membership})
+    return report.model_copy(update={"verdict": verdict})
+
+
+def change_curves(report: r.AuditReport, **changes: Any) -> r.AuditReport:
+    """Return the report with these values in every curve; ``curves=[]`` leaves none."""
+    details = [d for d in report.tables.details if d.probe != "membership"]
+    (old,) = (d for d in report.tables.details if d.probe == "membership")
+    curves = changes.pop("curves", [{**curve, **changes} for curve in old.value["roc"]])
+    return change_tables(report, details=[*details, replace(old, value={"roc": curves})])
+
+
+def test_the_roc_shows_the_score_of_the_verdict_two_others_and_the_blind_baseline() -> None:
+    report = name_verdict(evidence.make_full_report(), "loss")
+    figure = MembershipProbe.section(report).figure
+    assert figure is not None
+    chart = figure.chart
+    assert isinstance(chart, RocChart)
+    # 'Loss' is the verdict's; of the others ReCaLL has the AUC closest to 0.5.
+    labels = [line.label.replace("\u00a0", " ") for line in chart.lines]
+    assert labels == ["Loss", "Loss minus base", "Min-K %++", "Blind baseline"]
+    assert [line.style for line in chart.lines] == ["0", "1", "2", "blind"]
+    assert chart.least == 1 / 40
+    assert [text.replace("\u00a0", " ") for _, text in chart.ticks] == ["2.5 %", "10 %", "100 %"]
+    # No point at a rate of 0, and the last one is 100 %.
+    assert (chart.lines[0].points[0].x, chart.lines[0].points[-1]) == (1 / 40, Point(x=1.0, y=1.0))
+    row = report.tables.find("membership", "tpr", r.MEMBERS, parameters="fpr=0.1, score=loss")
+    assert row is not None
+    assert row.ci is not None
+    assert chart.marks == (Point(x=0.1, y=88 / 120, low=row.ci[0], high=row.ci[1]),)
+    assert Point(x=0.1, y=88 / 120) in chart.lines[0].points
+    assert [texts(figure.table, number)[0] for number in range(3)] == ["73", "88", "109"]
+    assert [row.head.text.replace("\u00a0", " ") for row in figure.table.rows] == [
+        "2.5 %",
+        "10 %",
+        "50 %",
+    ]
+    for words in ("120 trained and 40 control documents", "'Loss' is the score of the verdict"):
+        assert words in figure.caption
+    assert "Blind baseline: 32\u00a0of\u00a0120 at 2.5\u00a0%" in chart.description
+
+
+def test_a_blind_baseline_that_separates_is_drawn_once() -> None:
+    report = name_verdict(evidence.make_full_report(), "loss")
+    report = change(report, r.BLIND, r.Interval(value=0.99, ci=(0.97, 1.0)))
+    figure = MembershipProbe.section(report).figure
+    assert figure is not None
+    assert isinstance(figure.chart, RocChart)
+    assert [line.style for line in figure.chart.lines] == ["0", "1", "2", "blind"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_drawn"),
+    [
+        ({}, True),
+        ({"num_control": 9}, False),
+        ({"num_members": 9}, False),
+        ({"curves": []}, False),
+    ],
+)
+def test_a_roc_of_few_documents_is_not_drawn(changes: dict[str, Any], is_drawn: bool) -> None:
+    section = MembershipProbe.section(change_curves(evidence.make_full_report(), **changes))
+    assert (section.figure is not None) == is_drawn
+    assert len(section.tables) == 2
+
+
+def test_a_roc_without_a_score_of_the_verdict_has_three_others() -> None:
+    figure = MembershipProbe.section(name_verdict(evidence.make_full_report(), None)).figure
+    assert figure is not None
+    assert isinstance(figure.chart, RocChart)
+    assert len(figure.chart.lines) == 4
+    assert "score of the verdict" not in figure.caption
+
+
+@pytest.mark.parametrize("num_control", [10, 12, 40, 99, 100, 1000, 2500, 10_000, 123_456])
+def test_the_labels_of_the_axes_do_not_touch(num_control: int) -> None:
+    report = change_curves(
+        evidence.make_full_report(),
+        num_control=num_control,
+        num_allowed=[0, 1, num_control],
+        num_matched=[0, 5, 120],
+    )
+    figure = MembershipProbe.section(report).figure
+    assert figure is not None
+    assert isinstance(figure.chart, RocChart)
+    length = math.log10(num_control)
+    places = [math.log10(place) / length for place, _ in figure.chart.ticks]
+    assert places[0] == pytest.approx(-1)
+    assert places[-1] == 0
+    # In shares of the axis: 340 units, and a label is at most 60 units wide.
+    assert min(np.diff(places)) >= 0.15

@@ -21,6 +21,7 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.seeds import derive_secret_generator
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.metrics import EndMetrics, read_metrics
+from memguard.workflows import train as train_module
 from memguard.workflows.train import train_run
 
 X = -100
@@ -199,6 +200,41 @@ def test_a_run_tells_what_it_has_spent(tmp_path: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert "Differential privacy" in text
         assert "does not cover copies of a document" in text
+
+
+class Stopped(Exception):
+    """Ends a run before its first step."""
+
+
+def test_noise_is_of_the_identity_key_and_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed goes on with its noise; two runs never share it."""
+    seeds: list[int] = []
+
+    def stop(_: object, *, noise_seed: int) -> None:
+        seeds.append(noise_seed)
+        raise Stopped
+
+    monkeypatch.setattr(train_module, "RowClipping", stop)
+    for name, key, seed in (
+        ("one", "my.key", 3),
+        ("one", "my.key", 3),
+        ("two", "my.key", 4),
+        ("three", "other.key", 3),
+    ):
+        run = make_run(
+            tmp_path,
+            name=name,
+            mitigations=[{"name": "dp_sgd", "noise_multiplier": 0.5, "max_grad_norm": 1.0}],
+            data={"canaries": {"count": 0}, "identity_key": str(tmp_path / key)},
+            audit={"enabled": False},
+        )
+        with pytest.raises(Stopped):
+            train_run(run.model_copy(update={"seed": seed}))
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds)) == 3
+    assert all(seed.bit_length() > 128 for seed in seeds)
 
 
 def test_where_it_cannot_be_it_is_refused(tmp_path: Path) -> None:

@@ -137,7 +137,6 @@ HALF_DONE: list[tuple[str, Callable[[Path], None], str]] = [
     ("prepared/offsets.npy", Path.unlink, "the documents are prepared again"),
     ("prepared/summary.json", flip, "the documents are prepared again"),
     ("manifest.jsonl", plan_more, "the documents are prepared again"),
-    ("audit/private/hmac.key", flip, "the documents are prepared again"),
     ("metrics.jsonl", flip, "restored from the checkpoint"),
     ("metrics.jsonl", cut, "restored from the checkpoint"),
     ("metrics.jsonl", Path.unlink, "restored from the checkpoint"),
@@ -216,13 +215,21 @@ def test_damaged_settings_do_not_let_others_in(killed: RunConfig, tmp_path: Path
     assert path.read_bytes() == content
 
 
-def test_the_noise_of_a_private_run_is_not_drawn_again(killed: RunConfig, tmp_path: Path) -> None:
+def test_a_private_run_does_not_go_on_without_its_key(
+    killed: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its noise is derived from the key: other noise would not be the noise it was begun with."""
     config = copy_run(killed, tmp_path)
-    (run_folder(config) / "audit" / "private" / "hmac.key").unlink()
-    noisy = config.model_copy(update={"mitigations": make_private(tmp_path)})
+    data = config.data.model_copy(update={"identity_key": str(tmp_path / "lost.key")})
+    elsewhere = config.model_copy(update={"data": data})
+    # A run without noise says so, and makes no other key.
+    prepare_run(elsewhere)
+    assert "The run goes on without it" in " ".join(capsys.readouterr().err.split())
     (run_folder(config) / "config.yaml").unlink()
-    with pytest.raises(RecordError, match=r"hmac.key is missing, and it seeds the noise of dp_sgd"):
+    noisy = elsewhere.model_copy(update={"mitigations": make_private(tmp_path)})
+    with pytest.raises(DataError, match=r"identity key of .* is missing: .*lost\.key"):
         prepare_run(noisy)
+    assert not (tmp_path / "lost.key").exists()
 
 
 def make_private(folder: Path) -> Any:
@@ -352,10 +359,10 @@ def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> No
     }
     private = {name: mode for name, mode in modes.items() if mode in (0o700, 0o600)}
     arrays = ("content_tokens", "format", "input_ids", "offsets", "supervised")
-    owned = [*(f"prepared/{name}.npy" for name in arrays), "audit/private/hmac.key"]
+    owned = [f"prepared/{name}.npy" for name in arrays]
     if (run / "audit/audit.json").exists():
         owned += ["audit/records.parquet", "audit/findings.csv", "audit/canaries.parquet"]
-    assert private == {"audit/private": 0o700, **dict.fromkeys(owned, 0o600)}
+    assert private == dict.fromkeys(owned, 0o600)
     for name in modes.keys() - private.keys():
         expected = 0o755 if (run / name).is_dir() else 0o644
         assert modes[name] & ~umask == expected & ~umask, (name, oct(modes[name]))

@@ -117,7 +117,7 @@ def test_a_resumed_run_has_the_same_record(
     metrics = read_metrics(Path(config.output_dir) / "resumed" / "metrics.jsonl")
     assert sum(isinstance(line, StepMetrics) for line in metrics) > 10
     for one, other in zip(read_canaries(config), read_canaries(plain), strict=True):
-        assert one.model_copy(update={"text_hmac": other.text_hmac}) == other
+        assert one == other
 
 
 def test_a_run_cut_short_shows_who_was_reached(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Whole runs on meshes: the same curve as one process, and on from one mesh to another."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import pytest
 from ranks import RankPool
 from run_examples import make_run, write_documents
 from tiny_llama import TINY_LLAMA
+from torch import distributed
 
 from memguard.config import RunConfig
+from memguard.data.documents import load_documents
+from memguard.data.identity_key import load_identity_key
+from memguard.data.tokenization import hmac_text
 from memguard.errors import Interrupted
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_prepared_damage, find_trained_damage
@@ -173,6 +178,41 @@ def test_every_mesh_audits_alike(
     assert report.verdict == expected.verdict
     assert report.model == expected.model
     check_scores(out / "records.parquet", run / "audit" / "records.parquet")
+
+
+def _audit_as_rank(folder: Path, out: Path) -> None:
+    if distributed.get_rank():
+        # Nothing can be read or made there: only rank 0 has the project's key.
+        os.environ["XDG_CONFIG_HOME"] = "/proc/nowhere"
+    request = AuditRequest(
+        run=None,
+        model=str(folder / "model"),
+        base=None,
+        members=(str(folder / "documents.jsonl"),),
+        nonmembers=(),
+        out=out,
+        text_column="text",
+        mesh="z=2",
+        settings={"continuation_tokens": 8, "min_documents": 4, "cache": False},
+        seed=0,
+    )
+    audit_request(request, request.check())
+
+
+def test_only_the_first_rank_needs_the_identity_key(
+    tiny_folder: Path, ranks: RankPool, session_key: Path, tmp_path: Path
+) -> None:
+    ranks(_audit_as_rank, 2, tiny_folder, tmp_path / "out")
+    report = load_record(AuditReport, tmp_path / "out" / "report.json")
+    identity = load_identity_key(session_key)
+    assert report.data.identity_key == identity.fingerprint
+    documents = load_documents(
+        [str(tiny_folder / "documents.jsonl")], setting="x", cache_dir=tmp_path
+    ).documents
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "records.parquet").to_pylist()
+    assert {row["id"]: row["text_hmac"] for row in rows} == {
+        document.id: hmac_text(identity.key, document) for document in documents
+    }
 
 
 _FUSED: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from memguard.runtime import Console
 from memguard.workflows.any_model import describe_checkpoint
 from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.audit_request import AuditRequest
+from memguard.workflows.audit_request import AuditRequest, load_audit_identity
 from memguard.workflows.trained_counts import TrainedCounts, describe_unmatched
 
 NUM, LENGTH = 24, 40
@@ -47,7 +47,9 @@ def make_request(
 
 def describe(folder: Path, counts: TrainedCounts | None, *unseen: str) -> AuditTarget:
     request = make_request(folder, counts, unseen)
-    return describe_checkpoint(request, request.check(), Console())
+    identity = load_audit_identity(request, lambda _: None)
+    assert identity is not None
+    return describe_checkpoint(request, request.check(), identity, Console())
 
 
 def count(repetitions: Sequence[int], **changes: Any) -> TrainedCounts:

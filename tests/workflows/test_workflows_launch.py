@@ -143,7 +143,9 @@ def signals_of(folder: Path, rank: int) -> list[int]:
     return [int(line) for line in (folder / f"signals-{rank}").read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_ranks_save_when_the_launcher_is_signalled(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -178,7 +180,9 @@ def test_a_terminals_ctrl_c_reaches_each_rank_once(start: Start, tmp_path: Path)
     assert [signals_of(tmp_path, rank) for rank in (0, 1)] == [[2], [2]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_ranks_with_nothing_to_save_are_interrupted(start: Start, number: int) -> None:
     launcher = start("sleep")
     launcher.send_signal(number)

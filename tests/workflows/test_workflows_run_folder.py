@@ -31,8 +31,9 @@ def make(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(values | changes)
 
 
-def compute_key(config: RunConfig) -> str:
-    corpus: Any = SimpleNamespace(summary=SimpleNamespace(documents_sha256="0"))
+def compute_key(config: RunConfig, identity_key: str | None = "aa") -> str:
+    summary = SimpleNamespace(documents_sha256="0", identity_key=identity_key)
+    corpus: Any = SimpleNamespace(summary=summary)
     return compute_run_key(config, corpus)
 
 
@@ -66,6 +67,8 @@ FREE: list[dict[str, Any]] = [
     {"parallel": {"z": 2}},
     {"audit": {"enabled": False}},
     {"train": {"checkpoint_every_steps": 7}},
+    # Where the identity key is; which it is, is not.
+    {"data": {"train": "documents.jsonl", "identity_key": "elsewhere.key"}},
 ]
 
 
@@ -76,6 +79,10 @@ def test_what_does_not_change_what_is_trained_is_free(
     begin(make(), tmp_path)
     check_same_settings(make(**changes), tmp_path, Console())
     assert compute_key(make(**changes)) == compute_key(make())
+
+
+def test_a_run_does_not_go_on_with_another_identity_key() -> None:
+    assert len({compute_key(make(), fingerprint) for fingerprint in ("aa", "bb", None)}) == 3
 
 
 @pytest.mark.parametrize("changes", [changes for _, changes in OTHERS])
@@ -119,7 +126,7 @@ def test_what_killed_processes_were_writing_is_cleared_and_nothing_else(
     for name in (
         *("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json"),
         *("audit/records.parquet", "audit/report.json", "audit/report.html", "audit/audit.json"),
-        *("audit/canaries.parquet", "audit/findings.csv", "audit/private/hmac.key"),
+        *("audit/canaries.parquet", "audit/findings.csv", "audit/private/excerpts.txt"),
         *("model/README.md", "reference_nll.npy"),
         # An audit that lies elsewhere.
         *("records.parquet", "report.json", "report.html", "audit.json", "private/excerpts.txt"),

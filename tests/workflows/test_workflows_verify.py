@@ -12,6 +12,7 @@ import pytest
 from cli_examples import run_cli, succeed, write_run, write_texts
 from damage import cut, flip_byte
 
+from memguard.data.identity_key import load_identity_key
 from memguard.errors import ConfigError
 from memguard.records.run_files import CheckpointManifest, name_checkpoint
 from memguard.records.sealed import save_sealed, sum_file
@@ -49,6 +50,17 @@ def test_what_has_not_been_done_is_not_damage(prepared: Path) -> None:
     }
 
 
+def test_the_identity_key_is_named_and_needs_not_be_there(
+    prepared: Path, session_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprint = load_identity_key(session_key).fingerprint
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")
+    found = look(prepared)
+    assert found.is_intact
+    (part,) = (part for part in found.parts if part.name == "prepared")
+    assert part.note.endswith(f", identity key {fingerprint}")
+
+
 @pytest.mark.parametrize("change", [flip_byte, cut, Path.unlink])
 @pytest.mark.parametrize(
     ("name", "part"),
@@ -56,7 +68,6 @@ def test_what_has_not_been_done_is_not_damage(prepared: Path) -> None:
         ("config.yaml", "config.yaml"),
         ("prepared/offsets.npy", "prepared"),
         ("prepared/summary.json", "prepared"),
-        ("audit/private/hmac.key", "prepared"),
         ("manifest.jsonl", "manifest"),
     ],
 )
@@ -75,9 +86,7 @@ def test_what_is_damaged_is_named(
     assert not found.is_intact
 
 
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "prepared/summary.json", "audit/private/hmac.key", "manifest.jsonl"]
-)
+@pytest.mark.parametrize("name", ["config.yaml", "prepared/summary.json", "manifest.jsonl"])
 def test_what_the_disk_does_not_give_is_damage_beside_what_is_checked(
     prepared: Path, name: str
 ) -> None:

@@ -155,9 +155,7 @@ class ExtractionProbe(WindowSettings, Probe):
     ) -> Iterator[ResultRow]:
         measured = models["trained"]
         near = measured.detail
-        is_tie_N = measured.columns["is_near_tie"] > 0
-        if isinstance(near, NearVerbatim):
-            is_tie_N |= near.min_gap_N < evidence.inputs.tiny_margin
+        is_tie_N = _find_near_ties(measured, evidence)
         true_N = np.array(
             [compute_type_token_ratio(w.continuation_ids) for w in evidence.inputs.windows]
         )
@@ -279,6 +277,7 @@ class ExtractionProbe(WindowSettings, Probe):
             "near_verbatim": Column(values=_find_matched_near(measured), kind="bool"),
             "num_edits": Column(values=near.num_edits_N if is_known else missing_N, kind="int"),
             "greedy_margin": Column(values=near.min_gap_N if is_known else missing_N),
+            "tiny_margin": Column(values=_find_near_ties(measured, evidence), kind="bool"),
             "teacher_forced_90": Column(values=matches["teacher_forced_90"], kind="bool"),
             **{
                 name: Column(values=numbers[name], kind="int")
@@ -333,3 +332,11 @@ def _find_matched_near(measured: Measured) -> NDArray[np.float64]:
     if isinstance(near, NearVerbatim):
         return near.matched_N.astype(np.float64)
     return np.full(len(measured.columns.rows), np.nan)
+
+
+def _find_near_ties(measured: Measured, evidence: Evidence) -> NDArray[np.bool_]:
+    """Return [N] whether the match of a document depends on a near-tie."""
+    is_tie_N: NDArray[np.bool_] = measured.columns["is_near_tie"] > 0
+    if isinstance(measured.detail, NearVerbatim):
+        is_tie_N = is_tie_N | (measured.detail.min_gap_N < evidence.inputs.tiny_margin)
+    return is_tie_N

@@ -4,7 +4,7 @@
     means.py        means over documents, and their differences, with intervals
     intervals.py    what both share: the effective number of documents, and a difference
     tests.py        tests against the control, paired, trend and multiple tests
-    ranking.py      members above nonmembers: AUC, and TPR at a fixed FPR
+    ranking.py      members above nonmembers: AUC, TPR at a fixed FPR, ROC
     skew_normal.py  a fitted distribution with a finite log-probability in the far left tail
 
 Every interval is a 95 % interval that contains its estimate and does not leave its range. There is
@@ -20,7 +20,7 @@ from memguard.audit.statistics.means import (
     compute_paired_difference,
     find_difference_bounds,
 )
-from memguard.audit.statistics.ranking import compute_auc, compute_tpr_at_fpr
+from memguard.audit.statistics.ranking import compute_auc, compute_tpr_at_fpr, trace_roc
 from memguard.audit.statistics.rates import (
     clopper_pearson,
     compute_difference,

@@ -1,16 +1,20 @@
-"""Members above nonmembers: AUC, and TPR at a fixed FPR."""
+"""Members above nonmembers: AUC, TPR at a fixed FPR, and the curve of both."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from scipy import special
 
 from memguard.audit.statistics.rates import clopper_pearson
 from memguard.records import Interval, Rate
 
 _TAIL = 0.025
 _Z = float(special.ndtri(1 - _TAIL))
+_STEPS_PER_DECADE = 16
+"""Points of a curve between one number of nonmembers and ten times as many."""
 
 
 def compute_auc(members: ArrayLike, nonmembers: ArrayLike) -> Interval:
@@ -89,6 +93,38 @@ def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) ->
     return rate.model_copy(update={"ci": (max(low, 0.0), min(high, 1.0))})
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RocPoints:
+    """Counts of members and nonmembers above thresholds, without the thresholds."""
+
+    num_allowed: tuple[int, ...]
+    """Maximum numbers of nonmembers above a threshold, ascending, from 0 to all."""
+    num_matched: tuple[int, ...]
+    """For each, the members above the lowest threshold that no more nonmembers exceed."""
+
+
+def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> RocPoints:
+    """Return the receiver operating characteristic (ROC), with even distances on a log axis.
+
+    Up to ten nonmembers, every number has a point. The thresholds are those of
+    `compute_tpr_at_fpr`. The counts are ranks: no score can be computed from them.
+
+    Args:
+        members: scores of trained documents.
+        nonmembers: scores of control documents, at least one.
+    """
+    ranked_N, ranked_M = np.sort(_as_scores(nonmembers)), np.sort(_as_scores(members))
+    count = len(ranked_N)
+    assert count, "a ROC needs a nonmember"
+    steps = np.arange(math.ceil(math.log10(count) * _STEPS_PER_DECADE) + 1) / _STEPS_PER_DECADE
+    places = np.minimum(np.rint(10**steps), count).astype(int)
+    allowed = np.unique([*range(min(count, 10) + 1), *places.tolist(), count])
+    # All nonmembers are allowed only below all of them, where every member counts.
+    thresholds = np.append(ranked_N[::-1][allowed[:-1]], -np.inf)
+    matched = len(ranked_M) - np.searchsorted(ranked_M, thresholds, side="right")
+    return RocPoints(num_allowed=tuple(allowed.tolist()), num_matched=tuple(matched.tolist()))
+
+
 def _place_threshold(num_nonmembers: int, fpr: float) -> tuple[int, int]:
     """Return the two ranks from the top that enclose the threshold of the population.
 
@@ -125,6 +161,6 @@ def _hanley_mcneil(auc: float, num_members: int, num_nonmembers: int) -> tuple[f
         return (auc - value) ** 2 - _Z**2 * scale * (1 + (mean_count - 1) * shape)
 
     # The variance is 0 at both edges, so `excess` is positive there unless the AUC is at the edge.
-    low = 0.0 if auc <= 0 else float(optimize.brentq(excess, 0.0, auc - 1e-12))
-    high = 1.0 if auc >= 1 else float(optimize.brentq(excess, auc + 1e-12, 1.0))
+    low = 0.0 if auc <= 0 else float(scipy.optimize.brentq(excess, 0.0, auc - 1e-12))
+    high = 1.0 if auc >= 1 else float(scipy.optimize.brentq(excess, auc + 1e-12, 1.0))
     return low, high

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 
 def compute_mcnemar(num_only_first: int, num_only_second: int) -> float:
@@ -150,7 +151,7 @@ def fit_dose_response(
     rates: list[float | None] = [None] * len(documents_B)
     if known_B.any():
         observed = matched_B[known_B] / documents_B[known_B]
-        fitted = optimize.isotonic_regression(observed, weights=documents_B[known_B]).x
+        fitted = scipy.optimize.isotonic_regression(observed, weights=documents_B[known_B]).x
         for index, rate in zip(np.flatnonzero(known_B), fitted, strict=True):
             rates[index] = float(rate)
     return rates

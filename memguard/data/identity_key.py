@@ -1,0 +1,323 @@
+"""The identity key: one secret a project, under which equal texts have equal hashes.
+
+    identity of a document    HMAC-SHA256(key, text as it was read), see `tokenization.hmac_text`
+    fingerprint               a hash of the key, which runs and reports store in its place
+    noise of dp_sgd           HMAC-SHA256(key, purpose and the run's key)
+
+Two audits can be matched where both used the same key. Who has the key and a manifest can test
+whether a guessed text was trained on: the key is therefore made with mode 0600, and refused in the
+folder of a run, which is handed on, and in a git work tree that does not ignore it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from memguard.errors import MAX_PATH, ConfigError, DataError, shorten
+from memguard.records import open_private
+from memguard.records.audit_files import AUDIT_FILES
+from memguard.records.record import flush
+from memguard.records.run_files import has_begun, has_prepared
+
+SETTING = "data.identity_key"
+FILE_NAME = "memguard-identity.key"
+_BYTES = 32
+_FINGERPRINT_DIGITS = 32
+_LONGEST = 1024
+"""A key's file is 65 bytes; of another file no more than this is read."""
+_START_OVER = "; if it is lost, train again under another 'name'"
+_GIT_TIMEOUT_S = 30
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What a file system without hard links answers."""
+_PATIENCE_S = 2.0
+"""Longest wait for another process to write the key that it has just created."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdentityKey:
+    """A key and where it is."""
+
+    key: bytes = field(repr=False)
+    path: Path
+    fingerprint: str
+    """Hexadecimal digits that identify the key; it cannot be computed from them."""
+
+    @classmethod
+    def from_bytes(cls, key: bytes, path: Path) -> "IdentityKey":
+        """Return a key with its fingerprint."""
+        digest = hashlib.sha256(b"memguard identity key\0" + key).hexdigest()
+        return cls(key=key, path=path, fingerprint=digest[:_FINGERPRINT_DIGITS])
+
+    def derive_secret(self, purpose: str, run_key: str) -> int:
+        """Return 256 secret bits for one purpose in one run; the same whenever it is resumed.
+
+        Args:
+            purpose: e.g. ``"noise of dp_sgd"``.
+            run_key: of the run; runs with other settings or documents have other secrets.
+        """
+        # Texts are hashed as JSON, which begins with a brace: no text has one of these hashes.
+        message = f"memguard\0{purpose}\0{run_key}".encode()
+        return int.from_bytes(hmac.new(self.key, message, hashlib.sha256).digest())
+
+
+def find_key_path(named: str | Path | None, *, setting: str = SETTING) -> Path:
+    """Return the path of the key: the named one, else that in the user's configuration folder.
+
+    Args:
+        named: value of the setting.
+        setting: its name in errors.
+
+    Raises:
+        ConfigError: none is named, and the user has no home folder.
+    """
+    if named is not None:
+        return Path(os.path.abspath(Path(named).expanduser()))
+    try:
+        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"this user has no home folder for the identity key: name its file in '{setting}'"
+        ) from error
+    return Path(os.path.abspath(folder / "memguard" / FILE_NAME))
+
+
+def load_identity_key(
+    named: str | Path | None,
+    *,
+    setting: str = SETTING,
+    outside: Sequence[Path] = (),
+    expected: str | None = None,
+    of: str = "",
+    say: Callable[[str], None] | None = None,
+) -> IdentityKey:
+    """Return the identity key.
+
+    Args:
+        named: its path; None: in the user's configuration folder.
+        setting: name of the setting in errors.
+        outside: folders that it must not be in, beside those of runs and audits.
+        expected: fingerprint of the key that documents were hashed with; None accepts any key.
+        of: what the expected key belongs to, e.g. the folder of a run.
+        say: called with one line if the key was missing and has been made; None makes none. A key
+            that is expected is never made.
+
+    Raises:
+        ConfigError: it is or would be in a folder of a run or in a git work tree that does not
+            ignore it; it cannot be made; others can read it; it is not the expected one.
+        DataError: it is missing, cannot be read, or is not a key.
+    """
+    path = find_key_path(named, setting=setting)
+    check_key_place(path, setting=setting, outside=outside)
+    if not os.path.lexists(path):
+        if expected is not None or say is None:
+            raise _explain_missing(path, setting, expected, of)
+        if _make(path, setting):
+            say(
+                f"identity key: made {path}, keep it: only with it can later audits be matched, "
+                "and a guess be tested against the hashes"
+            )
+    identity = IdentityKey.from_bytes(_read(path, setting), path)
+    if expected is not None and identity.fingerprint != expected:
+        raise ConfigError(
+            f"'{setting}': the identity key '{_show(path)}' has the fingerprint "
+            f"{identity.fingerprint}, and {of or 'the documents'} the key of fingerprint "
+            f"{expected}: name that key in '{setting}'{_START_OVER if setting == SETTING else ''}"
+        )
+    return identity
+
+
+def find_identity_key(
+    named: str | Path | None,
+    *,
+    setting: str = SETTING,
+    outside: Sequence[Path] = (),
+    expected: str | None = None,
+    of: str = "",
+) -> IdentityKey | None:
+    """Return the identity key, or None if its file is missing.
+
+    The arguments and errors are those of `load_identity_key`.
+    """
+    path = find_key_path(named, setting=setting)
+    check_key_place(path, setting=setting, outside=outside)
+    if not os.path.lexists(path):
+        return None
+    return load_identity_key(named, setting=setting, outside=outside, expected=expected, of=of)
+
+
+def draw_identity_key() -> IdentityKey:
+    """Return a key that is written nowhere, for documents that are not kept."""
+    return IdentityKey.from_bytes(secrets.token_bytes(_BYTES), Path(os.devnull))
+
+
+def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Path] = ()) -> None:
+    """Check that a key is not where it would be handed on with other files.
+
+    Args:
+        path: of the key, which need not exist.
+        setting: name of the setting in the error.
+        outside: see `load_identity_key`.
+
+    Raises:
+        ConfigError: it is in one of the folders, in the folder of a run or an audit, or in a git
+            work tree that does not ignore it.
+    """
+    real = Path(os.path.realpath(path))
+    refused = {os.path.realpath(folder) for folder in outside}
+    # As it is given too: a folder in a run may be a link to another disk.
+    for place in (*real.parents, *Path(os.path.abspath(path)).parents):
+        if os.path.realpath(place) in refused or _is_handed_on(place):
+            raise ConfigError(
+                f"'{setting}': the identity key must not be in '{_show(place)}', a folder of a run "
+                f"or an audit, which may be handed on; got '{_show(path)}'. Name a file outside of "
+                "it"
+            )
+    tree = next((place for place in real.parents if os.path.lexists(place / ".git")), None)
+    if tree is not None and (reason := _find_reason(tree, real)):
+        raise ConfigError(
+            f"'{setting}': the identity key must not be committed, and '{_show(path)}' is in the "
+            f"git work tree '{_show(tree)}', {reason}. Add '/{_show(real.relative_to(tree))}' to "
+            f"its .gitignore, or name a file outside of it in '{setting}'"
+        )
+
+
+def _is_handed_on(folder: Path) -> bool:
+    """Return whether a folder is that of a run or of an audit."""
+    with contextlib.suppress(OSError):
+        is_run = (folder / "config.yaml").is_file() and (has_prepared(folder) or has_begun(folder))
+        return is_run or (folder / AUDIT_FILES).is_file()
+    return False
+
+
+def _find_reason(tree: Path, path: Path) -> str:
+    """Return why a file may be committed to the git work tree that it is in; "" if it cannot."""
+    command = ["git", "-C", str(tree), "-c", "core.fsmonitor=false", "check-ignore", "-q", "--"]
+    # Variables of a hook that runs memguard would name another work tree.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    try:
+        answer = subprocess.run(
+            [*command, str(path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "and git is not installed here, which could tell whether the file is ignored"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"and git does not tell whether the file is ignored ({type(error).__name__})"
+    if answer.returncode == 0:
+        return ""
+    if answer.returncode == 1:
+        return "which does not ignore it"
+    lines = answer.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
+    return f"and git does not tell whether the file is ignored ({shorten(lines[0])})"
+
+
+def _make(path: Path, setting: str) -> bool:
+    """Write a new key unless another process is first; return whether this one made it."""
+    content = f"{secrets.token_hex(_BYTES)}\n".encode()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            _write(temporary, content)
+            # Unlike a rename, a link never replaces the key of another process.
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with contextlib.suppress(FileExistsError):
+                _write(path, content)
+                return True
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        flush(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"'{setting}': the identity key '{_show(path)}' cannot be made "
+            f"({os.strerror(error.errno or 0)}): make room or the folder writable, or name another "
+            f"file in '{setting}'"
+        ) from error
+    return True
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Create a file that only its owner can read; leave none that is incomplete."""
+    with open_private(path) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _read(path: Path, setting: str) -> bytes:
+    """Return the bytes of a key, after checking that nobody else can read them."""
+    text = b""
+    deadline = time.monotonic() + _PATIENCE_S
+    try:
+        while True:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(
+                    f"'{setting}': '{_show(path)}' is not a file, and so no identity key: name one "
+                    "that is, or a new one"
+                )
+            # As ssh does: a file of another owner, e.g. a mounted secret, has their mode.
+            if status.st_uid == os.getuid() and status.st_mode & 0o077:
+                raise ConfigError(
+                    f"'{setting}': others can read or change the identity key '{_show(path)}' "
+                    f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 '{_show(path)}'"
+                )
+            with path.open("rb") as file:
+                text = file.read(_LONGEST).strip()
+            # Without hard links another process may be about to write it.
+            if text or time.time() - status.st_mtime > _PATIENCE_S or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    except OSError as error:
+        raise DataError(
+            f"'{setting}': the identity key '{_show(path)}' cannot be read "
+            f"({os.strerror(error.errno or 0)}): make it readable, or name another file"
+        ) from error
+    if re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * _BYTES), text) is None:
+        raise DataError(
+            f"'{setting}': '{_show(path)}' is no identity key, which is {2 * _BYTES} hexadecimal "
+            f"digits; it has {_describe(text)}. Restore it from a copy, or name another file"
+        )
+    return bytes.fromhex(text.decode())
+
+
+def _describe(text: bytes) -> str:
+    size = f"more than {_LONGEST - 1}" if len(text) >= _LONGEST else str(len(text))
+    return f"{size} bytes" if len(text) != 2 * _BYTES else "other characters"
+
+
+def _explain_missing(path: Path, setting: str, expected: str | None, of: str) -> DataError:
+    whose = "" if expected is None else f" of {of or 'the documents'} (fingerprint {expected})"
+    return DataError(
+        f"'{setting}': the identity key{whose} is missing: '{_show(path)}'. Restore it from a "
+        f"copy, or name its file in '{setting}'"
+        f"{_START_OVER if setting == SETTING and expected else ''}"
+    )
+
+
+def _show(path: Path) -> str:
+    return shorten(str(path), MAX_PATH)

@@ -1,0 +1,175 @@
+"""Reads an audit for the gate: undamaged, or refused; lists what it should hold and lacks.
+
+    report.json, results.parquet   refused where damaged, or where they are not of one audit
+    records.parquet                answers of the documents; only the owner of the audit can read it
+    gaps                           rows, buckets or probes without which other numbers do not count
+
+Hashes show damage, not removal: who can write an audit can seal it again. An audit that memguard
+wrote has no gap, so one with a gap is not judged as passed.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
+from memguard.records import AuditReport
+from memguard.records.answers import Answers, load_answers
+from memguard.records.audit_files import (
+    REPORT,
+    RESULTS,
+    find_audit_damage,
+    has_audit,
+    load_audit_files,
+    load_audit_report,
+)
+from memguard.records.record import describe_unread
+from memguard.records.results import load_results
+
+TRAINED_ROLES = ("trained", "forget")
+"""Roles of documents that the model was trained on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Audited:
+    """An undamaged audit."""
+
+    folder: Path
+    report: AuditReport
+    report_sha256: str
+    answers: Answers | None
+    """None if this user may not read the records."""
+    gaps: tuple[str, ...]
+    """What the audit should hold and lacks, as sentences; empty for an audit as it was written."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run, or of the model."""
+        return self.report.run or self.report.model.name
+
+
+def find_audit_folder(folder: Path) -> Path:
+    """Return the audit folder of a run, or the folder itself if it is one.
+
+    Raises:
+        ConfigError: it is neither.
+        RecordError: the run was not audited.
+    """
+    if has_audit(folder / "audit"):
+        return folder / "audit"
+    if has_audit(folder):
+        return folder
+    shown = shorten(str(folder), MAX_PATH)
+    if (folder / "config.yaml").is_file():
+        raise RecordError(f"'{shown}' was not audited: 'memguard audit {shown}' does it")
+    raise ConfigError(
+        f"'{shown}' is neither the folder of a run (no config.yaml) nor of an audit (no {REPORT})"
+    )
+
+
+def load_audited(folder: Path) -> Audited:
+    """Read an audit folder.
+
+    Args:
+        folder: with report.json and audit.json.
+
+    Raises:
+        UnreadableError: this user may not read its report or results.
+        RecordError: a file of the audit is missing or damaged, or two do not belong together.
+    """
+    _refuse_damaged(folder)
+    report = load_audit_report(folder)
+    _check_results(folder, report)
+    answers = None
+    with contextlib.suppress(UnreadableError):
+        answers = load_answers(folder)
+    return Audited(
+        folder=folder,
+        report=report,
+        report_sha256=load_audit_files(folder).report.sha256,
+        answers=answers,
+        gaps=tuple(list_gaps(report, answers)),
+    )
+
+
+def _refuse_damaged(folder: Path) -> None:
+    damages = find_audit_damage(folder)
+    broken = [damage for damage in damages if not damage.is_unreadable]
+    if broken:
+        more = f" (and {len(broken) - 1:,} more)" if len(broken) > 1 else ""
+        raise RecordError(
+            f"the audit in '{folder}' is damaged and is not judged: {broken[0]}{more}. 'memguard "
+            "verify' lists what is damaged and how to repair it"
+        )
+    for damage in damages:
+        # Records, canaries and findings are private; what they hold is said not to be judged.
+        if damage.file not in ("records.parquet", "canaries.parquet", "findings.csv"):
+            raise describe_unread(folder / damage.file, PermissionError())
+
+
+def _check_results(folder: Path, report: AuditReport) -> None:
+    """Check that results.parquet has the rows of the report.
+
+    Raises:
+        RecordError: it has others.
+    """
+    try:
+        rows = tuple(load_results(folder / RESULTS))
+    except (TypeError, ValueError, OSError) as error:
+        raise RecordError(f"'{folder / RESULTS}' cannot be read as a table of results") from error
+    if rows != report.tables.results:
+        raise RecordError(
+            f"'{folder / RESULTS}' and '{REPORT}' have different rows: they are not of one audit. "
+            "Run 'memguard audit' again"
+        )
+
+
+def list_gaps(report: AuditReport, answers: Answers | None) -> Iterator[str]:
+    """Yield what an audit should hold and lacks, as clauses.
+
+    Args:
+        report: of the audit.
+        answers: of its documents; None if they cannot be read.
+    """
+    tables = report.tables
+    twice = [key for key, count in Counter(row.key for row in tables.results).items() if count > 1]
+    if twice:
+        noun = "key" if len(twice) == 1 else "keys"
+        yield f"the results table has {len(twice):,} {noun} twice: rows cannot be told apart"
+    named = [str(probe.get("name")) for probe in report.method.probes]
+    runs = {run.name: run for run in report.probe_runs}
+    if missing := [name for name in named if name not in runs]:
+        yield f"the suite has the probe {missing[0]}, and the report has no run of it"
+    if extra := [name for name in runs if name not in named]:
+        yield f"the report has a run of the probe {extra[0]}, and the suite has no such probe"
+    ran = {name for name, run in runs.items() if run.num_documents is not None}
+    with_rows = {row.probe for row in tables.results}
+    for name in sorted(ran - with_rows):
+        if tables.list_metrics(name):
+            yield f"the probe {name} ran, and the results table has no row of it"
+    if report.model.base is not None and not any(row.model == "base" for row in tables.results):
+        yield "the base model was scored, and the results table has no row of it"
+    steps = {row.step for row in tables.results}
+    watched = report.training.watched if report.training is not None else []
+    if lost := [step.step for step in watched if step.step not in steps]:
+        yield f"training was audited after step {lost[0]}, and the results table has no row of it"
+    if answers is not None:
+        yield from _compare_answers(report, answers, ran)
+
+
+def _compare_answers(report: AuditReport, answers: Answers, ran: set[str]) -> Iterator[str]:
+    """Yield what the records of the documents have and the report has not."""
+    for probe in sorted(set(answers.extracted) - ran):
+        yield f"the records have answers of the probe {probe}, which did not run by the report"
+    counts = Counter(answers.bucket_N[answers.is_trained_N].tolist())
+    for name, count in sorted(counts.items()):
+        bucket = report.tables.find_bucket(name)
+        if bucket is None or bucket.role not in TRAINED_ROLES:
+            yield f"the records have the trained bucket {name}, and the report has not"
+        elif bucket.num_documents != count:
+            yield (
+                f"the records have {count:,} documents of {name}, the report "
+                f"{bucket.num_documents:,}"
+            )

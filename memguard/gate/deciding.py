@@ -1,0 +1,168 @@
+"""Judges an interval by a limit, and finds the fewest documents that would decide.
+
+    upper end <= limit   pass            lower end > limit   fail            else inconclusive
+
+for a limit that a value may reach at most; `at_least` mirrors it. The interval is the one of the
+results table: two-sided, 95 %, not corrected for the number of judgements.
+
+The fewest documents, for a rate of k in n below its limit: the smallest m >= n for which
+
+    Clopper-Pearson's upper end of ceil(k m / n) in m  <=  limit
+
+Matches are rounded against the decision: up below the limit, down above it, where the lower end has
+to exceed the limit. At a fixed rate the interval only narrows, so any larger number of documents
+with a rate no closer to the limit decides too. A rate equal to the limit is decided by no number.
+With copies, the interval is that of the effective number, which grows in proportion.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from scipy import special
+
+from memguard.audit.statistics import compute_exact_interval
+from memguard.audit.statistics.intervals import TAIL
+from memguard.records import ResultRow
+from memguard.records.gate import Outcome
+
+MOST_DOCUMENTS: Final = 10**9
+"""No larger number of documents is looked for."""
+_HALVINGS = 100
+
+
+def judge_interval(low: float, high: float, limit: float, *, at_least: bool = False) -> Outcome:
+    """Return whether an interval is within a limit, beyond it, or across it.
+
+    Args:
+        low: lower end.
+        high: upper end.
+        limit: the largest value that passes.
+        at_least: ``limit`` is the smallest value that passes.
+    """
+    if at_least:
+        low, high, limit = -high, -low, -limit
+    if high <= limit:
+        return "pass"
+    return "fail" if low > limit else "inconclusive"
+
+
+def find_effective(row: ResultRow) -> float:
+    """Return the effective number of documents of a rate, at which its interval was computed.
+
+    The table does not store it; the end of the interval is strictly monotone in it.
+
+    Args:
+        row: a rate with counts and interval.
+    """
+    if row.num_clusters is None or row.ci is None or row.num_matched is None:
+        return float(row.num_documents)
+    matched, documents = row.num_matched, row.num_documents
+    is_all = matched == documents
+    low, high = 1.0, float(documents)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        ends = compute_exact_interval(matched, documents, middle)
+        # More documents: a narrower interval.
+        is_wider = ends is None or (ends[0] < row.ci[0] if is_all else ends[1] > row.ci[1])
+        low, high = (middle, high) if is_wider else (low, middle)
+    return (low + high) / 2
+
+
+def find_documents_for_rate(
+    matched: int,
+    documents: int,
+    limit: float,
+    *,
+    effective: float | None = None,
+    at_least: bool = False,
+) -> int | None:
+    """Return the fewest documents that would decide at this rate; None if no number would.
+
+    Args:
+        matched: k of today's documents.
+        documents: n, today's documents; the result is not smaller.
+        limit: the largest rate that passes.
+        effective: effective number of today's documents; None: all of them.
+        at_least: ``limit`` is the smallest rate that passes.
+    """
+    rate = matched / documents
+    share = 1.0 if effective is None else effective / documents
+    if rate == limit:
+        return None
+    # A rate that must stay below its limit passes on it, one that must stay above it exceeds it.
+    if rate < limit:
+        return _find_fewest(matched, documents, limit, share, may_touch=not at_least)
+    # The lower end of k in n is 1 minus the upper end of n - k in n.
+    return _find_fewest(documents - matched, documents, 1 - limit, share, may_touch=at_least)
+
+
+def find_documents_by_width(value: float, reach: float, documents: int, limit: float) -> int | None:
+    """Return about how many documents would decide on another estimate than a rate.
+
+    Its interval is taken to narrow with the square root of the number of documents.
+
+    Args:
+        value: the estimate.
+        reach: distance from the estimate to the end of its interval on the limit's side.
+        documents: today's documents; the result is not smaller.
+        limit: the largest or smallest value that passes.
+    """
+    if value == limit or not documents:
+        return None
+    needed = documents * (reach / abs(limit - value)) ** 2
+    return None if needed > MOST_DOCUMENTS else max(documents, math.ceil(needed))
+
+
+def _find_fewest(
+    matched: int, documents: int, limit: float, share: float, *, may_touch: bool
+) -> int | None:
+    """Return the smallest number of documents whose upper end is within a limit above the rate."""
+
+    def is_within(counted: float, number: int) -> bool:
+        high = _compute_high(counted, number, share)
+        return high <= limit if may_touch else high < limit
+
+    # Without rounding the upper end falls with the number: no smaller number decides.
+    first = _find_first(documents, lambda number: is_within(number * matched / documents, number))
+    while first is not None and first <= MOST_DOCUMENTS:
+        counted = -(-matched * first // documents)
+        if not matched:
+            return first
+        last = counted * documents // matched  # The last number with as many matches.
+        if is_within(counted, last):
+            return _bisect(first - 1, last, partial(is_within, counted))
+        first = last + 1
+    return None
+
+
+def _compute_high(counted: float, number: int, share: float) -> float:
+    """Return Clopper and Pearson's upper end at the effective number, as `statistics.rates` does.
+
+    ``counted`` need not be whole.
+    """
+    if number * share <= 1 or counted >= number:
+        return 1.0
+    high = special.betaincinv(counted * share + 1, (number - counted) * share, 1 - TAIL)
+    return float(high)
+
+
+def _find_first(start: int, decides: Callable[[int], bool]) -> int | None:
+    """Return the first number from ``start`` on that decides, if all larger ones do too."""
+    if decides(start):
+        return start
+    before, number = start, 2 * start
+    while not decides(number):
+        if number > MOST_DOCUMENTS:
+            return None
+        before, number = number, 2 * number
+    return _bisect(before, number, decides)
+
+
+def _bisect(before: int, number: int, decides: Callable[[int], bool]) -> int:
+    """Return the first number after ``before`` that decides; ``number`` does."""
+    while number - before > 1:
+        middle = (before + number) // 2
+        before, number = (before, middle) if decides(middle) else (middle, number)
+    return number

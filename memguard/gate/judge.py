@@ -1,0 +1,279 @@
+"""Judges an audit by a policy: every rule on every row that it is about.
+
+    rules about metrics   one judgement for each row
+    risk                  one for each bucket: of the metric with the highest upper end; one that
+                          surely fails decides before it
+    epsilon, findings     one, see `counted.py`
+    verdict               one, with the number 0, as has an audit with a gap
+
+An audit that lacks what a rule names, or has a gap, cannot be judged; it never passes.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from memguard import __version__
+from memguard.errors import ConfigError
+from memguard.gate.audited import Audited, find_audit_folder, load_audited
+from memguard.gate.counted import Findings, judge_epsilon, judge_findings, list_findings
+from memguard.gate.earlier import measure_increase
+from memguard.gate.measured import Measured, NoInterval, is_bounded, is_share, measure_row
+from memguard.gate.policy import EPSILON, FINDINGS, LIMITS, RISK, LoadedPolicy, Rule
+from memguard.gate.selecting import Selected, select_rows
+from memguard.gate.triage import Triage, apply_triage, load_triage
+from memguard.gate.words import Unit, end_sentence
+from memguard.records import format_now
+from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome, decide
+
+
+def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
+    """Judge an audit by a policy.
+
+    Args:
+        audited: an undamaged audit.
+        loaded: the policy.
+
+    Returns:
+        The result, without files.
+
+    Raises:
+        ConfigError: the policy has a limit that no value can break or none can keep, or names an
+            earlier audit or a triage file that is not there.
+        RecordError: an earlier audit is damaged.
+    """
+    policy, report = loaded.policy, audited.report
+    triage = None if policy.triage is None else load_triage(loaded.find_path(policy.triage))
+    created = format_now()
+    findings = list_findings(audited)
+    accepted = _accept(triage, findings, date.fromisoformat(created[:10]))
+    judgements: list[Judgement] = []
+    if policy.verdict is not None:
+        judgements.append(_judge_level(audited, policy.verdict))
+    judgements += [_judge_gap(gap) for gap in audited.gaps]
+    earlier = _load_earlier(loaded)
+    for number, rule in enumerate(policy.gate, start=1):
+        if rule.metric == FINDINGS:
+            judgements.append(judge_findings(number, rule, findings, accepted, report))
+        elif rule.metric == EPSILON:
+            judgements.append(judge_epsilon(number, rule, report))
+        else:
+            _check_limit(number, rule, audited, loaded)
+            then = None if rule.than is None else earlier[rule.than]
+            judgements += _judge_rows(number, rule, audited, then)
+    return GateResult(
+        tool_version=__version__,
+        created=created,
+        audit=audited.name,
+        report_sha256=audited.report_sha256,
+        policy=loaded.text,
+        triage=None if triage is None else triage.text,
+        release=policy.release,
+        level=report.verdict.level,
+        verdict=report.verdict.describe(),
+        outcome=decide([judgement.outcome for judgement in judgements]),
+        judgements=_name_apart(judgements),
+        accepted=accepted,
+        num_findings=None if findings.ids is None else findings.count,
+    )
+
+
+def _accept(triage: Triage | None, findings: Findings, today: date) -> list[Acceptance]:
+    if triage is None:
+        return []
+    return apply_triage(triage, findings.ids or (), today)
+
+
+def _judge_level(audited: Audited, levels: Sequence[str]) -> Judgement:
+    verdict = audited.report.verdict
+    is_passed = verdict.level in levels
+    return Judgement(
+        rule=0,
+        name=f"verdict {' or '.join(levels)}",
+        outcome="pass" if is_passed else "fail",
+        sentence=f"The audit's level is {verdict.level}: {verdict.describe()}",
+    )
+
+
+def _judge_gap(gap: str) -> Judgement:
+    return Judgement(
+        rule=0,
+        name=f"the audit is whole: {gap}",
+        outcome="cannot-be-judged",
+        sentence=f"The audit is not as memguard writes one: {gap}. Run 'memguard audit' again.",
+    )
+
+
+def _load_earlier(loaded: LoadedPolicy) -> dict[str, Audited]:
+    """Return the earlier audits that a policy names.
+
+    Raises:
+        ConfigError: one is not there.
+        RecordError: one is damaged.
+    """
+    audits: dict[str, Audited] = {}
+    for number, rule in enumerate(loaded.policy.gate):
+        if rule.than is None or rule.than in audits:
+            continue
+        place = loaded.document.locate(("gate", number, "than"))
+        try:
+            audits[rule.than] = load_audited(find_audit_folder(loaded.find_path(rule.than)))
+        except ConfigError as error:
+            raise ConfigError(f"{place} 'gate[{number}].than': {error}") from error
+    return audits
+
+
+def _check_limit(number: int, rule: Rule, audited: Audited, loaded: LoadedPolicy) -> None:
+    """Refuse a limit of a share that every value or none keeps, such as 10 in place of 0.10.
+
+    Raises:
+        ConfigError: names the setting and its place.
+    """
+    metrics = [item.metric for item in select_rows(rule, audited.report) if item.metric]
+    if not metrics or not all(map(is_bounded, metrics)):
+        return
+    name = next(name for name in LIMITS if getattr(rule, name) is not None)
+    low = -1.0 if name.startswith("above") or rule.than is not None else 0.0
+    is_useful = low < rule.limit <= 1 if name == "at_least" else low <= rule.limit < 1
+    if not is_useful:
+        place = loaded.document.locate(("gate", number - 1, name))
+        raise ConfigError(
+            f"{place} 'gate[{number - 1}].{name}' of {rule.metric} must be a value that some audit "
+            f"breaks and another keeps, between {low:g} and 1; got {rule.limit:g}. 10 % is 0.10"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Judged:
+    """A row of results, judged."""
+
+    selected: Selected
+    outcome: Outcome
+    sentence: str
+    measured: Measured | None = None
+    needed: int | None = None
+
+
+def _judge_rows(
+    number: int, rule: Rule, audited: Audited, earlier: Audited | None
+) -> Iterator[Judgement]:
+    judged = [
+        _judge_row(rule, item, audited, earlier) for item in select_rows(rule, audited.report)
+    ]
+    if rule.metric == RISK:
+        buckets = dict.fromkeys(item.selected.bucket for item in judged)
+        judged = [
+            _choose_risk([item for item in judged if item.selected.bucket == bucket])
+            for bucket in buckets
+        ]
+    probes = {item.selected.metric.probe for item in judged if item.selected.metric is not None}
+    for item in judged:
+        yield _record(number, rule, item, names_probe=len(probes) > 1)
+
+
+def _judge_row(
+    rule: Rule, selected: Selected, audited: Audited, earlier: Audited | None
+) -> _Judged:
+    metric, row = selected.metric, selected.row
+    if row is None or metric is None:
+        sentence = end_sentence(selected.why_not or "nothing is known of it")
+        return _Judged(selected=selected, outcome="cannot-be-judged", sentence=sentence)
+    try:
+        measured = measure_row(rule, metric, row)
+        if earlier is not None:
+            unit = Unit(is_share=is_share(metric), is_difference=True)
+            measured = measure_increase(audited, earlier, metric, row, unit)
+    except NoInterval as reason:
+        sentence = end_sentence(str(reason))
+        return _Judged(selected=selected, outcome="cannot-be-judged", sentence=sentence)
+    outcome, sentence, needed = measured.judge(rule.limit, at_least=rule.at_least is not None)
+    return _Judged(
+        selected=selected, outcome=outcome, sentence=sentence, measured=measured, needed=needed
+    )
+
+
+def _choose_risk(judged: Sequence[_Judged]) -> _Judged:
+    """Return the risk of a bucket that decides.
+
+    One that surely fails, else one that cannot be judged, else the one with the highest upper end;
+    each has its own number of documents.
+    """
+    known = sorted(
+        (item for item in judged if item.measured is not None),
+        key=lambda item: item.measured.high if item.measured is not None else 0.0,
+        reverse=True,
+    )
+    unknown = [item for item in judged if item.measured is None]
+    for outcome in ("fail", "cannot-be-judged", "inconclusive", "pass"):
+        chosen = next((item for item in (*known, *unknown) if item.outcome == outcome), None)
+        if chosen is not None:
+            return chosen
+    raise AssertionError("a bucket has at least one entry")
+
+
+def _record(number: int, rule: Rule, item: _Judged, *, names_probe: bool) -> Judgement:
+    metric, measured = item.selected.metric, item.measured
+    is_judged = measured is not None and metric is not None
+    named = "" if metric is None or rule.metric != RISK else f"{metric.probe} {metric.metric}"
+    return Judgement(
+        rule=number,
+        name=_name(rule, item.selected, names_probe=names_probe),
+        outcome=item.outcome,
+        sentence=f"{named}: {item.sentence}" if named else item.sentence,
+        probe=metric.probe if is_judged and metric else None,
+        metric=metric.metric if is_judged and metric else None,
+        parameters=metric.parameters if is_judged and metric else None,
+        bucket=item.selected.bucket if is_judged else None,
+        compared_with=measured.compared_with if measured else None,
+        limit=rule.limit,
+        value=measured.value if measured else None,
+        low=measured.low if measured else None,
+        high=measured.high if measured else None,
+        num_documents=measured.num_documents if measured else None,
+        num_matched=measured.num_matched if measured else None,
+        num_documents_needed=item.needed,
+    )
+
+
+def _name(rule: Rule, selected: Selected, *, names_probe: bool) -> str:
+    """Return the rule and what it was judged on: ``near_verbatim on r64 at most 10 %``."""
+    metric, is_risk = selected.metric, rule.metric == RISK
+    parts = [rule.metric]
+    parameters = metric.parameters if metric and not is_risk else rule.parameters
+    if parameters:
+        parts.append(f"({parameters})")
+    probe = metric.probe if metric and names_probe and not is_risk else rule.probe
+    if probe:
+        parts.insert(0, probe)
+    for word in (rule.variant, rule.statistic):
+        if word is not None:
+            parts.append(word)
+    if rule.model != "trained":
+        parts.append(f"of the {rule.model} model")
+    parts.append(f"on {selected.bucket or rule.on}")
+    name = next(name for name in LIMITS if getattr(rule, name) is not None)
+    shares = is_risk or (metric is not None and is_share(metric))
+    bound = Unit(is_share=shares).write(rule.limit)
+    limit = {
+        "at_most": f"at most {bound}",
+        "at_least": f"at least {bound}",
+        "above_control": f"at most {bound} above the control",
+        "above_base": f"at most {bound} above the base model",
+    }[name]
+    parts.append(limit if rule.than is None else f"at most {bound} more than {rule.than}")
+    return " ".join(parts)
+
+
+def _name_apart(judgements: Sequence[Judgement]) -> list[Judgement]:
+    """Return the judgements with unique names."""
+    counts = Counter(judgement.name for judgement in judgements)
+    seen: Counter[str] = Counter()
+    named = []
+    for judgement in judgements:
+        name = judgement.name
+        if counts[name] > 1:
+            seen[name] += 1
+            name = f"{name} [rule {judgement.rule}, {seen[name]}]"
+        named.append(judgement.model_copy(update={"name": name}))
+    return named

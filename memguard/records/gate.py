@@ -1,0 +1,173 @@
+"""The result of `memguard gate`: what a policy asked of an audit, and what was answered.
+
+    gate.json      the result; its last field is the hash of the rest
+    junit.xml, report.sarif, summary.md, summary.html    the same for other programs and readers
+
+Judged is the 95 % interval of a row of results: within the limit it passes, beyond it it fails,
+across it nothing is decided. What a policy names and the audit lacks cannot be judged.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from memguard.errors import RecordError, UnreadableError
+from memguard.records.audit_files import AUDIT_FILES, REPORT, load_audit_files
+from memguard.records.record import Record
+from memguard.records.sealed import (
+    Damage,
+    FileSum,
+    SealedRecord,
+    find_damage,
+    is_closed,
+    load_sealed,
+    mark_unreadable,
+)
+from memguard.records.verdict import Level
+
+GATE: Final = "gate.json"
+GATE_FOLDER = "gate"
+JUNIT, SARIF = "junit.xml", "report.sarif"
+SUMMARY, SUMMARY_PAGE = "summary.md", "summary.html"
+GATE_FILES = (GATE, JUNIT, SARIF, SUMMARY, SUMMARY_PAGE)
+
+Outcome = Literal["pass", "fail", "cannot-be-judged", "inconclusive"]
+EXIT_CODES: dict[Outcome, int] = {"fail": 10, "cannot-be-judged": 12, "inconclusive": 11, "pass": 0}
+"""In the order in which one of several decides."""
+ReleaseContext = Literal["internal", "api", "open-weights"]
+
+
+class Judgement(Record):
+    """One rule of a policy, judged on one row of results."""
+
+    rule: int
+    """Place of the rule in the policy, from 1; 0: the verdict's level, or a gap of the audit."""
+    name: str
+    """The rule and what it was judged on, as ``near_verbatim on 64x at most 10 %``; unique."""
+    outcome: Outcome
+    sentence: str
+    """The counts and the interval, the limit, and what follows; or why it cannot be judged."""
+    probe: str | None = None
+    """null with `metric` and `bucket` if no row of results was judged."""
+    metric: str | None = None
+    parameters: str | None = None
+    bucket: str | None = None
+    compared_with: str | None = None
+    """null: the value itself; else ``control``, ``base`` or the name of an earlier audit."""
+    limit: float | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_documents: int | None = None
+    num_matched: int | None = None
+    num_documents_needed: int | None = None
+    """Fewest documents, not below today's, that would decide at today's rate; null if none would,
+    or if the rule is decided."""
+
+
+class Acceptance(Record):
+    """A finding that a person accepted in `triage.yaml`."""
+
+    finding: str
+    """Id of the finding: keyed hash of the text, ``:``, probe."""
+    by: str
+    reason: str
+    until: str | None
+    """Last day, ISO 8601; null: without end."""
+    state: Literal["accepted", "expired", "not-found"]
+    """not-found: the audit has no such finding, so that nothing is accepted."""
+
+
+class GateResult(SealedRecord):
+    """`gate.json`."""
+
+    schema_name: Literal["memguard.gate/1"] = Field("memguard.gate/1", alias="schema")
+    tool_version: str
+    created: str
+    """UTC, ISO 8601."""
+    audit: str
+    """Name of the run, or of the model."""
+    report_sha256: str
+    """Hash of the report.json that was judged."""
+    policy: str
+    """The policy as it was written."""
+    triage: str | None
+    """triage.yaml as it was written; null if the policy names none."""
+    release: ReleaseContext | None
+    """How the model will be released, as the policy declares it."""
+    level: Level
+    """Level of the audit's verdict."""
+    verdict: str
+    """Its sentence, with the name of the level."""
+    outcome: Outcome
+    judgements: list[Judgement]
+    accepted: list[Acceptance]
+    num_findings: int | None
+    """Findings of the audit; null if they could not be counted."""
+    files: dict[str, FileSum] = Field(default_factory=dict)
+    """The other files in the folder."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return EXIT_CODES[self.outcome]
+
+
+def decide(outcomes: list[Outcome]) -> Outcome:
+    """Return the outcome that decides: the first one in the order of `EXIT_CODES`."""
+    return next(outcome for outcome in EXIT_CODES if outcome in outcomes)
+
+
+def load_gate(folder: Path) -> GateResult:
+    """Read `gate.json` of a folder and check its hash.
+
+    Raises:
+        RecordError: it is missing or damaged.
+    """
+    return load_sealed(GateResult, folder / GATE)
+
+
+def has_gate(folder: Path) -> bool:
+    """Return whether a gate has written files here; they may be damaged."""
+    return is_closed(folder) or any((folder / name).exists() for name in GATE_FILES)
+
+
+def find_gate_damage(folder: Path, audit: Path) -> list[Damage]:
+    """Return the files of a gate that are missing or changed; or that it judged another report.
+
+    If `gate.json` is damaged only that file is returned, because the hashes of the others are not
+    known.
+
+    Args:
+        folder: of the result.
+        audit: folder of the audit that it belongs to.
+    """
+    above = f"{folder.name}/"
+    if is_closed(folder):
+        return [mark_unreadable(above)]
+    try:
+        result = load_gate(folder)
+    except UnreadableError:
+        return [mark_unreadable(f"{above}{GATE}")]
+    except RecordError:
+        is_there = (folder / GATE).exists()
+        return [Damage(file=f"{above}{GATE}", what="is damaged" if is_there else "is missing")]
+    damages = find_damage(folder, result.files, shown_in=above)
+    listed = {*result.files, GATE}
+    damages += [
+        Damage(file=f"{above}{path.name}", what="was not written by 'memguard gate'")
+        for path in sorted(folder.iterdir())
+        if path.name not in listed
+    ]
+    if not (audit / AUDIT_FILES).exists():
+        what = "judged an audit that is no longer there"
+        return [*damages, Damage(file=f"{above}{GATE}", what=what)]
+    with contextlib.suppress(RecordError):  # A damaged audit is listed itself.
+        if load_audit_files(audit).report.sha256 != result.report_sha256:
+            what = f"judged another report than the present {REPORT}"
+            damages.append(Damage(file=f"{above}{GATE}", what=what))
+    return damages

@@ -1,0 +1,245 @@
+"""`memguard gate`: judges the audit of a run by a policy, and writes the result. No torch.
+
+    gate_folder    reads audit and policy, judges, writes the folder of the result
+    judge_folder   the same for Python; writes only if a folder is given
+    draft_policy   a policy to begin with (`--init`)
+
+The result is written as a set: either all of its files or none appear, in place of those of an
+earlier gate.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
+from memguard.gate.audited import Audited, find_audit_folder, load_audited
+from memguard.gate.judge import judge_audit
+from memguard.gate.policy import LoadedPolicy, load_policy, read_policy
+from memguard.gate.template import render_policy
+from memguard.records.audit_files import load_audit_report
+from memguard.records.gate import (
+    GATE,
+    GATE_FILES,
+    GATE_FOLDER,
+    JUNIT,
+    SARIF,
+    SUMMARY,
+    SUMMARY_PAGE,
+    GateResult,
+)
+from memguard.records.record import atomic_folder, clear_left_folders, write_atomically
+from memguard.records.run_files import load_trained
+from memguard.records.sealed import save_sealed, sum_file
+from memguard.workflows.run_folder import check_outside_runs, locked
+from memguard.workflows.verify import OnRead, verify
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """An audit and where its gate belongs."""
+
+    audit: Path
+    home: Path
+    """The run; of an audit outside a run its own folder."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the audit is the one of a run."""
+        return self.audit != self.home
+
+
+def find_place(folder: Path) -> Place:
+    """Return the audit of a run or audit folder.
+
+    Raises:
+        ConfigError: it is neither.
+        RecordError: the run was not audited.
+    """
+    audit = find_audit_folder(folder)
+    run = audit.resolve().parent if audit == folder else audit.parent
+    is_own = audit.resolve().name == "audit" and (run / "config.yaml").is_file()
+    return Place(audit=audit, home=run if is_own else audit)
+
+
+def gate_folder(
+    folder: Path,
+    policy: Path,
+    *,
+    out: Path | None = None,
+    weights: bool = False,
+    on_read: OnRead = lambda name, size: None,
+) -> tuple[Path, GateResult]:
+    """Judge an audit by a policy file and write the result.
+
+    Args:
+        folder: of a run, or of an audit.
+        policy: the policy's YAML.
+        out: folder of the result; ``gate`` in the run or audit folder if None.
+        weights: whether to check all files of the run, its weights too.
+        on_read: called before a part of them is read.
+
+    Returns:
+        The folder of the result, and the result.
+
+    Raises:
+        ConfigError: the policy is wrong, or the folder cannot be written to.
+        RecordError: the audit, an earlier one that the policy names, or the run is damaged.
+    """
+    place = find_place(folder)
+    target = _choose_out(place, out)
+    loaded = load_policy(policy)
+    if weights:
+        _check_run(place, on_read)
+    audited = load_audited(place.audit)
+    result = judge_audit(audited, loaded)
+    return target, write_gate(target, audited, result, place=place if out is None else None)
+
+
+def judge_folder(
+    folder: Path, policy: str | Path | Mapping[str, Any], *, out: Path | None = None
+) -> GateResult:
+    """Judge an audit folder for Python; nothing is written without ``out``.
+
+    Args:
+        folder: of an audit.
+        policy: a policy's YAML, or its settings as a dictionary.
+        out: folder of the result.
+
+    Raises:
+        ConfigError: the policy is wrong, or the folder cannot be written to.
+        RecordError: the audit, or an earlier one that the policy names, is damaged.
+    """
+    if isinstance(policy, Mapping):
+        loaded: LoadedPolicy = read_policy(policy)
+    else:
+        loaded = load_policy(Path(policy))
+    target = None if out is None else _choose_out(find_place(folder), out)
+    audited = load_audited(folder)
+    result = judge_audit(audited, loaded)
+    return result if target is None else write_gate(target, audited, result)
+
+
+def draft_policy(folder: Path, path: Path | None) -> str:
+    """Return a commented policy from the metrics of an audit, and write it if a path is given.
+
+    Raises:
+        ConfigError: the file exists, or the folder has no audit.
+        RecordError: the audit is damaged.
+    """
+    text = render_policy(load_audited(find_place(folder).audit).report)
+    if path is not None:
+        if path.exists():
+            raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+        write_atomically(path, text.encode())
+    return text
+
+
+def write_gate(
+    target: Path, audited: Audited, result: GateResult, *, place: Place | None = None
+) -> GateResult:
+    """Write the files of a result, `gate.json` last, as one set.
+
+    Args:
+        target: folder of the result; an earlier one there is replaced.
+        audited: the audit that was judged.
+        result: without files.
+        place: run or audit whose folder is written to, and locked; None: another folder.
+
+    Returns:
+        The result, with the hashes of the files.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or another process uses the run.
+    """
+    from memguard.gate.junit import render_junit
+    from memguard.gate.sarif import render_sarif
+    from memguard.gate.summary import render_summary
+    from memguard.report.release_page import render_release_page
+
+    report = audited.report
+    contents = {
+        JUNIT: render_junit(result),
+        SARIF: render_sarif(result, report, audited.answers),
+        SUMMARY: render_summary(result, report).encode(),
+        SUMMARY_PAGE: render_release_page(report, result).encode(),
+    }
+    try:
+        with contextlib.ExitStack() as stack:
+            if place is not None:
+                stack.enter_context(locked(place.home))
+            clear_left_folders(target)
+            temporary = stack.enter_context(atomic_folder(target))
+            for name, content in contents.items():
+                (temporary / name).write_bytes(content)
+            sums = {name: sum_file(temporary / name) for name in contents}
+            result = result.model_copy(update={"files": sums})
+            save_sealed(result, temporary / GATE)
+    except OSError as error:
+        raise ConfigError(
+            f"'{shorten(str(target), MAX_PATH)}' cannot be written ({error.strerror}): choose "
+            "another folder with --out"
+        ) from error
+    return result
+
+
+def _choose_out(place: Place, out: Path | None) -> Path:
+    """Return the folder to write to.
+
+    Raises:
+        ConfigError: it has files that no gate wrote, or is among the files of a run.
+    """
+    own = place.home / GATE_FOLDER
+    target = own if out is None else out
+    if out is not None and out.resolve() != own.resolve():
+        check_outside_runs(out, "--out")
+    try:
+        others = sorted({path.name for path in target.iterdir()} - {*GATE_FILES})
+    except FileNotFoundError:
+        return target
+    except OSError as error:
+        raise ConfigError(
+            f"'{shorten(str(target), MAX_PATH)}' cannot be written to ({error.strerror}): choose "
+            "another folder with --out"
+        ) from error
+    if others:
+        raise ConfigError(
+            f"'{shorten(str(target), MAX_PATH)}' has files that 'memguard gate' did not write, "
+            f"such as '{shorten(others[0])}', and would be replaced whole: choose another folder "
+            "with --out"
+        )
+    return target
+
+
+def _check_run(place: Place, on_read: OnRead) -> None:
+    """Check all files of a run, its weights too, and that the audit is of these.
+
+    Raises:
+        ConfigError: the audit is not of a run.
+        RecordError: a part is damaged, its weights cannot be read, or others were audited.
+    """
+    from memguard.workflows.bundle import check_same_run
+
+    if not place.is_run:
+        raise ConfigError(
+            f"--weights checks the files of a run; '{place.home}' is an audit without one. Leave "
+            "it out"
+        )
+    verified = verify(place.home, on_read)
+    # An earlier gate is about to be replaced.
+    parts = [part for part in verified.parts if part.name != GATE_FOLDER]
+    damaged = next((part for part in parts if part.state == "damaged"), None)
+    if damaged is not None:
+        raise RecordError(
+            f"'{place.home}' is damaged and is not judged: {damaged.name}: {damaged.damages[0]}; "
+            f"{damaged.repair}"
+        )
+    unread = next((p for p in parts if p.name == "model" and p.state != "intact"), None)
+    if unread is not None:
+        raise UnreadableError(
+            f"the weights in '{place.home}' were not checked ({unread.note}), and --weights asks "
+            "for it. Leave it out, or run this command as their owner"
+        )
+    check_same_run(place.home, load_trained(place.home), load_audit_report(place.audit))

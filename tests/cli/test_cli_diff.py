@@ -1,0 +1,246 @@
+"""`memguard diff`: what a terminal shows of two audits, and what programs read."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import rich.console
+from cli_examples import run_cli, succeed, write_jsonl
+from damage import flip_byte
+from diff_examples import NOT_ASKED, Made, save_audit
+
+from memguard.cli.diff_screen import render_diff
+from memguard.records.diff import KINDS, MEANINGS, AuditDiff
+from memguard.workflows.diff import diff
+from memguard.workflows.results import AuditResult
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(number: int, **fields: Any) -> Made:
+    values = {"text": f"text {number}", "id": f"data/train.jsonl:{number}", **fields}
+    attacked = float(number % 2) if number % 3 else NOT_ASKED
+    return Made(**{"attacks": {"beam_search": attacked}, **values})
+
+
+@pytest.fixture(scope="module")
+def audits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two audits of 120 documents, of which they share 110: every kind occurs, some often."""
+    folder = tmp_path_factory.mktemp("audits")
+    old = [make(n, near=float(n % 3 == 0)) for n in range(120)]
+    new = [make(n, near=float(n % 4 == 0), verbatim=float(n % 4 == 0)) for n in range(10, 130)]
+    new[20:40] = [replace(made, attacks={"beam_search": NOT_ASKED}) for made in new[20:40]]
+    new[40:50] = [replace(made, attacks={"beam_search": 1}) for made in new[40:50]]
+    return save_audit(folder / "old", old), save_audit(folder / "run" / "audit", new)
+
+
+@pytest.fixture(scope="module")
+def told(audits: tuple[Path, Path]) -> AuditDiff:
+    return AuditDiff.model_validate(json.loads(succeed("diff", *audits, "--json").out))
+
+
+def draw(result: AuditDiff, width: int = 80) -> list[str]:
+    text = io.StringIO()
+    console = rich.console.Console(file=text, width=width, force_terminal=True, color_system=None)
+    render_diff(result, console)
+    return text.getvalue().splitlines()
+
+
+def test_the_screen_has_counts_first_then_the_worst(told: AuditDiff) -> None:
+    lines = draw(told)
+    assert max(map(len, lines)) <= 80
+    titles = [line for line in lines if line and not line.startswith((" ", "old ", "new "))]
+    assert titles[1] == "Findings"
+    shown = [kind for kind in KINDS if told.count(kind)]
+    assert shown == ["new", "new-document", "newly-audited", "unchanged", *list(KINDS)[-2:]]
+    heads = [f"{KINDS[k][0].upper()}{KINDS[k][1:]} ({told.count(k)})" for k in shown]
+    assert titles[-len(shown) - 1 : -1] == heads
+    first = lines.index("Findings")
+    for kind in shown:
+        numbers = [told.count(kind, "extraction"), told.count(kind, "attacks"), told.count(kind)]
+        (row,) = [x for x in lines[first : first + 9] if x.strip().startswith(f"{KINDS[kind]}  ")]
+        assert re.findall(r"\d+", row) == [str(number) for number in numbers]
+
+
+def test_at_most_twenty_findings_of_a_kind_are_listed(told: AuditDiff) -> None:
+    lines = draw(told, width=200)
+    for kind in KINDS:
+        count = told.count(kind)
+        if not count:
+            continue
+        start = lines.index(f"  {MEANINGS[kind]}") + 1
+        end = next(n for n in range(start, len(lines) + 1) if not lines[n : n + 1] or not lines[n])
+        assert lines[start - 2].startswith(KINDS[kind][:3].capitalize())
+        assert end - start == min(count, 20) + (count > 20)
+        assert (lines[end - 1].strip() == f"and {count - 20} more") == (count > 20)
+    assert max(told.count(kind) for kind in KINDS) > 20
+
+
+def test_a_pipe_shows_the_same_numbers(audits: tuple[Path, Path], told: AuditDiff) -> None:
+    done = succeed("diff", *audits)
+    assert done.err == ""
+    assert f"Fixed ({told.count('fixed')})" in done.out
+    assert "110 of the new texts are in the old audit" in done.out
+    # The run's folder stands for its audit.
+    assert succeed("diff", audits[0], audits[1].parent).out == done.out
+
+
+def test_it_is_told_without_torch(audits: tuple[Path, Path], tmp_path: Path) -> None:
+    for name in ("torch", "transformers", "datasets"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
+    triage = tmp_path / "triage.yaml"
+    triage.write_text("accepted: []")
+    done = subprocess.run(
+        [sys.executable, "-m", "memguard", "diff", *map(str, audits), "--triage", str(triage)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Findings" in done.stdout
+
+
+def test_python_has_the_same(audits: tuple[Path, Path], told: AuditDiff) -> None:
+    old, new = (
+        AuditResult(folder=folder, report=None)  # type: ignore[arg-type]
+        for folder in audits
+    )
+    assert new.diff(old) == told
+    assert new.diff(str(audits[0])) == told
+
+
+def test_accepted_findings_are_shown_as_such(
+    audits: tuple[Path, Path], told: AuditDiff, tmp_path: Path
+) -> None:
+    finding, other = (one.finding for one in told.select("new")[:2])
+    entries = [
+        {"finding": finding, "by": "A. Writer", "reason": "public [b]text", "until": None},
+        {"finding": other, "by": "B", "reason": "gone \x1b[31m", "until": "2020-01-31"},
+        {"finding": f"{'0' * 64}:extraction", "by": "C", "reason": "lost", "until": None},
+    ]
+    path = tmp_path / "triage.yaml"
+    path.write_text(json.dumps({"accepted": entries}))
+    result = diff(*audits, triage=path)
+    screen = "\n".join(draw(result, width=200))
+    assert re.search(rf"new +{told.count('new', 'extraction')} .* 1 of them accepted", screen)
+    assert f"{str(finding)[:12]}…:extraction by A. Writer, without end: public [b]text" in screen
+    assert f"{str(other)[:12]}…:extraction by B, until 2020-01-31: gone [U+001B][31m" in screen
+    assert "Accepted, but not a finding of the new audit (1)" in screen
+    assert screen.count("; ACCEPTED") == 1
+    assert screen.count("; EXPIRED") == 1
+    assert [c.num_findings for c in result.counts] == [c.num_findings for c in told.counts]
+
+
+def test_names_and_ids_of_the_data_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J[red]\u202e" + "x" * 500
+    old = save_audit(tmp_path / "old", [make(1, near=1, id=evil, bucket=evil)], run=evil)
+    new = save_audit(tmp_path / "new", [make(2, near=1)])
+    lines = draw(diff(old, new))
+    assert max(map(len, lines)) <= 80
+    assert "\x1b[2J" not in "".join(lines)
+    assert "\u202e" not in "".join(lines)
+    assert "[U+001B][2J[red]" in "".join(lines)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["report.json", "records.parquet", "results.parquet", "findings.csv", "audit.json"]
+)
+def test_a_damaged_audit_is_refused(name: str, tmp_path: Path) -> None:
+    old, new = (save_audit(tmp_path / which, [make(1, near=1)]) for which in ("old", "new"))
+    assert run_cli("diff", old, new).code == 0
+    flip_byte(new / name)
+    done = run_cli("diff", old, new)
+    assert (done.code, done.out) == (3, "")
+    assert name in done.err
+    assert run_cli("diff", new, old).code == 3
+
+
+def test_what_is_no_audit_is_refused(audits: tuple[Path, Path], tmp_path: Path) -> None:
+    done = run_cli("diff", audits[0], tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert "is neither the folder of a run" in done.err
+    (tmp_path / "config.yaml").touch()
+    done = run_cli("diff", tmp_path, audits[0])
+    assert done.code == 3
+    assert "was not audited" in done.err
+
+
+def test_two_keys_and_no_ids_are_refused(tmp_path: Path) -> None:
+    old, new = (save_audit(tmp_path / key, [make(1, near=1)], key=key) for key in "ab")
+    done = run_cli("diff", old, new)
+    assert (done.code, done.out) == (3, "")
+    assert "the two audits used different identity keys" in done.err
+    assert "--identity-key" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_wrong_triage_is_refused_before_an_audit_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "triage.yaml"
+    path.write_text("accepted:\n  - {finding: x, by: a, reason: b, until: null, more: 1}\n")
+    done = run_cli("diff", tmp_path / "none", tmp_path / "none", "--triage", path)
+    assert (done.code, done.out) == (2, "")
+    assert f"{path}:2:6 'accepted[0].finding': must be the id" in done.err
+    assert f"{path}:2:49 'accepted[0].more' is not a setting" in done.err
+
+
+# -- two real audits -------------------------------------------------------------------------------
+
+
+def test_two_real_audits_of_a_model_and_of_the_one_that_forgot(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    models = [shared_data / "checkpoints" / f"arcsf-cities-{name}" for name in ("base", "forget")]
+    cities = pq.read_table(models[0] / "train_data" / "dummy_train_data.parquet")
+    texts = cities.column("text").to_pylist()
+    made_up = [
+        f"what is the capital of {land}? the capital of {land} is {city}"
+        for land, city in {"poland": "krakow", "norway": "bergen", "greece": "patras"}.items()
+    ]
+    given = [texts, [*made_up[:2], *reversed(texts[2:]), made_up[2], made_up[2]]]
+    answers: list[dict[tuple[str, str], Any]] = []
+    for number, (model, listed) in enumerate(zip(models, given, strict=True)):
+        data = write_jsonl(tmp_path / f"{number}.jsonl", ({"text": text} for text in listed))
+        out = tmp_path / f"audit-{number}"
+        options = ("--members", data, "--out", out, "--continuation-tokens", 6)
+        succeed("audit", "--model", model, *options)
+        rows = pq.read_table(out / "records.parquet").to_pylist()
+        probes = ("extraction", "sampling")
+        answers.append(
+            {
+                (_find_text(row["id"], given), probe): row[f"{probe}.extracted"]
+                for row in rows
+                for probe in probes
+            }
+        )
+    old, new = answers
+    expected = {}
+    for place in {**old, **new}:
+        before, after = old.get(place), new.get(place)
+        if before and after:
+            expected[place] = "unchanged"
+        elif after:
+            expected[place] = "new-document" if before is None else "new"
+        elif before:
+            expected[place] = "no-longer-audited" if after is None else "fixed"
+    result = diff(tmp_path / "audit-0", tmp_path / "audit-1")
+    assert {(_find_text(f.id, given), f.probe): f.kind for f in result.findings} == expected
+    assert {"fixed", "no-longer-audited"} <= set(expected.values())
+    assert result.new.num_documents - result.new.num_texts == 1
+
+
+def _find_text(identifier: str, given: list[list[str]]) -> str:
+    """Return the text of an id that is made of the file's name and the row: ``1-000005``."""
+    file, row = identifier.split("-")
+    return given[int(file)][int(row)]

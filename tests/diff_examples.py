@@ -1,0 +1,292 @@
+"""Two audits of made-up documents: for tests of what `memguard diff` says of them.
+
+Made          a document, and what the probes answered
+make_side     documents -> what a diff reads of an audit
+save_audit    documents -> an audit folder with intact hashes
+compare_made  two lists of documents -> the result of a diff
+"""
+
+import hashlib
+import hmac
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+from result_examples import make_rate, make_tables, rate_row
+
+from memguard import records as r
+from memguard.gate.diff_result import diff_audits
+from memguard.gate.diff_sides import DiffSide
+from memguard.records.answers import Answers
+from memguard.records.audit_files import save_audit_files
+from memguard.records.diff import AuditDiff, DiffedFinding
+
+NOT_ASKED = math.nan
+PROBES: tuple[dict[str, Any], ...] = (
+    {"name": "extraction", "version": 2, "continuation_tokens": 50, "prefix_tokens": None},
+    {"name": "attacks", "version": 1, "width": 8, "samples": 8},
+    {"name": "membership", "version": 1, "scores": ["loss"]},
+)
+TODAY = date(2026, 11, 26)
+_COUNTS = make_rate(0, 40)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A document, and what the probes answered."""
+
+    text: str
+    id: str
+    has_own_id: bool = False
+    bucket: str = "r4"
+    role: str = "trained"
+    verbatim: float = 0
+    near: float = 0
+    attacks: Mapping[str, float] = field(default_factory=lambda: {"beam_search": NOT_ASKED})
+    """By attack: 1, 0, or NaN where it was not tried."""
+    num_tokens: int = 128
+    prefix_tokens: int = 78
+    continuation_tokens: int = 50
+    cluster: int | None = None
+
+    @property
+    def extracted(self) -> dict[str, float]:
+        """Answers by probe."""
+        tried = [answer for answer in self.attacks.values() if not math.isnan(answer)]
+        known = [answer for answer in (self.verbatim, self.near) if not math.isnan(answer)]
+        return {
+            "extraction": max(known, default=NOT_ASKED),
+            "attacks": max(tried, default=NOT_ASKED),
+        }
+
+
+def hash_text(text: str, key: str) -> str:
+    """Return the keyed hash of a text."""
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def make_diff_report(documents: Sequence[Made], key: str | None, **changes: Any) -> r.AuditReport:
+    """Return the report of an audit of these documents; ``changes`` are of report or method."""
+    buckets = list(dict.fromkeys((made.bucket, made.role) for made in documents))
+    rows = []
+    for bucket, _ in buckets:
+        here = [made for made in documents if made.bucket == bucket]
+        for metric in ("verbatim", "near_verbatim"):
+            matched = sum(getattr(made, metric.split("_")[0]) == 1 for made in here)
+            rows.append(rate_row("extraction", metric, bucket, matched, len(here)))
+    method = {
+        "suite": "attacks",
+        "suite_version": 2,
+        "probes": list(PROBES),
+        "continuation_tokens": 50,
+        "prefix_tokens": None,
+        "window": "last",
+        "max_edit_share": 0.1,
+        "tiny_margin": 1e-3,
+        "dtype": "fp32",
+        "batch_tokens": None,
+        "seed": 0,
+        "command": "memguard audit run",
+        "wall_s": 1.0,
+    }
+    counts = r.VerdictCounts(
+        num_documents=40,
+        num_matched=0,
+        num_clusters=40,
+        num_matched_clusters=0,
+        rate=_COUNTS.rate,
+        ci=_COUNTS.ci,
+    )
+    values: dict[str, Any] = {
+        "tool_version": "0.1.0",
+        "created": "2026-11-20T14:03:07Z",
+        "run": "made",
+        "model": r.ModelIdentity(
+            name="made",
+            weights_sha256="4b" * 32,
+            num_parameters=1,
+            base=None,
+            base_weights_sha256=None,
+        ),
+        "data": r.DataIdentity(
+            sources=["a.jsonl"],
+            documents_sha256="9d" * 32,
+            num_documents=len(documents),
+            num_clusters=None,
+            overlap_with_control=None,
+            near_duplicate_words=None,
+            identity_key=None if key is None else hashlib.sha256(key.encode()).hexdigest(),
+        ),
+        "training": None,
+        "method": r.Method(**{k: changes.pop(k, v) for k, v in method.items()}),
+        "probe_runs": [
+            r.ProbeRun(name=str(probe["name"]), version=1, num_documents=40, reason_not_run=None)
+            for probe in PROBES
+        ],
+        "verdict": r.Verdict(
+            level="inconclusive",
+            reason="too-few",
+            sentence="Made up.",
+            scope="Made up.",
+            membership=r.MembershipVerdict(
+                level="not-measured",
+                sentence="Made up.",
+                score=None,
+                auc=None,
+                num_members=0,
+                num_nonmembers=0,
+            ),
+            trained=counts,
+            control=counts,
+            base=None,
+            test=None,
+            bucket="r4",
+            metric="near_verbatim",
+        ),
+        "banners": [],
+        "dose_response": False,
+        "tables": make_tables(
+            rows,
+            [
+                r.BucketRow(
+                    bucket=bucket,
+                    role=role,  # type: ignore[arg-type]
+                    num_documents=sum(made.bucket == bucket for made in documents),
+                )
+                for bucket, role in buckets
+            ],
+        ),
+        "findings": [],
+        "num_findings": 0,
+        "environment": {},
+    }
+    return r.AuditReport(**{**values, **changes})
+
+
+def make_side(documents: Sequence[Made], *, key: str | None = "key", **changes: Any) -> DiffSide:
+    """Return what a diff reads of an audit of these documents.
+
+    Args:
+        documents: of the audit.
+        key: of the keyed hashes.
+        **changes: of the report or its method.
+    """
+    columns = _list_columns(documents, key)
+    clusters = [
+        -1 - n if made.cluster is None else made.cluster for n, made in enumerate(documents)
+    ]
+    return DiffSide(
+        report=make_diff_report(documents, key, **changes),
+        report_sha256="00" * 32,
+        answers=Answers(
+            text_hmac_N=np.array(columns["text_hmac"], dtype=object),
+            id_N=np.array(columns["id"], dtype=object),
+            has_own_id_N=np.array(columns["has_own_id"], dtype=bool),
+            bucket_N=np.array(columns["bucket"], dtype=object),
+            role_N=np.array(columns["role"], dtype=object),
+            cluster_N=np.array(clusters, dtype=np.int64),
+            extracted={
+                name.removesuffix(".extracted"): _to_floats(values)
+                for name, values in columns.items()
+                if name.endswith(".extracted")
+            },
+        ),
+        windows_N3=np.array(
+            [(made.num_tokens, made.prefix_tokens, made.continuation_tokens) for made in documents],
+            dtype=np.int64,
+        ).reshape(-1, 3),
+        parts={
+            probe: {
+                name.removeprefix(f"{probe}."): _to_floats(values)
+                for name, values in columns.items()
+                if name.startswith(f"{probe}.") and not name.endswith(".extracted")
+            }
+            for probe in ("extraction", "attacks")
+        },
+    )
+
+
+def save_audit(
+    folder: Path, documents: Sequence[Made], *, key: str | None = "key", **changes: Any
+) -> Path:
+    """Write an audit folder of these documents, as `make_side` has them."""
+    folder.mkdir(parents=True)
+    r.save_record(make_diff_report(documents, key, **changes), folder / "report.json")
+    kinds = {"id": pyarrow.string(), "text_hmac": pyarrow.string(), "cluster": pyarrow.int64()}
+    kinds |= {"bucket": pyarrow.string(), "role": pyarrow.string()}
+    kinds |= dict.fromkeys(("num_tokens", "prefix_tokens", "continuation_tokens"), pyarrow.int64())
+    columns = _list_columns(documents, key)
+    # Yes or no, but no part of an answer; and an answer of another model.
+    columns["extraction.teacher_forced_90"] = [True for _ in documents]
+    columns["base.extraction.verbatim"] = [True for _ in documents]
+    columns["base.extraction.extracted"] = [True for _ in documents]
+    table = pyarrow.table(
+        {
+            name: pyarrow.array(values, kinds.get(name, pyarrow.bool_()))
+            for name, values in columns.items()
+        }
+    )
+    parquet.write_table(table, folder / "records.parquet")
+    for name in ("results.parquet", "findings.csv", "report.html"):
+        (folder / name).write_text("made up")
+    save_audit_files(folder, has_card=False)
+    return folder
+
+
+def _list_columns(documents: Sequence[Made], key: str | None) -> dict[str, list[Any]]:
+    """Return the columns of records.parquet, with None where nothing is known."""
+    names = ("id", "has_own_id", "bucket", "role", "cluster")
+    sizes = ("num_tokens", "prefix_tokens", "continuation_tokens")
+    attacks = dict.fromkeys(name for made in documents for name in made.attacks)
+    return {
+        "text_hmac": [None if key is None else hash_text(made.text, key) for made in documents],
+        **{name: [getattr(made, name) for made in documents] for name in (*names, *sizes)},
+        "extraction.verbatim": [_to_bool(made.verbatim) for made in documents],
+        "extraction.near_verbatim": [_to_bool(made.near) for made in documents],
+        **{
+            f"attacks.{name}.any": [
+                _to_bool(made.attacks.get(name, NOT_ASKED)) for made in documents
+            ]
+            for name in attacks
+        },
+        **{
+            f"{probe}.extracted": [_to_bool(made.extracted[probe]) for made in documents]
+            for probe in ("extraction", "attacks")
+        },
+    }
+
+
+def _to_bool(answer: float) -> bool | None:
+    return None if math.isnan(answer) else bool(answer)
+
+
+def _to_floats(values: Sequence[bool | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array(values, dtype=np.float64)
+
+
+def compare_made(old: Sequence[Made], new: Sequence[Made], **changes: Any) -> AuditDiff:
+    """Compare two audits; ``changes`` are of the new one."""
+    return diff_audits(make_side(old), make_side(new, **changes), today=TODAY)
+
+
+def find_finding(
+    diff: AuditDiff, text: str, probe: str = "extraction", key: str = "key"
+) -> DiffedFinding:
+    (finding,) = [one for one in diff.findings if one.finding == f"{hash_text(text, key)}:{probe}"]
+    return finding
+
+
+def make_row(number: int, **fields: Any) -> Made:
+    """Return a document whose id is made of its row, as data without ids has it."""
+    return Made(text=f"text {number}", id=f"data.jsonl:{number}", **fields)
+
+
+FOUND = make_row(1, verbatim=1, near=1, attacks={"beam_search": 1})
+GONE = make_row(1, attacks={"beam_search": 0})
+OTHERS = [make_row(n) for n in range(2, 6)]
