@@ -47,8 +47,7 @@ def list_findings(audited: Audited) -> Findings:
     num_without = sum(
         int(((extracted_N == 1) & without_N).sum()) for extracted_N in answers.extracted.values()
     )
-    ids = [one for one in answers.list_findings() if not one.startswith("None:")]
-    return Findings(ids=ids, num_without_id=num_without)
+    return Findings(ids=answers.list_findings(), num_without_id=num_without)
 
 
 def judge_findings(

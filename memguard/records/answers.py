@@ -51,7 +51,7 @@ class Answers:
     def list_findings(self, probe: str | None = None) -> list[str]:
         """Return the ids of the findings, each once, sorted.
 
-        Without a key, a document is named by its own id instead of its text's hash.
+        Documents without a keyed hash are left out: their findings have no id.
 
         Args:
             probe: only of this one; None: of all.
@@ -60,8 +60,8 @@ class Answers:
         for name, extracted_N in self.extracted.items():
             if probe in (None, name):
                 for index in np.flatnonzero((extracted_N == 1) & self.is_trained_N).tolist():
-                    text = self.text_hmac_N[index] or self.id_N[index]
-                    findings.add(name_finding(text, name))
+                    if self.text_hmac_N[index] is not None:
+                        findings.add(name_finding(self.text_hmac_N[index], name))
         return sorted(findings)
 
 
