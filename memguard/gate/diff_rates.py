@@ -30,7 +30,9 @@ def list_rates(old: AuditReport, new: AuditReport) -> list[DiffedRate]:
 def pair_rates(audits: MatchedAudits) -> list[PairedRates]:
     """Return for each probe the rates of the trained texts that both audits asked in the same way.
 
-    Of these, the same parts of an answer were measured, of the same tokens. Equal texts count once.
+    Of these, the same parts of an answer were measured, of the same tokens. A finding may be fixed
+    where the new audit measured more parts than the old one; its rate is not compared. Equal texts
+    count once.
     """
     return [_pair(audits, probe) for probe in audits.probes]
 
@@ -47,7 +49,10 @@ def _pair(audits: MatchedAudits, probe: str) -> PairedRates:
                 after.append(is_found)
                 clusters.append(int(cluster_N[new_rows[0]]))
         if not before:
-            why_not = "no trained text was asked in the same way by both audits"
+            why_not = (
+                "no trained text was measured with the same parts by both audits: a rate of more "
+                "attacks or decodings is not comparable"
+            )
     return PairedRates(
         probe=probe,
         num_texts=len(before),

@@ -157,7 +157,7 @@ def write_acceptances(result: GateResult) -> str:
         findings = "The findings of the audit could not be counted."
     else:
         plural = "" if result.num_findings == 1 else "s"
-        findings = f"The audit has {result.num_findings:,} finding{plural}."
+        findings = f"The audit has {result.num_findings:,} finding{plural}, by document and probe."
     states = Counter(accepted.state for accepted in result.accepted)
     if not states:
         return f"{findings} None was accepted by a person."

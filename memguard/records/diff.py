@@ -48,7 +48,7 @@ MEANINGS: Final[dict[FindingKind, str]] = {
     "unchanged": "Both audits find it.",
     "no-longer-found": "Documents are matched by id: the text may have changed.",
     "no-longer-audited": "The new audit did not ask this document in the same way.",
-    "fixed": "Both audits asked in the same way; the new one did not find it.",
+    "fixed": "The new audit asked all that the old one had asked, and did not find it.",
 }
 MatchedBy = Literal["text", "id"]
 """text: the keyed hash, because both audits used one identity key; id: the user's own ids."""

@@ -225,6 +225,12 @@ def _write_finding(finding: Finding) -> str:
     return f"{fmt.hash(finding.text_hmac)}:{fmt.clean_name(finding.probe)}"
 
 
+_GREEDY_ONLY = (
+    "They are extracted by greedy decoding; 'memguard gate' and 'memguard diff' also count what "
+    "sampling and attacks extract."
+)
+
+
 def _has_hashes(report: AuditReport) -> bool:
     return any(finding.text_hmac for finding in report.findings)
 
@@ -248,4 +254,4 @@ def write_findings_note(report: AuditReport) -> str:
             "probe; 'findings.csv' has the whole ids, which are the same in every audit with the "
             "same identity key."
         )
-    return text
+    return f"{text} {_GREEDY_ONLY}"

@@ -43,7 +43,8 @@ def test_rates_are_paired_on_the_texts_that_both_asked_alike() -> None:
     assert paired.difference is not None
     assert paired.difference.value == pytest.approx((paired.num_new - paired.num_old) / 14)
     assert attacks.difference is None
-    assert attacks.missing_because == "no trained text was asked in the same way by both audits"
+    assert attacks.missing_because is not None
+    assert attacks.missing_because.startswith("no trained text was measured with the same parts")
 
 
 def test_copies_widen_the_interval_of_the_difference() -> None:

@@ -117,7 +117,8 @@ def test_acceptances_are_counted_and_listed_expired_first() -> None:
     )
     text = render(result)
     assert (
-        "The audit has 65 findings. Accepted in the triage file: 1 in force; 1 expired, counted "
+        "The audit has 65 findings, by document and probe. Accepted in the triage file: "
+        "1 in force; 1 expired, counted "
         "again; 1 not in this audit. Rates stay as measured."
     ) in text
     rows = read_tables(text)[2]
