@@ -53,7 +53,7 @@ def render_diff(diff: AuditDiff, out: rich.console.Console) -> None:
         print_title(out, "Rates of trained documents (95 % CI)")
         print_indented(out, _build_rates(diff.rates))
         _print_more(out, len(diff.rates))
-    print_title(out, "Trained texts that both audits asked in the same way")
+    print_title(out, "Trained texts that both audits tested in the same way")
     for paired in diff.paired:
         print_indented(out, Text(_describe_paired(paired)))
     for kind in KINDS:

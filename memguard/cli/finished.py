@@ -110,7 +110,7 @@ def diff(
 ) -> None:
     """Compare the findings of two audits, also of different documents.
 
-    A finding is fixed only if both audits asked the same text in the same way. The exit code is 0
+    A finding is fixed only if both audits tested the same text alike. The exit code is 0
     whatever was found; 'memguard gate' judges.
     """
     import json

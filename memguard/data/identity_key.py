@@ -269,7 +269,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _read(path: Path, setting: str) -> bytes:
-    """Return the bytes of a key, after checking that nobody else can read them."""
+    """Return the bytes of a key, after checking that no other user can read them."""
     text = b""
     deadline = time.monotonic() + _PATIENCE_S
     try:

@@ -43,7 +43,7 @@ MEMBERS = (
     _optional(CONFIG, "the run's settings, defaults included"),
     Member(name=ENVIRONMENT, caption="versions and machine of the training and of the audit"),
     _optional(POLICY, "a policy; NOT judged here"),
-    _optional(f"{GATE_FOLDER}/{GATE}", "the policy, what was asked, what was answered"),
+    _optional(f"{GATE_FOLDER}/{GATE}", "the policy, and the result of each rule"),
     _optional(f"{GATE_FOLDER}/{SUMMARY_PAGE}", "the same on one page"),
     _optional(f"{GATE_FOLDER}/{SUMMARY}", "the same as Markdown"),
     _optional(f"{GATE_FOLDER}/{JUNIT}", "the same for CI (JUnit)"),

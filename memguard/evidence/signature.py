@@ -35,7 +35,7 @@ _MAKE_KEY = "'openssl genpkey -algorithm ed25519 -out KEY' makes one"
 
 
 class _NoPasswordError(Exception):
-    """A key has a password and no one can be asked for it."""
+    """A key has a password, and there is no terminal to ask for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,7 @@ def load_private_key(
     Args:
         path: of the key.
         option: names it in messages.
-        ask_password: called for a key with a password; None if no one can be asked.
+        ask_password: called for a key with a password; None without a terminal.
 
     Raises:
         ConfigError: cryptography is not installed, or the file is no such key.
@@ -194,7 +194,7 @@ def _load_with_password(load: Any, content: bytes, ask_password: Callable[[], st
     """Load a key.
 
     Raises:
-        _NoPasswordError: it has a password and no one can be asked.
+        _NoPasswordError: it has a password, and ``ask_password`` is None.
     """
     try:
         return load(content, password=None)

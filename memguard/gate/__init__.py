@@ -21,6 +21,6 @@ findings
     triage.py        findings that a person accepted
     diff.py          new, gone, unchanged, fixed and no longer audited findings of two audits
     diff_result.py   its result
-    diff_sides.py    what the two audits asked of which documents
+    diff_sides.py    which documents the two audits tested, and how
     diff_rates.py    the rates of both
 """

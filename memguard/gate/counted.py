@@ -57,7 +57,7 @@ def judge_findings(
     accepted: Sequence[Acceptance],
     report: AuditReport,
 ) -> Judgement:
-    """Return whether the findings that nobody accepted are few enough.
+    """Return whether few enough findings are open: not accepted by a person.
 
     Args:
         number: of the rule.

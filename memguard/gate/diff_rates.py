@@ -28,7 +28,7 @@ def list_rates(old: AuditReport, new: AuditReport) -> list[DiffedRate]:
 
 
 def pair_rates(audits: MatchedAudits) -> list[PairedRates]:
-    """Return for each probe the rates of the trained texts that both audits asked in the same way.
+    """Return for each probe the rates of the trained texts that both audits tested in the same way.
 
     Of these, the same parts of an answer were measured, of the same tokens. A finding may be fixed
     where the new audit measured more parts than the old one; its rate is not compared. Equal texts
@@ -75,7 +75,7 @@ def _collect(side: DiffSide, probe: str, rows: Rows) -> tuple[set[Asked], bool]:
 
 
 def _find_obstacle(audits: MatchedAudits, probe: str) -> str | None:
-    """Return why no text was asked in the same way; None if some may have been."""
+    """Return why no text was tested in the same way; None if some may have been."""
     for which, side in (("old", audits.old), ("new", audits.new)):
         if probe not in side.answers.extracted:
             return f"the {which} audit did not run it: {side.find_reason_not_run(probe)}"

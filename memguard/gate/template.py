@@ -56,7 +56,7 @@ def render_policy(report: AuditReport) -> str:
     else:
         # An empty list with a verdict is a policy.
         lines[-1] = "gate: []\n# With rules, in place of []:"
-    lines.append("  # Extracted documents that nobody accepted, and the privacy loss.")
+    lines.append("  # Findings that no person has accepted, and the privacy loss.")
     lines.append(_comment(_write_rule(metric=FINDINGS, at_most=0)))
     lines.append(_comment(_write_rule(metric=EPSILON, at_most=8.0)))
     meaning = ""

@@ -158,7 +158,7 @@ def apply_triage(triage: Triage, findings: Sequence[str], today: date) -> list[A
 
 
 def count_open(findings: Sequence[str], acceptances: Sequence[Acceptance]) -> int:
-    """Return the number of findings that nobody accepted, or not any more.
+    """Return the number of findings that no person accepts today.
 
     Args:
         findings: ids of the findings of the audit.

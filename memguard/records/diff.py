@@ -3,7 +3,7 @@
     counts     findings by kind and probe
     findings   each document and probe of which at least one of the two audits has a finding
     rates      each risk in each trained bucket, in both audits
-    paired     rates of the texts that both audits asked in the same way, and their difference
+    paired     rates of the texts that both audits tested alike, and their difference
 
 A finding is "fixed" only if both audits asked the same text with the same probe and the same
 settings, and the new one answered no. Everything else that the new audit does not find has a kind
@@ -41,14 +41,14 @@ KINDS: Final[dict[FindingKind, str]] = {
 }
 """The kinds as texts name them, worst first."""
 MEANINGS: Final[dict[FindingKind, str]] = {
-    "new": "The old audit asked in the same way and did not find it.",
+    "new": "The old audit tested it in the same way and did not extract it.",
     "new-document": "The old audit did not have the document.",
     "newly-audited": "The old audit did not ask this document in this way.",
     "unmatched": "The other audit may have the document, which cannot be recognised.",
     "unchanged": "Both audits find it.",
     "no-longer-found": "Documents are matched by id: the text may have changed.",
-    "no-longer-audited": "The new audit did not ask this document in the same way.",
-    "fixed": "The new audit asked all that the old one had asked, and did not find it.",
+    "no-longer-audited": "The new audit did not test this document in the same way.",
+    "fixed": "The new audit tested all that the old one had tested, and did not extract it.",
 }
 MatchedBy = Literal["text", "id"]
 """text: the keyed hash, because both audits used one identity key; id: the user's own ids."""
@@ -123,7 +123,7 @@ class DiffedRate(Record):
 
 
 class PairedRates(Record):
-    """Rates of one probe on the trained texts that both audits asked in the same way."""
+    """Rates of one probe on the trained texts that both audits tested in the same way."""
 
     probe: str
     num_texts: int
