@@ -82,7 +82,7 @@ def test_importing_it_loads_no_torch() -> None:
 # -- audits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suite", ["extraction", "full"])
+@pytest.mark.parametrize("suite", ["extraction", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_model_in_memory_has_the_records_of_the_command_line(
     folder: Path, members: Path, nonmembers: Path, model: Any, tokenizer: Any, suite: str
 ) -> None:
