@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from memguard.config.adapters import LoraConfig
 from memguard.config.data import DataConfig
 from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
-from memguard.config.settings import Name, Positive, PositiveInt, Seed, Settings
+from memguard.config.settings import Count, Name, Positive, PositiveInt, Seed, Settings
 from memguard.config.training import BudgetConfig, OptimConfig, TrainConfig
 from memguard.errors import shorten
 
@@ -118,6 +118,22 @@ class ParallelConfig(Settings):
         return self
 
 
+class UtilityTask(Settings):
+    """A benchmark task of lm-eval that an audit runs on the trained model and on the base."""
+
+    task: str = Field(description="Name of a task of lm-eval, or path of a task's YAML.")
+    limit: PositiveInt | None = Field(
+        None, description="Only the first so many items (items); null takes all."
+    )
+    num_fewshot: Count | None = Field(
+        None, description="Solved examples before each item; null takes the task's own number."
+    )
+    metric: str | None = Field(
+        None, description="Metric that stands for the task in charts; null takes its first."
+    )
+    chat: bool = Field(False, description="Render prompts with the model's chat template.")
+
+
 class AuditConfig(Settings):
     """The audit after training."""
 
@@ -170,6 +186,13 @@ class AuditConfig(Settings):
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the audit.")
     excerpts: bool = Field(
         False, description="Write the worst findings' text to audit/private/ (mode 0600)."
+    )
+    utility: tuple[UtilityTask, ...] = Field(
+        (),
+        description="Benchmark tasks of lm-eval (extra 'bench'): [{task: hellaswag, limit: 200}].",
+    )
+    allow_download: bool = Field(
+        False, description="Whether tasks of 'utility' may download their dataset from the hub."
     )
 
     @model_validator(mode="after")

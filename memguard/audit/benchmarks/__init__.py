@@ -1,0 +1,9 @@
+"""Benchmark tasks of lm-eval as the utility of a model; lm-eval is imported when a task is opened.
+
+    tasks.py          settings -> opened tasks: by name or YAML, offline unless downloads are allowed
+    harness_model.py  lm-eval's HFLM, whose model call is ours: one process or a mesh
+    evaluation.py     opened tasks and a model -> values, scores of items, samples
+    answers.py        evaluations on disk, so that no model answers a task twice
+    work.py           forwards and generated tokens of a task before it runs
+    rows.py           results -> rows of the results table, with paired differences from the base
+"""

@@ -1,0 +1,148 @@
+"""Benchmark tasks on one model: values, and the scores of their items.
+
+    task    one of lm-eval, by name or by the path of its YAML
+    item    one question of a task, or one text of a task that scores texts
+    metric  what a task makes of an answer: ``acc``, ``exact_match``, ``word_perplexity``
+
+`utility.parquet` has one line for each item, metric and model. Items are named by a hash of question,
+prompt and target, so that two audits are compared item by item, and a task that changed is noticed.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.records.record import PRIVATE_MODE, write_atomically
+
+UTILITY: Final = "utility"
+"""Probe of the rows."""
+ITEMS: Final = "(items)"
+"""Bucket of the rows: the items of the task."""
+ITEM_SCORES: Final = "utility.parquet"
+"""File of an audit folder; only the owner of the audit can read it."""
+SCHEMA_NAME = "memguard.utility/1"
+
+UtilityModel = Literal["trained", "base"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TaskMetric:
+    """One metric of a task on one model; N items."""
+
+    name: str
+    """With its filter where that is not lm-eval's default: ``exact_match,strict-match``."""
+    aggregation: str
+    """How lm-eval joins the items: ``mean``, ``weighted_perplexity``, ..."""
+    higher_is_better: bool
+    value: float
+    stderr: float | None
+    """lm-eval's, else by a bootstrap over items; None for fewer than two items."""
+    stderr_is_bootstrap: bool
+    value_N: NDArray[np.float64]
+    """[N] of each item; NaN where the item has no number of its own, as for BLEU of a corpus. Of a
+    perplexity it is the item's log-likelihood (nats)."""
+    weight_N: NDArray[np.float64] | None = None
+    """[N] words or bytes of each item, of a perplexity; None for other metrics."""
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is the share of items with value 1, all others having 0."""
+        return self.aggregation == "mean" and bool(np.isin(self.value_N, (0.0, 1.0)).all())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TaskResult:
+    """One task on one model."""
+
+    task: str
+    """lm-eval's name of the task, that in its YAML."""
+    model: UtilityModel
+    version: str
+    limit: int | None
+    num_fewshot: int
+    is_chat: bool
+    """Whether the prompts were rendered with the chat template."""
+    metrics: tuple[TaskMetric, ...]
+    headline: str
+    """Name of the metric that stands for the task in comparisons and charts."""
+    item_N: tuple[str, ...]
+    """[N] hash of each item, in lm-eval's order."""
+    samples_sha256: str
+    """Of the hashes of all items: equal where two audits asked the same."""
+    chance: float | None
+    """Expected value of the headline metric for a random choice among the options; None for tasks
+    without options."""
+    num_forwards: int
+    """Forward passes of one batch row each: passages that were scored."""
+    num_decoded_tokens: int
+    """Tokens that were generated."""
+    num_truncated: int = 0
+    """Items whose prompt was cut because it is longer than the model's context."""
+    is_cached: bool = False
+    """Whether the answers were read from the cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemScore:
+    """A line of `utility.parquet`."""
+
+    task: str
+    metric: str
+    model: str
+    index: int
+    """Place in the task."""
+    item: str
+    value: float | None
+    weight: float | None
+
+
+def list_item_scores(results: Iterable[TaskResult]) -> list[ItemScore]:
+    """Return the scores of all items of all tasks, in order."""
+    return [
+        ItemScore(
+            task=result.task,
+            metric=metric.name,
+            model=result.model,
+            index=index,
+            item=item,
+            value=None if np.isnan(metric.value_N[index]) else float(metric.value_N[index]),
+            weight=None if metric.weight_N is None else float(metric.weight_N[index]),
+        )
+        for result in results
+        for metric in result.metrics
+        for index, item in enumerate(result.item_N)
+    ]
+
+
+def save_item_scores(scores: Sequence[ItemScore], path: Path) -> None:
+    """Write the scores, whole or not at all, readable by their owner only."""
+    import pyarrow
+    from pyarrow import parquet
+
+    kinds = {"index": pyarrow.int64(), "value": pyarrow.float64(), "weight": pyarrow.float64()}
+    names = [field.name for field in fields(ItemScore)]
+    schema = pyarrow.schema(
+        [(name, kinds.get(name, pyarrow.string())) for name in names],
+        metadata={"schema": SCHEMA_NAME},
+    )
+    arrays = [
+        pyarrow.array([getattr(score, name) for score in scores], kind)
+        for name, kind in zip(names, schema.types, strict=True)
+    ]
+    buffer = io.BytesIO()
+    table = pyarrow.Table.from_arrays(arrays, schema=schema)
+    parquet.write_table(table, buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue(), mode=PRIVATE_MODE)
+
+
+def load_item_scores(path: Path) -> list[ItemScore]:
+    """Return the scores of a file that `save_item_scores` wrote."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        return [ItemScore(**row) for row in file.read().to_pylist()]
