@@ -25,6 +25,7 @@ from memguard.config import RunConfig, apply_settings, load_yaml, validate
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, load_record
 from memguard.records.audit_files import REPORT
+from memguard.workflows.format_arguments import read_format_arguments, refuse_former
 from memguard.workflows.python_arguments import (
     MAX_SEED,
     check_config,
@@ -51,7 +52,10 @@ def audit(
     base: Any = None,
     suite: str | None = None,
     out: str | Path | None = None,
-    text_column: str = "text",
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    template: str | None = None,
+    tags: Mapping[str, str] | None = None,
     seed: int = 0,
     variants: Sequence[str] = (),
     identity_key: str | Path | None = None,
@@ -76,12 +80,18 @@ def audit(
         suite: name of a shipped suite or a YAML file; "extraction" if None.
         out: folder of the report; of a run its `audit/` if None, else a temporary folder that is
             deleted with the result.
-        text_column: column of the texts.
+        format: of the documents: text, prompt_completion, messages, alpaca, sharegpt or input_ids;
+            taken from their columns if None.
+        columns: columns that have other names than usual, ``{"prompt": "question"}``.
+        template: of alpaca, "stanford" or "chat"; chat where there is a chat template if None.
+        tags: keys and roles of sharegpt's turns, ``{"role": "role", "user": "customer"}``.
         seed: decides which documents are sampled.
         variants: forms of the model to compare on the same documents: adapter, merged, int8, nf4.
         identity_key: file of the key under which equal texts have equal hashes, so that later
             audits can be matched; memguard-identity.key in the user's configuration folder if None.
-        settings: further settings of an audit, e.g. ``continuation_tokens=100``, ``cache=False``.
+        settings: further settings of an audit, e.g. ``continuation_tokens=100``, ``cache=False``,
+            ``utility=["hellaswag:200", "./my_task.yaml"]`` for benchmark tasks of lm-eval (extra
+            `bench`), whose datasets are downloaded with ``allow_download=True`` only.
 
     Raises:
         ConfigError: arguments that contradict each other, or a setting out of range.
@@ -100,7 +110,8 @@ def audit(
     paths = {"run": run, "suite": suite, "out": out, "identity_key": identity_key}
     for name, path in paths.items():
         check_path(name, path)
-    check_text("text_column", text_column)
+    refuse_former(settings)
+    form = read_format_arguments(format, columns, template, tags)
     seed = check_count("seed", seed, low=0, high=MAX_SEED)
     variants = check_names("variants", variants)
     is_in_memory = not (model is None or isinstance(model, str | Path))
@@ -124,7 +135,7 @@ def audit(
             nonmembers=nonmembers,
             base=base,
             out=out,
-            text_column=text_column,
+            form=form,
             seed=seed,
             variants=variants,
             identity_key=identity_key,
@@ -194,6 +205,7 @@ def compare(
     *,
     out: str | Path | None = None,
     jobs: int = 1,
+    utility: str | None = None,
 ) -> CompareResult:
     """Train and compare the settings of a sweep, or compare finished runs.
 
@@ -203,6 +215,8 @@ def compare(
         overrides: settings of the sweep to change, by dotted name.
         out: folder of a comparison of runs; `comparison` beside the first run if None.
         jobs: runs of a sweep that are trained at a time.
+        utility: of a comparison of runs: ``heldout_nll`` or a benchmark task that all of them
+            answered; None takes the former. A sweep has `utility` among its settings.
 
     Raises:
         ConfigError: a sweep that is wrong, or arguments that contradict each other.
@@ -228,6 +242,7 @@ def compare(
             fix=False,
             keep_weights=False,
             num_processes=None,
+            utility=utility,
         )
         request.check()
         page, comparison = compare_request(request)

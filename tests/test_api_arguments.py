@@ -52,7 +52,18 @@ CASES: list[tuple[Call, type[MemguardError], str]] = [
     (audit(tokenizer="x"), ModelError, r"'tokenizer' must be .*from_pretrained\('x'\)"),
     (audit(tokenizer=5), ModelError, r"'tokenizer' must be a transformers tokenizer; got 5"),
     (audit(tokenizer=len), ModelError, "got an object of type builtin_function_or_method"),
-    (audit(text_column=None), ConfigError, "'text_column' must be a text"),
+    (
+        audit(text_column="a"),
+        ConfigError,
+        r"'text_column' is no argument; use columns=\{'text': 'a'\}",
+    ),
+    (audit(format="alpca"), ConfigError, "'format' should be .*'alpaca'"),
+    (
+        audit(columns="a"),
+        ConfigError,
+        r"'columns' must be a dict, e.g. \{'text': 'body'\}; got str",
+    ),
+    (audit(columns={"promt": "a"}), ConfigError, "'columns.promt' is not a setting; did you mean"),
     (audit(suite=5), ConfigError, "'suite' must be a path or a name"),
     (audit(out=""), ConfigError, "'out' must be a path .* got the text ''"),
     (lambda: api.audit(5), ConfigError, "'run' must be a path"),  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     recommendation = {"setting": None, "rule": "r", "sentence": "s"}
     values = {
-        "schema": "memguard.comparison/4",
+        "schema": "memguard.comparison/5",
         "name": "x",
         "tool_version": "0",
         "command": "",

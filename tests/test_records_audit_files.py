@@ -19,7 +19,14 @@ from memguard.records.audit_files import (
     save_page_sums,
 )
 
-NAMES = ("report.json", "records.parquet", "results.parquet", "findings.csv", "report.html")
+NAMES = (
+    "report.json",
+    "records.parquet",
+    "results.parquet",
+    "utility.parquet",
+    "findings.csv",
+    "report.html",
+)
 
 
 @pytest.fixture
@@ -101,3 +108,9 @@ def test_an_audit_of_an_earlier_version_is_refused_with_what_to_run(audit: Path)
     assert "another version of memguard (memguard.audit_files/1)" in text
     assert text.endswith("Run 'memguard audit' again: it reuses the cached scores")
     assert "\n" not in text
+
+
+def test_a_file_that_the_audit_did_not_write_is_named(audit: Path) -> None:
+    check_audit_file(audit, "utility.parquet")
+    with pytest.raises(RecordError, match=r"wrote no 'canaries\.parquet'\. Run 'memguard audit'"):
+        check_audit_file(audit, "canaries.parquet")

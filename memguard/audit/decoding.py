@@ -154,21 +154,21 @@ class Decoder:
         on_progress: Progress | None = None,
         *,
         is_done: IsDone | None = None,
+        suppress_ends: bool = True,
     ) -> list[Continuation]:
         """Return the most likely ``[num_new]`` tokens of each request; ties go to the lowest id.
-
-        End-of-text tokens are suppressed.
 
         Args:
             requests: the same on every rank.
             on_progress: called with the requests done and all requests.
             is_done: the request's text ends with the token for which it returns True; called on
                 each rank that runs the request, where it must return the same.
+            suppress_ends: whether no end-of-text token is chosen.
 
         Raises:
             ModelError: see `Batching.run`.
         """
-        end_ids = self.lm.end_token_ids
+        end_ids = self.lm.end_token_ids if suppress_ends else ()
         end_ids_E = send(np.array(end_ids, dtype=np.int64), self.lm.device)
 
         def choose(hidden_RD: Tensor, _rows: Sequence[int], _step: int) -> Choice:

@@ -1,6 +1,6 @@
 """One audit: documents in, report and scores out; one model is in memory at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,6 +46,7 @@ def run_audit(
     min_documents: int = 5,
     max_documents_per_bucket: int | None = None,
     context: AuditContext | None = None,
+    also_measure: Callable[[Model], None] | None = None,
 ) -> AuditOutcome:
     """Run the probes of a suite and summarise their results.
 
@@ -67,6 +68,7 @@ def run_audit(
         min_documents: minimum number of trained documents that are long enough (documents).
         max_documents_per_bucket: size of each bucket's sample; None takes all.
         context: tokenizer, cache, ranks, progress.
+        also_measure: called after the probes of each model, before the model is freed.
 
     Raises:
         DataError: too few trained documents are long enough, or an id is duplicated.
@@ -101,7 +103,12 @@ def run_audit(
 
     def measure(audited: AuditedModel, kind: Model, name: str) -> dict[str, Measured]:
         with run(audited=audited, model=kind, name=name) as runner:
-            return runner.measure(suite.probes, inputs, has_base=base is not None, failed=failed)
+            measured = runner.measure(
+                suite.probes, inputs, has_base=base is not None, failed=failed
+            )
+            if also_measure is not None:
+                also_measure(kind)
+            return measured
 
     evidence = Evidence(
         inputs=inputs,

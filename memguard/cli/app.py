@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import memguard
-from memguard.cli import bundles, finished, first_minutes
+from memguard.cli import bundles, finished, first_minutes, options
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     TAKES_SETTINGS,
@@ -206,9 +206,11 @@ def audit(
         Path | None, typer.Option(help="Folder for the report; the run's audit/ if left out.")
     ] = None,
     suite: Annotated[str | None, typer.Option(help="Shipped suite, or a suite's YAML.")] = None,
-    text_column: Annotated[
-        str | None, typer.Option(help="Column with the text of plain documents.")
-    ] = None,
+    format: options.Format = None,
+    columns: options.Columns = None,
+    template: options.Template = None,
+    tags: options.Tags = None,
+    text_column: Annotated[str | None, typer.Option(hidden=True)] = None,
     continuation_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of the continuation (tokens).")
     ] = None,
@@ -256,15 +258,20 @@ def audit(
         bool | None,
         typer.Option(help="Write the text of the worst findings to private/ (mode 0600)."),
     ] = None,
+    utility: Annotated[
+        str | None,
+        typer.Option(
+            help="Benchmark tasks of lm-eval, by name or YAML: hellaswag:200,./my_task.yaml runs "
+            "200 items of the first; '' runs none."
+        ),
+    ] = None,
+    allow_download: Annotated[
+        bool | None, typer.Option(help="Let --utility download datasets from the hub.")
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the document samples.")
     ] = 0,
-    variants: Annotated[
-        str | None,
-        typer.Option(
-            help="Compare forms of the model: adapter,merged,int8,nf4; int8,nf4 without an adapter."
-        ),
-    ] = None,
+    variants: options.Variants = None,
     identity_key: Annotated[
         Path | None,
         typer.Option(
@@ -290,6 +297,7 @@ def audit(
         return
     from memguard.config import AuditConfig
     from memguard.workflows.audit_request import AuditRequest
+    from memguard.workflows.format_arguments import read_format_options
 
     settings = {
         name: value
@@ -303,7 +311,7 @@ def audit(
         members=tuple(members or ()),
         nonmembers=tuple(nonmembers or ()),
         out=out,
-        text_column=text_column or "text",
+        form=read_format_options(format, columns, template, tags, text_column),
         mesh=mesh,
         settings=settings | ({"base": False} if no_base else {}),
         seed=seed,
@@ -366,6 +374,9 @@ def compare(
             "--keep-weights", help="With --fix: train the same weights until they forget; audit."
         ),
     ] = False,
+    utility: Annotated[
+        str | None, typer.Option(help="For RUNs: the utility, 'heldout_nll' or a benchmark task.")
+    ] = None,
     nproc: TrainNproc = None,
     as_json: Json = False,
 ) -> None:
@@ -383,6 +394,7 @@ def compare(
         fix=fix,
         keep_weights=keep_weights,
         num_processes=nproc,
+        utility=utility,
     )
     request.check()
     if request.are_runs:

@@ -76,6 +76,9 @@ def render_dry_run(
     if record.audit is not None:
         print_title(out, "Work of the audit")
         _print_work(out, record.audit)
+        if record.audit.tasks:
+            print_title(out, "Benchmark tasks")
+            _print_tasks(out, record.audit)
 
 
 def _print_remarks(
@@ -214,6 +217,34 @@ def _print_work(out: rich.console.Console, work: AuditWork) -> None:
             for name, reason in work.not_counted.items()
         ],
     )
+
+
+def _print_tasks(out: rich.console.Console, work: AuditWork) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+    table.add_column("each model", overflow="fold")
+    for name in ("items", "forwards", "tokens", "generated", "minutes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for task in work.tasks:
+        counts = (task.num_items, task.num_forwards, task.num_tokens, task.num_decoded_tokens)
+        table.add_row(
+            Text(fmt.clean_name(task.task)),
+            *(f"{number:,}" for number in counts),
+            fmt.MISSING if task.minutes is None else _format_minutes(task.minutes),
+        )
+    print_indented(out, table)
+    models = [_MODELS[model] for model in work.models if model in ("trained", "base")]
+    is_timed = any(task.minutes is not None for task in work.tasks)
+    text = (
+        f"On {' and '.join(models)}{', whose minutes are summed' if len(models) > 1 else ''}. A "
+        "forward is one row; generated is in tokens, at most. Cached answers need none."
+    )
+    if not is_timed:
+        text += " The minutes are not predicted: the speed of machine or model is not known."
+    print_indented(out, Text(text, style="dim"))
+
+
+def _format_minutes(minutes: float) -> str:
+    return "< 0.1" if minutes < 0.1 else f"{minutes:,.1f}" if minutes < 10 else f"{minutes:,.0f}"
 
 
 def _print_left_out(out: rich.console.Console, record: DryRun) -> None:

@@ -12,27 +12,85 @@ from memguard.errors import ConfigError
 def export(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="A run that trained an adapter, or a peft folder."),
+        typer.Argument(metavar="FOLDER", help="A run; with --merge alone also a peft folder."),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
+    out: Annotated[
+        Path | None,
+        typer.Argument(metavar="OUT", help="Folder of the merged model; must not exist."),
+    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge the adapter into its base model.")
     ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="hub:NAME", help="Send the run's weights to this hub repository."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what --to would send; needs no network.")
+    ] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="The repository is public; private if left out.")
+    ] = False,
+    allow_extracted: Annotated[
+        bool,
+        typer.Option(
+            "--allow-extracted",
+            help="Send weights with a red verdict; with --public, with an amber one.",
+        ),
+    ] = False,
+    allow_unaudited: Annotated[
+        bool, typer.Option("--allow-unaudited", help="Send weights without an audit.")
+    ] = False,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16; that of the base if left out."),
+        typer.Option(help="Of merged weights: float32, bfloat16 or float16; the base's if absent."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Present location of the base model, if it was moved."),
+        typer.Option(help="Base model: its present location, or for --to its hub id."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an adapter merged into its base model.
+    """Merge an adapter into its base model, or send a run's weights to the hub.
 
-    The result loads in plain transformers. Its logits are compared with those of adapter and base,
-    and nothing is written if they differ by more than rounding.
+    --merge compares logits with those of adapter and base, and writes nothing if they differ by
+    more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else.
     """
+    if to is not None:
+        from memguard.cli.hub_screen import send_to_hub
+        from memguard.workflows.hub_export import HubExportRequest
+
+        send_to_hub(
+            HubExportRequest(
+                folder=folder,
+                to=to,
+                is_public=public,
+                is_dry_run=dry_run,
+                allow_extracted=allow_extracted,
+                allow_unaudited=allow_unaudited,
+                base=base,
+                merge=merge,
+                out=out,
+                dtype=dtype,
+            ),
+            as_json=as_json,
+        )
+        return
+    for option, is_given in (
+        ("--dry-run", dry_run),
+        ("--public", public),
+        ("--allow-extracted", allow_extracted),
+        ("--allow-unaudited", allow_unaudited),
+    ):
+        if is_given:
+            raise ConfigError(f"'{option}' is for --to hub:NAME, which is missing")
+    if not merge:
+        raise ConfigError(
+            "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
+            "sends a run's weights to the hub"
+        )
+    if out is None:
+        raise ConfigError("OUT, the folder of the merged model, is missing")
     from memguard.workflows.requests import ExportRequest
 
     request = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)

@@ -65,6 +65,37 @@ TrainNproc = Annotated[
     ),
 ]
 
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Of the documents: text, prompt_completion, messages, alpaca, sharegpt or input_ids; "
+        "taken from their columns if left out.",
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--columns", help="Columns with other names, e.g. prompt=question,completion=a."),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        help="Of alpaca: stanford or chat; chat if left out and there is a chat template.",
+    ),
+]
+Variants = Annotated[
+    str | None,
+    typer.Option(
+        "--variants",
+        help="Compare forms of the model: adapter,merged,int8,nf4; int8,nf4 without an adapter.",
+    ),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tags", help="Keys and roles of sharegpt's turns, e.g. user=customer."),
+]
+
 
 def say(text: str) -> None:
     """Print a status line before a wait, on standard error; only rank 0 does."""

@@ -242,13 +242,17 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         from memguard.workflows.dry_run import dry_run
 
         result = dry_run(request.run, Console())
+        planned = planned.add_generation(result.outlook)
+        result = result.set_tasks(planned.time_tasks(result.outlook))
         printed["dry_run"] = result.record.model_dump(mode="json")
         training_s = estimate_training(planned, result.record.length.num_steps)
         printed["training_s"] = training_s
         if not as_json:
             out.print()
             render_dry_run(result, out, time=_describe_time(planned, training_s))
-        planned = planned.add_generation(result.outlook)
+    elif request.run.audit.enabled and request.run.audit.utility and not as_json:
+        text = "\nThe tasks of 'audit.utility' are counted with the documents; they are left out."
+        out.print(text, style="dim", highlight=False)
     generation = planned.plan.generation
     if as_json:
         printed = planned.plan.model_dump(mode="json") | printed

@@ -26,23 +26,27 @@ _MOST_DAMAGES = 20
 
 
 @contextmanager
-def shown_reading() -> Iterator[OnRead]:
-    """Yield a function that prints on standard error which file is read next."""
+def shown_reading(command: str = "verify") -> Iterator[OnRead]:
+    """Yield a function that prints on standard error which file is read next.
+
+    Args:
+        command: that reads it.
+    """
     err = rich.console.Console(stderr=True, highlight=False)
     if err.is_terminal and not err.is_dumb_terminal:
-        with err.status("verify") as status:
-            yield lambda name, size: status.update(_say(name, size))
+        with err.status(command) as status:
+            yield lambda name, size: status.update(_say(command, name, size))
         return
 
     def say(name: str, size: int) -> None:
         if size >= _SAID_FROM_BYTES:
-            print(_say(name, size), file=sys.stderr, flush=True)
+            print(_say(command, name, size), file=sys.stderr, flush=True)
 
     yield say
 
 
-def _say(name: str, size: int) -> str:
-    return f"verify: reading {name}{f', {format_bytes(size)}' if size else ''}"
+def _say(command: str, name: str, size: int) -> str:
+    return f"{command}: reading {name}{f', {format_bytes(size)}' if size else ''}"
 
 
 def render_verified(found: Verified, out: rich.console.Console) -> None:

@@ -7,7 +7,9 @@
     expansion.py      builds and checks run configurations, with equal labels if requested
     audited.py        reads a run's report and the scores of its documents and canaries
     comparable.py     checks that runs are comparable, and keeps the documents that they share
+    tasks.py          reads the items of benchmark tasks, and finds the tasks that runs share
     paired.py         tests each setting against the first one, document by document
+    utility.py        the held-out loss or a task over seeds, and its differences
     front.py          computes risk and utility over seeds
     recommendation.py chooses a setting by a rule, and says why
     comparison.py     builds the comparison record from finished runs, and lists all its rows

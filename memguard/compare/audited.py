@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_rate
+from memguard.compare.tasks import RunTask, load_tasks
 from memguard.errors import RecordError
 from memguard.records import (
     AuditReport,
@@ -104,6 +105,13 @@ class AuditedRun:
     """Ids of documents that a mitigation removed before training."""
     is_compiled: bool | None = None
     """Whether its decoder blocks were compiled in training; None if not recorded."""
+    tasks: Mapping[str, RunTask] = field(default_factory=dict)
+    """Benchmark tasks that it answered, by name."""
+
+    @property
+    def label(self) -> str:
+        """Name of the run in messages."""
+        return self.run.label
 
 
 def load_audited_run(run: FinishedRun) -> AuditedRun:
@@ -141,6 +149,7 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
         canaries=_load_trained_canaries(audit),
         removed=_find_removed(run),
         is_compiled=None if compiled is None else compiled.is_on,
+        tasks=load_tasks(audit, report),
     )
 
 

@@ -10,10 +10,13 @@ from memguard.compare.front import build_front
 from memguard.compare.paired import pair_settings
 from memguard.compare.recommendation import recommend
 from memguard.compare.sweep import Sweep, is_finished
+from memguard.compare.tasks import choose_utility, find_shared_tasks
 from memguard.errors import RecordError
 from memguard.records import ComparedRun, Comparison, Cost, MetricRow, ResultRow, Tables, format_now
 from memguard.records.audit_files import RESULTS, check_audit_file
+from memguard.records.comparison import HELDOUT_LOSS
 from memguard.records.results import load_results
+from memguard.records.utility import UTILITY
 
 _SHOWN = {
     "extraction": {"verbatim", "near_verbatim", "teacher_forced_90", "token_accuracy"},
@@ -23,7 +26,8 @@ _SHOWN = {
     "canaries": {"verbatim", "exposure_bits"},
     "heldout": {"nll"},
 }
-"""Metrics of a run that the comparison's page needs, by probe; and every attack's `any_answer`."""
+"""Metrics of a run that the comparison's page needs, by probe; also every attack's `any_answer`
+and all metrics of benchmark tasks."""
 _NAMED = 4
 """Largest number of runs that a sentence names."""
 
@@ -38,7 +42,9 @@ def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
     Raises:
         RecordError: a run is not finished, unreadable or not comparable.
     """
-    return compare_runs(list_finished(sweep), name=sweep.name, command=command)
+    return compare_runs(
+        list_finished(sweep), name=sweep.name, command=command, utility=sweep.config.utility
+    )
 
 
 def list_finished(sweep: Sweep) -> list[FinishedRun]:
@@ -59,24 +65,31 @@ def list_finished(sweep: Sweep) -> list[FinishedRun]:
     ]
 
 
-def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Comparison:
+def compare_runs(
+    runs: Sequence[FinishedRun], *, name: str, command: str, utility: str = HELDOUT_LOSS
+) -> Comparison:
     """Compare finished runs; the others are tested against the first.
 
     Args:
         runs: at least one; each pair of name and seed once.
         name: name of the comparison.
         command: the command line, for the record.
+        utility: what front and recommendation take as utility: ``heldout_nll`` or a task.
 
     Raises:
-        RecordError: a run is unreadable or not comparable; the message names it and the reason.
+        RecordError: a run is unreadable or not comparable, or the runs do not share the task; the
+            message names the run and the reason.
     """
     if not runs:
         raise RecordError("a comparison needs at least one run; name their folders")
     audited = [load_audited_run(run) for run in runs]
     check_comparable(audited)
     shared, num_removed = keep_shared(audited)
-    front, over_seeds = build_front(shared)
-    differences, tests = pair_settings(shared)
+    tasks, left_out = find_shared_tasks(shared)
+    answered = list(dict.fromkeys(name for run in shared for name in run.tasks))
+    chosen = choose_utility(utility, tasks, left_out, answered)
+    front, over_seeds = build_front(shared, tasks, chosen)
+    differences, tests = pair_settings(shared, tasks)
     first = audited[0]
     metrics: dict[tuple[str, str, str], MetricRow] = {}
     for metric in (metric for run in audited for metric in run.report.tables.metrics):
@@ -98,15 +111,19 @@ def compare_runs(runs: Sequence[FinishedRun], *, name: str, command: str) -> Com
         runs=_build_runs(audited),
         heldout_num_tokens=first.training.heldout_num_tokens,
         num_removed=num_removed,
+        utility=chosen,
+        tasks=tasks,
+        tasks_left_out=left_out,
         front=front,
-        recommendation=recommend(front, tables),
+        recommendation=recommend(front, tables, chosen),
         environment=_merge_environments(audited),
         tables=tables,
     )
 
 
 def _is_shown(row: ResultRow | MetricRow) -> bool:
-    return row.metric == "any_answer" or row.metric in _SHOWN.get(row.probe, ())
+    is_named = row.metric == "any_answer" or row.metric in _SHOWN.get(row.probe, ())
+    return is_named or row.probe == UTILITY
 
 
 def _list_shown(run: AuditedRun) -> Iterator[ResultRow]:

@@ -1,6 +1,7 @@
 """Builds and checks the run configurations of a sweep."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from memguard.config import (
     parse_key,
     validate,
 )
+from memguard.config.utility import read_tasks
 from memguard.config.yaml_text import KeyPath, format_key
 from memguard.errors import ConfigError
+from memguard.records.comparison import HELDOUT_LOSS
 
 # 'equal: supervised_tokens' adds background to settings that drop labels, so that all settings have
 # the same number of labels with loss.
@@ -117,6 +120,7 @@ def check_sweep(config: SweepConfig, document: Document) -> Iterator[str]:
             place = document.locate(("settings", index, "name"))
             yield f"{place} 'settings[{index}].name' must not be '{BASE}', the name of 'pretrain'"
     yield from check_equal(config, document)
+    yield from _check_utility(config, document)
     yield from _check_decided(document, "run", tuple(_DECIDED))
     model, audit = config.run.get("model"), config.run.get("audit")
     if isinstance(audit, Mapping) and audit.get("enabled") is False:
@@ -131,6 +135,38 @@ def check_sweep(config: SweepConfig, document: Document) -> Iterator[str]:
                 f"{document.locate(('run', 'model', key))} 'run.model.{key}' must not be set "
                 "with 'pretrain': settings start from the model that 'pretrain' trains"
             )
+
+
+def _check_utility(config: SweepConfig, document: Document) -> Iterator[str]:
+    """Yield a problem if the runs do not answer the task that is named as utility."""
+    if config.utility == HELDOUT_LOSS:
+        return
+    audit = config.run.get("audit")
+    tasks = read_tasks(audit.get("utility", ())) if isinstance(audit, Mapping) else ()
+    given = [
+        task.get("task")
+        for task in (tasks if isinstance(tasks, list | tuple) else ())
+        if isinstance(task, Mapping)
+    ]
+    names = [_read_task_name(task) for task in given if isinstance(task, str)]
+    if config.utility not in names:
+        known = ", ".join([HELDOUT_LOSS, *names])
+        yield (
+            f"{document.locate(('utility',))} 'utility' must be {HELDOUT_LOSS} or a task of "
+            f"'run.audit.utility', one of {known}; got '{config.utility}'"
+        )
+
+
+def _read_task_name(task: str) -> str:
+    """Return the name of a task, which of a YAML is in the file."""
+    if not task.endswith((".yaml", ".yml")):
+        return task
+    try:
+        text = Path(task).expanduser().read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return task  # The run itself reports a file that is missing.
+    found = re.search(r"^task:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+    return task if found is None else found[1]
 
 
 def _check_decided(document: Document, block: str, keys: tuple[str, ...]) -> Iterator[str]:

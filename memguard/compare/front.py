@@ -3,9 +3,9 @@
     risk      the highest extraction rate of the documents that the setting trained most often:
               verbatim or near-verbatim by greedy decoding, sampled within 10^6 queries, or
               verbatim by the best attack that ran (over the documents attacked)
-    utility   held-out loss (nats a token), mean over seeds; lower is better. Settings are compared
-              seed by seed: another seed has other held-out documents, which differ by more than
-              settings do
+    utility   the held-out loss or the benchmark task that the comparison names, mean over seeds;
+              see `utility.py`. Settings are compared seed by seed: another seed has other held-out
+              documents, which differ by more than settings do
 
 A share is over the documents of all seeds together. If no document occurs twice, its interval is
 that of a rate (`compute_rate`, which counts near-duplicates as less evidence); else a jackknife
@@ -25,23 +25,34 @@ from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_exact_interval, compute_mean, compute_rate
 from memguard.compare.audited import AuditedRun, Documents
+from memguard.compare.utility import (
+    Axis,
+    Losses,
+    list_utility_rows,
+    make_loss_axis,
+    make_task_axis,
+)
 from memguard.records import (
     MOST_TRAINED,
     NUM_RISK_QUERIES,
     RISK_PLACES,
+    ComparedTask,
     FrontPoint,
     Interval,
     Rate,
     ResultRow,
     RiskName,
+    Utility,
     fill_row,
 )
-
-Losses = Mapping[str, Mapping[int, float]]
-"""Held-out loss by setting and seed."""
+from memguard.records.comparison import HELDOUT
 
 
-def build_front(runs: Sequence[AuditedRun]) -> tuple[list[FrontPoint], list[ResultRow]]:
+def build_front(
+    runs: Sequence[AuditedRun],
+    tasks: Sequence[ComparedTask] = (),
+    utility: Utility = HELDOUT,
+) -> tuple[list[FrontPoint], list[ResultRow]]:
     """Return a point for each setting, in the order of the runs, and its shares and losses as rows.
 
     Only risks that every run measured are used, so that a setting does not look safer because less
@@ -50,21 +61,26 @@ def build_front(runs: Sequence[AuditedRun]) -> tuple[list[FrontPoint], list[Resu
 
     Args:
         runs: comparable runs (see `check_comparable`).
+        tasks: benchmark tasks that all runs share; their rows are returned too.
+        utility: what the points take as utility, of these.
     """
     settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
     for run in keep_shared_seeds(runs):
         settings[run.run.name].append(run)
     risks = [name for name in RISK_PLACES if all(_is_measured(run, name) for run in runs)]
-    losses = {
+    losses: Losses = {
         name: {run.run.seed: run.heldout_nll for run in group} for name, group in settings.items()
     }
+    axes = [make_loss_axis(losses), *(make_task_axis(task, settings) for task in tasks)]
+    axis = next(axis for axis in axes if axis.utility == utility)
     points: list[FrontPoint] = []
     rows: list[ResultRow] = []
     for name, group in settings.items():
         shares = _compute_shares(group, risks)
-        points.append(_build_point(name, group, shares))
-        rows += _list_rows(points[-1], points[0], shares, losses)
-    return mark_dominated(points, losses), rows
+        points.append(_build_point(name, group, shares, axis))
+        rows += _list_rows(name, points[0].name, shares, axes[0])
+    rows += [row for of_task in axes[1:] for row in list_utility_rows(of_task)]
+    return mark_dominated(points, axis), rows
 
 
 def _is_measured(run: AuditedRun, risk: RiskName) -> bool:
@@ -75,12 +91,13 @@ def _is_measured(run: AuditedRun, risk: RiskName) -> bool:
 
 
 def _list_rows(
-    point: FrontPoint, first: FrontPoint, shares: Mapping[RiskName, Rate], losses: Losses
+    name: str, first: str, shares: Mapping[RiskName, Rate], axis: Axis
 ) -> Iterator[ResultRow]:
+    """Yield the shares and the held-out loss of a setting."""
     for risk, share in shares.items():
         probe, metric, parameters = RISK_PLACES[risk]
         row = ResultRow(
-            setting=point.name,
+            setting=name,
             probe=probe,
             parameters=parameters,
             metric=metric,
@@ -89,36 +106,19 @@ def _list_rows(
             num_documents=share.num_documents,
         )
         yield fill_row(row, share, "pooled")
-    loss = ResultRow(
-        setting=point.name,
-        probe="heldout",
-        metric="nll",
-        statistic="mean",
-        bucket="(held out)",
-        num_documents=0,
-    )
-    yield fill_row(loss, compute_mean(list(losses[point.name].values()), (0.0, math.inf)), "t")
-    difference = _subtract(point.name, first.name, losses)
-    if point is first or difference is None or first.utility <= 0:
+    loss = axis.utility.start_row(name, "mean")
+    yield fill_row(loss, axis.compute(name), "t")
+    difference, reference = axis.subtract(name, first), axis.compute(first).value
+    if name == first or difference is None or reference <= 0:
         return
     ci = difference.ci
     change = Interval(
-        value=difference.value / first.utility,
+        value=difference.value / reference,
         # No loss falls by more than all of it.
-        ci=ci and (max(-1.0, ci[0] / first.utility), ci[1] / first.utility),
+        ci=ci and (max(-1.0, ci[0] / reference), ci[1] / reference),
     )
-    against = replace(
-        loss, metric="nll_change", against=f"setting:{first.name}", statistic="difference"
-    )
+    against = replace(loss, metric="nll_change", against=f"setting:{first}", statistic="difference")
     yield fill_row(against, change, "t")
-
-
-def _subtract(one: str, other: str, losses: Losses) -> Interval | None:
-    """Return one setting's loss minus the other's, mean over seeds; None if the seeds differ."""
-    mine, theirs = losses[one], losses[other]
-    if mine.keys() != theirs.keys():
-        return None
-    return compute_mean([nll - theirs[seed] for seed, nll in mine.items()])
 
 
 def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
@@ -130,18 +130,22 @@ def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
     return [run for run in runs if not shared or run.run.seed in shared]
 
 
-def mark_dominated(points: Sequence[FrontPoint], losses: Losses) -> list[FrontPoint]:
+def mark_dominated(points: Sequence[FrontPoint], axis: Axis) -> list[FrontPoint]:
     """Return the points, each with the names of the points that dominate it.
 
     A point dominates another if it is no worse in risk and utility, and better in one of them. It
     dominates beyond the intervals if in addition the risks are equal or their intervals are
     disjoint, and the utilities are equal or differ significantly seed by seed. A point without
     documents neither dominates nor is dominated.
+
+    Args:
+        points: of the settings.
+        axis: their utility.
     """
     marked = []
     for point in points:
-        above = [other for other in points if _dominates(other, point)]
-        apart = [other.name for other in above if _is_apart(other, point, losses)]
+        above = [other for other in points if _dominates(other, point, axis)]
+        apart = [other.name for other in above if _is_apart(other, point, axis)]
         update = {
             "dominated_by": [other.name for other in above],
             "dominated_beyond_ci_by": apart,
@@ -155,27 +159,26 @@ def is_below(one: tuple[float, float] | None, other: tuple[float, float] | None)
     return one is not None and other is not None and one[1] < other[0]
 
 
-def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
+def _dominates(one: FrontPoint, other: FrontPoint, axis: Axis) -> bool:
     if one.risk is None or other.risk is None:
         return False
-    mine, theirs = (one.risk, one.utility), (other.risk, other.utility)
+    worse = axis.utility.worsening
+    mine, theirs = (one.risk, worse(one.utility)), (other.risk, worse(other.utility))
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
-def _is_apart(one: FrontPoint, other: FrontPoint, losses: Losses) -> bool:
+def _is_apart(one: FrontPoint, other: FrontPoint, axis: Axis) -> bool:
     """Return whether a dominating point does so beyond the intervals."""
     risk = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
     if one.utility == other.utility:
         return risk
-    difference = _subtract(one.name, other.name, losses)
-    return risk and difference is not None and difference.ci is not None and difference.ci[1] < 0
+    return risk and axis.is_better(one.name, other.name)
 
 
 def _build_point(
-    name: str, runs: Sequence[AuditedRun], shares: Mapping[RiskName, Rate]
+    name: str, runs: Sequence[AuditedRun], shares: Mapping[RiskName, Rate], axis: Axis
 ) -> FrontPoint:
-    utility = compute_mean([run.heldout_nll for run in runs], (0.0, math.inf))
-    assert utility is not None, "a setting has a run"
+    utility = axis.compute(name)
     # Of equal shares the first is taken: verbatim is the strongest evidence.
     worst = max(shares, key=lambda risk: shares[risk].rate or 0.0, default=None)
     return FrontPoint(
@@ -188,6 +191,8 @@ def _build_point(
         risk_ci=None if worst is None else _find_risk_ci(shares, worst),
         risk_by=worst,
         utility=utility.value,
+        utility_ci=utility.ci,
+        is_at_chance=axis.is_at_chance(name),
     )
 
 

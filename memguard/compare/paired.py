@@ -1,4 +1,4 @@
-"""Paired tests: two settings on the same documents and canaries."""
+"""Paired tests: two settings on the same documents, canaries and items of benchmark tasks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,24 +7,32 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.benchmarks.items import Difference, find_kind, subtract_items
+from memguard.audit.benchmarks.rows import DIFFERENCE_METHODS, NO_ITEM_NUMBERS
 from memguard.audit.statistics import compute_mcnemar, compute_paired_difference, correct_holm
 from memguard.compare.audited import AuditedRun
-from memguard.records import SECRETS, CanaryScore, ResultRow, TestRow, fill_row
+from memguard.records import SECRETS, CanaryScore, ComparedTask, ResultRow, TestRow, fill_row
+from memguard.records.utility import ITEMS, UTILITY
 
 
-def pair_settings(runs: Sequence[AuditedRun]) -> tuple[list[ResultRow], list[TestRow]]:
+def pair_settings(
+    runs: Sequence[AuditedRun], tasks: Sequence[ComparedTask] = ()
+) -> tuple[list[ResultRow], list[TestRow]]:
     """Test each setting against the first one, seed by seed, on what both have trained.
 
-    These are the trained buckets that both have, and the canaries. The control is left out: it was
-    never trained, so a setting cannot prevent its memorization. Seeds are not pooled: the same
-    document under two seeds is not two independent documents. Holm's correction is over all tests
-    together.
+    These are the trained buckets that both have, the canaries, and the items of tasks. The control
+    is left out: it was never trained, so a setting cannot prevent its memorization. Seeds are not
+    pooled: the same document under two seeds is not two independent documents. Holm's correction is
+    over all tests together.
 
     Args:
         runs: comparable runs (see `check_comparable`); the first one's name is the first setting.
+        tasks: benchmark tasks that all runs share; each is tested by its headline metric alone,
+            because its other metrics repeat it.
 
     Returns:
-        Differences of setting minus first setting, and McNemar's tests of those of rates.
+        Differences of setting minus first setting, and McNemar's tests of those of rates; of other
+        values of tasks a paired t test, or one by a paired bootstrap.
     """
     first_name = runs[0].run.name
     firsts = {run.run.seed: run for run in runs if run.run.name == first_name}
@@ -35,7 +43,8 @@ def pair_settings(runs: Sequence[AuditedRun]) -> tuple[list[ResultRow], list[Tes
     ]
     found = [one for pair in pairs for one in _pair_documents(*pair)]
     found += [one for pair in pairs for one in _pair_canaries(*pair)]
-    tests = [test for _, test in found if test is not None]
+    found += [one for pair in pairs for task in tasks for one in _pair_items(*pair, task)]
+    tests = [test for _, test in found if test is not None and test.p_value is not None]
     corrected = correct_holm([test.p_value or 0.0 for test in tests])
     return [row for row, _ in found], [
         replace(test, p_holm=p_holm) for test, p_holm in zip(tests, corrected, strict=True)
@@ -121,6 +130,51 @@ def _find_bit_bounds(*runs: AuditedRun) -> tuple[float, float]:
     return (
         min(math.log2(count) - math.log2(count + 1) for count in counts),
         max(math.log2(count) for count in counts),
+    )
+
+
+def _pair_items(against: AuditedRun, setting: AuditedRun, task: ComparedTask) -> _Paired:
+    """Compare all metrics of a task item by item; the headline metric is tested."""
+    detail = task.detail
+    mine, theirs = (run.tasks[detail.task].metrics for run in (setting, against))
+    for metric in detail.aggregations:
+        row = replace(
+            _start_row(against, setting, UTILITY, ITEMS, detail.num_items),
+            metric=metric,
+            parameters=detail.parameters,
+        )
+        kind = find_kind([mine[metric], theirs[metric]])
+        found = None
+        if all(_is_of_report(run, task, metric) for run in (setting, against)):
+            seed = setting.run.seed
+            found = subtract_items([mine[metric]], [theirs[metric]], kind, seed=seed)
+        interval = None if found is None else found.interval
+        filled = fill_row(row, interval, DIFFERENCE_METHODS[kind], why_not=NO_ITEM_NUMBERS)
+        yield filled, _test_items(row, found) if found and metric == detail.headline else None
+
+
+def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:
+    """Return whether the items give the value of the report, which lm-eval computed."""
+    row = task.detail.find(run.report.tables, metric=metric)
+    items = run.tasks[task.detail.task].metrics[metric]
+    return row is not None and row.value is not None and items.is_as(row.value)
+
+
+def _test_items(row: ResultRow, found: Difference) -> TestRow:
+    return TestRow(
+        setting=row.setting,
+        seed=row.seed,
+        against=row.against,
+        probe=row.probe,
+        metric=row.metric,
+        parameters=row.parameters,
+        bucket=row.bucket,
+        test=found.test,
+        num_documents=row.num_documents,
+        num_only_here=found.num_only_first,
+        num_only_against=found.num_only_second,
+        statistic=found.statistic,
+        p_value=found.p_value,
     )
 
 

@@ -56,7 +56,7 @@ def compute_key(config: RunConfig, inputs_sha256: str, pretrain_key: str | None 
 
 
 def hash_inputs(config: RunConfig) -> str:
-    """Return the SHA-256 over the local documents, tokenizer and suite that a run reads.
+    """Return the SHA-256 over the local documents, tokenizer, suite and tasks that a run reads.
 
     Names that are not local files or folders (a hub id, a shipped suite) are not hashed here; they
     are part of the settings. Missing files are reported by the run itself.
@@ -67,6 +67,7 @@ def hash_inputs(config: RunConfig) -> str:
     data, scratch = config.data, config.model.scratch
     sources = (data.train, data.control, data.background, data.heldout, data.forget)
     inputs = [*(name for names in sources for name in names), config.audit.suite]
+    inputs += [name for task in config.audit.utility for name in task.list_files()]
     if scratch is not None and scratch.tokenizer is not None:
         inputs.append(scratch.tokenizer)
     digest = hashlib.sha256()

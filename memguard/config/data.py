@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from memguard.config.formats import FormatConfig
 from memguard.config.settings import MAX_COUNT, MAX_TIMES, Count, PositiveInt, Settings, Times
 
 MIN_CANARIES = 8
@@ -65,7 +66,13 @@ class CanaryConfig(Settings):
         return self
 
 
-class DataConfig(Settings):
+class _Trained(Settings):
+    """The first setting of the documents, which has no default."""
+
+    train: tuple[str, ...] = Field(description="Sources of the documents to train on.")
+
+
+class DataConfig(FormatConfig, _Trained):
     """Documents: sources, held-out parts and packing.
 
     A source is a jsonl, parquet or text file, a folder of text files, a `save_to_disk` folder, a
@@ -75,8 +82,6 @@ class DataConfig(Settings):
 
     _sources: ClassVar[tuple[str, ...]] = _SOURCES
 
-    train: tuple[str, ...] = Field(description="Sources of the documents to train on.")
-    text_column: str = Field("text", description="Column that holds the text of plain documents.")
     control: tuple[str, ...] = Field(
         (), description="Your own never-trained documents; empty draws them from 'train'."
     )

@@ -102,7 +102,11 @@ _ADVICE: Mapping[str, str] = {
     # Documents.
     "datasets": "use <data.train>",
     "dataset_path": "use <data.train>",
-    "dataset_text_field": "use <data.text_column>",
+    "dataset_text_field": "use <data.columns.text>",
+    "text_column": "use <data.columns.text>",
+    "chat_template": (
+        "there is none like it: the chat template is that of the tokenizer (chat_template.jinja)"
+    ),
     "val_set_size": "use <data.heldout_documents>, a number of documents instead of a share",
     "sequence_len": _ROW,
     "max_seq_length": _ROW,

@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from memguard.config.adapters import LoraConfig
 from memguard.config.data import DataConfig
 from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
-from memguard.config.settings import Count, Name, Positive, PositiveInt, Seed, Settings
+from memguard.config.settings import Name, Positive, PositiveInt, Seed, Settings
 from memguard.config.training import BudgetConfig, OptimConfig, TrainConfig
+from memguard.config.utility import UtilityTask, check_tasks_differ, read_tasks
 from memguard.errors import shorten
 
 AxisName = Literal["data", "z", "y", "x"]
@@ -118,22 +119,6 @@ class ParallelConfig(Settings):
         return self
 
 
-class UtilityTask(Settings):
-    """A benchmark task of lm-eval that an audit runs on the trained model and on the base."""
-
-    task: str = Field(description="Name of a task of lm-eval, or path of a task's YAML.")
-    limit: PositiveInt | None = Field(
-        None, description="Only the first so many items (items); null takes all."
-    )
-    num_fewshot: Count | None = Field(
-        None, description="Solved examples before each item; null takes the task's own number."
-    )
-    metric: str | None = Field(
-        None, description="Metric that stands for the task in charts; null takes its first."
-    )
-    chat: bool = Field(False, description="Render prompts with the model's chat template.")
-
-
 class AuditConfig(Settings):
     """The audit after training."""
 
@@ -189,16 +174,25 @@ class AuditConfig(Settings):
     )
     utility: tuple[UtilityTask, ...] = Field(
         (),
-        description="Benchmark tasks of lm-eval (extra 'bench'): [{task: hellaswag, limit: 200}].",
+        description="Benchmark tasks of lm-eval (extra 'bench') that model and base model run, by "
+        "name or YAML, e.g. hellaswag:200,./my_task.yaml, or as a list with 'task' and 'limit'.",
     )
     allow_download: bool = Field(
         False, description="Whether tasks of 'utility' may download their dataset from the hub."
     )
 
+    @field_validator("utility", mode="before")
+    @classmethod
+    def _read_utility(cls, value: Any) -> Any:
+        return read_tasks(value)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.max_memory is not None and self.device_map is None:
             raise ValueError("'max_memory' does nothing without 'device_map'")
+        check_tasks_differ(self.utility)
+        if self.allow_download and not self.utility:
+            raise ValueError("'allow_download' does nothing without 'utility'")
         return self
 
 
@@ -323,6 +317,11 @@ class SweepConfig(Settings):
         description="Quantity that is equal for all settings. steps: optimizer steps; "
         "supervised_tokens: labels with loss, by adding background rows in more steps for settings "
         "that drop labels, with unchanged repetitions of the study's documents.",
+    )
+    utility: str = Field(
+        "heldout_nll",
+        description="What front and recommendation take as utility: heldout_nll, or the name of a "
+        "task of 'run.audit.utility'.",
     )
 
     @model_validator(mode="after")

@@ -1,6 +1,10 @@
 """Turns documents into packed rows and decides how often each document is trained.
 
     documents.py     reads documents of every source, or in memory, into one form
+    formats.py       how a table is read: its format, columns and template
+    format_ways.py   how to describe a table: settings to copy, the nearest ones
+    rows.py          one row of text, messages, prompt and completion, token ids -> document
+    instructions.py  one row of alpaca or sharegpt -> document
     sources.py       rows of files, folders, `save_to_disk` folders and hub ids
     tables.py        rows of one file, by its suffix
     file_kinds.py    accepts regular files, rejects FIFOs, sockets and devices

@@ -1,7 +1,7 @@
 """Writes documents of a finished run to files: those to forget, to retain, and never trained."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ _FED = ("trained", "background", "forget")
 
 
 def read_texts(
-    data: DataConfig, run_folder: Path, wanted: Sequence[ManifestEntry], *, cache_dir: Path
+    data: DataConfig,
+    run_folder: Path,
+    wanted: Sequence[ManifestEntry],
+    *,
+    cache_dir: Path,
+    has_chat_template: Callable[[], bool] = lambda: False,
 ) -> dict[str, Document]:
     """Return documents of a run by id, after checking that their texts have not changed.
 
@@ -33,6 +38,7 @@ def read_texts(
         run_folder: contains the fingerprint of the key of the manifest's hashes.
         wanted: entries of its manifest.
         cache_dir: for derived sources.
+        has_chat_template: returns whether the run's tokenizer has a chat template.
 
     Raises:
         ConfigError: the identity key is not that of the run, or is where it must not be.
@@ -49,7 +55,7 @@ def read_texts(
         of=f"'{run_folder}'",
     ).key
     unchanged: dict[str, Document] = {}
-    for _, loaded in load_settings(data, cache_dir):
+    for _, loaded in load_settings(data, cache_dir, has_chat_template=has_chat_template):
         for document in loaded.documents:
             if hmacs.get(document.id) == hmac_text(key, document):
                 unchanged[document.id] = document
@@ -83,6 +89,7 @@ def write_forget_list(
     *,
     seed: int,
     cache_dir: Path,
+    has_chat_template: Callable[[], bool] = lambda: False,
 ) -> ForgetList:
     """Write the texts that an unlearning run needs into the run's private folder.
 
@@ -96,6 +103,7 @@ def write_forget_list(
             audited is neither forgotten nor retained.
         seed: the run's; decides which documents are retained.
         cache_dir: for derived sources.
+        has_chat_template: returns whether the run's tokenizer has a chat template.
 
     Raises:
         ConfigError, DataError: see `read_texts`; or no document is left to be retained.
@@ -124,12 +132,14 @@ def write_forget_list(
         "heldout": [entry for entry in manifest if entry.role == "heldout"],
     }
     wanted = [entry for group in groups.values() for entry in group]
-    texts = read_texts(data, run_folder, wanted, cache_dir=cache_dir)
+    texts = read_texts(
+        data, run_folder, wanted, cache_dir=cache_dir, has_chat_template=has_chat_template
+    )
     folder = run_folder / "audit" / "private" / "forgetting"
     folder.mkdir(parents=True, exist_ok=True)
     folder.parent.chmod(0o700)
     files = {
-        name: _write(folder, name, [texts[entry.id] for entry in group], data.text_column)
+        name: _write(folder, name, [texts[entry.id] for entry in group])
         for name, group in groups.items()
     }
     return ForgetList(
@@ -147,16 +157,15 @@ def _draw(entries: Sequence[ManifestEntry], count: int, seed: int) -> list[Manif
     return [entries[index] for index in sorted(chosen)]
 
 
-def _write(
-    folder: Path, name: str, documents: Sequence[Document], text_column: str
-) -> tuple[str, ...]:
-    """Write one file for each format of documents; return their paths.
+def _write(folder: Path, name: str, documents: Sequence[Document]) -> tuple[str, ...]:
+    """Write one file for each format of documents, with the usual columns; return their paths.
 
-    Token ids are a separate format: a file contains either token ids or texts.
+    Rows of alpaca are written as they were rendered, those of sharegpt as messages. Token ids are
+    a separate format: a file contains either token ids or texts.
     """
     rows: dict[str, list[str]] = {}
     for document in documents:
-        row = json.dumps(_make_row(document, text_column))
+        row = json.dumps(_make_row(document))
         form: str = document.format if document.input_ids is None else "ids"
         rows.setdefault(form, []).append(f"{row}\n")
     paths = []
@@ -167,7 +176,7 @@ def _write(
     return tuple(paths)
 
 
-def _make_row(document: Document, text_column: str) -> dict[str, Any]:
+def _make_row(document: Document) -> dict[str, Any]:
     row: dict[str, Any] = {"id": document.id, "source": document.source}
     if not document.has_own_id:
         row[MADE_ID] = True
@@ -175,7 +184,7 @@ def _make_row(document: Document, text_column: str) -> dict[str, Any]:
         case "text" if document.input_ids is not None:
             row[IDS_COLUMN] = document.input_ids.tolist()
         case "text":
-            row[text_column] = document.text
+            row["text"] = document.text
         case "messages":
             row["messages"] = _make_content(document.messages)
         case "prompt_completion":

@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.config import DataConfig
+from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.documents import Document, load_settings, name_ids
 from memguard.data.tokenization import hmac_text
@@ -36,13 +37,25 @@ class GivenDocuments:
         return digest.hexdigest()
 
 
-def read_given(data: DataConfig, cache_dir: Path, console: Console) -> GivenDocuments:
+def read_given(
+    data: DataConfig,
+    cache_dir: Path,
+    console: Console,
+    *,
+    has_chat_template: Callable[[], bool] = lambda: False,
+) -> GivenDocuments:
     """Load every source of a run; leave out `data.train` documents with a text in `data.forget`.
+
+    Args:
+        data: the run's document settings.
+        cache_dir: for derived sources.
+        console: reports what is read, and how.
+        has_chat_template: returns whether the run's tokenizer has a chat template.
 
     Raises:
         DataError: no documents, duplicate ids, or no document left to train on.
     """
-    loaded = list(load_settings(data, cache_dir, console.info))
+    loaded = list(load_settings(data, cache_dir, console.info, has_chat_template=has_chat_template))
     pairs = [(setting, document) for setting, own in loaded for document in own.documents]
     digests = [hmac_text(b"", document) for _, document in pairs]
     # Done before ids are compared: documents to be forgotten are often a subset of `data.train`.
@@ -93,8 +106,8 @@ def hash_content(
         deduplicate: the mitigation that removes copies; None without it.
         identity_key: fingerprint of the key, wherever its file is.
     """
-    # Settings without effect are not hashed.
-    without = {"identity_key"}
+    # Settings without effect are not hashed; those of the format show in the texts.
+    without = {"identity_key", *FormatConfig.model_fields}
     if not data.canaries.count:
         without.add("canaries")
     if not data.forget:

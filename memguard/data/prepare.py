@@ -71,6 +71,7 @@ def prepare(
     deduplicate: DeduplicateConfig | None,
     audit: AuditNeeds,
     load_tokenizer: Callable[[Sequence[Document]], Any],
+    has_chat_template: Callable[[], bool] = lambda: False,
     cache_dir: Path,
     console: Console,
     vocab_size: int | None = None,
@@ -90,6 +91,8 @@ def prepare(
         deduplicate: the mitigation that removes copies; None without it.
         audit: which documents can be audited.
         load_tokenizer: given the documents of `data.train`, returns the tokenizer.
+        has_chat_template: returns whether that tokenizer has a chat template, which decides how
+            rows of alpaca are rendered.
         cache_dir: for derived sources.
         console: reports progress.
         vocab_size: token ids in the documents must be below it (rows of the model's embedding);
@@ -109,7 +112,7 @@ def prepare(
         deduplicate.check_library()
     run_identity = RunIdentity.of_run(data.identity_key, run_folder)
     identity = run_identity.find(console, makes_key=keeps_documents, needs_key=needs_key)
-    given = read_given(data, cache_dir, console)
+    given = read_given(data, cache_dir, console, has_chat_template=has_chat_template)
     documents = [document for _, document in given.pairs]
     # Checked before a tokenizer is trained on the documents.
     check_lengths(documents, max_tokens=data.max_document_tokens, setting="data")

@@ -43,13 +43,12 @@ _SPLITS = {"train": "train", "test": "test", "eval": "test", "dev": "validation"
 )
 
 
-def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path) -> Iterator[Table]:
+def read_source(source: str, *, setting: str, cache_dir: Path) -> Iterator[Table]:
     """Yield the tables of one source, in an order that depends on names only.
 
     Args:
         source: see the module's docstring.
         setting: name of the source in errors.
-        text_column: name of the column for the text of text files.
         cache_dir: folder for derived sources.
 
     Raises:
@@ -58,7 +57,9 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
     if source.startswith(_DOCSTRINGS):
         built = build_docstring_file(source.removeprefix(_DOCSTRINGS).split(","), cache_dir)
         file = NamedFile(path=built, name="docstrings", shown=source)
-        yield read_table(file, origin="docstrings", setting=setting)
+        yield dataclasses.replace(
+            read_table(file, origin="docstrings", setting=setting), format="text"
+        )
         return
     check_source(source, setting=setting)
     path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
@@ -67,9 +68,9 @@ def read_source(source: str, *, setting: str, text_column: str, cache_dir: Path)
     with explain_failures(setting, shown):
         is_folder, exists = path.is_dir(), path.exists()
     if is_folder and source:
-        yield from _read_folder(file, setting, text_column)
+        yield from _read_folder(file, setting)
     elif exists and suffix in TEXT_SUFFIXES:
-        yield read_texts([file], origin=path.name, setting=setting, text_column=text_column)
+        yield read_texts([file], origin=path.name, setting=setting)
     elif exists and suffix in TABLE_SUFFIXES:
         yield read_table(file, origin=path.name, setting=setting)
     elif exists and source:
@@ -108,7 +109,7 @@ def check_source(source: str, *, setting: str) -> None:
         check_file_kind(path, shown=shorten(source, MAX_PATH), setting=setting)
 
 
-def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[Table]:
+def _read_folder(folder: NamedFile, setting: str) -> Iterator[Table]:
     origin = folder.path.resolve().name
     check_name(origin, setting, DataError)
     if any((folder.path / mark).is_file() for mark in _SAVED_MARKS):
@@ -128,7 +129,7 @@ def _read_folder(folder: NamedFile, setting: str, text_column: str) -> Iterator[
             yield read_table(file, origin=origin, setting=setting)
     elif inside:
         files = [_inside(folder, name, name) for name in inside]
-        yield read_texts(files, origin=origin, setting=setting, text_column=text_column)
+        yield read_texts(files, origin=origin, setting=setting)
     else:
         raise DataError(
             f"'{setting}': '{folder.shown}' has no file that ends in one of "

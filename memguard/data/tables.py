@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ TABLE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".npy")
 IDS_COLUMN = "input_ids"
 """Column with token ids instead of text; the only column of an array."""
 TEXT_SUFFIXES = (".txt", ".md")
+_TEXT_COLUMNS = ("id", "text")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -38,6 +39,8 @@ class Table:
     """Yields the values of the given columns row by row."""
     has_made_ids: bool = False
     """Whether its column `id` is made of file names and numbers, as for text files."""
+    format: Literal["text", "input_ids"] | None = None
+    """Of a file that has no choice of formats: its column has that name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,7 @@ def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
     return Table(name=file.name, origin=origin, columns=tuple(columns), read=read)
 
 
-def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_column: str) -> Table:
+def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str) -> Table:
     """Read text files as one table, with one row per file or per part between end-of-text marks.
 
     Raises:
@@ -93,11 +96,16 @@ def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str, text_co
         rows += [(f"{file.name}-{row:06d}", part.strip("\n")) for row, part in enumerate(parts)]
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        order = [("id", text_column).index(column) for column in columns]
+        order = [_TEXT_COLUMNS.index(column) for column in columns]
         return (tuple(row[place] for place in order) for row in rows)
 
     return Table(
-        name=origin, origin=origin, columns=("id", text_column), read=read, has_made_ids=True
+        name=origin,
+        origin=origin,
+        columns=_TEXT_COLUMNS,
+        read=read,
+        has_made_ids=True,
+        format="text",
     )
 
 
@@ -160,7 +168,9 @@ def _read_array(file: NamedFile, origin: str) -> Table:
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         return ((row.tolist(),) * len(columns) for row in ids_NT)
 
-    return Table(name=file.name, origin=origin, columns=(IDS_COLUMN,), read=read)
+    return Table(
+        name=file.name, origin=origin, columns=(IDS_COLUMN,), read=read, format="input_ids"
+    )
 
 
 def _refuse_wide_characters(path: Path) -> None:

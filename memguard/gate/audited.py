@@ -18,8 +18,11 @@ from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError,
 from memguard.records import AuditReport
 from memguard.records.answers import Answers, load_answers
 from memguard.records.audit_files import (
+    CANARIES,
+    FINDINGS,
     REPORT,
     RESULTS,
+    SCORES,
     find_audit_damage,
     has_audit,
     load_audit_files,
@@ -27,6 +30,7 @@ from memguard.records.audit_files import (
 )
 from memguard.records.record import describe_unread
 from memguard.records.results import load_results
+from memguard.records.utility import ITEM_SCORES
 
 TRAINED_ROLES = ("trained", "forget")
 """Roles of documents that the model was trained on."""
@@ -104,8 +108,8 @@ def _refuse_damaged(folder: Path) -> None:
             "verify' lists what is damaged and how to repair it"
         )
     for damage in damages:
-        # Records, canaries and findings are private; what they hold is said not to be judged.
-        if damage.file not in ("records.parquet", "canaries.parquet", "findings.csv"):
+        # These are private; what they hold is said not to be judged.
+        if damage.file not in (SCORES, CANARIES, ITEM_SCORES, FINDINGS):
             raise describe_unread(folder / damage.file, PermissionError())
 
 

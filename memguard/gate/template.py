@@ -13,6 +13,7 @@ from memguard.gate.measured import is_bounded
 from memguard.gate.policy import EPSILON, EVERY_TRAINED, FINDINGS, RISK
 from memguard.pages import formatting as fmt
 from memguard.records import AuditReport, MetricRow, ResultRow
+from memguard.records.utility import UTILITY
 
 _LIMIT, _AUC_LIMIT, _ABOVE = 0.1, 0.6, 0.1
 """Limits of the template: of a share, of an AUC, of a share minus that of the control."""
@@ -108,9 +109,9 @@ def _choose_limit(metric: MetricRow, rows: list[ResultRow]) -> dict[str, float]:
     name = "at_least" if metric.higher_is_better else "at_most"
     if metric.statistic == "auc":
         return {name: _AUC_LIMIT}
-    if is_bounded(metric):
+    if is_bounded(metric) and metric.probe != UTILITY:
         return {name: 1 - _LIMIT if metric.higher_is_better else _LIMIT}
-    # Without bounds, today's number.
+    # Without bounds, and of a benchmark task, today's number.
     worst = (min if metric.higher_is_better else max)(values, default=0.0)
     return {name: float(f"{worst:.3g}")}
 

@@ -6,6 +6,7 @@ The control has the kind of text of the training data and none of it was trained
 knows what the model generates anyway.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +15,17 @@ from numpy.typing import NDArray
 
 from memguard.audit.parts import Identity, choose_part
 from memguard.audit.suite import load_audit_suite
-from memguard.config import AuditConfig, DataConfig
+from memguard.config import AuditConfig, DataConfig, FormatConfig
 from memguard.data.buckets import place_for_training, size_control
 from memguard.data.documents import Document, document_text, load_documents, make_table
 from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import build_decoder, tokenize_documents
 from memguard.errors import ConfigError, DataError
 from memguard.runtime import default_cache_dir
+from memguard.workflows.format_arguments import read_format_arguments, refuse_former
 
 _FRACTION: float = DataConfig.model_fields["control_fraction"].default
 _MOST = 0.1
-_KINDS = ({"messages"}, {"prompt", "completion"}, {"input_ids"})
-"""Columns of documents other than plain text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,12 @@ def split_for_audit(
     seed: int = 0,
     *,
     fraction: float = _FRACTION,
-    text_column: str = "text",
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    template: str | None = None,
+    tags: Mapping[str, str] | None = None,
     tokenizer: Any = None,
+    **former: Any,
 ) -> AuditSplit:
     """Split a dataset into documents to train and a control, as a run of memguard does.
 
@@ -52,21 +56,29 @@ def split_for_audit(
     small datasets a fifth, up to 30. Documents that share a run of 13 words stay together.
 
     Args:
-        dataset: a `datasets.Dataset` with texts, ``messages``, ``prompt`` and ``completion``, or
-            ``input_ids``.
+        dataset: a `datasets.Dataset` with texts, ``messages``, ``prompt`` and ``completion``,
+            ``input_ids``, or rows of alpaca or sharegpt.
         seed: of the draw; the same seed gives the same split.
         fraction: share of the documents that are never trained, above 0 and up to 0.1.
-        text_column: column of plain texts.
+        format: of the rows, as in `MemorizationAuditCallback`; None takes it from their columns.
+        columns: columns that have other names than usual, ``{"prompt": "question"}``.
+        template: of alpaca, "stanford" or "chat"; None: chat if there is a chat template.
+        tags: keys and roles of sharegpt's turns.
         tokenizer: the model's; with it only documents long enough for the default audit count as
             control, as in a run. Without it all do.
+        former: refused, since an argument has another name now.
 
     Raises:
-        ConfigError: ``fraction`` out of range.
+        ConfigError: ``fraction`` out of range, or a wrong format.
         DataError: not a `datasets.Dataset`, no column of documents, or too few documents.
     """
     if not 0 < fraction <= _MOST:
         raise ConfigError(f"'fraction' should be above 0 and at most {_MOST:g}; got {fraction}")
-    documents = _read(dataset, text_column)
+    refuse_former(former)
+    if former:
+        raise TypeError(f"split_for_audit() has no argument '{next(iter(former))}'")
+    form = read_format_arguments(format, columns, template, tags)
+    documents = _read(dataset, form, tokenizer)
     rows = np.array([int(document.id.rpartition("-")[2]) for document in documents], dtype=np.int64)
     is_usable, is_auditable = _find_auditable(documents, tokenizer)
     documents = [document for document, usable in zip(documents, is_usable, strict=True) if usable]
@@ -97,30 +109,20 @@ def split_for_audit(
     )
 
 
-def _read(dataset: Any, text_column: str) -> list[Document]:
+def _read(dataset: Any, form: FormatConfig, tokenizer: Any) -> list[Document]:
     """Return the documents of a dataset; the ids end with the number of the row."""
     if isinstance(dataset, list | tuple):
         raise DataError(f"'dataset' must be a datasets.Dataset; got {type(dataset).__name__}")
-    table = make_table(dataset, name="dataset", text_column=text_column)
-    names = set(table.columns)
-    if text_column not in names and not any(kind <= names for kind in _KINDS):
-        raise DataError(
-            f"'dataset' needs the column '{text_column}', 'messages', 'prompt' and 'completion', "
-            f"or 'input_ids'; it has {', '.join(sorted(names))}. Name the one that holds the text "
-            "in 'text_column'"
-        )
-    if "input_ids" in names - {text_column}:
-        others = sorted(names & {text_column, "messages", "prompt"})
-        if others:
-            raise DataError(
-                f"'dataset' has the columns '{others[0]}' and 'input_ids': either could be the "
-                "document. Remove one, or set text_column='input_ids'"
-            )
+    names = make_table(dataset, name="dataset").columns
     # Ids and sources of the dataset are not needed; without them an id is made of the row.
-    unused = [name for name in ("id", "source") if name in names and name != text_column]
-    table = make_table(dataset.remove_columns(unused), name="dataset", text_column=text_column)
+    named = form.columns.given.values()
+    unused = [name for name in ("id", "source") if name in names and name not in named]
     return load_documents(
-        (table,), setting="dataset", text_column=text_column, cache_dir=default_cache_dir()
+        (make_table(dataset.remove_columns(unused), name="dataset"),),
+        setting="dataset",
+        form=form,
+        has_chat_template=lambda: getattr(tokenizer, "chat_template", None) is not None,
+        cache_dir=default_cache_dir(),
     ).documents
 
 

@@ -34,6 +34,7 @@ from memguard.train.audit_callback import find_over_limit
 from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_arguments import make_audit_request
 from memguard.workflows.audit_request import AuditRequest, load_audit_identity
+from memguard.workflows.format_arguments import read_format_arguments, refuse_former
 from memguard.workflows.python_arguments import check_path
 from memguard.workflows.trained_counts import TrainedCounts
 from memguard.workflows.wrapped_models import SAVED
@@ -72,7 +73,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         stop_above: Mapping[str, float] | None = None,
         trainer: Any = None,
         suite: str | None = None,
-        text_column: str = "text",
+        format: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        template: str | None = None,
+        tags: Mapping[str, str] | None = None,
         seed: int = 0,
         identity_key: str | Path | None = None,
         **settings: Any,
@@ -92,16 +96,22 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             trainer: the Trainer, whose reporters (W&B, TensorBoard) then receive the scores; None
                 writes them to its history only.
             suite: name of a shipped suite or a YAML file.
-            text_column: column of the texts.
+            format: of the documents: text, prompt_completion, messages, alpaca, sharegpt or
+                input_ids; None takes it from their columns.
+            columns: columns that have other names than usual, ``{"prompt": "question"}``.
+            template: of alpaca, "stanford" or "chat"; None: chat if there is a chat template.
+            tags: keys and roles of sharegpt's turns, ``{"user": "customer"}``.
             seed: decides which documents are sampled.
             identity_key: file of the key under which equal texts have equal hashes, so that later
                 audits can be matched; in the user's configuration folder if None.
-            settings: further settings of an audit, e.g. ``continuation_tokens=100``.
+            settings: further settings of an audit, e.g. ``continuation_tokens=100``, or
+                ``utility="hellaswag:200"`` to run benchmark tasks of lm-eval on the model.
 
         Raises:
             ConfigError: a value out of range, or an argument that has another name now.
         """
         check_path("identity_key", identity_key)
+        refuse_former(settings)
         for name, advice in _FORMER.items():
             if name in settings:
                 raise ConfigError(f"'{name}' is no argument of MemorizationAuditCallback: {advice}")
@@ -118,7 +128,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             "members": members,
             "nonmembers": nonmembers,
             "base": base,
-            "text_column": text_column,
+            "form": read_format_arguments(format, columns, template, tags),
             "seed": seed,
             "identity_key": identity_key,
             "settings": {**settings, **({} if suite is None else {"suite": suite})},
@@ -169,7 +179,8 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         documents = load_documents(
             request.members,
             setting="members",
-            text_column=request.text_column,
+            form=request.form,
+            has_chat_template=lambda: getattr(tokenizer, "chat_template", None) is not None,
             cache_dir=default_cache_dir(),
         ).documents
         tokenized = tokenize_documents(

@@ -149,6 +149,8 @@ class FrontChart:
     reference_x: float | None
     """Position of the vertical line; outside the range of the marks only the label is drawn."""
     reference_label: str
+    is_right_better: bool = False
+    """Whether a larger x is better, as for an accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

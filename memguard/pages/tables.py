@@ -254,7 +254,7 @@ def show_row(
     elif row.statistic == "difference":
         is_share = unit in _IN_POINTS
         cell = make_cell(fmt.points(row) if is_share else fmt.difference(row))
-    elif row.statistic in ("mean", "auc"):
+    elif row.statistic in ("mean", "auc", "score"):
         cell = make_cell(
             fmt.share(row) if unit == "share" else fmt.interval(row, _DECIMALS.get(unit, 3))
         )

@@ -14,6 +14,7 @@
     fit.py             meshes on which a step fits, and changes that would make one fit
     plan.py            the plan: which meshes fit, and what would help if none does
     generation.py      time in which audits generate text on a mesh
+    task_time.py       time in which benchmark tasks run on a mesh
     storage.py         the plan of families that memory.py does not know: storage of a rank
 
     meta_model.py      a model's shape, without its weights

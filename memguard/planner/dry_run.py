@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from memguard.audit.benchmarks.work import TaskWork
 from memguard.records import Rate, Record, Role
 
 Topic = Literal[
@@ -164,6 +165,8 @@ class AuditWork(Record):
     """Of all probes (tokens)."""
     not_counted: dict[str, str] = Field(default_factory=dict)
     """Reason by name of a probe of another package whose work is not known."""
+    tasks: tuple[TaskWork, ...] = ()
+    """Benchmark tasks, which run on the trained model and on the base; not in the sums."""
 
 
 class DryRun(Record):

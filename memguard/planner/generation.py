@@ -39,6 +39,8 @@ class GenerationWork:
     """Tokens that are added to each row."""
     num_models: int = 1
     """Times that it generates: models, or audits during training."""
+    row_tokens: int | None = None
+    """Tokens of a row at its end; None: those of the audited documents."""
 
 
 class ProbeGeneration(Record):
@@ -122,7 +124,7 @@ def _estimate_probe(
     work: GenerationWork, token_s: float, *, row_tokens: int, num_ways: int
 ) -> ProbeGeneration:
     num_rows = math.ceil(work.num_tokens / (work.num_new * work.num_models))
-    batches = math.ceil(num_rows * row_tokens / (num_ways * BATCH_TOKENS))
+    batches = math.ceil(num_rows * (work.row_tokens or row_tokens) / (num_ways * BATCH_TOKENS))
     num_steps = work.num_models * (batches * work.num_new + CACHE_CHECKS)
     return ProbeGeneration(probe=work.probe, num_steps=num_steps, minutes=num_steps * token_s / 60)
 
@@ -163,5 +165,5 @@ def explain_limit(plan: GenerationPlan, max_minutes: float | None) -> str | None
         f"the audit would generate text for {_format_minutes(plan.minutes)}, and "
         f"'audit.max_generation_minutes' is {max_minutes:g}: it gathers {plan.gathered_gb:,.0f} GB "
         f"for each token ({plan.token_s:.2g} s). Use a larger 'parallel.x', audit fewer documents "
-        "('audit.max_documents_per_bucket'), or raise the limit"
+        "('audit.max_documents_per_bucket') or items ('limit' of a task), or raise the limit"
     )

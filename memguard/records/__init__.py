@@ -10,6 +10,7 @@
     tables.py      the five tables of a report: results, metrics, buckets, tests, details
     audit.py       the audit report: header and tables; audits during training
     canaries.py    scores of canaries, which only the owner of an audit can read
+    utility.py     benchmark tasks: their values, and the scores of their items for the owner
     audit_files.py files of an audit, and the hashes that are written last
     answers.py     which documents each probe found extracted: yes, no, not asked
     gate.py        the result of a policy: what it asked, what was answered, by which counts
@@ -44,10 +45,12 @@ from memguard.records.audit import (
 from memguard.records.canaries import CanaryScore, load_canaries, save_canaries
 from memguard.records.comparison import (
     ComparedRun,
+    ComparedTask,
     Comparison,
     Cost,
     FrontPoint,
     Recommendation,
+    Utility,
 )
 from memguard.records.manifest import (
     IGNORE_LABEL,

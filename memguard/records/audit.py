@@ -117,7 +117,7 @@ class ProbeRun(Record):
     version: int
     num_documents: int | None
     """Documents with a result; null if the probe did not run, never 0."""
-    counted: Literal["documents", "canaries", "texts"] = "documents"
+    counted: Literal["documents", "canaries", "texts", "items"] = "documents"
     """What `num_documents` counts."""
     reason_not_run: str | None
     """null if it ran."""
@@ -171,6 +171,8 @@ class Method(Record):
     seed: int
     command: str
     wall_s: float
+    utility: list[dict[str, Any]] = Field(default_factory=list)
+    """Benchmark tasks, each with its settings and a hash of what was asked; empty for none."""
 
 
 class AdapterIdentity(Record):
@@ -268,7 +270,8 @@ class AuditResults(Record):
     """The parts of a report that are computed from the measurements."""
 
     probe_runs: list[ProbeRun]
-    """One entry per probe, in the order of the suite; `method.probes` has their settings."""
+    """One entry per probe, in the order of the suite, then that of the benchmark tasks;
+    `method.probes` and `method.utility` have their settings."""
     verdict: Verdict
     banners: list[Banner]
     dose_response: bool

@@ -4,6 +4,7 @@
     records.parquet  the scores of each document; only the owner of the audit can read them
     results.parquet  every number of the report, one row each; see `results.py`
     canaries.parquet the score of each canary, if there are any; only for the owner too
+    utility.parquet  the score of each item of the benchmark tasks, if any ran; as above
     findings.csv     every extracted document, worst first; as above
     report.html      the page
     audit.json       sizes and hashes of these, and of the run's model card
@@ -30,6 +31,7 @@ from memguard.records.sealed import (
     save_sealed,
     sum_file,
 )
+from memguard.records.utility import ITEM_SCORES
 
 AUDIT_FILES = "audit.json"
 REPORT: Final = "report.json"
@@ -46,7 +48,7 @@ _AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 class AuditFiles(SealedRecord):
     """`audit/audit.json`."""
 
-    schema_name: Literal["memguard.audit_files/3"] = Field("memguard.audit_files/3", alias="schema")
+    schema_name: Literal["memguard.audit_files/4"] = Field("memguard.audit_files/4", alias="schema")
     report: FileSum
     scores: FileSum
     results: FileSum
@@ -54,6 +56,8 @@ class AuditFiles(SealedRecord):
     page: FileSum
     canaries: FileSum | None
     """null if there were no canaries."""
+    utility: FileSum | None
+    """null if no benchmark task ran."""
     card: FileSum | None
     """null if the audit is not the run's own: with --out, or of a model without a run folder."""
 
@@ -67,6 +71,7 @@ class AuditFiles(SealedRecord):
             SCORES: self.scores,
             RESULTS: self.results,
             CANARIES: self.canaries,
+            ITEM_SCORES: self.utility,
             FINDINGS: self.findings,
             PAGE: self.page,
         }
@@ -86,10 +91,15 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
         results=sum_file(folder / RESULTS),
         findings=sum_file(folder / FINDINGS),
         page=sum_file(folder / PAGE),
-        canaries=sum_file(folder / CANARIES) if (folder / CANARIES).exists() else None,
+        canaries=_sum_if_there(folder / CANARIES),
+        utility=_sum_if_there(folder / ITEM_SCORES),
         card=sum_file(find_card(folder.resolve().parent)) if has_card else None,
     )
     save_sealed(written, folder / AUDIT_FILES)
+
+
+def _sum_if_there(path: Path) -> FileSum | None:
+    return sum_file(path) if path.exists() else None
 
 
 def save_page_sums(folder: Path) -> None:
@@ -163,16 +173,21 @@ def load_audit_report(folder: Path) -> AuditReport:
 
 def check_audit_file(
     folder: Path,
-    name: Literal["report.json", "records.parquet", "results.parquet", "canaries.parquet"],
+    name: Literal[
+        "report.json", "records.parquet", "results.parquet", "canaries.parquet", "utility.parquet"
+    ],
 ) -> None:
     """Check that a file is the one that the audit wrote.
 
     Raises:
         UnreadableError: this user may not read it.
-        RecordError: the audit is incomplete, or the file or audit.json is damaged.
+        RecordError: the audit is incomplete or wrote no such file, or the file or audit.json is
+            damaged.
     """
-    written = load_audit_files(folder)
-    for damage in find_damage(folder, {name: written.files[name]}):
+    written = load_audit_files(folder).files.get(name)
+    if written is None:
+        raise RecordError(f"the audit in '{folder}' wrote no '{name}'. {_AGAIN}")
+    for damage in find_damage(folder, {name: written}):
         if damage.is_unreadable:
             raise describe_unread(folder / name, PermissionError())
         raise RecordError(f"'{folder / damage.file}' is damaged: it {damage.what}. {_AGAIN}")

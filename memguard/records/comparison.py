@@ -2,17 +2,23 @@
 
 import statistics
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from memguard.errors import RecordError
 from memguard.records.record import Record
-from memguard.records.results import MOST_TRAINED, ResultRow
+from memguard.records.results import MOST_TRAINED, ResultRow, Statistic
 from memguard.records.scores import RiskName
 from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed
 from memguard.records.tables import RISK_PLACES, Tables
+from memguard.records.utility import ITEMS, UTILITY, TaskDetail, UtilityModel, name_task
 from memguard.records.verdict import Level, Verdict
+
+HELDOUT_LOSS: Final = "heldout_nll"
+"""Name of the utility that every comparison has."""
+_HELD_OUT: Final = "(held out)"
+"""Bucket of the losses over seeds."""
 
 
 class Cost(Record):
@@ -41,6 +47,83 @@ class ComparedRun(Record):
     cost: Cost
 
 
+class Utility(Record):
+    """What a comparison took as utility: the held-out loss, or a metric of a benchmark task."""
+
+    name: str = HELDOUT_LOSS
+    """``heldout_nll``, or the name of a task."""
+    probe: Literal["heldout", "utility"] = "heldout"
+    metric: str = "nll"
+    unit: str = "nats"
+    """nats a token; share (of items); bits; number."""
+    higher_is_better: bool = False
+    chance: float | None = None
+    """Value of a random choice; null without options."""
+    num_items: int | None = None
+    """Of a task."""
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it is a benchmark task."""
+        return self.probe == UTILITY
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of items."""
+        return self.unit == "share"
+
+    @property
+    def heading(self) -> str:
+        """Of a column."""
+        return f"{self.name}: {self.metric}" if self.is_task else "Held-out NLL"
+
+    @property
+    def spoken(self) -> str:
+        """In a sentence."""
+        return f"{self.metric} of task '{self.name}'" if self.is_task else "held-out NLL"
+
+    def start_row(self, setting: str, statistic: Statistic) -> ResultRow:
+        """Return the row of a setting over its seeds, without its number."""
+        return ResultRow(
+            setting=setting,
+            probe=self.probe,
+            parameters=name_task(self.name) if self.is_task else "",
+            metric=self.metric,
+            statistic=statistic,
+            bucket=ITEMS if self.is_task else _HELD_OUT,
+            num_documents=self.num_items or 0,
+        )
+
+    def worsening(self, value: float) -> float:
+        """Return a value, or a difference of two, with its sign such that lower is better."""
+        return -value if self.higher_is_better else value
+
+
+HELDOUT: Final = Utility()
+
+
+class ComparedTask(Record):
+    """A benchmark task that all runs answered, item by item."""
+
+    detail: TaskDetail
+    """Of the first run's report."""
+    unit: str
+    higher_is_better: bool
+
+    @property
+    def utility(self) -> Utility:
+        """The task as the utility of a comparison."""
+        return Utility(
+            name=self.detail.task,
+            probe="utility",
+            metric=self.detail.headline,
+            unit=self.unit,
+            higher_is_better=self.higher_is_better,
+            chance=self.detail.chance,
+            num_items=self.detail.num_items,
+        )
+
+
 class FrontPoint(Record):
     """Risk and utility of one setting over its seeds; shares and losses are rows without seed."""
 
@@ -56,7 +139,12 @@ class FrontPoint(Record):
     risk_by: RiskName | None
     """Method with the worst share; the first if several are equal."""
     utility: float
-    """Nats a token on held-out documents, mean over seeds; lower is better."""
+    """Mean over seeds of `Comparison.utility`, which gives its unit and whether higher is better:
+    nats a token on held-out documents, or the value of a benchmark task."""
+    utility_ci: tuple[float, float] | None = None
+    """Of a held-out loss over seeds; of a task over items and seeds."""
+    is_at_chance: bool = False
+    """Whether a task does not show that this setting differs from a random choice."""
     levels: dict[Level, int]
     """Number of its runs by the level of their verdict."""
     num_told_apart: int
@@ -97,13 +185,24 @@ def find_own_ci(point: FrontPoint, tables: Tables) -> tuple[float, float] | None
     return (None if share is None else share.ci) or point.risk_ci
 
 
-def find_change(tables: Tables, setting: str) -> ResultRow | None:
-    """Return the change of a setting's held-out loss from the first setting, seed by seed.
+def find_change(tables: Tables, setting: str, utility: Utility = HELDOUT) -> ResultRow | None:
+    """Return the change of a setting's utility from the first setting, seed by seed.
 
-    It is the mean difference divided by the first one's mean (share), with an interval by the t
-    distribution over seeds; None for the first setting.
+    Of the held-out loss it is the mean difference divided by the first one's mean (share), with an
+    interval by the t distribution over seeds. Of a task it is the mean difference in the unit of
+    the metric, paired by item. None for the first setting.
     """
-    return next(iter(tables.select("heldout", "nll_change", setting=setting, seed=None)), None)
+    if not utility.is_task:
+        return next(iter(tables.select("heldout", "nll_change", setting=setting, seed=None)), None)
+    rows = tables.select(
+        UTILITY,
+        utility.metric,
+        setting=setting,
+        seed=None,
+        statistic="difference",
+        parameters=name_task(utility.name),
+    )
+    return next(iter(rows), None)
 
 
 COMPARISON, COMPARISON_RESULTS = "comparison.json", "comparison.parquet"
@@ -112,7 +211,7 @@ COMPARISON, COMPARISON_RESULTS = "comparison.json", "comparison.parquet"
 class Comparison(SealedRecord):
     """`comparison.json`."""
 
-    schema_name: Literal["memguard.comparison/4"] = Field("memguard.comparison/4", alias="schema")
+    schema_name: Literal["memguard.comparison/5"] = Field("memguard.comparison/5", alias="schema")
     name: str
     tool_version: str
     created: str | None = None
@@ -127,6 +226,12 @@ class Comparison(SealedRecord):
     num_removed: int = 0
     """Documents that 'deduplicate' removed in at least one run, summed over seeds. Paired rows, and
     those over seeds, leave them out of all runs."""
+    utility: Utility = HELDOUT
+    """What front and recommendation take as utility."""
+    tasks: list[ComparedTask] = Field(default_factory=list)
+    """Benchmark tasks that every run answered."""
+    tasks_left_out: list[str] = Field(default_factory=list)
+    """A sentence for each task that runs do not share."""
     front: list[FrontPoint]
     """One point for each setting."""
     recommendation: Recommendation
@@ -156,6 +261,18 @@ class Comparison(SealedRecord):
         shared = set.intersection(*seeds.values())
         own = [run for run in self.runs if run.setting == setting]
         return [run for run in own if not shared or run.seed in shared]
+
+    def mean_utility(self, setting: str, model: UtilityModel = "trained") -> float | None:
+        """Return the mean utility of a setting, or of its base model, over `list_compared`."""
+        if not self.utility.is_task:
+            return self.mean_loss(setting, model)
+        key = {"parameters": name_task(self.utility.name), "setting": setting, "model": model}
+        rows = (
+            self.tables.find(UTILITY, self.utility.metric, ITEMS, seed=run.seed, **key)
+            for run in self.list_compared(setting)
+        )
+        values = [row.value for row in rows if row is not None and row.value is not None]
+        return statistics.fmean(values) if values else None
 
     def mean_loss(self, setting: str, model: str = "trained") -> float | None:
         """Return the mean loss of a setting, or of its base model, over `list_compared`."""

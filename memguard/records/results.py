@@ -19,6 +19,7 @@ are no bucket:
     (trained most often) of a comparison: the documents that a setting trained most often, of all
                          seeds together
     (trained 64 times)   of a comparison: the documents that the first setting trained so often
+    (items)              the items of a benchmark task; `num_documents` counts them
 
 A number that a probe gives and that could not be had is a row without a value and with its reason.
 The key is unique. A value that shows a single document has two significant digits, because the
@@ -41,13 +42,25 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-Statistic = Literal["rate", "mean", "median", "q10", "q90", "min", "max", "auc", "difference"]
+Statistic = Literal[
+    "rate", "mean", "score", "median", "q10", "q90", "min", "max", "auc", "difference"
+]
+"""score: a value of all items together that is no mean, such as a perplexity."""
 Method = Literal[
-    "", "clopper-pearson", "newcombe", "jackknife", "delong", "threshold", "t", "tango", "pooled"
+    "",
+    "clopper-pearson",
+    "newcombe",
+    "jackknife",
+    "delong",
+    "threshold",
+    "t",
+    "tango",
+    "bootstrap",
+    "pooled",
 ]
 """How an interval was computed: "" without one; threshold includes the error of the threshold that
-is estimated on the control; t is over seeds; pooled covers documents and seeds, see
-`compare.front`."""
+is estimated on the control; t is Student's, over seeds or over the items of a task; bootstrap draws
+items; pooled covers documents or items, and seeds, see `compare.front`."""
 
 SCHEMA_NAME = "memguard.results/1"
 """Stored in the metadata of the parquet file."""

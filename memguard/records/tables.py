@@ -132,13 +132,14 @@ class TestRow:
     metric: str
     parameters: str = ""
     bucket: str
-    test: Literal["mcnemar", "cochran-armitage"]
+    test: Literal["mcnemar", "cochran-armitage", "paired-t", "paired-bootstrap"]
+    """The paired tests besides McNemar's are of benchmark tasks whose items are no matches."""
     num_documents: int
     num_only_here: int | None = None
-    """Documents that match here and not in `against`; of a paired test."""
+    """Documents that match here and not in `against`; of McNemar's test."""
     num_only_against: int | None = None
     statistic: float | None = None
-    """z of a trend test."""
+    """z of a trend test, t of a paired t test."""
     p_value: float | None = None
     """Two-sided; null if it cannot be computed."""
     p_holm: float | None = None
@@ -243,14 +244,14 @@ class Tables(Record):
             probe: of the row.
             metric: of the row.
             bucket: of the row.
-            statistic: of the row; None takes rate, mean, auc or difference.
+            statistic: of the row; None takes rate, mean, auc, score or difference.
             **key: `parameters`, `model`, `against`, `variant`, `step`, `setting`, `seed`; left out,
                 they are those of the audited model: "", trained and None.
         """
         start = tuple(key.get(name) for name in ("setting", "seed", "variant", "step"))
         start += (key.get("model", "trained"), key.get("against"))
         start += (probe, key.get("parameters", ""), metric)
-        usual = ("difference",) if key.get("against") else ("rate", "mean", "auc")
+        usual = ("difference",) if key.get("against") else ("rate", "mean", "auc", "score")
         for name in usual if statistic is None else (statistic,):
             row = self._by_key.get((*start, name, bucket))
             if row is not None:

@@ -4,20 +4,25 @@
     item    one question of a task, or one text of a task that scores texts
     metric  what a task makes of an answer: ``acc``, ``exact_match``, ``word_perplexity``
 
-`utility.parquet` has one line for each item, metric and model. Items are named by a hash of question,
-prompt and target, so that two audits are compared item by item, and a task that changed is noticed.
+`utility.parquet` has one line for each item, metric and model. Items are named by a hash of
+question, prompt and target, so that two audits are compared item by item, and a task that changed
+is noticed.
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from memguard.records.record import PRIVATE_MODE, write_atomically
+from memguard.errors import RecordError
+from memguard.records.record import PRIVATE_MODE, Record, write_atomically
+from memguard.records.results import ResultRow, write_parameters
+from memguard.records.tables import Tables
 
 UTILITY: Final = "utility"
 """Probe of the rows."""
@@ -101,6 +106,71 @@ class ItemScore:
     weight: float | None
 
 
+class TaskDetail(Record):
+    """What a report says of a task besides its rows: how it was answered; no text of an item."""
+
+    task: str
+    version: str
+    limit: int | None
+    num_fewshot: int
+    is_chat: bool
+    headline: str
+    """Metric that stands for the task."""
+    aggregations: Mapping[str, str]
+    """How the items of each metric are joined, by metric."""
+    chance: float | None
+    """Value of the headline metric for a random choice; null without options."""
+    num_items: int
+    samples_sha256: Mapping[UtilityModel, str]
+    """Of the hashes of all items, by model."""
+    smallest_difference: float | None
+    """Smallest difference of the headline metric that a paired test of so many items shows with
+    power 0.8 (two-sided, 0.05); null if there is none, or if it cannot be estimated."""
+    is_smallest_paired: bool
+    """Whether it follows from the items on which both models differ; else from two models that
+    answer independently of each other."""
+    is_at_chance: bool
+    """Whether no model's interval excludes a random choice: the task cannot tell the models from
+    one that answers at random."""
+    num_forwards: Mapping[UtilityModel, int]
+    num_decoded_tokens: Mapping[UtilityModel, int]
+    num_truncated: Mapping[UtilityModel, int]
+    is_cached: Mapping[UtilityModel, bool]
+
+    @property
+    def parameters(self) -> str:
+        """The parameters of its rows."""
+        return name_task(self.task)
+
+    def find(self, tables: Tables, *, metric: str | None = None, **key: Any) -> ResultRow | None:
+        """Return the row of a metric, the headline if None; ``key`` as in `Tables.find`."""
+        name = self.headline if metric is None else metric
+        return tables.find(UTILITY, name, ITEMS, parameters=self.parameters, **key)
+
+
+def name_task(task: str) -> str:
+    """Return the parameters of the rows of a task."""
+    return write_parameters({"task": task})
+
+
+def list_task_details(tables: Tables) -> list[TaskDetail]:
+    """Return the tasks of an audit, in the order of its settings; empty if none ran.
+
+    Raises:
+        RecordError: the detail of the tables is not what memguard writes.
+    """
+    detail = tables.find_detail(UTILITY)
+    if detail is None:
+        return []
+    try:
+        return [TaskDetail.model_validate(task) for task in detail["tasks"]]
+    except (KeyError, TypeError, ValidationError) as error:
+        raise RecordError(
+            "the report says of its benchmark tasks what this version does not read. Audit the "
+            "run again."
+        ) from error
+
+
 def list_item_scores(results: Iterable[TaskResult]) -> list[ItemScore]:
     """Return the scores of all items of all tasks, in order."""
     return [
@@ -141,8 +211,16 @@ def save_item_scores(scores: Sequence[ItemScore], path: Path) -> None:
 
 
 def load_item_scores(path: Path) -> list[ItemScore]:
-    """Return the scores of a file that `save_item_scores` wrote."""
+    """Return the scores of a file that `save_item_scores` wrote.
+
+    Raises:
+        RecordError: it is no such file.
+    """
+    import pyarrow
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
-        return [ItemScore(**row) for row in file.read().to_pylist()]
+    try:
+        with parquet.ParquetFile(path) as file:
+            return [ItemScore(**row) for row in file.read().to_pylist()]
+    except (pyarrow.ArrowException, TypeError, OSError) as error:
+        raise RecordError(f"'{path}' holds no scores of tasks. Audit the run again.") from error

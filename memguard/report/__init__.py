@@ -13,12 +13,15 @@ the page of an audit; the sections of probes are in `audit.probes`
     audit_doses.py         extraction by number of repetitions
     audit_watched.py       audits during training
     audit_variants.py      forms in which the model may be shipped
+    audit_utility.py       benchmark tasks on the trained and the base model
     audit_others.py        probes of other packages
 the page of a comparison
     comparison_page.py     a comparison -> the contents of its page
     comparison_front.py    figures: risk against utility; rates by number of repetitions
     comparison_tables.py   tables with a row per setting or per run
     comparison_paired.py   tables of paired tests
+    comparison_tasks.py    tables of benchmark tasks, paired by item
+    comparison_utility.py  words and positions of the utility that was chosen
     comparison_others.py   tables of the probes of other packages
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
@@ -29,6 +32,7 @@ the page for those who sign a release
 other forms
     card.py                results as cards in notebooks
     model_card.py          README.md of an exported or a merged model
+    hub_card.py            README.md of a model on a hub, with the block of results that it shows
 
 The components of pages are in `memguard.pages`. The page modules compute every number and sentence;
 templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template

@@ -22,6 +22,7 @@ from memguard.report.audit_summary import (
     find_learned,
     write_findings_note,
 )
+from memguard.report.audit_utility import build_utility
 from memguard.report.audit_variants import build_variants
 from memguard.report.audit_watched import build_watched
 from memguard.report.facts import (
@@ -128,6 +129,7 @@ def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
     sections = (
         build_variants(report),
         *(PROBES[name].section(report) for name in _EVIDENCE if name in PROBES),
+        build_utility(report),
         *build_others(report),
         build_watched(report),
     )

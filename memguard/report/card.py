@@ -21,6 +21,7 @@ from memguard.report.audit_page import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import describe_recommendation
 from memguard.report.comparison_picture import render_comparison_chart
+from memguard.report.comparison_utility import write_value
 from memguard.report.seed_means import has_several_seeds
 from memguard.report.svg import LIGHT
 
@@ -85,7 +86,7 @@ def render_comparison_card(comparison: Comparison, page: Path) -> str:
         _write_settings(comparison),
         _show_picture(
             render_comparison_chart(comparison),
-            "Extraction of each setting, and risk against held-out loss",
+            "Extraction of each setting, and risk against utility",
             width=860,
         ),
     ]
@@ -160,11 +161,12 @@ def _write_settings(comparison: Comparison) -> Markup:
             "not measured"
             if point.risk is None
             else f"{fmt.percent(point.risk)} ({fmt.percent_range(point.risk_ci)})",
-            fmt.number(point.utility),
+            write_value(point.utility, comparison.utility),
         )
         for point in points
     ]
-    table = _write_table(("Setting", "Verdict", "Documents at risk", "Held-out NLL"), rows)
+    heading = fmt.clean_name(comparison.utility.heading, 60)
+    table = _write_table(("Setting", "Verdict", "Documents at risk", heading), rows)
     left_out = len(comparison.front) - len(points)
     if not left_out:
         return table

@@ -35,7 +35,8 @@ def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
         height: approximate height of the axes (units).
     """
     _paint_axes(axes, chart)
-    front = sorted((m for m in chart.marks if not m.is_dominated), key=lambda m: (m.x, -m.y))
+    sign = -1 if chart.is_right_better else 1
+    front = sorted((m for m in chart.marks if not m.is_dominated), key=lambda m: (sign * m.x, -m.y))
     x, y = [mark.x for mark in front], [mark.y for mark in front]
     axes.plot(x, y, color=SERIES[1], linewidth=1.6, alpha=0.55, zorder=2)
     # Dominated settings are drawn first, below the others.

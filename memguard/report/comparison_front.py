@@ -19,13 +19,32 @@ from memguard.pages.page import (
     Table,
 )
 from memguard.pages.tables import Column, drop_zero_columns, make_table, show_missing, show_name
-from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, FrontPoint, Tables
+from memguard.records import (
+    NUM_RISK_QUERIES,
+    RISK_NAMES,
+    Comparison,
+    FrontPoint,
+    Tables,
+    Utility,
+)
 from memguard.records.comparison import find_change, find_own_ci
+from memguard.report.comparison_utility import (
+    describe_axis,
+    describe_beyond_base,
+    describe_chance,
+    find_base_difference,
+    find_difference,
+    label_axis,
+    name_utility,
+    scale,
+    write_difference,
+    write_ends,
+    write_value,
+)
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
     Setting,
     average,
-    base_change,
     get_base,
     has_several_seeds,
     list_doses,
@@ -63,37 +82,37 @@ def build_front(comparison: Comparison) -> Figure | None:
         return None
     table = _build_front_table(comparison)
     described = list(zip(comparison.front, table.rows, strict=True))
-    base = base_change(comparison)
+    utility = comparison.utility
+    base = find_base_difference(comparison)
     chart = FrontChart(
         description="Risk-utility trade-off, a point for each setting. "
-        + " ".join(_describe(point, row) for point, row in described[:_MOST_DESCRIBED]),
+        + " ".join(_describe(point, row, utility) for point, row in described[:_MOST_DESCRIBED]),
         marks=marks,
-        x_label=f"held-out NLL relative to {name_first(comparison, CHART_NAME_LIMIT)} (%)",
+        x_label=label_axis(comparison, CHART_NAME_LIMIT),
         y_label="documents at risk (%)",
-        reference_x=None if base is None else 100 * base,
-        reference_label=f"base model {fmt.change(base)}",
+        reference_x=None if base is None else scale(utility) * base,
+        reference_label=f"base model {write_difference(base, utility)}",
+        is_right_better=utility.higher_is_better,
     )
     return Figure(
         key="front",
         title="Risk-utility trade-off",
         chart=chart,
-        caption=f"Lower left is better. Lines through points are 95{fmt.PERCENT} intervals: of the "
-        "risk over documents and seeds, of the loss over seeds relative to the first setting "
-        "(none for one seed). The curve joins the settings that no other dominates; dominated ones "
-        "are grey. A setting to the right of the base model is worse on held-out documents than "
-        "before training.",
+        caption=f"{describe_axis(utility)} The curve joins the settings that no other dominates; "
+        f"dominated ones are grey. {describe_beyond_base(utility)}",
         table=table,
     )
 
 
 def _build_front_table(comparison: Comparison) -> Table:
-    first = comparison.front[0]
+    first, utility = comparison.front[0], comparison.utility
+    heading = (fmt.clean_name(utility.heading, 40), "" if utility.is_share else utility.unit)
 
     def show_change(point: FrontPoint) -> Cell:
-        change = fmt.change(fmt.relative_change(point.utility, first.utility))
+        change = write_difference(find_difference(point, comparison), utility)
         return Cell(
             "reference" if point is first else change,
-            detail=fmt.change_range(find_change(comparison.tables, point.name)),
+            detail=write_ends(find_change(comparison.tables, point.name, utility), utility),
         )
 
     dominators: Column[FrontPoint] = Column(
@@ -105,7 +124,7 @@ def _build_front_table(comparison: Comparison) -> Table:
     columns: tuple[Column[FrontPoint], ...] = (
         Column("Setting", lambda p: fmt.clean_name(p.name)),
         Column(("Risk", "documents"), lambda p: show_risk(p, comparison.tables)),
-        Column(("Held-out NLL", "nats"), lambda p: fmt.number(p.utility)),
+        Column(heading, lambda p: write_value(p.utility, utility)),
         Column(("Change", f"from '{name_first(comparison, 16)}'"), show_change),
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
     )
@@ -114,7 +133,11 @@ def _build_front_table(comparison: Comparison) -> Table:
         columns,
         comparison.front,
         tone=lambda p: "dominated" if p.is_dominated else "",
-        notes=(_RISK_NOTE, *_describe_seeds(comparison)),
+        notes=(
+            _RISK_NOTE,
+            *_describe_seeds(comparison),
+            *filter(None, (describe_chance(comparison),)),
+        ),
         compact=True,
     )
 
@@ -150,24 +173,27 @@ def name_dominators(point: FrontPoint | None) -> str:
 
 
 def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
-    x = fmt.relative_change(point.utility, comparison.front[0].utility)
+    utility = comparison.utility
+    x = find_difference(point, comparison)
     if point.risk is None or x is None:
         return None
-    change = find_change(comparison.tables, point.name)
+    change = find_change(comparison.tables, point.name, utility)
     ends = None if change is None else change.ci
+    unit = scale(utility)
     return Mark(
         label=fmt.clean_name(point.name, CHART_NAME_LIMIT),
-        x=100 * x,
-        x_ends=None if ends is None else (100 * ends[0], 100 * ends[1]),
+        x=unit * x,
+        x_ends=None if ends is None else (unit * ends[0], unit * ends[1]),
         y=100 * point.risk,
         y_ends=None if point.risk_ci is None else (100 * point.risk_ci[0], 100 * point.risk_ci[1]),
         is_dominated=point.is_dominated,
     )
 
 
-def _describe(point: FrontPoint, row: Row) -> str:
-    risk, loss, change = row.cells[:3]
-    text = f"{row.head.text}: risk {risk.text}, held-out NLL {loss.text} ({change.text})"
+def _describe(point: FrontPoint, row: Row, utility: Utility) -> str:
+    risk, value, change = row.cells[:3]
+    spoken = name_utility(utility)
+    text = f"{row.head.text}: risk {risk.text}, {spoken} {value.text} ({change.text})"
     dominators = name_dominators(point)
     return f"{text}, dominated by {dominators}." if dominators else f"{text}."
 

@@ -18,11 +18,12 @@ from memguard.report.comparison_tables import (
     build_headline,
     build_settings,
 )
+from memguard.report.comparison_tasks import build_tasks
+from memguard.report.comparison_utility import describe_setting_utility, name_utility
 from memguard.report.facts import describe_environment
 from memguard.report.seed_means import (
     Setting,
     average,
-    compute_change,
     count_documents,
     count_matched,
     describe_other_dose,
@@ -35,7 +36,6 @@ from memguard.report.seed_means import (
     name_dose,
     name_first,
     pick_highest,
-    show_loss,
 )
 from memguard.report.texts import COMPARISON_CONFIDENTIALITY, READING_GUIDE, write_glossary
 
@@ -65,7 +65,10 @@ def digest_comparison(comparison: Comparison, links: tuple[Link, ...] = ()) -> C
         guide=(*READING_GUIDE, *_describe_learned(comparison)),
         headline=build_headline(comparison),
         gains=gains,
-        paired=tuple(filter(None, (build_paired(comparison), build_paired_canaries(comparison)))),
+        paired=(
+            *filter(None, (build_paired(comparison), build_paired_canaries(comparison))),
+            *build_tasks(comparison),
+        ),
         figures=build_trends(comparison),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
@@ -114,10 +117,10 @@ def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
 
 
 def _summarise(setting: Setting) -> str:
-    loss = f"held-out NLL {show_loss(setting).text}"
-    change = compute_change(setting)
-    if setting.name != setting.comparison.runs[0].setting and change is not None:
-        loss += f" ({fmt.change(change)} from '{name_first(setting.comparison)}')"
+    value, change, _ = describe_setting_utility(setting)
+    loss = f"{name_utility(setting.comparison.utility)} {value}"
+    if setting.name != setting.comparison.runs[0].setting and change != fmt.MISSING:
+        loss += f" ({change} from '{name_first(setting.comparison)}')"
     verbatim, near, accuracy = (
         setting.find("extraction", metric)
         for metric in ("verbatim", "near_verbatim", "token_accuracy")

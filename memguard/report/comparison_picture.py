@@ -9,6 +9,7 @@ from memguard.records import Comparison
 from memguard.records.comparison import list_shares
 from memguard.report.charts import paint_front
 from memguard.report.comparison_front import build_front
+from memguard.report.comparison_utility import label_axis, name_direction
 from memguard.report.seed_means import (
     CHART_NAME_LIMIT,
     Setting,
@@ -74,7 +75,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
         if front and isinstance(front.chart, FrontChart):
             axes = figure.add_subplot(grid[-1])
             limit = 12 if groups else CHART_NAME_LIMIT
-            label = f"held-out NLL relative to {name_first(comparison, limit)} (%), lower is better"
+            label = f"{label_axis(comparison, limit)}, {name_direction(comparison.utility)}"
             paint_front(axes, replace(front.chart, x_label=label), height=_HEIGHT)
             _set_title(axes, "Risk-utility trade-off")
         footer = _write_footer(comparison, bars=bool(groups))

@@ -10,11 +10,19 @@ from memguard.pages.page import Cell, Section, Table
 from memguard.pages.tables import Column, Content, Heading, make_table, show_name
 from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
 from memguard.report.comparison_front import name_dominators, show_risk
+from memguard.report.comparison_tasks import describe_left_out
+from memguard.report.comparison_utility import (
+    describe_chance,
+    describe_setting_utility,
+    find_base_difference,
+    head_utility,
+    write_difference,
+    write_value,
+)
 from memguard.report.facts import describe_dropped
 from memguard.report.seed_means import (
     Setting,
     average,
-    base_change,
     describe_setting,
     get_base,
     has_several_seeds,
@@ -37,8 +45,9 @@ from memguard.report.seed_means import (
 
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
-    "Documents of all seeds are counted together; losses, times and tokens are means over seeds. "
-    "Below the loss is its mean change per seed, with the interval over seeds."
+    "Documents of all seeds are counted together; utilities, times and tokens are means over "
+    "seeds. Below the utility is its mean change per seed, with the interval over seeds (of a task "
+    "over items too)."
 )
 
 
@@ -50,7 +59,9 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
     dose = name_dose(pick_highest(comparison))
-    nll, change = fmt.number(get_base(comparison).mean_loss()), fmt.change(base_change(comparison))
+    utility = comparison.utility
+    of_base = write_value(comparison.mean_utility(comparison.runs[0].setting, "base"), utility)
+    change = write_difference(find_base_difference(comparison), utility)
 
     def name(setting: Setting) -> Cell:
         dominators = name_dominators(setting.point)
@@ -73,9 +84,9 @@ def build_headline(comparison: Comparison) -> Table:
             lambda s: show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
         ),
         Column(
-            ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
-            show_loss,
-            lambda base: Cell(nll, detail=change),
+            head_utility(comparison),
+            show_utility,
+            lambda base: Cell(of_base, detail=change),
         ),
         Column(("Labels dropped", "measured"), _write_dropped),
         Column(("Training", "time; labels"), _show_training),
@@ -86,9 +97,20 @@ def build_headline(comparison: Comparison) -> Table:
         list_settings(comparison),
         tone=lambda s: "dominated" if name_dominators(s.point) else "",
         base=get_base(comparison),
-        notes=(_SEEDS_NOTE,) if has_several_seeds(comparison) else (),
+        notes=(
+            *((_SEEDS_NOTE,) if has_several_seeds(comparison) else ()),
+            *filter(None, (describe_chance(comparison),)),
+            *describe_left_out(comparison),
+        ),
         compact=True,
     )
+
+
+def show_utility(setting: Setting) -> Cell:
+    """Show the utility of a setting, its change from the first one, and the interval of that."""
+    value, change, ends = describe_setting_utility(setting)
+    is_first = setting.name == setting.comparison.runs[0].setting
+    return Cell(value, detail="reference" if is_first else change, note=ends)
 
 
 def show_level(setting: Setting) -> Cell:

@@ -14,11 +14,13 @@ from memguard.audit.probes.canaries import write_canaries
 from memguard.pages import formatting as fmt
 from memguard.pages.costs import write_cost
 from memguard.records import MIN_FOR_QUANTILES, NO_DOCUMENTS, AuditReport, BucketRow, ResultRow
+from memguard.report.audit_utility import describe_utility
 from memguard.report.audit_watched import describe_budget
 from memguard.report.facts import describe_privacy
 from memguard.report.texts import describe_loss_change, write_limits
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
+MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
+"""Characters that are escaped in texts of records."""
 _LONGEST_CONFIG = 20_000
 _LOCAL = "(local path)"
 _NOT_SHOWN = ("output_dir", "parallel", "audit")
@@ -37,36 +39,41 @@ def render_model_card(
         config_yaml: resolved configuration; settings that hold a local path or null, or that
             do not change the weights, are omitted.
     """
-    config = _read_config(config_yaml)
-    mitigations = _list_mitigations(config)
+    config = read_config(config_yaml)
+    mitigations = list_mitigations(config)
     is_adapter = (config or {}).get("adapter") is not None
     sections = [
         _write_front_matter(report, base_model, mitigations, is_adapter=is_adapter),
-        f"# Model of run '{_escape(fmt.clean_name(run_name))}'",
-        _write_origin(base_model, mitigations, is_adapter=is_adapter),
+        f"# Model of run '{escape(fmt.clean_name(run_name))}'",
+        write_origin(
+            _name_base(base_model),
+            mitigations,
+            is_adapter=is_adapter,
+            has_base=base_model is not None,
+        ),
         "## Memorization audit",
-        *(_write_audit(report) if report else [_NO_AUDIT]),
+        *(write_audit(report) if report else [NO_AUDIT]),
         "## How to load",
-        *([_NEEDS_BASE] if is_adapter else []),
-        _HOW_TO_LOAD,
+        *([NEEDS_BASE] if is_adapter else []),
+        HOW_TO_LOAD,
     ]
     if config is not None:
         shown = {key: value for key, value in config.items() if key not in _NOT_SHOWN}
         if _name_base(base_model) is None and isinstance(shown.get("model"), dict):
             shown["model"] = {**shown["model"], "path": None}
-        sections += ["## Configuration", _show_config(shown)]
+        sections += ["## Configuration", show_config(shown)]
     return "\n\n".join(sections) + "\n"
 
 
-_NO_AUDIT = (
+NO_AUDIT = (
     "These weights have not been audited: it is not known which training documents can be "
     "extracted from them. `memguard audit` on the run folder measures it."
 )
-_NEEDS_BASE = (
+NEEDS_BASE = (
     "This folder has an adapter only: `peft` must be installed, and the base model must be where "
     "`base_model_name_or_path` in `adapter_config.json` says."
 )
-_HOW_TO_LOAD = """\
+HOW_TO_LOAD = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -76,7 +83,12 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 ```"""
 
 
-def _read_config(config_yaml: str) -> dict[str, Any] | None:
+def read_config(config_yaml: str) -> dict[str, Any] | None:
+    """Return the settings of a YAML text; None if it is not a mapping.
+
+    Args:
+        config_yaml: of a run.
+    """
     try:
         config = yaml.safe_load(config_yaml)
     except (yaml.YAMLError, RecursionError):
@@ -84,14 +96,23 @@ def _read_config(config_yaml: str) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
+def list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the mitigations of a configuration.
+
+    Args:
+        config: from `read_config`.
+    """
     listed = (config or {}).get("mitigations") or []
     return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
 
 
-def _escape(text: str) -> str:
-    """Clean text, replace local paths and escape the special characters of Markdown."""
-    return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
+def escape(text: str) -> str:
+    """Clean text, replace local paths and escape the special characters of Markdown.
+
+    Args:
+        text: of a record.
+    """
+    return MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
 def _name_base(base_model: str | None) -> str | None:
@@ -108,16 +129,28 @@ def _write_front_matter(
     *,
     is_adapter: bool,
 ) -> str:
+    library = "peft" if is_adapter else "transformers"
+    tags = list_tags(report, mitigations, is_adapter=is_adapter)
+    return _dump_front_matter(library, base_model, tags)
+
+
+def list_tags(
+    report: AuditReport | None, mitigations: list[dict[str, Any]], *, is_adapter: bool
+) -> list[str]:
+    """Return the tags of a card, besides that of memguard.
+
+    Args:
+        report: audit of the weights; None if there was none.
+        mitigations: of the configuration.
+        is_adapter: whether the weights are those of an adapter.
+    """
     has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
     tags = {
         "lora": is_adapter,
         "memorization-audit": report is not None,
         "goldfish-loss": has_goldfish,
     }
-    library = "peft" if is_adapter else "transformers"
-    return _dump_front_matter(
-        library, base_model, [tag for tag, applies in tags.items() if applies]
-    )
+    return [tag for tag, applies in tags.items() if applies]
 
 
 def _dump_front_matter(library: str, base_model: str | None, tags: list[str]) -> str:
@@ -132,12 +165,23 @@ def _dump_front_matter(library: str, base_model: str | None, tags: list[str]) ->
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
 
-def _write_origin(
-    base_model: str | None, mitigations: list[dict[str, Any]], *, is_adapter: bool
+def write_origin(
+    base: str | None,
+    mitigations: list[dict[str, Any]],
+    *,
+    is_adapter: bool,
+    has_base: bool,
 ) -> str:
-    base = _name_base(base_model)
-    start = f"`{base}`" if base else "a local checkpoint" if base_model else "random weights"
-    named = "; ".join(_escape(fmt.settings(m)) for m in mitigations[:20])
+    """Return the sentence on the model that training started from, and on the loss.
+
+    Args:
+        base: hub id of that model; None if it is not named.
+        mitigations: of the configuration.
+        is_adapter: whether an adapter was trained.
+        has_base: whether training started from a checkpoint instead of random weights.
+    """
+    start = f"`{base}`" if base else "a local checkpoint" if has_base else "random weights"
+    named = "; ".join(escape(fmt.settings(m)) for m in mitigations[:20])
     return (
         f"{'A LoRA adapter' if is_adapter else 'A causal language model'} trained with memguard "
         f"{'for' if is_adapter else 'from'} {start}. "
@@ -145,17 +189,24 @@ def _write_origin(
     )
 
 
-def _write_audit(report: AuditReport) -> list[str]:
+def write_audit(report: AuditReport, *, is_for_hub: bool = False) -> list[str]:
+    """Return the paragraphs on the audit: verdict, warnings, rates, costs, limitations.
+
+    Args:
+        report: of the audit.
+        is_for_hub: omits the hash of the documents, with which a reader who has all of them but
+            one could test guesses of that one, and the place of the page.
+    """
     verdict = report.verdict
-    parts = [f"**{_escape(verdict.describe())}**"]
-    parts.append(_escape(f"{verdict.membership.sentence} {verdict.scope}"))
-    parts += [f"> {_escape(banner.text)}" for banner in report.banners[:20]]
+    parts = [f"**{escape(verdict.describe())}**"]
+    parts.append(escape(f"{verdict.membership.sentence} {verdict.scope}"))
+    parts += [f"> {escape(banner.text)}" for banner in report.banners[:20]]
     parts.append(_write_table(report))
     parts += _write_costs(report)
     if canaries := write_canaries(report):
-        parts.append(f"Canaries: {_escape(canaries)}")
+        parts.append(f"Canaries: {escape(canaries)}")
     if report.training and report.training.budget:
-        parts.append(_escape(describe_budget(report.training)))
+        parts.append(escape(describe_budget(report.training)))
     if report.training and report.training.heldout_nll is not None:
         nll, base = report.training.heldout_nll, report.training.base_heldout_nll
         change = describe_loss_change(nll, base)
@@ -163,16 +214,23 @@ def _write_audit(report: AuditReport) -> list[str]:
             f"Utility: held-out NLL {fmt.number(nll)} nats a token"
             f"{f', {change}' if change else ''}."
         )
+    parts += [f"Utility: {escape(line)}." for line in describe_utility(report.tables)]
     for fact in describe_privacy(report.training) if report.training else ():
-        parts.append(f"{fact.term}: {_escape(f'{fact.value}. {fact.detail}')}")
+        parts.append(f"{fact.term}: {escape(f'{fact.value}. {fact.detail}')}")
     parts.append("Scope and limitations:")
-    parts.append("\n".join(f"- {_escape(limit)}" for limit in write_limits(report)))
-    parts.append(
-        f"Measured by memguard {_escape(report.tool_version)} on weights "
-        f"`{_code(fmt.hash(report.model.weights_sha256))}`{_write_adapter(report)} and documents "
-        f"`{_code(fmt.hash(report.data.documents_sha256))}`, {_escape(report.created)}. The full "
-        "report is `audit/report.html` in the folder of the run."
+    parts.append("\n".join(f"- {escape(limit)}" for limit in write_limits(report)))
+    measured = (
+        f"Measured by memguard {escape(report.tool_version)} on weights "
+        f"`{_code(fmt.hash(report.model.weights_sha256))}`{_write_adapter(report)}"
     )
+    if is_for_hub:
+        parts.append(f"{measured}, {escape(report.created)}.")
+    else:
+        parts.append(
+            f"{measured} and documents `{_code(fmt.hash(report.data.documents_sha256))}`, "
+            f"{escape(report.created)}. The full report is `audit/report.html` in the folder of "
+            "the run."
+        )
     return parts
 
 
@@ -183,7 +241,7 @@ def _write_adapter(report: AuditReport) -> str:
     # The base is named at the top of the card if it is on a hub.
     own, base = fmt.hash(adapter.weights_sha256), fmt.hash(adapter.base_weights_sha256)
     return (
-        f" (adapter {_escape(adapter.description)} `{_code(own)}`, merged into base weights "
+        f" (adapter {escape(adapter.description)} `{_code(own)}`, merged into base weights "
         f"`{_code(base)}`)"
     )
 
@@ -195,7 +253,7 @@ def _write_costs(report: AuditReport) -> list[str]:
     for bucket in dict.fromkeys((report.verdict.bucket, control.bucket if control else "")):
         cost = report.tables.find("sampling", "log10_queries", bucket, statistic="median")
         if cost and cost.num_documents >= MIN_FOR_QUANTILES:
-            costs.append(f"{_escape(fmt.clean_name(bucket))} {write_cost(cost)}")
+            costs.append(f"{escape(fmt.clean_name(bucket))} {write_cost(cost)}")
     if not costs:
         return []
     return [
@@ -226,7 +284,7 @@ def _write_row(report: AuditReport, bucket: BucketRow) -> str:
     has_base = base is not None and base.is_known
     role = "" if bucket.role in ("trained", bucket.bucket) else f" ({bucket.role})"
     cells = (
-        f"{_escape(fmt.clean_name(bucket.bucket))}{role}",
+        f"{escape(fmt.clean_name(bucket.bucket))}{role}",
         fmt.repetitions(bucket.num_repetitions),
         _write_rate(find("verbatim")),
         _write_rate(find("near_verbatim")),
@@ -243,7 +301,12 @@ def _write_rate(rate: ResultRow | None) -> str:
     return f"{fmt.counts(rate)}, {fmt.percent(rate.value)} ({fmt.percent_ci(rate.ci)})"
 
 
-def _show_config(config: dict[str, Any]) -> str:
+def show_config(config: dict[str, Any]) -> str:
+    """Return settings as a block of YAML, without local paths.
+
+    Args:
+        config: the settings to show.
+    """
     text = yaml.safe_dump(_omit_empty(_hide(config)), sort_keys=False, allow_unicode=True)
     if len(text) > _LONGEST_CONFIG:
         return f"Too long to show here ({fmt.count(len(text))} characters)."
@@ -280,20 +343,32 @@ def render_merged_card(result: Mapping[str, Any]) -> str:
     Args:
         result: of `memguard export --merge --json`.
     """
-    base, difference = _name_base(result["base"]), result["difference"]
-    named = f"`{base}`" if base else "a local base model"
+    base = _name_base(result["base"])
     sections = [
         _dump_front_matter("transformers", base, []),
         "# Merged model",
+        *write_merged(result, f"`{base}`" if base else "a local base model"),
+        "What these weights memorized has not been measured; `memguard audit --model` measures it.",
+        "## How to load",
+        HOW_TO_LOAD,
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def write_merged(result: Mapping[str, Any], base: str) -> list[str]:
+    """Return the paragraphs on an adapter and the base that it was merged into.
+
+    Args:
+        result: of `memguard export --merge --json`.
+        base: what the base is called.
+    """
+    difference = result["difference"]
+    return [
         f"A causal language model: an adapter ({result['adapter']}, weights "
-        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into {named} (weights "
+        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into {base} (weights "
         f"`{fmt.hash(result['base_sha256'])}`).",
         f"Compared with adapter and base on {difference['num_tokens']:,} tokens in fp32, logits "
         f"differ by at most {difference['largest']:.2g}, and the KL divergence is "
         f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
         f"{result['dtype']}.",
-        "What these weights memorized has not been measured; `memguard audit --model` measures it.",
-        "## How to load",
-        _HOW_TO_LOAD,
     ]
-    return "\n\n".join(sections) + "\n"

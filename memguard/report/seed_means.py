@@ -311,8 +311,9 @@ def show_loss(setting: Setting) -> Cell:
     """Show the mean loss, its change from the first setting, and the interval of the change."""
     assert setting.point is not None, "only for settings, not for the base model"
     is_first = setting.name == setting.comparison.runs[0].setting
+    is_utility = not setting.comparison.utility.is_task
     return Cell(
-        fmt.number(setting.point.utility),
+        fmt.number(setting.point.utility if is_utility else setting.mean_loss()),
         detail="reference" if is_first else fmt.change(compute_change(setting)),
         note=fmt.change_range(find_change(setting.tables, setting.name)),
     )

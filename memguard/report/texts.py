@@ -266,7 +266,7 @@ _FRONT_WORDS = (
     ),
     (
         "Dominated by",
-        "Another setting is no worse in both risk and held-out NLL, and better in one of them "
+        "Another setting is no worse in both risk and utility, and better in one of them "
         "(Pareto dominance). 'Beyond the intervals' means that each of these differences is larger "
         "than the intervals of the two settings.",
     ),

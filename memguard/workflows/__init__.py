@@ -2,13 +2,17 @@
 
 train.py           a run: prepares, trains, exports, audits
 setup.py           process group, device, model and mesh of a run
+row_clipping.py    clipping and noise of a run with dp_sgd
 data.py            documents and rows of a run, for training and for the dry run
 control_outlook.py what the control of a run can show, or why there is none
 run_folder.py      one folder per run: locks it and checks its settings and files
 audit.py           one audit: measures model and base model, writes report and records
 audit_request.py   checks the arguments of `audit` before torch is imported
 audit_arguments.py the arguments of an audit as Python has them
+format_arguments.py the format of an audit's documents: options, and arguments of a call
 audit_inputs.py    documents and model for the audit of a run, read from the run folder
+audit_report.py    the report of an audit from what was measured
+audit_utility.py   benchmark tasks of an audit: opens them, runs them while a model is loaded, saves
 audit_output.py    pages of an audit; renders them again from its report
 any_model.py       documents and model for the audit of a model memguard did not train
 trained_counts.py  how often documents were trained, as a callback counted it
@@ -32,6 +36,8 @@ bundle.py          packs the files of an audit, with their hashes, into one arch
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
+hub_export.py      sends a run's model or adapter to the hub, with a card, or lists what it would
+hub_files.py       which files go to the hub, and what in them names this machine
 list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
 doctor.py          libraries, devices, collectives and capacity of this machine

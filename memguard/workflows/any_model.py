@@ -116,7 +116,7 @@ def describe_checkpoint(
     seq_len = find_positions(configs[0]) or _DEFAULT_SEQ_LEN
     tokenizer, missing = _load_tokenizer(request.model)
     probe = load_audit_suite(settings).extraction
-    sides = list(_read_sides(request, console))
+    sides = list(_read_sides(request, tokenizer, console))
     training, notes = _read_counts(request.counts, sides[0])
     if missing is not None:
         if any(document.input_ids is None for side in sides for document in side.documents):
@@ -269,7 +269,7 @@ def _load_tokenizer(model: str | ModelInMemory) -> tuple[Any, ModelError | None]
     return model.tokenizer, None
 
 
-def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
+def _read_sides(request: AuditRequest, tokenizer: Any, console: Console) -> Iterator[_Side]:
     sides: tuple[tuple[str, Role, tuple[str | Table, ...]], ...] = (
         ("members", "trained", request.members),
         ("nonmembers", "control", request.nonmembers),
@@ -282,8 +282,11 @@ def _read_sides(request: AuditRequest, console: Console) -> Iterator[_Side]:
         loaded = load_documents(
             given,
             setting=f"--{name}",
-            text_column=request.text_column,
+            form=request.form,
+            has_chat_template=lambda: getattr(tokenizer, "chat_template", None) is not None,
+            style=request.style,
             cache_dir=default_cache_dir(),
+            say=console.info,
         )
         yield _Side(name=name, role=role, documents=loaded.documents)
 

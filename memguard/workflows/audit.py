@@ -6,18 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import memguard
 from memguard.audit.blind import compare_kinds
 from memguard.audit.document_scores import save_scores
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.parts import describe_cut, find_cut
-from memguard.audit.run import AuditOutcome, run_audit
-from memguard.audit.suite import Suite, load_audit_suite
-from memguard.audit.training import HELDOUT_NLL, tabulate_training
+from memguard.audit.run import run_audit
+from memguard.audit.suite import load_audit_suite
 from memguard.audit.variants import ComparedVariants
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.data.identity_key import IdentityKey
@@ -31,19 +29,10 @@ from memguard.pages.probe_runs import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
-    PRIVATE_MODE,
     AuditReport,
-    AuditResults,
     Banner,
-    Method,
-    ModelIdentity,
-    Tables,
-    Variant,
-    format_now,
-    merge_tables,
     save_canaries,
     save_record,
-    write_atomically,
 )
 from memguard.records.audit_files import CANARIES, FINDINGS, REPORT, RESULTS, SCORES
 from memguard.records.results import save_results
@@ -51,7 +40,6 @@ from memguard.records.run_files import find_weights_folder, list_trained_files
 from memguard.runtime import (
     Console,
     Runtime,
-    describe_environment,
     detect_runtime,
     quieted_libraries,
 )
@@ -62,7 +50,19 @@ from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
 from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
 from memguard.workflows.audit_progress import show_progress
+from memguard.workflows.audit_report import (
+    add_tables,
+    build_report,
+    describe_method,
+    write_excerpts,
+)
 from memguard.workflows.audit_request import AuditRequest, load_audit_identity
+from memguard.workflows.audit_utility import (
+    UtilityRun,
+    describe_tasks,
+    open_alone,
+    open_on_all,
+)
 from memguard.workflows.audit_variants import VariantPlan, plan_variants
 from memguard.workflows.audited_model import LazyModel, find_base_quantization
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
@@ -76,6 +76,9 @@ from memguard.workflows.run_folder import (
     locked,
 )
 from memguard.workflows.setup import DistributedContext, open_distributed
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:
@@ -98,6 +101,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
         identity: IdentityKey | None = runtime.broadcast_object(
             runtime.only_on_main(lambda: load_audit_identity(request, console.info))
         )
+        tasks = open_on_all(settings, runtime)
         _check_run(request, runtime)
         if run is not None and request.run is not None:
             base = _named_base(request)
@@ -113,6 +117,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
             command=make_command(),
             check_folder=check_folder,
             variants=plan_variants(request, settings, target, distributed),
+            tasks=tasks,
         )
         is_in_memory = isinstance(request.audited, ModelInMemory)
         show_verdict(report.verdict, console, has_exit_code=not is_in_memory)
@@ -187,6 +192,7 @@ def audit_run(
     console: Console,
     command: str,
     check_folder: Callable[[], None] | None,
+    tasks: "Sequence[OpenedTask] | None" = None,
 ) -> AuditReport:
     """Audit a run with its own settings; the report is written to its `audit/`.
 
@@ -196,16 +202,38 @@ def audit_run(
         console: reports progress.
         command: recorded in the report.
         check_folder: on rank 0: raises an error if the folder is no longer the locked one.
+        tasks: benchmark tasks of the run, if this rank has opened them; None opens them.
     """
     config = load_own_config(folder)
     target = describe_run(folder, config, config.audit)
     return _audit(
-        target, config.audit, distributed, console, command=command, check_folder=check_folder
+        target,
+        config.audit,
+        distributed,
+        console,
+        command=command,
+        check_folder=check_folder,
+        tasks=open_alone(config.audit) if tasks is None else tasks,
     )
 
 
-def is_current(report: AuditReport, folder: Path, config: RunConfig) -> bool:
-    """Return whether a report matches a run's current weights and audit settings."""
+def is_current(
+    report: AuditReport,
+    folder: Path,
+    config: RunConfig,
+    tasks: "Sequence[OpenedTask] | None" = None,
+) -> bool:
+    """Return whether a report matches a run's current weights and audit settings.
+
+    Args:
+        report: of an audit of the run.
+        folder: of the run.
+        config: its settings.
+        tasks: its benchmark tasks, if they are opened; None opens them.
+
+    Raises:
+        ConfigError: a benchmark task cannot be opened.
+    """
     method = report.method
     return (
         method.probes == load_audit_suite(config.audit).describe_probes()
@@ -213,18 +241,31 @@ def is_current(report: AuditReport, folder: Path, config: RunConfig) -> bool:
         and method.sample_size == config.audit.max_documents_per_bucket
         and method.window == config.audit.window
         and (report.model.base is not None) == (config.audit.base and config.model.path is not None)
+        and len(method.utility) == len(config.audit.utility)
+        and method.utility == describe_tasks(open_alone(config.audit) if tasks is None else tasks)
         # Last, because it reads the weights.
         and report.model.weights_sha256 == hash_weights(find_weights_folder(folder))
     )
 
 
-def find_current_report(folder: Path, config: RunConfig, console: Console) -> AuditReport | None:
+def find_current_report(
+    folder: Path,
+    config: RunConfig,
+    console: Console,
+    tasks: "Sequence[OpenedTask] | None" = None,
+) -> AuditReport | None:
     """Return a run's report if its audit is complete and matches the run's settings.
 
     A missing or damaged page or model card is rendered again.
+
+    Args:
+        folder: of the run.
+        config: its settings.
+        console: shows what is rendered.
+        tasks: its benchmark tasks, if they are opened; None opens them.
     """
     report = restore_report(folder / "audit", console.warn)
-    return report if report is not None and is_current(report, folder, config) else None
+    return report if report is not None and is_current(report, folder, config, tasks) else None
 
 
 def _audit(
@@ -236,6 +277,7 @@ def _audit(
     command: str,
     check_folder: Callable[[], None] | None,
     variants: VariantPlan | None = None,
+    tasks: "Sequence[OpenedTask]" = (),
 ) -> AuditReport:
     """Check the inputs, run the probes on each model in turn, write report and records."""
     suite = load_audit_suite(settings)
@@ -276,18 +318,30 @@ def _audit(
         form = find_base_quantization(target)
         return open_model(target.base, target.base_revision, quantization=form)
 
-    model = open_model(target.model, base=target.adapter_base)
+    model, base = open_model(target.model, base=target.adapter_base), open_base()
     started = time.perf_counter()
     with (
         console.phase("audit"),
         _reporting_lost_folder(check_folder),
-        show_progress(console, has_variants=variants is not None) as (show, meter),
+        show_progress(console, has_variants=variants is not None, has_tasks=bool(tasks)) as (
+            show,
+            meter,
+        ),
     ):
         context = open_audit_context(target, settings, runtime, show, meter)
+        utility = UtilityRun(
+            tasks=tasks,
+            settings=settings,
+            tokenizer=target.tokenizer,
+            models={"trained": model, **({} if base is None else {"base": base})},
+            peers=runtime,
+            console=console,
+            show=show,
+        )
         outcome = run_audit(
             documents=target.documents,
             model=model,
-            base=open_base(),
+            base=base,
             reference=None if target.reference is None else open_model(target.reference),
             canaries=target.canaries,
             suite=suite,
@@ -299,31 +353,36 @@ def _audit(
             min_documents=settings.min_documents,
             max_documents_per_bucket=settings.max_documents_per_bucket,
             context=context,
+            also_measure=utility.measure,
         )
         compared = ComparedVariants()
         if variants is not None:
             compared = variants.measure(target, hashes[target.model], suite, context, console)
-    method = _describe_method(suite, settings, target.seed, command, time.perf_counter() - started)
+    wall_s = time.perf_counter() - started
+    method = describe_method(suite, settings, target.seed, command, wall_s, tasks)
+    banners += utility.list_banners(has_variants=variants is not None)
 
     def write() -> AuditReport:
         if check_folder is not None:
             check_folder()
         names = name_models(target, model.num_parameters, hashes, sums)
-        summary = _add_tables(target, outcome.summary, compared.tables)
-        report = _build_report(target, summary, names, method, banners, runtime, compared.variants)
+        summary = add_tables(target, outcome.summary, compared.tables, utility)
+        report = build_report(target, summary, names, method, banners, runtime, compared.variants)
         if settings.excerpts:
-            _write_excerpts(target, outcome)
+            write_excerpts(target, outcome)
         save_scores(outcome.scores.with_columns(compared.columns), target.out / SCORES)
         save_results(report.tables.results, target.out / RESULTS)
         (target.out / CANARIES).unlink(missing_ok=True)
         if outcome.canaries:
             save_canaries(outcome.canaries, target.out / CANARIES)
+        utility.save(target.out)
         save_findings(outcome.scores, target.out / FINDINGS)
         save_record(report, target.out / REPORT)
         finish_audit(target.out, report, card_of=target.card_of)
         return report
 
     report = runtime.broadcast_object(runtime.only_on_main(write))
+    utility.report(report.tables)
     console.info(f"audit: probes that ran: {write_ran(report)}")
     if not_run := write_not_run(report):
         console.info(f"audit: not run: {not_run}")
@@ -355,63 +414,6 @@ def _check_writable(folder: Path) -> None:
     tempfile.TemporaryFile(dir=folder).close()
 
 
-def _add_tables(target: AuditTarget, summary: AuditResults, variants: Tables) -> AuditResults:
-    """Add the rows of the training and of the variants."""
-    training = tabulate_training(target.training, target.watched)
-    if HELDOUT_NLL in training.metrics:
-        variants = variants.model_copy(update={"metrics": ()})
-    tables = merge_tables([summary.tables, training, variants])
-    return summary.model_copy(update={"tables": tables})
-
-
-def _build_report(
-    target: AuditTarget,
-    summary: AuditResults,
-    model: ModelIdentity,
-    method: Method,
-    banners: Sequence[Banner],
-    runtime: Runtime,
-    variants: Sequence[Variant],
-) -> AuditReport:
-    parts: dict[str, Any] = dict(summary)
-    notes = [Banner(level="note", text=text) for text in target.notes]
-    parts["banners"] = [*banners, *summary.banners, *notes]
-    return AuditReport(
-        **parts,
-        tool_version=memguard.__version__,
-        created=format_now(),
-        run=target.run,
-        model=model,
-        data=target.data,
-        training=target.training,
-        method=method,
-        variants=list(variants),
-        environment=describe_environment(runtime.device, runtime.world_size),
-    )
-
-
-def _describe_method(
-    suite: Suite, settings: AuditConfig, seed: int, command: str, wall_s: float
-) -> Method:
-    probe = suite.extraction
-    return Method(
-        suite=suite.name,
-        suite_version=suite.version,
-        probes=suite.describe_probes(),
-        continuation_tokens=probe.continuation_tokens,
-        prefix_tokens=probe.prefix_tokens,
-        window=settings.window,
-        max_edit_share=probe.max_edit_share,
-        tiny_margin=TINY_MARGINS[settings.dtype],
-        dtype=settings.dtype,
-        batch_tokens=settings.batch_tokens,
-        sample_size=settings.max_documents_per_bucket,
-        seed=seed,
-        command=command,
-        wall_s=round(wall_s, 3),
-    )
-
-
 @contextmanager
 def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[None]:
     """If a file cannot be read because the whole folder is gone, raise that error instead."""
@@ -421,25 +423,3 @@ def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[
         if check_folder is not None:
             check_folder()
         raise
-
-
-def _write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:
-    """Write the text of the findings, or token ids if there is no tokenizer, to a private file."""
-    decode: Callable[[Any], str] = str
-    if target.tokenizer is not None:
-        decode = target.tokenizer.decode
-    documents = {document.id: document for document in target.documents}
-    parts = []
-    for finding in outcome.summary.findings:
-        # The continuation is the end of the document or of its audited part.
-        ids = documents[finding.id].input_ids
-        split = len(ids) - finding.continuation_tokens
-        prefix, continuation = decode(ids[:split].tolist()), decode(ids[split:].tolist())
-        parts.append(
-            f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"
-            f"{continuation}\n"
-        )
-    private = target.out / "private"
-    private.mkdir(parents=True, exist_ok=True)
-    private.chmod(0o700)
-    write_atomically(private / "excerpts.txt", "\n".join(parts).encode(), mode=PRIVATE_MODE)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memguard.config import AuditConfig
+from memguard.config import AuditConfig, FormatConfig
 from memguard.errors import ConfigError
 from memguard.workflows.audit_request import AuditRequest, check_audit
 from memguard.workflows.trained_counts import TrainedCounts
@@ -19,7 +19,7 @@ def make_audit_request(
     nonmembers: Any = None,
     base: Any = None,
     out: str | Path | None,
-    text_column: str = "text",
+    form: FormatConfig | None = None,
     seed: int = 0,
     variants: Sequence[str] = (),
     settings: Mapping[str, Any],
@@ -36,7 +36,7 @@ def make_audit_request(
         nonmembers: documents that were not trained.
         base: the model before fine-tuning, or "adapter-off".
         out: folder of the report; None: the run's own.
-        text_column: column of the texts.
+        form: how the documents are read; None: by their columns.
         seed: decides which documents are sampled.
         variants: forms of the model to compare.
         settings: fields of `AuditConfig`.
@@ -58,10 +58,11 @@ def make_audit_request(
         run=None if run is None else Path(run),
         model=opened,
         base=_take_base(base, in_memory),
-        members=take_documents(members, "members", text_column),
-        nonmembers=take_documents(nonmembers, "nonmembers", text_column),
+        members=take_documents(members, "members"),
+        nonmembers=take_documents(nonmembers, "nonmembers"),
         out=None if out is None else Path(out),
-        text_column=text_column,
+        form=FormatConfig() if form is None else form,
+        style="arguments",
         mesh=None,
         settings=given,
         seed=seed,
@@ -113,7 +114,7 @@ def _choose_dtype(wanted: str | None, own: str) -> str:
     return own
 
 
-def take_documents(documents: Any, name: str, text_column: str) -> tuple[Any, ...]:
+def take_documents(documents: Any, name: str) -> tuple[Any, ...]:
     """Return paths and hub ids as strings, documents in memory as a table."""
     if documents is None:
         return ()
@@ -126,7 +127,7 @@ def take_documents(documents: Any, name: str, text_column: str) -> tuple[Any, ..
             return tuple(map(str, documents))
     from memguard.data.documents import make_table
 
-    return (make_table(documents, name=name, text_column=text_column),)
+    return (make_table(documents, name=name),)
 
 
 def _names_a_source(text: Any) -> bool:

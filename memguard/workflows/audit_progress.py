@@ -2,17 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from memguard.audit.bounds import AuditBounds, WorkMeter
-from memguard.audit.context import OnProgress, Stage
+from memguard.audit.context import Stage
 from memguard.runtime import Console
+
+_COUNTED = "documents"
+
+
+class ShowStage(Protocol):
+    """Shows how much of a stage is done."""
+
+    def __call__(self, stage: Stage, done: int, total: int, unit: str = _COUNTED) -> None:
+        """Take the stage, what is done and all there is, in units: documents, items of a task."""
 
 
 @contextmanager
 def show_progress(
-    console: Console, *, has_variants: bool = False
-) -> Iterator[tuple[OnProgress, WorkMeter]]:
+    console: Console, *, has_variants: bool = False, has_tasks: bool = False
+) -> Iterator[tuple[ShowStage, WorkMeter]]:
     """Yield what an audit calls while it runs.
 
     Before the first pass one line says how much work it is at most. The progress of each stage
@@ -22,25 +31,27 @@ def show_progress(
     Args:
         console: of this process.
         has_variants: whether variants are audited afterwards, whose work is not counted.
+        has_tasks: whether benchmark tasks run on the models, whose work is not counted either.
     """
 
     def announce(bounds: AuditBounds) -> None:
+        tasks = "; the tasks of 'audit.utility' come besides" if has_tasks else ""
         also = "; the variants come after that" if has_variants else ""
-        console.info(f"audit: {bounds.describe()}{also}")
+        console.info(f"audit: {bounds.describe()}{tasks}{also}")
 
     meter = WorkMeter(on_bounds=announce)
     with ExitStack() as stack:
         advance: dict[Stage, Any] = {}
         before = 0
 
-        def show(stage: Stage, done: int, total: int) -> None:
+        def show(stage: Stage, done: int, total: int, unit: str = _COUNTED) -> None:
             nonlocal before
             if stage not in advance:
                 stack.close()
                 what = "audit" if stage == "model" else f"audit, {stage}"
-                advance[stage] = stack.enter_context(console.progress(what, total, "documents"))
+                advance[stage] = stack.enter_context(console.progress(what, total, unit))
                 before = 0
-            share = meter.share
+            share = meter.share if unit == _COUNTED else None
             detail = "" if share is None else f"{int(100 * share)} % of the audit"
             advance[stage](done - before, detail)
             before = done

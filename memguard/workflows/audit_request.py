@@ -1,13 +1,15 @@
 """The arguments of `memguard audit`, checked before torch is imported."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from memguard.audit.benchmarks.tasks import check_tasks
 from memguard.audit.suite import load_audit_suite
-from memguard.config import AuditConfig, Document, ParallelConfig, RunConfig, validate
+from memguard.config import AuditConfig, Document, FormatConfig, ParallelConfig, RunConfig, validate
+from memguard.data.format_ways import Style
 from memguard.data.identity_key import (
     IdentityKey,
     check_key_place,
@@ -44,7 +46,8 @@ class AuditRequest:
     """Paths, hub ids, or documents in memory."""
     nonmembers: tuple[str | Table, ...]
     out: Path | None
-    text_column: str
+    form: FormatConfig = field(default_factory=FormatConfig)
+    """How the documents are read."""
     mesh: str | None
     """Degrees of axes as given, `z=2,x=2`."""
     settings: dict[str, Any]
@@ -54,6 +57,8 @@ class AuditRequest:
     """Value of `--variants`, split at commas."""
     counts: TrainedCounts | None = None
     """How often the members were trained, where training was counted; they have its ids."""
+    style: Style = "options"
+    """How errors write settings of the format."""
     identity_key: str | Path | None = None
     """File of the key of the documents' hashes; None: in the user's configuration folder."""
 
@@ -73,6 +78,11 @@ class AuditRequest:
             if self.members or self.nonmembers:
                 problems.append(
                     "--members and --nonmembers need --model; a run uses its own documents"
+                )
+            elif self.form != FormatConfig():
+                problems.append(
+                    "--format, --columns, --template and --tags are for --members of a --model; a "
+                    "run reads its documents as its own settings say"
                 )
             # Adapters cannot be audited without their base, even if it is not scored itself.
             needs_base = find_weights_folder(self.run).name == "adapter"
@@ -148,7 +158,8 @@ def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int
 
     Raises:
         ConfigError: the suite is missing or invalid; device_map or variants with several
-            processes; variants that the model does not have, or whose library is missing.
+            processes; variants that the model does not have, or whose library is missing;
+            benchmark tasks that do not exist, or without their library.
         DataError: documents are missing.
         ModelError: a folder is missing, or has no checkpoint.
     """
@@ -167,6 +178,7 @@ def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int
     }
     check_paths(documents, {**models, "--reference": request.settings.get("reference")}, {})
     load_audit_suite(settings)
+    check_tasks(settings.utility)
 
 
 def check_identity_place(request: AuditRequest) -> None:

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memguard.audit.benchmarks.work import TaskWork, count_work
 from memguard.audit.bounds import list_bounds
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.requests import Inputs
@@ -11,6 +12,7 @@ from memguard.audit.selection import Selection, select_windows
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
+from memguard.hf.checkpoint import find_positions
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.dry_run import AuditWork
 from memguard.planner.generation import describe_generation
@@ -27,6 +29,10 @@ from memguard.workflows.generation_plan import (
     predict_generation,
 )
 from memguard.workflows.plan import read_run_model
+from memguard.workflows.setup import read_model_config
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 def select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
@@ -49,7 +55,11 @@ def select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> 
 
 
 def predict_audit_work(
-    config: RunConfig, corpus: Corpus, selection: Selection, tokenizer: Any
+    config: RunConfig,
+    corpus: Corpus,
+    selection: Selection,
+    tokenizer: Any,
+    tasks: Sequence[TaskWork] = (),
 ) -> AuditWork:
     """Return the most that a run's audit asks of its models.
 
@@ -58,6 +68,7 @@ def predict_audit_work(
         corpus: its documents.
         selection: windows that the audit measures if the run goes as planned.
         tokenizer: of the model.
+        tasks: benchmark tasks of the run, see `count_tasks`.
     """
     settings = config.audit
     suite = load_audit_suite(settings)
@@ -71,11 +82,30 @@ def predict_audit_work(
         goldfish=build_known_goldfish(config.mitigations, tokenizer),
         has_reference=settings.reference is not None,
     )
-    return make_audit_work(list_bounds(suite, inputs, list_models(config)))
+    return make_audit_work(list_bounds(suite, inputs, list_models(config)), tasks)
+
+
+def count_tasks(opened: "Sequence[OpenedTask]", tokenizer: Any, model: Any) -> list[TaskWork]:
+    """Return what benchmark tasks ask of a model.
+
+    Args:
+        opened: the tasks.
+        tokenizer: of the model.
+        model: its transformers configuration.
+
+    Raises:
+        ConfigError, ModelError: see `count_work`.
+    """
+    return [count_work(task, tokenizer, model, max_tokens=find_positions(model)) for task in opened]
 
 
 def check_run_generation(
-    config: RunConfig, prepared: PreparedRun, mesh: MeshShape, runtime: Runtime, console: Console
+    config: RunConfig,
+    prepared: PreparedRun,
+    mesh: MeshShape,
+    runtime: Runtime,
+    console: Console,
+    tasks: "Sequence[OpenedTask]" = (),
 ) -> None:
     """Refuse a run on GPUs whose audits would generate text for too long.
 
@@ -85,6 +115,7 @@ def check_run_generation(
         mesh: on which it trains and is audited.
         runtime: of the calling rank.
         console: shows how the audit will generate.
+        tasks: benchmark tasks of the audit.
 
     Raises:
         ConfigError: see `check_generation`.
@@ -101,9 +132,12 @@ def check_run_generation(
         loader = build_training_data(config, prepared, share_rows=True).loader
         num_steps = min(loader.num_steps, config.train.max_steps or loader.num_steps)
     machine = load_machine(THIS_MACHINE, num_processes=runtime.world_size)
+    generating = [task for task in tasks if task.kind == "generate_until"]
+    model = read_model_config(config, prepared.tokenizer) if generating else None
+    counted = count_tasks(generating, prepared.tokenizer, model)
     outlook = make_outlook(
         config,
-        predict_audit_work(config, corpus, selection, prepared.tokenizer),
+        predict_audit_work(config, corpus, selection, prepared.tokenizer, counted),
         Counter(window.document.bucket for window in selection.windows),
         num_steps,
     )

@@ -37,6 +37,7 @@ from memguard.hf.variants import VariantForm
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.planner.meta_model import outline_model
+from memguard.runtime import Runtime
 from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.setup import DistributedContext
@@ -156,18 +157,23 @@ class LazyModel:
             self._num_parameters = outline_model(self._config, name=self._model).num_parameters
         return self._num_parameters
 
+    @property
+    def runtime(self) -> Runtime:
+        """This rank, with the device of a model in memory."""
+        return self._runtime
+
     def scorer(self) -> ModelScorer:
         """Return the scorer, the same object until `free`; the first call loads the model."""
         if self._scorer is None:
             tokens = self._settings.batch_tokens
-            self._scorer = ModelScorer(self._get(), tokens, self._runtime)
+            self._scorer = ModelScorer(self.load(), tokens, self._runtime)
         return self._scorer
 
     def decoder(self) -> Decoder:
         """Return the decoder, the same object until `free`; the first call loads the model."""
         if self._decoder is None:
             tokens = self._settings.batch_tokens
-            self._decoder = Decoder(self._get(), tokens, self._runtime, self._limit)
+            self._decoder = Decoder(self.load(), tokens, self._runtime, self._limit)
         return self._decoder
 
     def free(self) -> None:
@@ -179,7 +185,8 @@ class LazyModel:
             self._offload.cleanup()
             self._offload = None
 
-    def _get(self) -> CausalLM:
+    def load(self) -> CausalLM:
+        """Return the model, the same object until `free`; the first call loads it."""
         if self._lm is None:
             gc.collect()  # Reference cycles may still hold a model that was trained before.
             self._lm = self._load()

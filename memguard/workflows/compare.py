@@ -36,7 +36,7 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | N
     if not request.fix:
         from memguard.workflows.compare_runs import compare_folders
 
-        return compare_folders(request.given, request.out)
+        return compare_folders(request.given, request.out, utility=request.utility)
     from memguard.workflows.fix import fix_run
 
     fixed = fix_run(

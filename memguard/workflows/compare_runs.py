@@ -13,7 +13,13 @@ from memguard.compare import (
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
-from memguard.records.comparison import COMPARISON, COMPARISON_RESULTS, list_shares
+from memguard.records.comparison import (
+    COMPARISON,
+    COMPARISON_RESULTS,
+    HELDOUT_LOSS,
+    Utility,
+    list_shares,
+)
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
@@ -25,19 +31,23 @@ _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 """Parts of a run's configuration that do not distinguish settings: name, computation, audit."""
 
 
-def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Comparison]:
+def compare_folders(
+    folders: Sequence[str], out: Path | None, *, utility: str | None = None
+) -> tuple[Path, Comparison]:
     """Compare finished runs; the others are tested against the first.
 
     Args:
         folders: of runs.
         out: folder of the comparison; None: ``comparison`` next to the first run.
+        utility: ``heldout_nll`` or a benchmark task; None takes the former.
 
     Returns:
         The page and the comparison.
 
     Raises:
         ConfigError: a folder does not contain a run, or is given twice.
-        RecordError: a run is unreadable or not comparable; names the run and the reason.
+        RecordError: a run is unreadable or not comparable, or the runs do not share the task; names
+            the run and the reason.
     """
     for folder in folders:
         if not (Path(folder) / "config.yaml").is_file():
@@ -51,7 +61,10 @@ def compare_folders(folders: Sequence[str], out: Path | None) -> tuple[Path, Com
     runs = list(_name_settings(folders))
     console.info("compare: testing the settings against the first, document by document")
     comparison = compare_runs(
-        runs, name=", ".join(run.name for run in runs[:3]), command=make_command()
+        runs,
+        name=", ".join(run.name for run in runs[:3]),
+        command=make_command(),
+        utility=utility or HELDOUT_LOSS,
     )
     out = Path(folders[0]).resolve().parent / "comparison" if out is None else out
     return publish(comparison, runs, out, console)
@@ -75,6 +88,8 @@ def publish(
     write_atomically(page.with_suffix(".svg"), render_comparison_chart(comparison).encode())
     for line in _headline(comparison):
         console.info(line)
+    for sentence in comparison.tasks_left_out:
+        console.warn(sentence)
     if (compiled := describe_compiled(comparison.runs)) is not None:
         console.warn(compiled)
     console.info(f"comparison: {page}")
@@ -130,8 +145,11 @@ def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def _headline(comparison: Comparison) -> list[str]:
     """Return the terminal's summary: one line per setting, over its seeds, and a recommendation."""
     width = max(12, *(len(point.name) for point in comparison.front))
+    utility = comparison.utility
+    heading = utility.heading if utility.is_task else utility.spoken
+    room = max(12, len(heading))
     lines = [
-        f"{'setting':<{width}} {'held-out NLL':>12} {'at risk':>8} {'verbatim':>10} "
+        f"{'setting':<{width}} {heading:>{room}} {'at risk':>8} {'verbatim':>10} "
         f"{'near-verb.':>10}  dominated by"
     ]
     for point in comparison.front:
@@ -142,9 +160,14 @@ def _headline(comparison: Comparison) -> list[str]:
             for name in ("verbatim", "near_verbatim")
         )
         lines.append(
-            f"{point.name:<{width}} {point.utility:>12.3f} {risk:>8} {verbatim:>10} {near:>10}  "
-            f"{', '.join(point.dominated_by[:2])}".rstrip()
+            f"{point.name:<{width}} {_show(point.utility, utility):>{room}} {risk:>8} "
+            f"{verbatim:>10} {near:>10}  {', '.join(point.dominated_by[:2])}".rstrip()
         )
-    base_nll = comparison.mean_loss(comparison.runs[0].setting, "base")
-    lines.append(f"{'(base model)':<{width}} {base_nll or 0.0:>12.3f}")
+    base = comparison.mean_utility(comparison.runs[0].setting, "base")
+    if base is not None:
+        lines.append(f"{'(base model)':<{width}} {_show(base, utility):>{room}}")
     return [*lines, comparison.recommendation.sentence]
+
+
+def _show(value: float, utility: Utility) -> str:
+    return f"{value:.1%}" if utility.is_share else f"{value:.3f}"

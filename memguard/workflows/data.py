@@ -90,6 +90,8 @@ def prepare(
         deduplicate=find_mitigation(config.mitigations, DeduplicateConfig),
         audit=audit,
         load_tokenizer=tokenizer_for,
+        # A tokenizer that is trained on the documents has none.
+        has_chat_template=lambda: getattr(known, "chat_template", None) is not None,
         vocab_size=_count_vocabulary(config, known),
         cache_dir=default_cache_dir(),
         console=console,

@@ -12,10 +12,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memguard.audit.benchmarks.work import TaskWork
 from memguard.audit.selection import BucketOutline, Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
@@ -52,7 +53,8 @@ from memguard.planner.rows import (
 from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import name_buckets
-from memguard.workflows.audit_work import predict_audit_work, select_audited
+from memguard.workflows.audit_utility import open_alone
+from memguard.workflows.audit_work import count_tasks, predict_audit_work, select_audited
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.generation_plan import AuditOutlook, make_outlook
@@ -183,16 +185,25 @@ class DryRunResult:
     outlook: AuditOutlook | None
     """None if the run has no audit."""
 
+    def set_tasks(self, tasks: tuple[TaskWork, ...]) -> "DryRunResult":
+        """Return the same with benchmark tasks whose time was estimated."""
+        if self.record.audit is None:
+            return self
+        audit = self.record.audit.model_copy(update={"tasks": tasks})
+        return replace(self, record=self.record.model_copy(update={"audit": audit}))
+
 
 def dry_run(config: RunConfig, console: Console) -> DryRunResult:
     """Run every stage of training that needs no weights, and leave no folder behind.
 
     Raises:
-        ConfigError: no such suite, or another identity key than that of the prepared documents.
+        ConfigError: no such suite or benchmark task, or another identity key than that of the
+            prepared documents.
         DataError: as in training: no documents, no supervised token, too few for the buckets.
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
     folder = Path(config.output_dir) / config.name
+    tasks = open_alone(config.audit) if config.audit.enabled else ()
     remarks = []
     try:
         device_type = detect_runtime().device.type
@@ -261,7 +272,9 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             buckets=tuple(buckets),
             audit=None
             if selection is None
-            else predict_audit_work(config, corpus, selection, tokenizer),
+            else predict_audit_work(
+                config, corpus, selection, tokenizer, count_tasks(tasks, tokenizer, model)
+            ),
             tokenizer=tuple(
                 lint_tokenizer(
                     given,

@@ -17,6 +17,7 @@ from memguard.compare import (
     find_greedy_rate,
 )
 from memguard.config import (
+    FormatConfig,
     GoldfishConfig,
     RunConfig,
     apply_settings,
@@ -30,6 +31,7 @@ from memguard.data.documents import document_text
 from memguard.data.duplicates import find_copies
 from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
 from memguard.errors import ConfigError, DataError, RecordError
+from memguard.hf.checkpoint import load_tokenizer
 from memguard.records import (
     AuditReport,
     Comparison,
@@ -80,7 +82,12 @@ def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> Ru
         console.info("nothing to forget: no trained document is extracted near-verbatim")
         return None
     lists = write_forget_list(
-        config.data, folder, extracted, seed=config.seed, cache_dir=default_cache_dir()
+        config.data,
+        folder,
+        extracted,
+        seed=config.seed,
+        cache_dir=default_cache_dir(),
+        has_chat_template=lambda: _has_chat_template(folder),
     )
     console.info(
         f"to be forgotten: {len(lists.forgotten):,} documents, extracted ones and their "
@@ -104,6 +111,10 @@ def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
         "optim.lr": float(f"{_LR_SHARE * config.optim.lr:.2g}"),
         "train.epochs": _EPOCHS,
         "train.max_steps": None,
+        # The lists have the usual columns, and texts as the run read them.
+        **{
+            f"data.{name}": field.get_default() for name, field in FormatConfig.model_fields.items()
+        },
         "data.train": list(lists.train),
         "data.forget": list(lists.forget),
         "data.forget_repetitions": _FORGOTTEN_TIMES,
@@ -118,6 +129,12 @@ def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
         "audit.enabled": True,
     }
     return RunConfig.model_validate(apply_settings(config.model_dump(mode="json"), settings))
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Return whether the tokenizer of a finished run has a chat template."""
+    tokenizer = load_tokenizer(str(find_weights_folder(folder)))
+    return getattr(tokenizer, "chat_template", None) is not None
 
 
 def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
@@ -280,7 +297,13 @@ def _count_copies(
     manifest = load_manifest(folder / "manifest.jsonl")
     trained = [entry for entry in manifest if entry.role == "trained"]
     try:
-        texts = read_texts(config.data, folder, trained, cache_dir=default_cache_dir())
+        texts = read_texts(
+            config.data,
+            folder,
+            trained,
+            cache_dir=default_cache_dir(),
+            has_chat_template=lambda: _has_chat_template(folder),
+        )
     except (ConfigError, DataError) as error:
         console.warn(f"copies are not searched for: {error}")
         return None

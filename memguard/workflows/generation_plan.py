@@ -1,11 +1,12 @@
 """How long a run's audits generate text, predicted by `plan` and before training. No torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from memguard.audit.benchmarks.work import TaskWork
 from memguard.audit.bounds import AuditBounds, list_bounds_of_sizes
 from memguard.audit.probe import ItemSizes
 from memguard.audit.suite import load_audit_suite
@@ -124,8 +125,13 @@ def assume_outlook(config: RunConfig) -> AuditOutlook:
     )
 
 
-def make_audit_work(bounds: AuditBounds) -> AuditWork:
-    """Return the record of the most that an audit asks of its models."""
+def make_audit_work(bounds: AuditBounds, tasks: Sequence[TaskWork] = ()) -> AuditWork:
+    """Return the record of the most that an audit asks of its models.
+
+    Args:
+        bounds: of its probes.
+        tasks: its benchmark tasks.
+    """
     whole = bounds.sum()
     names = dict.fromkeys(bound.probe for bound in bounds.bounds if bound.passages)
     works = {name: bounds.sum(name) for name in names}
@@ -144,7 +150,13 @@ def make_audit_work(bounds: AuditBounds) -> AuditWork:
         num_tokens=whole.tokens,
         num_generated_tokens=whole.decoded,
         not_counted=dict(bounds.unknown),
+        tasks=tuple(tasks),
     )
+
+
+def count_task_models(work: AuditWork) -> int:
+    """Return the number of models on which benchmark tasks run."""
+    return sum(model in ("trained", "base") for model in work.models)
 
 
 def predict_generation(
@@ -163,8 +175,7 @@ def predict_generation(
         mesh: of the audit.
         machine: with as many nodes as the mesh needs.
     """
-    settings, adapter = config.audit, config.adapter
-    is_nf4 = adapter is not None and adapter.quantization is not None
+    settings = config.audit
     num_new = load_audit_suite(settings).extraction.continuation_tokens
     works = [
         GenerationWork(
@@ -174,6 +185,17 @@ def predict_generation(
             num_models=len(outlook.work.models),
         )
         for of in outlook.work.probes
+    ]
+    works += [
+        GenerationWork(
+            probe=f"utility {task.task}",
+            num_tokens=task.num_decoded_tokens * count_task_models(outlook.work),
+            num_new=task.num_new,
+            num_models=count_task_models(outlook.work),
+            row_tokens=-(-task.num_tokens // task.num_forwards) + task.num_new,
+        )
+        for task in outlook.work.tasks
+        if task.num_decoded_tokens
     ]
     if outlook.num_looks:
         looks = GenerationWork(
@@ -190,7 +212,7 @@ def predict_generation(
     return estimate_generation(
         num_parameters=num_parameters,
         num_units=num_layers + _OTHER_UNITS,
-        element_bytes=_NF4_BYTES if is_nf4 else _ELEMENT_BYTES[settings.dtype],
+        element_bytes=count_element_bytes(config),
         mesh=mesh,
         machine=machine,
         works=works,
@@ -198,6 +220,12 @@ def predict_generation(
         num_documents=outlook.num_documents,
         is_assumed=outlook.is_assumed,
     )
+
+
+def count_element_bytes(config: RunConfig) -> float:
+    """Return the bytes of a stored weight in a run's audit."""
+    is_nf4 = config.adapter is not None and config.adapter.quantization is not None
+    return _NF4_BYTES if is_nf4 else _ELEMENT_BYTES[config.audit.dtype]
 
 
 def check_generation(

@@ -8,9 +8,11 @@ import json
 import math
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from memguard.audit.benchmarks.work import TaskWork
 from memguard.config import RunConfig
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
@@ -18,12 +20,19 @@ from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
 from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
-from memguard.planner.fit import SCRATCH, PlanInputs
+from memguard.planner.fit import SCRATCH, PlanInputs, count_parameters
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage, StorageMesh, StoragePlan, make_storage_plan
-from memguard.workflows.generation_plan import AuditOutlook, assume_outlook, predict_generation
+from memguard.planner.task_time import estimate_task, knows_speed
+from memguard.workflows.generation_plan import (
+    AuditOutlook,
+    assume_outlook,
+    count_element_bytes,
+    count_task_models,
+    predict_generation,
+)
 from memguard.workflows.requests import PlanRequest, read_mesh
 
 
@@ -42,10 +51,39 @@ class Planned:
         chosen = _choose_mesh(self.plan)
         if outlook is None or chosen is None:
             return self
-        degrees = {axis: int(getattr(chosen, axis)) for axis in AXES}
-        mesh = MeshShape(order=self.run.parallel.order, **degrees)
+        mesh = self._shape(chosen)
         generation = predict_generation(self.run, outlook, self.model, mesh, self.machine)
         return replace(self, plan=self.plan.model_copy(update={"generation": generation}))
+
+    def time_tasks(self, outlook: AuditOutlook | None) -> tuple[TaskWork, ...]:
+        """Return the benchmark tasks of an audit with their time on the plan's mesh.
+
+        Args:
+            outlook: of the audit; None if there is none.
+
+        Returns:
+            Without time if the mesh does not fit, or the speed of machine or family is not known.
+        """
+        tasks = () if outlook is None else outlook.work.tasks
+        chosen, generation = _choose_mesh(self.plan), self.plan.generation
+        is_known = knows_speed(self.machine) and isinstance(self.model, ModelSizes)
+        if outlook is None or chosen is None or generation is None or not is_known:
+            return tasks
+        assert isinstance(self.model, ModelSizes), "a family whose speed is known"
+        estimate = partial(
+            estimate_task,
+            num_models=count_task_models(outlook.work),
+            num_parameters=count_parameters(self.model),
+            element_bytes=count_element_bytes(self.run),
+            mesh=self._shape(chosen),
+            machine=self.machine,
+            generation=generation,
+        )
+        return tuple(task.model_copy(update={"minutes": estimate(task)}) for task in tasks)
+
+    def _shape(self, mesh: MeshRecord) -> MeshShape:
+        degrees = {axis: int(getattr(mesh, axis)) for axis in AXES}
+        return MeshShape(order=self.run.parallel.order, **degrees)
 
 
 def _choose_mesh(plan: Plan | StoragePlan) -> MeshRecord | None:

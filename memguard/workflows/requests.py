@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from memguard.audit.benchmarks.tasks import check_tasks
 from memguard.audit.suite import load_audit_suite
 from memguard.compare import Sweep
 from memguard.config import AxisName, Document, ParallelConfig, RunConfig, validate
@@ -88,6 +89,8 @@ class CompareRequest:
     keep_weights: bool
     num_processes: int | None
     """Value of `--nproc`; None if left out."""
+    utility: str | None = None
+    """Value of `--utility`; None if left out."""
 
     @property
     def are_runs(self) -> bool:
@@ -109,6 +112,8 @@ class CompareRequest:
                 raise ConfigError("--fix needs a finished RUN; a sweep names its own settings")
             if self.out is not None:
                 raise ConfigError("--out needs RUNs; a sweep has 'output_dir' in its YAML")
+            if self.utility is not None:
+                raise ConfigError("--utility needs RUNs; a sweep has 'utility' in its YAML")
             check_num_processes(self.jobs or 1, option="--jobs", way_out=_SMALLER_SWEEPS)
             return
         if self.out is not None:
@@ -118,6 +123,10 @@ class CompareRequest:
             raise ConfigError("--jobs needs a sweep; finished RUNs are not trained")
         if self.fix and len(self.given) > 1:
             raise ConfigError(f"--fix takes one RUN; got {len(self.given)}")
+        if self.fix and self.utility is not None:
+            raise ConfigError(
+                "--utility does not go with --fix; compare the two RUNs with it afterwards"
+            )
         if self.keep_weights and self.out is not None:
             raise ConfigError(
                 "--out is the folder of a comparison, and --keep-weights writes none; remove it"
@@ -257,8 +266,9 @@ def check_run(
         has_model: False if the same command trains 'model.path' first.
 
     Raises:
-        ConfigError: the suite is missing or invalid; a library is missing; a setting does not work
-            with this number of processes; adapters for layers that do not exist.
+        ConfigError: the suite or a benchmark task is missing or invalid; a library is missing; a
+            setting does not work with this number of processes; adapters for layers that do not
+            exist.
         DataError: documents are missing.
         ModelError: a folder is missing, or has no checkpoint; rows are longer than the model's
             maximum.
@@ -282,6 +292,8 @@ def check_run(
     if scratch is not None:
         check_fields(scratch.config, place="'model.scratch.config'")
     load_audit_suite(config.audit)
+    if config.audit.enabled:
+        check_tasks(config.audit.utility)
 
 
 def check_sweep(sweep: Sweep) -> None:

@@ -29,6 +29,7 @@ from memguard.records.audit_files import (
 )
 from memguard.records.comparison import check_results
 from memguard.records.results import read_results
+from memguard.records.utility import ITEM_SCORES
 from memguard.workflows.python_arguments import check_path, refusing_places
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ class AuditResult:
             ConfigError: the folder cannot be created.
             RecordError: the audit's folder, or a file in it, was deleted.
         """
-        canaries = (CANARIES,) if (self.folder / CANARIES).exists() else ()
-        names = (SCORES, RESULTS, *canaries, FINDINGS, REPORT, PAGE, AUDIT_FILES)
+        present = [name for name in (CANARIES, ITEM_SCORES) if (self.folder / name).exists()]
+        names = (SCORES, RESULTS, *present, FINDINGS, REPORT, PAGE, AUDIT_FILES)
         return _copy_files(self.folder, names, Path(folder))
 
     def gate(

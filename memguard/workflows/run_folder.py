@@ -68,8 +68,8 @@ _COMPARED = ("model", "adapter", "prepared", "audit", "gate")
 """Folders of a run with recorded files, beside those of its checkpoints."""
 # Files that are written under a temporary name first, by folder: of a run or a separate audit.
 _AUDIT = (
-    *("records.parquet", "results.parquet", "canaries.parquet", "findings.csv"),
-    *("report.json", "report.html", "audit.json"),
+    *("records.parquet", "results.parquet", "canaries.parquet", "utility.parquet"),
+    *("findings.csv", "report.json", "report.html", "audit.json"),
 )
 _RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
 _TEMPORARY_NAMES = {

@@ -3,18 +3,17 @@
 import gc
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus
-from memguard.data.identity_key import load_identity_key
 from memguard.data.loader import Loader
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
@@ -34,7 +33,6 @@ from memguard.records.sealed import save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
     Console,
-    Runtime,
     describe_environment,
     detect_runtime,
     deterministic_algorithms,
@@ -42,11 +40,11 @@ from memguard.runtime import (
     set_deterministic_defaults,
 )
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.train.dp_sgd import RowClipping
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_output import show_verdict
+from memguard.workflows.audit_utility import open_alone
 from memguard.workflows.audit_work import check_run_generation
 from memguard.workflows.compile_choice import choose_compile, set_compile
 from memguard.workflows.control_outlook import report_control
@@ -63,6 +61,7 @@ from memguard.workflows.memory_check import (
     resolve_auto_settings,
 )
 from memguard.workflows.requests import make_command
+from memguard.workflows.row_clipping import build_row_clipping
 from memguard.workflows.run_checks import check_processes
 from memguard.workflows.run_folder import (
     TrainedState,
@@ -79,6 +78,9 @@ from memguard.workflows.setup import (
     read_sizes,
     start_model,
 )
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
@@ -111,6 +113,7 @@ def train_run(config: RunConfig) -> dict[str, Any]:
     """
     console = Console()
     folder = Path(config.output_dir) / config.name
+    audits = config.audit.enabled
     if config.train.deterministic:
         set_deterministic_defaults()
     with (
@@ -124,15 +127,24 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         if (dp_sgd := find_mitigation(config.mitigations, DpSgdConfig)) is not None:
             # Needed at the end of the run: a broken installation is reported before it begins.
             dp_sgd.check_library(by_import=True)
+        # Before documents are read: a task that cannot be opened would fail after training.
+        tasks = runtime.only_on_main(partial(open_alone, config.audit)) if audits else ()
         is_second = HALVE_MICRO_BATCH in os.environ
         resolved = resolve_auto_settings(config, runtime, halve=is_second)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder.
         check_folder = partial(runtime.only_on_main, held or _pass)
         may_halve = config.train.micro_batch_size == "auto" and not is_second
+        train = partial(
+            _prepare_and_train,
+            distributed=distributed,
+            console=console,
+            check_folder=check_folder,
+            tasks=tasks or (),
+        )
         reason = None
         try:
-            _prepare_and_train(resolved, distributed, console, check_folder, may_halve=may_halve)
+            train(resolved, may_halve=may_halve)
         except MicroBatchTooLarge as error:
             if runtime.world_size > 1:
                 # Other ranks wait in collectives: the launcher ends them and starts all again.
@@ -144,17 +156,22 @@ def train_run(config: RunConfig) -> dict[str, Any]:
             torch.cuda.empty_cache()
             resolved = resolve_auto_settings(config, runtime, halve=True)
             console.warn(f"{reason}. {STARTED_AGAIN}")
-            _prepare_and_train(resolved, distributed, console, check_folder, may_halve=False)
+            train(resolved, may_halve=False)
         config = resolved
         result: dict[str, Any] = {"run": str(folder), "model": str(find_weights_folder(folder))}
-        if not config.audit.enabled:
+        if not audits:
             return result
-        current = runtime.only_on_main(lambda: find_current_report(folder, config, console))
+        current = runtime.only_on_main(lambda: find_current_report(folder, config, console, tasks))
         report = runtime.broadcast_object(current)
         if report is None:
             command = make_command("audit", str(folder))
             report = audit_run(
-                folder, distributed=distributed, console=console, command=command, check_folder=held
+                folder,
+                distributed=distributed,
+                console=console,
+                command=command,
+                check_folder=held,
+                tasks=tasks,
             )
     show_verdict(report.verdict, console)
     page = str(folder / "audit" / "report.html")
@@ -163,10 +180,11 @@ def train_run(config: RunConfig) -> dict[str, Any]:
 
 def _prepare_and_train(
     config: RunConfig,
+    *,
     distributed: DistributedContext,
     console: Console,
     check_folder: Callable[[], None],
-    *,
+    tasks: "Sequence[OpenedTask]",
     may_halve: bool,
 ) -> None:
     """Prepare the documents, then train and export unless that was done before.
@@ -176,6 +194,7 @@ def _prepare_and_train(
         distributed: this process and its mesh.
         console: shows progress and messages.
         check_folder: raises if the run's folder is no longer the locked one.
+        tasks: benchmark tasks of the audit, on rank 0.
         may_halve: whether training may start again with half of the micro-batch.
 
     Raises:
@@ -188,7 +207,7 @@ def _prepare_and_train(
     mesh = distributed.mesh
     if mesh is not None and runtime.device.type == "cuda":
         runtime.only_on_main(
-            lambda: check_run_generation(config, prepared, mesh.shape, runtime, console)
+            lambda: check_run_generation(config, prepared, mesh.shape, runtime, console, tasks)
         )
     run_key = compute_run_key(config, prepared.corpus)
     read = sum_ahead(lambda: list_trained_files(folder), runtime)
@@ -230,39 +249,6 @@ def _prepare_and_train(
         device_type = runtime.device.type
         text = explain_out_of_memory(config, shape, device_type, is_loaded=trainer is not None)
         raise OutOfMemory(text) from error
-
-
-def _build_row_clipping(
-    config: RunConfig,
-    prepared: PreparedRun,
-    loader: Loader,
-    run_key: str,
-    runtime: Runtime,
-    console: Console,
-) -> RowClipping | None:
-    dp_sgd = find_mitigation(config.mitigations, DpSgdConfig)
-    if dp_sgd is None:
-        return None
-    num_rows = len(loader.rows)
-    if dp_sgd.delta >= 1 / num_rows:
-        console.warn(
-            f"'delta' of dp_sgd is {dp_sgd.delta:g}, not below 1/rows = {1 / num_rows:.1g} "
-            f"({num_rows:,} rows): at this value even a mechanism that publishes a whole row would "
-            "count as private"
-        )
-
-    def derive_seed() -> int:
-        identity = load_identity_key(
-            config.data.identity_key,
-            outside=[prepared.folder],
-            expected=prepared.corpus.summary.identity_key,
-            of=f"'{prepared.folder}'",
-        )
-        return identity.derive_secret("noise of dp_sgd", run_key)
-
-    # Only rank 0 needs the file of the key.
-    seed: int = runtime.broadcast_object(runtime.only_on_main(derive_seed))
-    return RowClipping(dp_sgd, noise_seed=seed)
 
 
 def _prepare_once(
@@ -335,7 +321,7 @@ def _build_trainer(
         console=console,
         check_folder=check_folder,
         must_resume=before.damage,
-        row_clipping=_build_row_clipping(config, prepared, loader, run_key, runtime, console),
+        row_clipping=build_row_clipping(config, prepared, loader, run_key, runtime, console),
     )
     if trainer.num_steps < loader.num_steps:
         console.warn(

@@ -52,6 +52,7 @@ from memguard.records.run_files import (
     load_trained,
 )
 from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
+from memguard.records.utility import ITEM_SCORES
 from memguard.workflows.run_folder import (
     REPAIR_CONFIG,
     REPAIR_UNLISTED,
@@ -310,7 +311,8 @@ def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
 
 
 def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Part:
-    covered = [folder / name for name in (REPORT, SCORES, RESULTS, CANARIES, FINDINGS, PAGE)]
+    names = (REPORT, SCORES, RESULTS, CANARIES, ITEM_SCORES, FINDINGS, PAGE)
+    covered = [folder / name for name in names]
     on_read("audit", _measure(covered)[1])
     damages = find_audit_damage(folder)
     place = "" if run is None else f"{folder.name}/"

@@ -143,7 +143,7 @@ def test_wrong_arguments(arguments: tuple[str, ...], words: str) -> None:
         ("data", {"train": "nowhere.jsonl"}, "there is no file or folder 'nowhere.jsonl'"),
         ("data", {"seq_len": 129}, "'data.seq_len' must be at most 128"),
         ("model", {"path": "./nowhere"}, "there is no folder './nowhere'"),
-        ("data", {"text_column": "body"}, "needs the column 'body'"),
+        ("data", {"columns": {"text": "body"}}, "needs the column 'body'"),
         ("audit", {"continuation_tokens": 500}, "'audit.min_documents' is 5, but only 0"),
         ("train", {"max_steps": 0}, None),
     ],

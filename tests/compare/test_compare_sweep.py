@@ -351,3 +351,35 @@ def test_other_documents_are_other_inputs(tmp_path: Path, setting: str) -> None:
     assert hash_inputs(config) == before
     Path(data[setting]).write_text('{"text": "as it is"}\n')
     assert hash_inputs(config) != before
+
+
+TASK = """
+task: my_quiz
+dataset_path: json
+output_type: multiple_choice
+"""
+
+
+def test_the_utility_is_the_loss_or_a_task_of_the_runs() -> None:
+    Path("quiz.yaml").write_text(TASK)
+    audited = with_run(audit={"utility": "arc_easy:20,quiz.yaml"})
+    assert load(audited).config.utility == "heldout_nll"
+    for name in ("arc_easy", "my_quiz"):
+        assert load(audited | {"utility": name}).config.utility == name
+    (problem,) = problems_of(audited | {"utility": "hellaswag"})
+    assert problem.startswith("sweep.yaml:")
+    assert (
+        "'utility' must be heldout_nll or a task of 'run.audit.utility', one of heldout_nll, "
+        "arc_easy, my_quiz; got 'hellaswag'"
+    ) in problem
+    (problem,) = problems_of(SWEEP | {"utility": "arc_easy"})
+    assert "one of heldout_nll; got 'arc_easy'" in problem
+
+
+def test_the_tasks_decide_the_outcome_and_the_axis_does_not() -> None:
+    Path("quiz.yaml").write_text(TASK)
+    audited = with_run(audit={"utility": "quiz.yaml"})
+    before = [run.key for run in load(audited).runs]
+    assert [run.key for run in load(audited | {"utility": "my_quiz"}).runs] == before
+    Path("quiz.yaml").write_text(TASK + "num_fewshot: 1\n")
+    assert not set(before) & {run.key for run in load(audited).runs}

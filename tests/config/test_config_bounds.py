@@ -80,7 +80,7 @@ def test_every_number_has_bounds(block: type[BaseModel], name: str) -> None:
         ({"output_dir": "a\0b"}, "'output_dir'"),
         ({"model": {"path": "a\0"}}, "'model.path'"),
         ({"data": {"train": ["a", "\0.jsonl"]}}, "'data.train'"),
-        ({"data": {"train": "a", "text_column": "\0"}}, "'data.text_column'"),
+        ({"data": {"train": "a", "columns": {"text": "\0"}}}, "'data.columns.text'"),
         ({"audit": {"suite": "\0"}}, "'audit.suite'"),
         ({"audit": {"device_map": "auto", "max_memory": {"0\0": "1GiB"}}}, "'audit.max_memory'"),
         (

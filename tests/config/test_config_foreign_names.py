@@ -74,7 +74,9 @@ NAMES: dict[str, str | None] = {
     "sample_packing": NONE,
     "datasets": "data.train",
     "dataset_path": "data.train",
-    "dataset_text_field": "data.text_column",
+    "dataset_text_field": "data.columns.text",
+    "text_column": "data.columns.text",
+    "chat_template": NONE,
     "base_model": "model.path",
     "model_name_or_path": "model.path",
     "flash_attention": "model.attn_implementation: flash_attention_2",
@@ -109,7 +111,7 @@ def read_problem(path: Path, *overrides: str) -> str:
 
 
 def test_all_names_have_a_row_here() -> None:
-    assert len(NAMES) == 58
+    assert len(NAMES) == 60
     assert _ADVICE.keys() == NAMES.keys() | SHARED.keys() | {"optim"}
 
 

@@ -37,7 +37,8 @@ MISSPELLED = {
     "data.max_doc_tokens": "max_document_tokens",
     "data.held_out_documents": "heldout_documents",
     "data.canarys": "canaries",
-    "data.text_colum": "text_column",
+    "data.colums": "columns",
+    "data.columns.promt": "prompt",
     "audit.max_generation_minute": "max_generation_minutes",
     "audit.prefix_token": "prefix_tokens",
     "parallel.timeout_minute": "timeout_minutes",
@@ -45,9 +46,9 @@ MISSPELLED = {
 }
 
 UNRELATED = [
-    *("banana", "colour", "hidden_units", "user", "password", "gpu", "nodes", "port", "verbose"),
+    *("banana", "colour", "hidden_units", "surname", "password", "gpu", "nodes", "port", "verbose"),
     *("beam_width", "wandb_project", "hub_model_id", "accelerate", "callbacks", "metric_for_best"),
-    *("loss_fn", "remove_unused_columns", "use_cache", "chat_template", "rlhf", "zzz"),
+    *("loss_fn", "remove_unused_columns", "use_cache", "jinja", "rlhf", "zzz"),
 ]
 
 

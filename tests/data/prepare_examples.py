@@ -33,6 +33,7 @@ def prepare_as(
             min_documents=config.audit.min_documents if config.audit.enabled else 0,
         ),
         load_tokenizer=lambda _: tokenizer,
+        has_chat_template=lambda: tokenizer.chat_template is not None,
         cache_dir=run_folder.parent / "cache",
         console=Console(rich.console.Console(file=printed, width=200)),
     )

@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 
+from memguard.config import FormatConfig
 from memguard.data.documents import (
     Document,
     Message,
@@ -18,8 +19,10 @@ from memguard.errors import DataError
 
 
 def load(*sources, **settings):
-    settings.setdefault("cache_dir", Path("unused"))
-    return load_documents([str(s) for s in sources], setting="data.train", **settings)
+    folder = settings.pop("cache_dir", Path("unused"))
+    form = FormatConfig.model_validate(settings)
+    names = [str(source) for source in sources]
+    return load_documents(names, setting="data.train", form=form, cache_dir=folder)
 
 
 def write_jsonl(path, *rows):
@@ -56,7 +59,7 @@ def test_ids_made_of_file_names_and_numbers_are_not_the_users_own(tmp_path):
     found = {d.id: d.has_own_id for file in files for d in load(file).documents}
     assert [name for name, is_own in found.items() if is_own] == ["a", "b"]
     assert len(found) == 8
-    table = make_table(datasets.Dataset.from_list(rows[:2]), name="m", text_column="text")
+    table = make_table(datasets.Dataset.from_list(rows[:2]), name="m")
     loaded = load_documents((table,), setting="m", cache_dir=tmp_path).documents
     assert [(d.id, d.has_own_id) for d in loaded] == [("a", True), ("m-000001", False)]
     # Two texts are equal whatever names them.
@@ -101,7 +104,7 @@ def test_one_line_of_five_megabytes(tmp_path):
 def test_text_files_and_their_separators(tmp_path):
     (tmp_path / "one.md").write_text("all of it\n")
     (tmp_path / "two.txt").write_text("first\n\n<|endoftext|>\nsecond\n<|endoftext|>\n")
-    loaded = load(tmp_path / "one.md", tmp_path / "two.txt", text_column="body")
+    loaded = load(tmp_path / "one.md", tmp_path / "two.txt", columns={"text": "body"})
     assert [(d.id, d.source, d.text) for d in loaded.documents] == [
         ("one", "one.md", "all of it\n"),
         ("two-000000", "two.txt", "first"),
@@ -296,7 +299,9 @@ def test_messages_and_pairs(tmp_path):
     assert (three.prompt, three.completion) == (messages[:1], messages[1:])
     assert (four.prompt, four.completion) == ("", "alone")
     assert [document_text(d) for d in (one, two, three)] == ["hi\nyo", "2+2=\n4", "hi\nyo"]
-    assert load(file, text_column="text").documents == [one]
+    # A column that is named on purpose goes first, also under its usual name.
+    assert load(file).documents == [one]
+    assert [d.text for d in load(file, columns={"text": "text"}).documents] == ["ignored"]
 
 
 def test_conversations_in_parquet(tmp_path):
@@ -306,14 +311,14 @@ def test_conversations_in_parquet(tmp_path):
     assert [document_text(d) for d in load(path).documents] == ["hi\nyo"] * 2
 
 
-def test_text_column_named_on_purpose_goes_first(tmp_path):
+def test_a_column_named_on_purpose_goes_first(tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", {"messages": [], "body": "b"})
-    assert [d.text for d in load(file, text_column="body").documents] == ["b"]
+    assert [d.text for d in load(file, columns={"text": "body"}).documents] == ["b"]
 
 
 def test_unknown_columns_are_named(tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", {"Text": "x", "n": 1})
-    with pytest.raises(DataError, match=r"its columns are Text, n\. .* in 'data\.text_column'"):
+    with pytest.raises(DataError, match=r"its columns are Text, n\. .* data\.columns\.text=Text"):
         load(file)
 
 
@@ -484,4 +489,5 @@ def test_texts_beside_token_ids_are_refused_unless_one_is_named(tmp_path, other)
     path = write_jsonl(tmp_path / "x.jsonl", {other: "a", "completion": "b", "input_ids": [1, 2]})
     with pytest.raises(DataError, match=f"has the columns '{other}' and 'input_ids'"):
         load(path)
-    assert list(load(path, text_column="input_ids").documents[0].input_ids) == [1, 2]
+    assert list(load(path, format="input_ids").documents[0].input_ids) == [1, 2]
+    assert list(load(path, columns={"input_ids": "input_ids"}).documents[0].input_ids) == [1, 2]

@@ -364,7 +364,7 @@ SETTINGS = (
     ),
     _bad("bytes in output_dir", _setting({"output_dir": "a\udcff"}), 2, "'output_dir'", "UTF-8"),
     _bad("bytes in model.path", _setting({"model.path": "a\udcff"}), 2, "'model.path'", "UTF-8"),
-    _bad("bytes in text_column", _setting({"data.text_column": "\udcff"}), 2, "must be UTF-8"),
+    _bad("bytes in a column", _setting({"data.columns.text": "\udcff"}), 2, "must be UTF-8"),
     _bad("data of 5,000 characters", _setting({"data.train": LONG}), 2, "'data.train'", "xxx..."),
     _bad("model of 5,000 characters", _setting({"model.path": f"./{LONG}"}), 2, "model", "xxx..."),
     _bad("suite of 5,000 characters", _setting({"audit.suite": LONG}), 2, "suite", "xxx..."),

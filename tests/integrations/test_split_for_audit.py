@@ -105,7 +105,7 @@ def test_columns_are_those_that_memguard_reads(kind: str) -> None:
     # A row without text is no document and stays in the part that is trained.
     empty = {name: [] if isinstance(value, list) else "" for name, value in rows[0].items()}
     dataset = datasets.Dataset.from_list([*rows[:10], empty, *rows[10:]])
-    split = split_for_audit(dataset, text_column="content" if kind == "content" else "text")
+    split = split_for_audit(dataset, columns={"text": "content"} if kind == "content" else None)
     assert (len(split.train), len(split.control)) == (17, 4)
     assert empty in split.train.to_list()
     assert sorted(map(str, [*split.train, *split.control])) == sorted(map(str, dataset))
@@ -127,9 +127,15 @@ def test_what_cannot_be_split_is_refused() -> None:
     refuse(DataError, "choose one of its splits", datasets.DatasetDict(train=dataset))
     refuse(DataError, "without streaming", dataset.to_iterable_dataset())
     other = dataset.rename_column("text", "body")
-    refuse(DataError, "it has body. Name the one .* in 'text_column'", other)
+    refuse(
+        DataError,
+        "its columns are body. The nearest .*format='text', columns={'text': 'body'}",
+        other,
+    )
     both = dataset.add_column("input_ids", [[2, 3]] * 30)
-    refuse(DataError, "the columns 'text' and 'input_ids'.*text_column='input_ids'", both)
+    refuse(
+        DataError, "the columns 'text' and 'input_ids'.*format='text' or format='input_ids'", both
+    )
     copies = datasets.Dataset.from_dict({"text": texts[:1] * 30})
     refuse(DataError, "30 documents in clusters of near-duplicates", copies)
     short = datasets.Dataset.from_dict({"text": draw_texts(30, words=20)})

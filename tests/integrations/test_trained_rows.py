@@ -48,7 +48,7 @@ def draw_words(size: int, seed: int = 3) -> list[str]:
 
 def tokenise(dataset: datasets.Dataset) -> list[tuple[str, list[int]]]:
     """Ids and tokens as an audit of the dataset has them."""
-    table = make_table(dataset, name="members", text_column="text")
+    table = make_table(dataset, name="members")
     loaded = load_documents((table,), setting="members", cache_dir=Path("nowhere"))
     tokens = tokenize_documents(
         loaded.documents,

@@ -13,6 +13,7 @@ from result_examples import make_interval, make_metric, make_rate, make_tables, 
 from memguard import records as r
 from memguard.compare.front import mark_dominated
 from memguard.compare.recommendation import recommend
+from memguard.compare.utility import make_loss_axis
 
 HALF: tuple[Dose, ...] = ((0, 0, 0, 0.181), (4, 0, 0, 0.262), (16, 0, 0, 0.443), (64, 0, 0, 0.621))
 SHOWN = ("verbatim", "near_verbatim", "teacher_forced_90", "token_accuracy")
@@ -92,7 +93,7 @@ def assemble(parts: Sequence[Part]) -> r.Comparison:
             over_seeds.append(
                 value_row("heldout", "nll_change", "(held out)", change, 0, interval="t", **against)
             )
-    front = mark_dominated(points, losses)
+    front = mark_dominated(points, make_loss_axis(losses))
     notes = [
         make_metric("attacks", "any_answer", f"answers=16, attack={name}", note=note)
         for name, note in evidence.NOTES.items()

@@ -14,6 +14,7 @@ from result_examples import make_tables, value_row
 from memguard import records as r
 from memguard.compare.front import mark_dominated
 from memguard.compare.recommendation import recommend
+from memguard.compare.utility import make_loss_axis
 from memguard.records import FrontPoint, Interval, Level, RiskName
 
 
@@ -96,7 +97,7 @@ def draw_points(draw: st.DrawFn) -> list[Point]:
         change = Interval(value=nll / first_nll - 1, ci=draw(changes)) if number else None
         others.append((risks, change))
     losses = {point.name: {0: point.utility} for point in points}
-    marked = mark_dominated(points, losses)
+    marked = mark_dominated(points, make_loss_axis(losses))
     return [Point(point, *other) for point, other in zip(marked, others, strict=True)]
 
 

@@ -27,7 +27,7 @@ def make_request(
     folder: Path, counts: TrainedCounts | None, unseen: Sequence[str] = ()
 ) -> AuditRequest:
     members, nonmembers = (
-        make_table(list(texts), name=name, text_column="text")
+        make_table(list(texts), name=name)
         for texts, name in ((TEXTS, "members"), (unseen or make_texts(NUM, seed=1), "nonmembers"))
     )
     return AuditRequest(
@@ -37,7 +37,6 @@ def make_request(
         members=(members,),
         nonmembers=(nonmembers,),
         out=folder / "report",
-        text_column="text",
         mesh=None,
         settings=SETTINGS,
         seed=0,

@@ -2,12 +2,13 @@
 
 import pytest
 
+from memguard.audit.benchmarks.work import TaskWork
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.dry_run import AuditWork, ProbeWork
-from memguard.planner.generation import GenerationPlan
+from memguard.planner.generation import CACHE_CHECKS, GenerationPlan
 from memguard.planner.machine import load_machine
 from memguard.workflows.generation_plan import (
     AuditOutlook,
@@ -67,6 +68,31 @@ def test_dtype_and_looks_of_the_budget_count() -> None:
     # A look generates with one model what the audit generates with two, both in one batch.
     assert plan.probes[1].num_steps == 3 * wide.probes[0].num_steps / 2
     assert plan.minutes == pytest.approx(2.5 * wide.minutes)
+
+
+def test_tasks_that_generate_count_and_are_refused() -> None:
+    task = TaskWork(
+        task="summaries",
+        num_items=64,
+        num_forwards=64,
+        num_tokens=64 * 400,
+        num_decoded_tokens=64 * 112,
+        num_new=112,
+    )
+    scored = task.model_copy(update={"task": "mc", "num_decoded_tokens": 0, "num_new": 0})
+    config = make_config(audit={"max_generation_minutes": 1})
+    work = WORK.model_copy(update={"tasks": (scored, task)})
+    outlook = make_outlook(config, work, {"trained": 100, "control": 100}, 12)
+    plan = predict(config, outlook)
+    assert [probe.probe for probe in plan.probes] == ["extraction", "utility summaries"]
+    # Rows of 512 tokens, 32 in a batch of each of the 32 ranks: one batch of each model.
+    assert plan.probes[1].num_steps == 2 * (112 + CACHE_CHECKS)
+    # A reference model answers no tasks.
+    work = work.model_copy(update={"models": ("trained", "reference")})
+    outlook = make_outlook(config, work, {"trained": 100, "control": 100}, 12)
+    assert predict(config, outlook).probes[1].num_steps == 112 + CACHE_CHECKS
+    with pytest.raises(ConfigError, match=r"items \('limit' of a task\)"):
+        check_generation(config, plan, load_machine("dgx-h100"), pytest.fail)
 
 
 def test_the_number_of_documents_is_that_of_a_study_or_assumed() -> None:

@@ -1,0 +1,195 @@
+"""Evaluations on disk, so that no model answers a task twice.
+
+    utility/KEY/HASH.json    values, numbers and hashes of one task on one model
+
+The key identifies everything the answers depend on: the model, and the task with its documents and
+settings. It does not say whether the model was the trained one or the base, so that all runs of a
+sweep share the answers of their base.
+
+No text is written: of a sample its numbers and hashes are kept, not the question, the prompt or a
+generated text, which may be text of the user's documents. The name of a file is a hash of its
+bytes; what is damaged counts as missing.
+"""
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memguard.audit.cache import compute_fingerprint
+from memguard.records import PRIVATE_MODE, write_atomically
+from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
+
+FOLDER = "utility"
+"""In the cache folder, beside `scores`."""
+_VERSION = 1
+_TEXT = ("doc", "arguments", "target")
+"""Parts of a sample that are text of the task, whatever their form."""
+_NAMES = ("filter", "metrics")
+"""Strings of a sample that are names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredAnswers:
+    """One task on one model, as it is stored."""
+
+    result: TaskResult
+    samples: tuple[dict[str, Any], ...]
+    """Without text, see `remove_text`."""
+
+
+def remove_text(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers, hashes and names of metrics of a sample, as they are read from JSON.
+
+    Args:
+        sample: as lm-eval logs it.
+    """
+    kept = {
+        name: value if name in _NAMES or name.endswith("_hash") else _remove_strings(value)
+        for name, value in sample.items()
+        if name not in _TEXT
+    }
+    result: dict[str, Any] = json.loads(json.dumps(kept))
+    return result
+
+
+def _remove_strings(value: Any) -> Any:
+    """Return numbers in their lists; None in the place of anything else."""
+    if isinstance(value, list | tuple):
+        return [_remove_strings(item) for item in value]
+    return value if isinstance(value, bool | int | float) else None
+
+
+class AnswerCache:
+    """A folder of answers; several audits can share it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use a folder, which the first `store` creates."""
+        self.folder = folder
+        self._is_writable = True
+
+    def load(self, identity: str, task: "OpenedTask", model: UtilityModel) -> StoredAnswers | None:
+        """Return the answers of a model; None if there are none, or they are damaged.
+
+        Args:
+            identity: of the model, see `AuditedModel.identity`.
+            task: that the model answered.
+            model: which of an audit's models it is now.
+        """
+        for path in sorted(self._place(identity, task).glob("*.json")):
+            try:
+                content = path.read_bytes()
+                if path.name != _name_file(content):
+                    continue
+                return _read(json.loads(content), model)
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                continue
+        return None
+
+    def store(
+        self,
+        identity: str,
+        task: "OpenedTask",
+        result: TaskResult,
+        samples: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Keep the answers of a model.
+
+        Args:
+            identity: of the model.
+            task: that it answered.
+            result: its values.
+            samples: whose text is not kept.
+        """
+        if not self._is_writable:
+            return  # Said once.
+        stored = _write(result) | {"samples": [remove_text(sample) for sample in samples]}
+        content = json.dumps(stored).encode()
+        folder = self._place(identity, task)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.chmod(folder, 0o700)
+            write_atomically(folder / _name_file(content), content, mode=PRIVATE_MODE)
+        except OSError as error:
+            warnings.warn(
+                f"answers to tasks cannot be cached in '{self.folder}' ({error.strerror}): another "
+                "audit would ask the model again",
+                stacklevel=2,
+            )
+            self._is_writable = False
+
+    def _place(self, identity: str, task: "OpenedTask") -> Path:
+        parts = {
+            "version": _VERSION,
+            "model": identity,
+            "task": task.fingerprint,
+            "headline": task.headline,
+        }
+        return self.folder / compute_fingerprint(parts)
+
+
+def _name_file(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+
+
+def _write(result: TaskResult) -> dict[str, Any]:
+    plain = {field.name: getattr(result, field.name) for field in fields(TaskResult)}
+    del plain["model"], plain["is_cached"]
+    plain["metrics"] = [_write_metric(metric) for metric in result.metrics]
+    return plain
+
+
+def _write_metric(metric: TaskMetric) -> dict[str, Any]:
+    plain = {field.name: getattr(metric, field.name) for field in fields(TaskMetric)}
+    for name in ("value_N", "weight_N"):
+        numbers = plain[name]
+        plain[name] = None if numbers is None else [_to_json(number) for number in numbers.tolist()]
+    plain["value"] = _to_json(metric.value)
+    plain["stderr"] = None if metric.stderr is None else _to_json(metric.stderr)
+    return plain
+
+
+def _to_json(number: float) -> float | str:
+    """Return a number; text for those that JSON has not."""
+    return number if math.isfinite(number) else str(number)
+
+
+def _read(stored: dict[str, Any], model: UtilityModel) -> StoredAnswers:
+    samples = tuple(stored.pop("samples"))
+    metrics = tuple(_read_metric(metric) for metric in stored.pop("metrics"))
+    result = TaskResult(
+        **{**stored, "item_N": tuple(stored["item_N"])},
+        metrics=metrics,
+        model=model,
+        is_cached=True,
+    )
+    num_items = len(result.item_N)
+    if any(len(metric.value_N) != num_items for metric in metrics):
+        raise ValueError("a metric has another number of items than the task")
+    return StoredAnswers(result=result, samples=samples)
+
+
+def _read_metric(plain: dict[str, Any]) -> TaskMetric:
+    value_N, weight_N = (
+        None if plain[name] is None else np.array([float(n) for n in plain[name]], dtype=np.float64)
+        for name in ("value_N", "weight_N")
+    )
+    if value_N is None:
+        raise ValueError("a metric has no values of items")
+    stderr = plain["stderr"]
+    metric = TaskMetric(**{**plain, "value_N": value_N, "weight_N": weight_N})
+    return replace(
+        metric,
+        value=float(plain["value"]),
+        stderr=None if stderr is None else float(stderr),
+    )

@@ -1,0 +1,118 @@
+"""Runs lm-eval without changing this process: its random numbers, logs, output and environment.
+
+Inside the block the random generators have the seeds that lm-eval's own command sets, its progress
+bars and messages are not shown, its warnings are not raised, and downloads are refused unless they
+are allowed. At the end of the block everything is as before.
+"""
+
+import logging
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from io import StringIO
+from typing import TextIO
+
+import numpy as np
+
+PYTHON_SEED, OTHER_SEED = 0, 1234
+"""The seeds of lm-eval's command; the second one also draws the solved examples of a prompt."""
+
+_OFFLINE = (
+    ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_DATASETS_OFFLINE"),
+    ("evaluate.config", "HF_EVALUATE_OFFLINE"),
+)
+"""What the libraries read before each request; the variables of the environment are read once."""
+_LOGGERS = ("lm_eval", "datasets", "evaluate", "huggingface_hub", "transformers", "filelock")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Streams:
+    """The output of this process, which is not shown inside the block."""
+
+    out: TextIO
+    err: TextIO
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show output again, for messages of our own."""
+        with redirect_stdout(self.out), redirect_stderr(self.err):
+            yield
+
+
+@contextmanager
+def isolated(*, allow_download: bool) -> Iterator[Streams]:
+    """Run lm-eval's code in a block after which this process is as before.
+
+    Args:
+        allow_download: whether libraries may use the network.
+    """
+    with ExitStack() as stack:
+        streams = Streams(out=sys.stdout, err=sys.stderr)
+        stack.enter_context(_keep_environment())
+        # Deprecations of other packages are no news for the user of this one.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(redirect_stdout(StringIO()))
+        stack.enter_context(redirect_stderr(StringIO()))
+        for name in ("lm_eval.tasks", "datasets", "evaluate"):
+            import_module(name)
+        from memguard.model.evaluation import keep_random_states
+
+        stack.enter_context(keep_random_states())
+        stack.enter_context(_keep_levels())
+        if not allow_download:
+            stack.enter_context(_offline())
+        _set_seeds()
+        yield streams
+
+
+def _set_seeds() -> None:
+    import torch
+
+    random.seed(PYTHON_SEED)
+    np.random.seed(OTHER_SEED)  # noqa: NPY002 - the generator that code of tasks draws from
+    torch.manual_seed(OTHER_SEED)
+
+
+@contextmanager
+def _keep_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextmanager
+def _keep_levels() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger, logger.level) for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    places = [(import_module(module), name) for module, name in _OFFLINE]
+    before = [(module, name, getattr(module, name)) for module, name in places]
+    try:
+        for module, name in places:
+            setattr(module, name, True)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,0 +1,357 @@
+"""Benchmark tasks of lm-eval: found by name or by the path of a YAML, checked, and opened.
+
+    setting    {task: hellaswag, limit: 200}
+    found      its YAML, by path or name, see `lookup`; lm-eval's index is not made
+    opened     lm-eval's own task object, its documents read; offline unless downloads are allowed
+
+A YAML with ``!function`` or ``class`` runs the Python file that it names, like a plug-in of a
+suite. A task that lm-eval marks as unsafe runs programs that the model has written, and is refused.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final, Literal, get_args
+
+from memguard.audit.benchmarks.isolation import OTHER_SEED, isolated
+from memguard.audit.benchmarks.lookup import (
+    describe_group,
+    find_yaml,
+    is_path,
+    read_members,
+)
+from memguard.config.utility import UtilityTask
+from memguard.errors import ConfigError, require_library, shorten
+
+Kind = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
+
+DEFAULT_FILTER: Final = "none"
+"""lm-eval's name of no filter, which metrics of a task do not show."""
+_LOCAL_READERS = frozenset({"json", "csv", "parquet", "text", "arrow"})
+"""Values of 'dataset_path' that read local files."""
+_NOT_HASHED = ("dataset_path", "dataset_name", "dataset_kwargs", "metadata", "num_fewshot")
+"""Parts of a task's configuration that are not hashed: its documents are hashed themselves."""
+_GREEDY: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False, None),
+    "num_beams": (1, None),
+    "num_return_sequences": (1, None),
+}
+"""Values of the arguments of generation for which a text is the most likely token, repeatedly."""
+_LENGTHS = frozenset({"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"})
+_UNUSED = frozenset({"temperature", "top_p", "top_k", "min_p", "typical_p"})
+"""Arguments that only sampling reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenedTask:
+    """A task whose documents are read."""
+
+    name: str
+    """lm-eval's name of the task, that in its YAML."""
+    settings: UtilityTask
+    task: Any
+    """lm-eval's task object."""
+    version: str
+    num_fewshot: int
+    headline: str
+    """Name of the metric that stands for the task."""
+    kind: Kind
+    fingerprint: str
+    """SHA-256 of lm-eval's version, the task's configuration and documents, and the settings: equal
+    where a model would be given the same prompts and its answers be judged in the same way."""
+    allow_download: bool = False
+    """Whether what the task loads later, such as a metric, may be downloaded."""
+
+    def restart_draws(self) -> None:
+        """Draw the same solved examples again for the prompts that are built next."""
+        self.task.set_fewshot_seed(seed=OTHER_SEED)
+
+
+def name_metric(metric: str, filter_name: str) -> str:
+    """Return the name of a metric in our files: with its filter, if the task has filters."""
+    return metric if filter_name == DEFAULT_FILTER else f"{metric},{filter_name}"
+
+
+def check_tasks(tasks: Sequence[UtilityTask], *, setting: str = "audit.utility") -> None:
+    """Check what can be checked before a model is read, without importing lm-eval.
+
+    Args:
+        tasks: the settings.
+        setting: name of the setting in messages.
+
+    Raises:
+        ConfigError: lm-eval is not installed, a YAML is missing, or two tasks have one name.
+    """
+    if not tasks:
+        return
+    require_library("lm_eval", f"'{setting}'", extra="bench")
+    for task in tasks:
+        if is_path(task.task) and not Path(task.task).expanduser().is_file():
+            raise ConfigError(
+                f"'{setting}': no file '{shorten(task.task)}'. Give the path of a task's YAML, or "
+                "the name of a task of lm-eval"
+            )
+    _check_names([_guess_name(task.task) for task in tasks], setting)
+
+
+def open_tasks(
+    tasks: Sequence[UtilityTask], *, allow_download: bool, setting: str = "audit.utility"
+) -> list[OpenedTask]:
+    """Open the tasks, in their order; on several ranks each opens them.
+
+    Args:
+        tasks: the settings.
+        allow_download: whether a dataset that is not on this machine may be downloaded.
+        setting: name of the setting in messages.
+
+    Raises:
+        ConfigError: lm-eval is not installed, a task is unknown or damaged, is a group, needs a
+            download, has no such metric, or needs what this program does not do.
+    """
+    check_tasks(tasks, setting=setting)
+    if not tasks:
+        return []
+    with isolated(allow_download=allow_download):
+        opened = [_open(task, setting, allow_download=allow_download) for task in tasks]
+    _check_names([task.name for task in opened], setting)
+    return opened
+
+
+def _check_names(names: Iterable[str], setting: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(
+                f"'{setting}' has two tasks '{shorten(name)}': results are stored by name. Remove "
+                "one, or name it differently in its YAML"
+            )
+        seen.add(name)
+
+
+def _guess_name(task: str) -> str:
+    """Return the name that a YAML gives its task, as far as a glance at it shows."""
+    if not is_path(task):
+        return task
+    text = Path(task).expanduser().read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^task:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE)
+    return found.group(1).strip("'\"") if found else task
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def _open(settings: UtilityTask, setting: str, *, allow_download: bool) -> OpenedTask:
+    subject = f"'{setting}': the task '{shorten(settings.task)}'"
+    path = find_yaml(settings.task, subject)
+    config = _read_config(path, subject)
+    _check_config(config, subject, allow_download=allow_download)
+    task = _build(path, config, subject, allow_download=allow_download)
+    kind = task.OUTPUT_TYPE
+    _check_kind(task, kind, subject)
+    num_fewshot = _set_fewshot(task, settings, subject)
+    return OpenedTask(
+        name=str(config["task"]),
+        settings=settings,
+        task=task,
+        version=str(task.VERSION),
+        num_fewshot=num_fewshot,
+        headline=_find_headline(task, settings, subject),
+        kind=kind,
+        fingerprint=_hash(task, settings, num_fewshot, subject),
+        allow_download=allow_download,
+    )
+
+
+def _read_config(path: Path, subject: str) -> dict[str, Any]:
+    """Return the configuration of a task, its functions not resolved."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        config: dict[str, Any] = load_yaml(path, resolve_func=False)
+    except Exception as error:
+        raise ConfigError(f"{subject} has a YAML that cannot be read: {_say(error)}") from error
+    if not isinstance(config.get("task"), str):
+        members = read_members(config)
+        if not members:
+            raise ConfigError(f"{subject} has a YAML without 'task', the name of the task")
+        raise ConfigError(describe_group(subject, members))
+    return config
+
+
+def _check_config(config: Mapping[str, Any], subject: str, *, allow_download: bool) -> None:
+    if config.get("unsafe_code"):
+        raise ConfigError(
+            f"{subject} runs programs that the model has written (lm-eval marks it as unsafe), "
+            "which an audit does not do. Choose another task"
+        )
+    files = json.dumps((config.get("dataset_kwargs") or {}).get("data_files") or "", default=str)
+    address = re.search(r'\w+://[^"]+', files)
+    if address is not None and not allow_download:
+        raise ConfigError(_describe_download(subject, shorten(address.group())))
+
+
+def _build(path: Path, config: Mapping[str, Any], subject: str, *, allow_download: bool) -> Any:
+    """Return lm-eval's task."""
+    from lm_eval.tasks import TaskManager
+
+    dataset = ", ".join(str(config[k]) for k in ("dataset_path", "dataset_name") if config.get(k))
+    try:
+        with _own_cache(config) as folder:
+            loaded = TaskManager(include_defaults=False).load([str(path)])
+            (task,) = loaded["tasks"].values()
+    except Exception as error:
+        if not _is_network(error):
+            raise ConfigError(f"{subject} cannot be opened: {_say(error)}") from error
+        if not dataset:  # Python code of the task names it.
+            named = re.search(r"'([^']+)' on the Hub", str(error))
+            dataset = named.group(1) if named else "(named by its Python code)"
+        if not allow_download:
+            raise ConfigError(_describe_download(subject, dataset)) from error
+        raise ConfigError(
+            f"{subject} needs the dataset '{dataset}', which could not be downloaded "
+            f"({_say(error)}). Check the connection to the hub, or copy the dataset into this "
+            "machine's cache"
+        ) from error
+    if folder is not None:
+        weakref.finalize(task, shutil.rmtree, folder, ignore_errors=True)
+    return task
+
+
+@contextmanager
+def _own_cache(config: Mapping[str, Any]) -> Iterator[str | None]:
+    """Read a task's local files through a folder of its own, which ends with the task; yield it.
+
+    Their text may be private, and datasets would leave a copy of it in the user's cache.
+    """
+    if config.get("dataset_path") not in _LOCAL_READERS:
+        yield None
+        return
+    from datasets import config as settings
+
+    before, folder = settings.HF_DATASETS_CACHE, mkdtemp(prefix="memguard-task-")
+    settings.HF_DATASETS_CACHE = Path(folder)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        settings.HF_DATASETS_CACHE = before
+
+
+def _describe_download(subject: str, dataset: str) -> str:
+    return (
+        f"{subject} needs the dataset '{dataset}', which is not on this machine. Pass "
+        "--allow-download ('audit.allow_download: true') to download it"
+    )
+
+
+def _is_network(error: BaseException) -> bool:
+    """Return whether the cause is that something could not be downloaded."""
+    seen: BaseException | None = error
+    while seen is not None:
+        module = type(seen).__module__.partition(".")[0]
+        if isinstance(seen, ConnectionError) or module in ("httpx", "httpx2", "requests"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _say(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return shorten(f"{type(error).__name__}: {lines[0] if lines else 'no message'}", 300)
+
+
+# -- what a task needs -----------------------------------------------------------------------------
+
+
+def _check_kind(task: Any, kind: str, subject: str) -> None:
+    if kind not in get_args(Kind):
+        raise ConfigError(f"{subject} has the output type '{kind}', which is unknown")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise ConfigError(f"{subject} runs programs that the model has written: choose another")
+    if getattr(task, "MULTIMODAL", False):
+        raise ConfigError(f"{subject} has images or sound, and an audit's model reads text only")
+    if kind != "generate_until":
+        return
+    arguments = dict(task.config.generation_kwargs or {})
+    draws = arguments.get("do_sample") is None and bool(arguments.get("temperature"))
+    known = _LENGTHS | _UNUSED | _GREEDY.keys() | {"until"}
+    for name, value in arguments.items():
+        is_greedy = value in _GREEDY.get(name, (value,)) and not (draws and name == "temperature")
+        if name in known and is_greedy:
+            continue
+        raise ConfigError(
+            f"{subject} generates with '{name}: {shorten(str(value))}', and an audit always takes "
+            "the most likely token. Remove it from 'generation_kwargs' in a copy of its YAML"
+        )
+
+
+def _set_fewshot(task: Any, settings: UtilityTask, subject: str) -> int:
+    """Set the number of solved examples, by lm-eval's rule; return it."""
+    own = task.get_config("num_fewshot")
+    wanted = settings.num_fewshot
+    if wanted and own == 0:
+        raise ConfigError(
+            f"{subject} fixes 'num_fewshot: 0' in its YAML, which lm-eval does not change; got "
+            f"'num_fewshot: {wanted}'. Leave it out, or remove it from a copy of the YAML"
+        )
+    num_fewshot = int((own or 0) if wanted is None else wanted)
+    task.set_config(key="num_fewshot", value=num_fewshot)
+    task.set_fewshot_seed(seed=OTHER_SEED)
+    return num_fewshot
+
+
+def _find_headline(task: Any, settings: UtilityTask, subject: str) -> str:
+    filters = [ensemble.name for ensemble in task._filters]
+    metrics = list(task.aggregation())
+    names = [name_metric(metric, name) for metric in metrics for name in filters]
+    if settings.metric is None:
+        return names[0]
+    if settings.metric in metrics:
+        return name_metric(settings.metric, filters[0])
+    if settings.metric not in names:
+        raise ConfigError(
+            f"{subject} has no metric '{shorten(settings.metric)}'; it has {', '.join(names)}"
+        )
+    return settings.metric
+
+
+# -- hash ------------------------------------------------------------------------------------------
+
+
+def _hash(task: Any, settings: UtilityTask, num_fewshot: int, subject: str) -> str:
+    import lm_eval
+
+    config = {k: v for k, v in task.dump_config().items() if k not in _NOT_HASHED}
+    try:
+        documents = [doc for _, doc in task.doc_iterator(limit=settings.limit)]
+        examples = list(task.fewshot_docs() or []) if num_fewshot else []
+    except Exception as error:
+        raise ConfigError(f"{subject} cannot be opened: {_say(error)}") from error
+    if not documents:
+        raise ConfigError(f"{subject} has no items")
+    whole = {
+        "lm_eval": lm_eval.__version__,
+        "version": str(task.VERSION),
+        "config": config,
+        "documents": documents,
+        "examples": examples,
+        "limit": settings.limit,
+        "num_fewshot": num_fewshot,
+        "chat": settings.chat,
+    }
+    text = json.dumps(whole, sort_keys=True, default=_write, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _write(value: object) -> str:
+    # Addresses of functions differ from process to process.
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -1,0 +1,150 @@
+"""The utility of settings over their seeds: the held-out loss, or a benchmark task.
+
+The held-out loss is a mean over seeds; settings are compared seed by seed by the t distribution,
+because another seed has other held-out documents. A task's value is a mean over seeds too, but
+settings are compared item by item: its items are the same with each seed, so they are drawn or
+averaged together. With several seeds its interval also covers that of the t distribution over
+seeds.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from memguard.audit.benchmarks.items import ItemValues, Kind, estimate, find_kind, subtract_items
+from memguard.audit.statistics import compute_mean
+from memguard.compare.audited import AuditedRun
+from memguard.records import ComparedTask, Interval, ResultRow, Utility, fill_row
+from memguard.records.comparison import HELDOUT
+
+Losses = Mapping[str, Mapping[int, float]]
+"""Value by setting and seed."""
+_SEED = 0
+"""Of the draws of bootstraps over seeds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Axis:
+    """The utility of all settings."""
+
+    utility: Utility
+    values: Losses
+    items: Mapping[str, Mapping[int, ItemValues]] | None = None
+    """Items of a task by setting and seed; None for the held-out loss."""
+
+    @property
+    def kind(self) -> Kind:
+        """Of the items of a task."""
+        assert self.items is not None, "only of tasks"
+        return find_kind([items for seeds in self.items.values() for items in seeds.values()])
+
+    def compute(self, name: str) -> Interval:
+        """Return the value of a setting, mean over seeds, with its interval."""
+        values = list(self.values[name].values())
+        if self.items is None:
+            mean = compute_mean(values, (0.0, math.inf))
+            assert mean is not None, "a setting has a run"
+            return mean
+        value = math.fsum(values) / len(values)
+        drawn = estimate(list(self.items[name].values()), self.kind, seed=_SEED)
+        ci = None if drawn is None else drawn.ci
+        bounds = (0.0, 1.0) if self.kind == "rate" else (-math.inf, math.inf)
+        return _cover_seeds(Interval(value=value, ci=ci), values, bounds)
+
+    def subtract(self, one: str, other: str) -> Interval | None:
+        """Return one setting's utility minus the other's, mean over seeds.
+
+        Returns:
+            None if the seeds differ, or if the items of a task have no numbers.
+        """
+        mine, theirs = self.values[one], self.values[other]
+        if mine.keys() != theirs.keys():
+            return None
+        differences = [value - theirs[seed] for seed, value in mine.items()]
+        if self.items is None:
+            return compute_mean(differences)
+        pairs = [(self.items[one][seed], self.items[other][seed]) for seed in mine]
+        firsts, seconds = ([pair[place] for pair in pairs] for place in (0, 1))
+        found = subtract_items(firsts, seconds, self.kind, seed=_SEED)
+        if found is None:
+            return None
+        bounds = (-1.0, 1.0) if self.kind == "rate" else (-math.inf, math.inf)
+        return _cover_seeds(found.interval, differences, bounds)
+
+    def is_better(self, one: str, other: str) -> bool:
+        """Return whether the first setting has the better utility beyond the interval."""
+        difference = self.subtract(one, other)
+        if difference is None or difference.ci is None:
+            return False
+        return max(map(self.utility.worsening, difference.ci)) < 0
+
+    def is_at_chance(self, name: str) -> bool:
+        """Return whether a task does not show that a setting differs from a random choice.
+
+        So it is if its interval contains the value of one, or if there is no interval. A share of
+        0, with nothing to choose from, shows as little.
+        """
+        if self.items is None:
+            return False
+        found, chance = self.compute(name), self.utility.chance
+        if chance is None:
+            return self.utility.is_share and found.value == 0
+        return found.ci is None or found.ci[0] <= chance <= found.ci[1]
+
+
+def _cover_seeds(
+    interval: Interval, values: Sequence[float], bounds: tuple[float, float]
+) -> Interval:
+    """Return the interval, extended to cover Student's t interval over the values of the seeds."""
+    over_seeds = compute_mean(values)
+    if interval.ci is None or over_seeds is None or over_seeds.ci is None:
+        return interval
+    low, high = over_seeds.ci
+    ci = max(bounds[0], min(interval.ci[0], low)), min(bounds[1], max(interval.ci[1], high))
+    return Interval(value=interval.value, ci=ci)
+
+
+def make_loss_axis(losses: Losses) -> Axis:
+    """Return the held-out loss as the utility."""
+    return Axis(utility=HELDOUT, values=losses)
+
+
+def make_task_axis(task: ComparedTask, settings: Mapping[str, Sequence[AuditedRun]]) -> Axis:
+    """Return a task as the utility.
+
+    Args:
+        task: that all runs share.
+        settings: runs of each setting, of the seeds that are compared.
+    """
+    name = task.detail.task
+    items = {
+        setting: {run.run.seed: run.tasks[name].headline for run in runs}
+        for setting, runs in settings.items()
+    }
+    values = {
+        setting: {run.run.seed: _read_value(task, run) for run in runs}
+        for setting, runs in settings.items()
+    }
+    return Axis(utility=task.utility, values=values, items=items)
+
+
+def _read_value(task: ComparedTask, run: AuditedRun) -> float:
+    """Return lm-eval's value of the headline metric, from the run's report."""
+    row = task.detail.find(run.report.tables)
+    value = None if row is None else row.value
+    assert value is not None, "checked by `find_shared_tasks`"
+    return value
+
+
+def list_utility_rows(axis: Axis) -> Iterator[ResultRow]:
+    """Yield the values of a task over seeds, and their differences from the first setting."""
+    first, *_ = axis.values
+    utility = axis.utility
+    for name in axis.values:
+        row = utility.start_row(name, "mean" if axis.items is None else axis.kind)
+        yield fill_row(row, axis.compute(name), "pooled")
+        if name == first:
+            continue
+        against = replace(row, against=f"setting:{first}", statistic="difference")
+        why_not = "the settings have other seeds, or the items have no numbers of their own"
+        yield fill_row(against, axis.subtract(name, first), "pooled", why_not=why_not)

@@ -1,0 +1,205 @@
+"""Decides how the rows of a table are read: its format, columns and template.
+
+    data.format names one   it is taken; all columns that it needs must be there
+    auto                    a format with a column that the user named; else of those that fit:
+                            messages, prompt_completion, text; else alpaca or sharegpt
+    refused                 token ids beside another format; alpaca beside sharegpt; none fits
+
+Text files, arrays and lists of texts have one format only. Everything that reads documents calls
+`choose_layout`: runs, audits of other models, the Python interface and the callback.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memguard.config import FormatConfig, TagsConfig
+from memguard.config.formats import FORMAT_COLUMNS, FormatName, TemplateName
+from memguard.data.format_ways import (
+    Style,
+    choose_style,
+    list_columns,
+    suggest_ways,
+    write_way,
+)
+from memguard.data.tables import IDS_COLUMN, Table
+from memguard.errors import DataError
+
+_FIRST: tuple[FormatName, ...] = ("messages", "prompt_completion", "text")
+"""Formats in the order in which a table that fits several is read."""
+_BESIDE_IDS: Mapping[str, FormatName] = {
+    "text": "text",
+    "messages": "messages",
+    "prompt": "prompt_completion",
+}
+"""Columns beside token ids that leave it open which is the document."""
+_NOT_TEXT = ("id", "source", "id_was_made")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How the rows of one table are read."""
+
+    format: FormatName
+    columns: Mapping[str, str]
+    """Column of the table, by its usual name; only columns that the table has."""
+    template: TemplateName | None = None
+    """Of alpaca."""
+    tags: TagsConfig = field(default_factory=TagsConfig)
+    style: Style = "settings"
+    """How errors write settings."""
+    also: tuple[FormatName, ...] = ()
+    """Formats that the table fits too."""
+    unread: tuple[str, ...] = ()
+    """Columns that are not read."""
+
+    def describe(self) -> str:
+        """Return how the rows are read, as the end of a sentence: ``alpaca: columns ...``."""
+        names = [name if name == column else f"{name}={column}" for name, column in self._named]
+        text = f"{self.format}: column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        if self.template is not None:
+            text += f"; template {self.template}"
+        if self.also:
+            ways = (self.write(format=name) for name in self.also)
+            text += f"; it also fits {', '.join(self.also)} ({' or '.join(ways)})"
+        elif self.unread:
+            text += f"; not read: {list_columns(self.unread)}"
+        return text
+
+    def write(self, **settings: Any) -> str:
+        """Write settings of a format so that they can be copied; see `write_way`."""
+        return write_way(self.style, **settings)
+
+    @property
+    def _named(self) -> list[tuple[str, str]]:
+        shown = {name: list_columns([column]) for name, column in self.columns.items()}
+        return list(shown.items())
+
+
+def choose_layout(
+    table: Table,
+    form: FormatConfig,
+    *,
+    setting: str,
+    has_chat_template: Callable[[], bool],
+    style: Style | None = None,
+) -> Layout:
+    """Decide how a table is read.
+
+    Args:
+        table: with at least one column.
+        form: the settings.
+        setting: name of the documents in errors, e.g. ``"data.train"``.
+        has_chat_template: returns whether the tokenizer has a chat template; called for alpaca
+            without a template in the settings.
+        style: how errors write settings; None: as ``setting`` is written.
+
+    Raises:
+        DataError: the table fits no format, or two; it lacks a column that was named.
+    """
+    style = choose_style(setting) if style is None else style
+    if table.format is not None:
+        (column,) = FORMAT_COLUMNS[table.format].required
+        return Layout(format=table.format, columns={column: column}, style=style)
+    place = f"'{setting}': '{table.origin}'"
+    fitting = [name for name in FORMAT_COLUMNS if _fits(name, table.columns, form)]
+    also: list[FormatName] = []
+    if form.format == "auto":
+        taken = _choose(table, form, fitting, place, style)
+        also = [name for name in fitting if name != taken and not _is_named(taken, table, form)]
+    elif form.format in fitting:
+        taken = form.format
+    else:
+        raise _explain_no_fit(table, form, place, style)
+    columns = {
+        name: column
+        for name in FORMAT_COLUMNS[taken].all
+        if (column := _column(name, form)) in table.columns
+    }
+    missing = [
+        name
+        for name in form.columns.given
+        if name in FORMAT_COLUMNS[taken].all and name not in columns
+    ]
+    if missing:
+        raise _explain_no_fit(table, form, place, style)
+    template = form.template
+    if taken == "alpaca" and template is None:
+        template = "chat" if has_chat_template() else "stanford"
+    return Layout(
+        format=taken,
+        columns=columns,
+        template=template if taken == "alpaca" else None,
+        tags=form.tags,
+        style=style,
+        also=tuple(also),
+        unread=tuple(
+            name for name in table.columns if name not in columns.values() and name not in _NOT_TEXT
+        ),
+    )
+
+
+def _column(name: str, form: FormatConfig) -> str:
+    return form.columns.given.get(name, name)
+
+
+def _fits(name: FormatName, columns: Sequence[str], form: FormatConfig) -> bool:
+    return all(_column(thing, form) in columns for thing in FORMAT_COLUMNS[name].required)
+
+
+def _is_named(name: FormatName, table: Table, form: FormatConfig) -> bool:
+    """Return whether the user named a column of a format that the table has."""
+    given = form.columns.given
+    return any(given.get(thing) in table.columns for thing in FORMAT_COLUMNS[name].all)
+
+
+def _choose(
+    table: Table, form: FormatConfig, fitting: Sequence[FormatName], place: str, style: Style
+) -> FormatName:
+    """Choose one of the formats that fit a table."""
+    named = [name for name in fitting if _is_named(name, table, form)]
+    pool = named or fitting
+    if "input_ids" in pool and len(named) != 1:
+        beside = [_column(name, form) for name in _BESIDE_IDS]
+        others = [name for name in beside if name in table.columns]
+        if others:
+            formats = [name for name in pool if name in _FIRST][:1]
+            ways = [write_way(style, format=name) for name in (*formats, "input_ids")]
+            raise DataError(
+                f"{place} has the columns '{others[0]}' and '{_column(IDS_COLUMN, form)}': either "
+                f"could be the document. Remove one, or set {' or '.join(ways)}."
+            )
+        return "input_ids"
+    by_order = [name for name in _FIRST if name in pool]
+    if len(pool) > 1 and (len(named) > 1 or not by_order):
+        one, other = pool[:2]
+        ways = [write_way(style, format=name) for name in (one, other)]
+        raise DataError(
+            f"{place} can be read in two ways: as {_describe_columns(one, form)}, or as "
+            f"{_describe_columns(other, form)}. Set {' or '.join(ways)}."
+        )
+    if not pool:
+        raise _explain_no_fit(table, form, place, style)
+    return by_order[0] if by_order else pool[0]
+
+
+def _describe_columns(name: FormatName, form: FormatConfig) -> str:
+    columns = [list_columns([_column(thing, form)]) for thing in FORMAT_COLUMNS[name].required]
+    return f"{name} (column{'s' if len(columns) > 1 else ''} {', '.join(columns)})"
+
+
+def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) -> DataError:
+    """Return the error of a table without the columns of the format, or of any."""
+    wanted = None if form.format == "auto" else form.format
+    lacking = [column for column in form.columns.given.values() if column not in table.columns]
+    if not lacking and wanted is not None:
+        columns = (_column(name, form) for name in FORMAT_COLUMNS[wanted].required)
+        lacking = [column for column in columns if column not in table.columns]
+    of = "fits no format" if wanted is None else f"is not {wanted}"
+    if lacking:
+        of = f"needs the column '{lacking[0]}'" + ("" if wanted is None else f" to be {wanted}")
+    ways = suggest_ways(table.columns, form.columns, style, format=wanted)
+    return DataError(
+        f"{place} {of}; its columns are {list_columns(table.columns)}. The nearest "
+        f"ways to describe it: {ways}"
+    )

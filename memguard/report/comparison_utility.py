@@ -1,0 +1,143 @@
+"""Words, numbers and positions of the utility that a comparison chose: held-out loss, or a task.
+
+                 value      change from the first setting     axis of the chart
+held-out loss    4.372      +2.1 %     relative               % of the first one's loss
+share of items   41.0 %     -2.5 pp    percentage points      percentage points
+other values     62.14      +1.31      in the metric's unit   the metric's unit
+"""
+
+from memguard.pages import formatting as fmt
+from memguard.records import Comparison, FrontPoint, Interval, ResultRow, Utility
+from memguard.records.comparison import find_change
+from memguard.report.seed_means import Setting, compute_change, name_first
+
+_MOST_NAME = 40
+
+
+def name_utility(utility: Utility) -> str:
+    """Return the utility in a sentence: ``held-out NLL``, ``acc of task 'arc_easy'``."""
+    return fmt.clean_name(utility.spoken, 2 * _MOST_NAME)
+
+
+def head_utility(comparison: Comparison) -> tuple[str, str]:
+    """Return the heading of its column, and the line below it."""
+    utility, first = comparison.utility, name_first(comparison, 12)
+    if not utility.is_task:
+        return utility.heading, f"nats; from '{first}'"
+    better = "higher" if utility.higher_is_better else "lower"
+    return fmt.clean_name(utility.heading, _MOST_NAME), f"{better} is better; from '{first}'"
+
+
+def write_value(value: float | None, utility: Utility) -> str:
+    """Format a value."""
+    return fmt.percent(value) if utility.is_share else fmt.number(value)
+
+
+def find_difference(point: FrontPoint, comparison: Comparison) -> float | None:
+    """Return the change from the first setting, relative of a loss; None if it has none."""
+    first = comparison.front[0]
+    if comparison.utility.is_task:
+        return point.utility - first.utility
+    return fmt.relative_change(point.utility, first.utility)
+
+
+def write_difference(value: float | None, utility: Utility) -> str:
+    """Format a change from the first setting."""
+    if not utility.is_task:
+        return fmt.change(value)
+    if value is None:
+        return fmt.MISSING
+    interval = Interval(value=value, ci=None)
+    return (fmt.points if utility.is_share else fmt.difference)(interval).value
+
+
+def write_ends(row: ResultRow | None, utility: Utility) -> str:
+    """Format the interval of a change; "" without one."""
+    if row is None or row.ci is None:
+        return ""
+    if not utility.is_task:
+        return fmt.change_range(row)
+    return (fmt.points if utility.is_share else fmt.difference)(row).interval
+
+
+def describe_setting_utility(setting: Setting) -> tuple[str, str, str]:
+    """Return a setting's value, its change from the first one, and the interval of the change."""
+    point, comparison = setting.point, setting.comparison
+    assert point is not None, "only for settings, not for the base model"
+    utility = comparison.utility
+    row = find_change(comparison.tables, point.name, utility)
+    if utility.is_task:
+        change = write_difference(find_difference(point, comparison), utility)
+    else:
+        change = fmt.change(compute_change(setting))
+    return write_value(point.utility, utility), change, write_ends(row, utility)
+
+
+def find_base_difference(comparison: Comparison) -> float | None:
+    """Return the base model's difference from the first setting; None if it was not measured."""
+    first = comparison.runs[0].setting
+    base, trained = comparison.mean_utility(first, "base"), comparison.mean_utility(first)
+    if base is None or trained is None:
+        return None
+    return base - trained if comparison.utility.is_task else fmt.relative_change(base, trained)
+
+
+def scale(utility: Utility) -> float:
+    """Return what a change is multiplied with on the axis of the chart."""
+    return 1.0 if utility.is_task and not utility.is_share else 100.0
+
+
+def label_axis(comparison: Comparison, limit: int) -> str:
+    """Return the label of the chart's axis."""
+    utility, first = comparison.utility, name_first(comparison, limit)
+    if not utility.is_task:
+        return f"held-out NLL relative to {first} (%)"
+    unit = " (percentage points)" if utility.is_share else ""
+    return f"{fmt.clean_name(utility.heading, 32)} minus {first}{unit}"
+
+
+def name_direction(utility: Utility) -> str:
+    """Return which direction of the axis is better."""
+    return "higher is better" if utility.higher_is_better else "lower is better"
+
+
+def describe_axis(utility: Utility) -> str:
+    """Return the sentences of the caption that depend on the utility."""
+    corner = "right" if utility.higher_is_better else "left"
+    if not utility.is_task:
+        return (
+            f"Lower {corner} is better. Lines through points are 95{fmt.PERCENT} intervals: of the "
+            "risk over documents and seeds, of the loss over seeds relative to the first setting "
+            "(none for one seed)."
+        )
+    return (
+        f"Utility is the {name_utility(utility)}, on {fmt.count(utility.num_items)} items. Lower "
+        f"{corner} is better. Lines through points are 95{fmt.PERCENT} intervals: of the risk over "
+        "documents and seeds, of the task over items, paired with the first setting, and seeds."
+    )
+
+
+def describe_beyond_base(utility: Utility) -> str:
+    """Return what a setting beyond the base model's line means."""
+    if not utility.is_task:
+        return (
+            "A setting to the right of the base model is worse on held-out documents than before "
+            "training."
+        )
+    side = "left" if utility.higher_is_better else "right"
+    return f"A setting to the {side} of the base model is worse at the task than before training."
+
+
+def describe_chance(comparison: Comparison) -> str:
+    """Return a warning if the task does not show a difference from chance; "" otherwise."""
+    at_chance = [point for point in comparison.front if point.is_at_chance]
+    if not at_chance:
+        return ""
+    chance = write_value(comparison.utility.chance or 0.0, comparison.utility)
+    if len(at_chance) == len(comparison.front):
+        return (
+            f"Every setting is at chance ({chance} within the interval): this task cannot tell "
+            "whether utility is kept."
+        )
+    names = ", ".join(f"'{fmt.clean_name(point.name)}'" for point in at_chance[:4])
+    return f"At chance ({chance} within the interval): {names}."

@@ -1,0 +1,152 @@
+"""The report of an audit from what was measured: its tables, its method, and private excerpts."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import memguard
+from memguard.audit.benchmarks.rows import tabulate_utility
+from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.run import AuditOutcome
+from memguard.audit.suite import Suite
+from memguard.audit.training import HELDOUT_NLL, tabulate_training
+from memguard.config import AuditConfig
+from memguard.records import (
+    PRIVATE_MODE,
+    AuditReport,
+    AuditResults,
+    Banner,
+    Method,
+    ModelIdentity,
+    Tables,
+    Variant,
+    format_now,
+    merge_tables,
+    write_atomically,
+)
+from memguard.runtime import Runtime, describe_environment
+from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audit_utility import SEED, UtilityRun, describe_tasks
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
+
+
+def add_tables(
+    target: AuditTarget, summary: AuditResults, variants: Tables, utility: UtilityRun
+) -> AuditResults:
+    """Return the results with the rows of the training, of the variants and of the tasks.
+
+    Args:
+        target: of the audit.
+        summary: results of the probes.
+        variants: rows of the variants.
+        utility: tasks that ran; their entry follows those of the suite's probes.
+    """
+    training = tabulate_training(target.training, target.watched)
+    if HELDOUT_NLL in training.metrics:
+        variants = variants.model_copy(update={"metrics": ()})
+    tasks = tabulate_utility(utility.list_results(), seed=SEED)
+    run = utility.describe_run()
+    return summary.model_copy(
+        update={
+            "tables": merge_tables([summary.tables, training, variants, tasks]),
+            "probe_runs": [*summary.probe_runs, *([] if run is None else [run])],
+        }
+    )
+
+
+def build_report(
+    target: AuditTarget,
+    summary: AuditResults,
+    model: ModelIdentity,
+    method: Method,
+    banners: Sequence[Banner],
+    runtime: Runtime,
+    variants: Sequence[Variant],
+) -> AuditReport:
+    """Return the report.
+
+    Args:
+        target: of the audit.
+        summary: its results.
+        model: names and hashes of its models.
+        method: its settings.
+        banners: shown before those of the results.
+        runtime: of this rank.
+        variants: that were audited.
+    """
+    parts: dict[str, Any] = dict(summary)
+    notes = [Banner(level="note", text=text) for text in target.notes]
+    parts["banners"] = [*banners, *summary.banners, *notes]
+    return AuditReport(
+        **parts,
+        tool_version=memguard.__version__,
+        created=format_now(),
+        run=target.run,
+        model=model,
+        data=target.data,
+        training=target.training,
+        method=method,
+        variants=list(variants),
+        environment=describe_environment(runtime.device, runtime.world_size),
+    )
+
+
+def describe_method(
+    suite: Suite,
+    settings: AuditConfig,
+    seed: int,
+    command: str,
+    wall_s: float,
+    tasks: "Sequence[OpenedTask]" = (),
+) -> Method:
+    """Return the settings of an audit for its report.
+
+    Args:
+        suite: of the audit.
+        settings: of the audit.
+        seed: of its samples.
+        command: of the user.
+        wall_s: duration (seconds).
+        tasks: benchmark tasks.
+    """
+    probe = suite.extraction
+    return Method(
+        suite=suite.name,
+        suite_version=suite.version,
+        probes=suite.describe_probes(),
+        continuation_tokens=probe.continuation_tokens,
+        prefix_tokens=probe.prefix_tokens,
+        window=settings.window,
+        max_edit_share=probe.max_edit_share,
+        tiny_margin=TINY_MARGINS[settings.dtype],
+        dtype=settings.dtype,
+        batch_tokens=settings.batch_tokens,
+        sample_size=settings.max_documents_per_bucket,
+        seed=seed,
+        command=command,
+        wall_s=round(wall_s, 3),
+        utility=describe_tasks(tasks),
+    )
+
+
+def write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:
+    """Write the text of the findings, or token ids if there is no tokenizer, to a private file."""
+    decode: Callable[[Any], str] = str
+    if target.tokenizer is not None:
+        decode = target.tokenizer.decode
+    documents = {document.id: document for document in target.documents}
+    parts = []
+    for finding in outcome.summary.findings:
+        # The continuation is the end of the document or of its audited part.
+        ids = documents[finding.id].input_ids
+        split = len(ids) - finding.continuation_tokens
+        prefix, continuation = decode(ids[:split].tolist()), decode(ids[split:].tolist())
+        parts.append(
+            f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"
+            f"{continuation}\n"
+        )
+    private = target.out / "private"
+    private.mkdir(parents=True, exist_ok=True)
+    private.chmod(0o700)
+    write_atomically(private / "excerpts.txt", "\n".join(parts).encode(), mode=PRIVATE_MODE)

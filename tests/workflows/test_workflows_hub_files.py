@@ -1,0 +1,163 @@
+"""Which files go to the hub, and what in them names this machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from memguard.config import RunConfig
+from memguard.errors import ConfigError, ModelError
+from memguard.workflows.hub_files import (
+    clean_file,
+    find_base_id,
+    find_datasets,
+    is_allowed,
+    list_places,
+    read_license,
+)
+
+
+def make_config(model: str | None = "base", **data: Any) -> RunConfig:
+    data = {"train": ["/srv/data/mails.jsonl", "docs/notes.txt"], **data}
+    scratch = {"config": {"model_type": "llama"}, "tokenizer": "/srv/tokenizer"}
+    of_model = {"scratch": scratch} if model is None else {"path": model}
+    values = {"name": "run", "output_dir": "/srv/runs", "model": of_model, "data": data}
+    return RunConfig.model_validate(values)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Cache of the hub with one model and one dataset."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("models--org--base", "datasets--org--texts"):
+        (tmp_path / "hub" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hub"
+
+
+def test_files_of_a_model_may_be_sent_and_no_others() -> None:
+    for name in (
+        *("model.safetensors", "model-00002-of-00016.safetensors", "adapter_model.safetensors"),
+        *("model.safetensors.index.json", "config.json", "adapter_config.json"),
+        *("generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja"),
+    ):
+        assert is_allowed(name), name
+    for name in (
+        *("manifest.jsonl", "records.parquet", "config.yaml", "optimizer.pt", "training_args.bin"),
+        *("metrics.jsonl", "trained.json", "audit/report.json", "input_ids.npy", "README.md"),
+        *("memguard-identity.key", "other.safetensors", "model.safetensors.old", "CONFIG.JSON"),
+        *("model-1-of-2.safetensors", "sub/config.json", "../config.json", "__0_0.distcp"),
+    ):
+        assert not is_allowed(name), name
+
+
+def test_fields_that_name_places_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    fields = {"model_type": "llama", "text_config": {"_name_or_path": "/srv/x", "vocab_size": 4}}
+    path.write_text(json.dumps({"_name_or_path": "/srv/x", **fields}))
+    content = clean_file(path, base=None, places=[])
+    assert content is not None
+    assert json.loads(content) == {"model_type": "llama", "text_config": {"vocab_size": 4}}
+    # Without such a field the file is sent as it is, byte for byte.
+    path.write_bytes(content)
+    assert clean_file(path, base=None, places=[]) is None
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"), [(None, (None, None)), ("org/base", ("org/base", "v1"))]
+)
+def test_the_base_of_an_adapter(
+    tmp_path: Path, base: str | None, expected: tuple[str | None, str | None]
+) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({"base_model_name_or_path": "/srv/b", "revision": "v1", "r": 4}))
+    fields = json.loads(clean_file(path, base=base, places=[]) or b"")
+    assert (fields["base_model_name_or_path"], fields["revision"], fields["r"]) == (*expected, 4)
+
+
+def test_a_place_in_another_field_is_refused(tmp_path: Path) -> None:
+    places = ["/srv/data/mails.jsonl", "mails.jsonl"]
+    for name, fields, at in (
+        ("config.json", {"a": [{"b": "see mails.jsonl"}]}, "a.b"),
+        ("tokenizer_config.json", {"extra": str(tmp_path)}, "extra"),
+        ("generation_config.json", {"x mails.jsonl": 1}, "x mails.jsonl"),
+    ):
+        (tmp_path / name).write_text(json.dumps(fields))
+        with pytest.raises(ModelError, match="a place of this machine: nothing is sent") as caught:
+            clean_file(tmp_path / name, base=None, places=places)
+        assert f"in '{at}'" in str(caught.value)
+    (tmp_path / "chat_template.jinja").write_text("{# /srv/data/mails.jsonl #}")
+    with pytest.raises(ModelError, match="a place of this machine"):
+        clean_file(tmp_path / "chat_template.jinja", base=None, places=places)
+    # Tokens may look like paths, and words like names of files.
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "/", "unk_token": "/root"}')
+    (tmp_path / "vocab.json").write_text('{"/usr/bin": 0, "mails.jsonl": 1}')
+    for name in ("special_tokens_map.json", "vocab.json"):
+        assert clean_file(tmp_path / name, base=None, places=places) is None
+
+
+def test_places_are_paths_and_names_of_files(cache: Path) -> None:
+    config = make_config(train=["/srv/data/mails.jsonl", "docs/notes.txt", "org/texts:en@v1"])
+    places = list_places(Path("/srv/runs/run"), config, {"org/texts"})
+    assert {
+        *("/srv/data/mails.jsonl", "mails.jsonl", "docs/notes.txt", "notes.txt"),
+        *(str(cache.parent / "docs/notes.txt"), "/srv/runs", "/srv/runs/run"),
+        *(str(cache.parent), str(cache.parent / "base")),
+    } <= places
+    assert not any("org/texts" in place for place in places)
+    assert all(len(place) > 5 for place in places)
+    assert "/srv/tokenizer" in list_places(Path("run"), make_config(None), set())
+
+
+def test_a_base_is_named_only_if_it_certainly_is_on_the_hub(cache: Path) -> None:
+    assert find_base_id(None, make_config("org/base")) == "org/base"
+    # A relative path of another working directory looks the same.
+    assert find_base_id(None, make_config("models/base")) is None
+    for path in ("/srv/base", "./base", None):
+        assert find_base_id(None, make_config(path)) is None
+    assert find_base_id("org/other", make_config("/srv/base")) == "org/other"
+    (cache.parent / "org" / "base").mkdir(parents=True)
+    assert find_base_id(None, make_config("org/base")) is None
+    assert find_base_id("org/base", make_config("/srv/base")) is None
+    with pytest.raises(ConfigError, match="'--base' must be a folder or a hub id"):
+        find_base_id("/srv/missing", make_config())
+
+
+def test_datasets_are_named_only_if_they_were_downloaded(cache: Path) -> None:
+    sources = ["org/texts:en@v1", "org/texts", "org/unknown", "docs/notes", "docstrings:json"]
+    assert find_datasets(make_config(train=sources)) == ("org/texts",)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("license: apache-2.0", {"license": "apache-2.0"}),
+        (
+            "license: other\nlicense_name: our-terms\nlicense_link: https://x.org/a/LICENSE",
+            {
+                "license": "other",
+                "license_name": "our-terms",
+                "license_link": "https://x.org/a/LICENSE",
+            },
+        ),
+        ("license: other\nlicense_link: /srv/LICENSE", {"license": "other"}),
+        ("license: [mit]", {}),
+        ("license: 'of Acme, Inc.\n  and others'", {}),
+        ("license_name: our-terms", {}),
+        ("license: [", {}),
+        ("- license", {}),
+    ],
+)
+def test_the_license_of_the_base(
+    tmp_path: Path, cache: Path, header: str, expected: dict[str, str]
+) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{header}\n---\n# Base\nlicense: no\n")
+    assert read_license(None, make_config(str(tmp_path))) == expected
+    snapshot = cache / "models--org--base" / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "README.md").write_bytes((tmp_path / "README.md").read_bytes())
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("c0ffee")
+    assert read_license("org/base", make_config("org/base")) == expected
