@@ -3,7 +3,8 @@
     python scripts/study.py NAME [--jobs 2]     NAME: adapters, catastrophic, goldfish_k, ...
 
 A study is a sweep, eval/studies/NAME.yaml, or several: catastrophic has one for each size of the
-model, adapters one that chooses learning rates (`study_adapters`). Finished runs are not repeated.
+model, adapters one that chooses learning rates (`study_adapters`); utility writes benchmark tasks
+first (`study_utility`). Finished runs are not repeated.
 The tables are written between the marks of eval/studies/NAME.md; the text around them is written by
 hand and describes the results at the time of writing.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import study_adapters
+import study_utility
 from study_common import (
     STUDIES,
     mean,
@@ -67,6 +69,9 @@ SIZES = (
     Size(hidden=320, layers=6, intermediate=880),
 )
 
+OWN_STEPS = {"adapters": study_adapters.run, "utility": study_utility.run}
+"""Studies that are more than a sweep; they have a quick form."""
+
 
 def main() -> None:
     """Run the study given on the command line."""
@@ -77,13 +82,15 @@ def main() -> None:
     parser.add_argument("--another-seed", type=int, help="also recommend with this seed added")
     parser.add_argument("override", nargs="*", help="key=value for the sweep")
     parser.add_argument(
-        "--quick", action="store_true", help="adapters: a small sample; prints its tables only"
+        "--quick",
+        action="store_true",
+        help="adapters, utility: a small sample; prints its tables only",
     )
     options = parser.parse_intermixed_args()
-    if options.another_seed is not None and options.study in ("adapters", "catastrophic"):
+    if options.another_seed is not None and options.study in (*OWN_STEPS, "catastrophic"):
         parser.error(f"--another-seed needs a recommendation, which {options.study} does not have")
-    if options.quick and options.study != "adapters":
-        parser.error("--quick is for adapters only")
+    if options.quick and options.study not in OWN_STEPS:
+        parser.error(f"--quick is for {' and '.join(OWN_STEPS)} only")
     started = time.perf_counter()
     page = STUDIES / f"{options.study}.md"
     tables = run_study(options)
@@ -97,8 +104,8 @@ def main() -> None:
 
 def run_study(options: argparse.Namespace) -> str:
     """Run all sweeps of a study and return its tables."""
-    if options.study == "adapters":
-        return study_adapters.run(
+    if options.study in OWN_STEPS:
+        return OWN_STEPS[options.study](
             Path(options.output_dir),
             jobs=options.jobs,
             quick=options.quick,
