@@ -21,7 +21,7 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.seeds import derive_secret_generator
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.metrics import EndMetrics, read_metrics
-from memguard.workflows import train as train_module
+from memguard.workflows import row_clipping
 from memguard.workflows.train import train_run
 
 X = -100
@@ -216,7 +216,7 @@ def test_noise_is_of_the_identity_key_and_the_run(
         seeds.append(noise_seed)
         raise Stopped
 
-    monkeypatch.setattr(train_module, "RowClipping", stop)
+    monkeypatch.setattr(row_clipping, "RowClipping", stop)
     for name, key, seed in (
         ("one", "my.key", 3),
         ("one", "my.key", 3),
