@@ -1,7 +1,6 @@
 """Tasks on meshes: on each rank every item's score is that of lm-eval's own model class."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,17 +20,21 @@ from memguard.audit.decoding import Decoder
 from memguard.config.utility import UtilityTask
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
-from memguard.hf.load import load_model, shard_scratch_model
+from memguard.hf.load import load_sharded
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
 
 def evaluate_on_mesh(
-    degrees: MeshShape, model: Any, tokenizer: Any, settings: list[UtilityTask]
+    degrees: MeshShape, folder: str, settings: list[UtilityTask]
 ) -> list[Evaluation]:
     mesh = build_mesh(degrees, "cpu")
-    lm = shard_scratch_model(model, Assembly(mesh=mesh, device=torch.device("cpu"))).lm
+    assembly = Assembly(
+        mesh=mesh, device=torch.device("cpu"), dtype=torch.float32, is_trained=False
+    )
+    # From the folder, so that every rank has the end tokens of its generation_config.json.
+    lm, tokenizer = load_sharded(folder, assembly).lm, load_tokenizer(folder)
     with start_runtime() as runtime:
         return [
             evaluate_task(
@@ -57,8 +60,7 @@ def test_every_item_is_that_of_lm_eval_on_each_rank(
     folder = export_model(tmp_path / "exported", shared_data)
     settings = make_settings(tmp_path, read_rows(shared_data))
     references = ask_lm_eval(folder, open_tasks(settings, allow_download=False))
-    model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
-    results = ranks(evaluate_on_mesh, mesh.num_ranks, mesh, model, tokenizer, settings)
+    results = ranks(evaluate_on_mesh, mesh.num_ranks, mesh, str(folder), settings)
     for evaluations in results:
         for evaluation in evaluations:
             result, reference = evaluation.result, references[evaluation.result.task]
