@@ -172,7 +172,7 @@ class Method(Record):
     command: str
     wall_s: float
     utility: list[dict[str, Any]] = Field(default_factory=list)
-    """Benchmark tasks, each with its settings and a hash of what was asked; empty for none."""
+    """Benchmark tasks, each with its settings and a hash of its items; empty for none."""
 
 
 class AdapterIdentity(Record):

@@ -53,10 +53,10 @@ class CountingModel(HarnessModel):
         """Most tokens that a prompt is continued by."""
 
     def _score_batch(
-        self, rows: Sequence[Sequence[int]], asked: Sequence[Sequence[Sequence[int]]]
+        self, rows: Sequence[Sequence[int]], continuations_B: Sequence[Sequence[Sequence[int]]]
     ) -> BatchResult[list[Answer]]:
         self.num_tokens += sum(map(len, rows))
-        zeros = [[(0.0, False) for _ in continuations] for continuations in asked]
+        zeros = [[(0.0, False) for _ in continuations] for continuations in continuations_B]
         return BatchResult(results=zeros, num_bad=0, num_tokens=0)
 
     def _model_generate(

@@ -191,7 +191,7 @@ def _find_chance(opened: OpenedTask, samples: Sequence[Mapping[str, Any]]) -> fl
     metric = opened.headline.partition(",")[0]
     if opened.kind != "multiple_choice" or metric not in _CHANCE:
         return None
-    # Of mutual information each option is asked twice, with the question and without.
+    # Of mutual information each option is scored twice, with the question and without.
     times = 2 if "acc_mutual_info" in samples[0]["metrics"] else 1
     shares = [
         (len(set(sample["target"])) if isinstance(sample["target"], list) else 1)

@@ -174,8 +174,8 @@ class HarnessModel(HFLM):  # type: ignore[misc]
 
         def run(batch: Sequence[int], _: int) -> BatchResult[list[Answer]]:
             rows = [inputs[place] for place in batch]
-            asked = [[requests[index][2] for index in groups[ids]] for ids in rows]
-            return self._score_batch(rows, asked)
+            continuations_B = [[requests[index][2] for index in groups[ids]] for ids in rows]
+            return self._score_batch(rows, continuations_B)
 
         with self._streams.shown():
             answered = self._batching.run(jobs, run, self._on_progress)
@@ -188,14 +188,14 @@ class HarnessModel(HFLM):  # type: ignore[misc]
     # Not inference_mode: see `ModelScorer`.
     @torch.no_grad()
     def _score_batch(
-        self, rows: Sequence[Sequence[int]], asked: Sequence[Sequence[Sequence[int]]]
+        self, rows: Sequence[Sequence[int]], continuations_B: Sequence[Sequence[Sequence[int]]]
     ) -> BatchResult[list[Answer]]:
         """Return the answers of one forward.
 
         Args:
             rows: ``[B]`` tokens to run; none: a row of two tokens runs, since all ranks must take
                 part in gathering the weights.
-            asked: ``[B]`` the continuations of each row, whose last tokens do not run.
+            continuations_B: ``[B]`` the continuations of each row, whose last tokens do not run.
         """
         longest = max(map(len, rows), default=2)
         padded = np.zeros((max(len(rows), 1), longest), dtype=np.int64)
@@ -203,7 +203,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             padded[place, : len(ids)] = ids
         spans = [
             (place, len(ids), continuation)
-            for place, (ids, continuations) in enumerate(zip(rows, asked, strict=True))
+            for place, (ids, continuations) in enumerate(zip(rows, continuations_B, strict=True))
             for continuation in continuations
         ]
         none = np.zeros(0, dtype=np.int64)
@@ -217,7 +217,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             (float(logprob_N[a:b].sum(dtype=np.float64)), bool(is_best_N[a:b].all()))
             for a, b in pairwise(ends)
         ]
-        firsts = np.cumsum([0, *map(len, asked)])
+        firsts = np.cumsum([0, *map(len, continuations_B)])
         return BatchResult(
             results=[flat[a:b] for a, b in pairwise(firsts)],
             num_bad=int((~np.isfinite(logprob_N)).sum()),
