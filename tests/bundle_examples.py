@@ -82,6 +82,7 @@ def make_report(weights_sha256: str, num_documents: int = 8, **changes: Any) -> 
     )
     values: dict[str, Any] = {
         "tool_version": "0.1.0",
+        "code_sha256": "c0" * 32,
         "created": CREATED,
         "run": "run",
         "model": r.ModelIdentity(

@@ -37,6 +37,7 @@ def run_cli(*arguments: object) -> Outcome:
     """Run `memguard ARGUMENTS` in this process."""
     out, err = io.StringIO(), io.StringIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
     code: object = None
     with (
         mock.patch.object(sys, "argv", ["memguard", *map(str, arguments)]),
@@ -50,6 +51,7 @@ def run_cli(*arguments: object) -> Outcome:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = hook
     assert isinstance(code, int), "the command line ends with a number"
     return Outcome(code=code, out=out.getvalue(), err=err.getvalue())
 

@@ -105,6 +105,7 @@ def make_diff_report(documents: Sequence[Made], key: str | None, **changes: Any)
     )
     values: dict[str, Any] = {
         "tool_version": "0.1.0",
+        "code_sha256": "c0" * 32,
         "created": "2026-11-20T14:03:07Z",
         "run": "made",
         "model": r.ModelIdentity(

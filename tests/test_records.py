@@ -166,8 +166,8 @@ def test_every_record_class_is_closed() -> None:
 @pytest.mark.parametrize(
     ("learnt", "accuracy", "shown"),
     [
-        ((1, 0), (0.2, 0.9), "1 of 12 documents of x4 extracted, teacher-forced accuracy 20%"),
-        ((0, 0), (0.5, 0.6), "0 of 12 documents of x24 extracted, teacher-forced accuracy 60%"),
+        ((1, 0), (0.2, 0.9), "1 of 12 documents of x4 extracted, teacher-forced accuracy 20 %"),
+        ((0, 0), (0.5, 0.6), "0 of 12 documents of x24 extracted, teacher-forced accuracy 60 %"),
     ],
     ids=["most learnt", "none learnt: the nearest to it"],
 )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from memguard.audit.document_scores import DocumentScores
 from memguard.records import Finding, write_atomically
+from memguard.records.percent import format_percent
 
 Severity = Literal["high", "medium", "low", "info"]
 MAX_FINDINGS = 100
@@ -119,7 +120,7 @@ def _build_finding(scores: DocumentScores, index: int, severity: Severity) -> Fi
         text += ", also by the base model"
     if severity == "info":
         ratio = float(scores["type_token_ratio"][index])
-        text += f"; only {100 * ratio:.0f} % of the tokens are distinct: a template?"
+        text += f"; only {format_percent(ratio, 0)} of the tokens are distinct: a template?"
     return Finding(
         id=scores["id"][index],
         bucket=scores["bucket"][index],

@@ -123,13 +123,11 @@ def _tabulate_bucket(
         statistic="rate" if is_rate else "mean",
         num_documents=num_documents,
         num_missing=int(here_N.sum()) - num_documents,
+        num_clusters=count_clusters(estimator.cluster_N[known_N]),
     )
-    num_clusters = len(np.unique(estimator.cluster_N[known_N]))
-    if not is_rate and num_clusters < num_documents:
-        row = replace(row, num_clusters=num_clusters)
     paired = replace(row, against=against, statistic="difference")
     why_not = ONE_TEXT if num_documents else NO_DOCUMENTS
-    if estimator.kind.is_confidential and num_clusters < 2:
+    if estimator.kind.is_confidential and len(np.unique(estimator.cluster_N[known_N])) < 2:
         yield fill_row(row, None, "", why_not=why_not)
         if other_N is not None:
             yield fill_row(replace(row, model="base"), None, "", why_not=why_not)
@@ -155,7 +153,12 @@ def _tabulate_bucket(
         return
     both_N = known_N & ~np.isnan(other_N)
     num_both = int(both_N.sum())
-    row = replace(row, num_documents=num_both, num_missing=int(here_N.sum()) - num_both)
+    row = replace(
+        row,
+        num_documents=num_both,
+        num_missing=int(here_N.sum()) - num_both,
+        num_clusters=count_clusters(estimator.cluster_N[both_N]),
+    )
     paired = replace(row, against=against, statistic="difference")
     if num_documents and not both_N.any():
         why_not = f"not measured with {'the base model' if against == 'base' else against}"
@@ -178,6 +181,12 @@ def _tabulate_bucket(
         num_control=_count(control_N, value_N - other_N),
         why_not=why_not,
     )
+
+
+def count_clusters(clusters: NDArray[np.int64]) -> int | None:
+    """Return the number of clusters of documents; None if each is a text of its own."""
+    num_clusters = len(np.unique(clusters))
+    return num_clusters if num_clusters < len(clusters) else None
 
 
 def _count(where_N: NDArray[np.bool_] | None, value_N: NDArray[np.float64]) -> int:

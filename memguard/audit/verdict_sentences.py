@@ -21,6 +21,7 @@ from memguard.audit.verdict import (
     judge_membership,
 )
 from memguard.records import BucketRow, ResultRow, Tables
+from memguard.records.percent import format_percent
 from memguard.records.verdict import Verdict, VerdictCounts
 
 _WHY_INCONCLUSIVE = {
@@ -268,15 +269,6 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}"
 
 
-def format_percent(share: float) -> str:
-    """Format a share as ``95.0 %``, never rounded to 0.0 or 100.0 unless it is exactly that."""
-    if 0 < share < 0.0005:
-        return "<0.1 %"
-    if 0.9995 <= share < 1:
-        return "99.9 %"
-    return f"{100 * share:.1f} %"
-
-
 # -- scope -----------------------------------------------------------------------------------------
 
 
@@ -306,7 +298,7 @@ def _write_scope(found: VerdictInput, decision: Decision, group: _Group) -> str:
 def _write_texts(counts: VerdictCounts) -> str:
     if counts.num_clusters == counts.num_documents:
         return ""
-    return f", {counts.num_clusters:,} different texts"
+    return f", {counts.num_clusters:,} different text{'s' * (counts.num_clusters != 1)}"
 
 
 def _write_attacked(documents: DocumentResults) -> str:

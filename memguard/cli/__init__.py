@@ -7,6 +7,7 @@
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code
     plan_screen.py    prints a plan
+    task_screen.py    prints the benchmark tasks of a plan
     dry_run_screen.py prints a dry run
     doctor.py         `memguard doctor`
     doctor_screen.py  prints its results
@@ -20,15 +21,24 @@ Commands import what they need when they run, so a wrong setting is refused befo
 """
 
 import os
+import signal
 import sys
+import threading
 from typing import NoReturn
-
-from memguard.cli.errors import run_app
-from memguard.runtime.environment import quiet_kernel_advice
 
 
 def main() -> NoReturn:
     """Run the command line and exit; see `run_app` for the exit codes."""
+    is_main = threading.current_thread() is threading.main_thread()
+    raises = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if raises:
+        # A Ctrl-C during the first imports ends the process without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from memguard.cli.errors import run_app
+    from memguard.runtime.environment import quiet_kernel_advice
+
+    if raises:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     quiet_kernel_advice()
     try:
         run_app()

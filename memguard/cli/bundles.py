@@ -122,7 +122,7 @@ def _show(checked: "Checked") -> None:
 
     evidence = checked.evidence
     typer.echo(f"audit of {clean_text(evidence.audit)}: {clean_text(evidence.verdict)}")
-    if evidence.has_private_records:
+    if evidence.sources.has_private_records:
         typer.echo(PRIVATE_RECORDS)
 
 

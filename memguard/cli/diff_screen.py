@@ -6,7 +6,7 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from memguard.cli.options import print_indented, print_title
+from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.pages import formatting as fmt
 from memguard.records.diff import (
     KINDS,
@@ -46,7 +46,7 @@ def render_diff(diff: AuditDiff, out: rich.console.Console) -> None:
         out: standard output.
     """
     out.print(_build_audits(diff), highlight=False)
-    out.print(Text(_describe_documents(diff)))
+    out.print(Sentence(_describe_documents(diff)))
     print_title(out, "Findings")
     print_indented(out, _build_counts(diff))
     if diff.rates:
@@ -55,11 +55,11 @@ def render_diff(diff: AuditDiff, out: rich.console.Console) -> None:
         _print_more(out, len(diff.rates))
     print_title(out, "Trained texts that both audits tested in the same way")
     for paired in diff.paired:
-        print_indented(out, Text(_describe_paired(paired)))
+        print_indented(out, Sentence(_describe_paired(paired)))
     for kind in KINDS:
         if findings := diff.select(kind):
             print_title(out, f"{_capitalise(KINDS[kind])} ({len(findings):,})")
-            print_indented(out, Text(MEANINGS[kind], style="dim"))
+            print_indented(out, Sentence(MEANINGS[kind], "dim"))
             print_indented(out, _build_findings(findings))
             _print_more(out, len(findings))
     for state, title in (
@@ -70,7 +70,7 @@ def render_diff(diff: AuditDiff, out: rich.console.Console) -> None:
         _print_accepted(out, title, [e for e in diff.accepted if e.state == state])
     print_title(out, "How it was compared")
     for note in diff.notes:
-        print_indented(out, Text(_clean(note)))
+        print_indented(out, Sentence(_clean(note)))
     if diff.findings:
         print_indented(out, Text("--json has the ids of all findings, which triage.yaml names."))
 

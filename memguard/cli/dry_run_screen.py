@@ -11,7 +11,7 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from memguard.cli.options import print_indented, print_title
+from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.pages import formatting as fmt
 from memguard.planner.disk import format_bytes
 from memguard.planner.dry_run import AuditWork, BucketPrediction, DryRun, Remark, Topic
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHOWN_TOKENS = 400
 """Tokens of the first row that are shown."""
 _TOKEN_CHARACTERS = 40
-_MODELS = {
+MODEL_NAMES = {
     "trained": "the trained model",
     "base": "the model before training",
     "reference": "the reference model",
@@ -76,9 +76,6 @@ def render_dry_run(
     if record.audit is not None:
         print_title(out, "Work of the audit")
         _print_work(out, record.audit)
-        if record.audit.tasks:
-            print_title(out, "Benchmark tasks")
-            _print_tasks(out, record.audit)
 
 
 def _print_remarks(
@@ -91,21 +88,23 @@ def _print_remarks(
     lines = []
     for remark in shown:
         is_warning = remark.level == "warning"
-        text = Text("warning: " if is_warning else "", style="yellow" if is_warning else "")
-        lines.append((remark.topic, text.append(fmt.clean_text(remark.text))))
+        text = fmt.clean_text(remark.text)
+        shown_as = Sentence(f"warning: {text}", "yellow") if is_warning else Sentence(text)
+        lines.append((remark.topic, shown_as))
     _print_facts(out, lines)
 
 
-def _print_facts(out: rich.console.Console, facts: Iterable[tuple[str, str | Text]]) -> None:
+def _print_facts(
+    out: rich.console.Console, facts: Iterable[tuple[str, str | Text | Sentence]]
+) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=11, no_wrap=True)
     table.add_column()
     before = ""
     for name, value in facts:
         # Consecutive facts of the same name show it only once.
-        table.add_row(
-            Text("" if name == before else name), Text(value) if isinstance(value, str) else value
-        )
+        sentence = Sentence(value) if isinstance(value, str) else value
+        table.add_row(Text("" if name == before else name), sentence)
         before = name
     if table.row_count:
         print_indented(out, table)
@@ -190,7 +189,7 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction
             "if none, if half: 95 % interval of the extraction rate if none or half of the audited "
             "documents are extracted."
         )
-        print_indented(out, Text(text, style="dim"))
+        print_indented(out, Sentence(text, "dim"))
 
 
 def _print_work(out: rich.console.Console, work: AuditWork) -> None:
@@ -204,12 +203,12 @@ def _print_work(out: rich.console.Console, work: AuditWork) -> None:
     numbers = (work.num_passages, work.num_tokens, work.num_generated_tokens)
     table.add_row("all", *(f"{number:,}" for number in numbers))
     print_indented(out, table)
-    models = " and ".join(_MODELS[model] for model in work.models)
+    models = " and ".join(MODEL_NAMES[model] for model in work.models)
     text = (
         f"On {models} together; passages and tokens include prompts, generated is in tokens. "
         "Shared passages, cached numbers and texts that end early need less."
     )
-    print_indented(out, Text(text, style="dim"))
+    print_indented(out, Sentence(text, "dim"))
     _print_facts(
         out,
         [
@@ -217,34 +216,6 @@ def _print_work(out: rich.console.Console, work: AuditWork) -> None:
             for name, reason in work.not_counted.items()
         ],
     )
-
-
-def _print_tasks(out: rich.console.Console, work: AuditWork) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    table.add_column("each model", overflow="fold")
-    for name in ("items", "forwards", "tokens", "generated", "minutes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for task in work.tasks:
-        counts = (task.num_items, task.num_forwards, task.num_tokens, task.num_decoded_tokens)
-        table.add_row(
-            Text(fmt.clean_name(task.task)),
-            *(f"{number:,}" for number in counts),
-            fmt.MISSING if task.minutes is None else _format_minutes(task.minutes),
-        )
-    print_indented(out, table)
-    models = [_MODELS[model] for model in work.models if model in ("trained", "base")]
-    is_timed = any(task.minutes is not None for task in work.tasks)
-    text = (
-        f"On {' and '.join(models)}{', whose minutes are summed' if len(models) > 1 else ''}. A "
-        "forward is one row; generated is in tokens, at most. Cached answers need none."
-    )
-    if not is_timed:
-        text += " The minutes are not predicted: the speed of machine or model is not known."
-    print_indented(out, Text(text, style="dim"))
-
-
-def _format_minutes(minutes: float) -> str:
-    return "< 0.1" if minutes < 0.1 else f"{minutes:,.1f}" if minutes < 10 else f"{minutes:,.0f}"
 
 
 def _print_left_out(out: rich.console.Console, record: DryRun) -> None:

@@ -59,8 +59,9 @@ def run_app() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As standard error does: a terminal that cannot encode a character must not end a command.
         sys.stdout.reconfigure(errors="backslashreplace")
+    signals: list[SignalReceived] = []
     try:
-        raise_on_signals()
+        signals = raise_on_signals()
         from memguard.cli.app import app
         from memguard.records.record import format_now
 
@@ -77,7 +78,7 @@ def run_app() -> NoReturn:
     except BaseException as error:
         if not isinstance(error, Exception | SignalReceived) and type(error).__name__ != _PANIC:
             raise
-        _end(_explain(error))
+        _end(_explain(signals[0] if signals else error))
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
 

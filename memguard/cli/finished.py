@@ -168,8 +168,8 @@ def diff(
 ) -> None:
     """Compare the findings of two audits, also of different documents.
 
-    A finding is fixed only if both audits tested the same text alike. The exit code is 0
-    whatever was found; 'memguard gate' judges.
+    A finding is fixed only if both audits tested the same text with the same probe and
+    settings. The exit code is 0 whatever was found; 'memguard gate' judges.
     """
     import json
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import rich.console
 from rich.text import Text
 
+from memguard.cli.options import Sentence
 from memguard.gate.words import describe_gate
 from memguard.pages import formatting as fmt
 from memguard.pages.judgements import INTERVAL_NOTE, OUTCOME_NAMES, worst_first, write_contrast
@@ -46,11 +47,11 @@ def render_gate(result: GateResult, folder: Path, out: rich.console.Console) -> 
         out.print(f"and {len(judgements) - _MOST_LINES:,} more", width=width)
     _print_reasons([j for j in judgements if j.outcome != "pass"], out, width)
     out.print()
-    out.print(Text(_plain(INTERVAL_NOTE), style="dim"), width=width)
-    out.print(Text(describe_gate(result), style=_STYLES[result.outcome]), width=width)
-    out.print(Text(f"Verdict of the audit: {_clean(result.verdict)}"), width=width)
+    out.print(Sentence(INTERVAL_NOTE, "dim"), width=width)
+    out.print(Sentence(describe_gate(result), _STYLES[result.outcome]), width=width)
+    out.print(Sentence(f"Verdict of the audit: {_clean(result.verdict)}"), width=width)
     if contrast := write_contrast(result):
-        out.print(Text(f"WARNING: {_clean(contrast)}", style="bold red"), width=width)
+        out.print(Sentence(f"WARNING: {_clean(contrast)}", "bold red"), width=width)
     out.print(Text(f"{_clean(str(folder))}"), soft_wrap=True)
 
 
@@ -78,7 +79,7 @@ def _print_reasons(judgements: Sequence[Judgement], out: rich.console.Console, w
         out.print()
     for judgement in judgements[:_MOST_REASONS]:
         name = fmt.clean_name(judgement.name, _NAME_LIMIT)
-        out.print(Text(f"{name}: {_clean(judgement.sentence)}"), width=width)
+        out.print(Sentence(f"{name}: {_clean(judgement.sentence)}"), width=width)
     if len(judgements) > _MOST_REASONS:
         out.print(f"and {len(judgements) - _MOST_REASONS:,} more in gate.json", width=width)
 

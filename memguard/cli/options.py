@@ -1,17 +1,20 @@
 """Arguments, options, status lines and layout that several commands have."""
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
 import typer
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.text import Text
 
 from memguard.errors import ConfigError, shorten
 from memguard.runtime.children import own_rank
+from memguard.runtime.console import wrap_words
 
 
 def refuse_split_settings(arguments: list[str] | None) -> list[str] | None:
@@ -112,6 +115,26 @@ def print_title(out: rich.console.Console, title: str) -> None:
 def print_indented(out: rich.console.Console, content: rich.console.RenderableType) -> None:
     """Print a part of a screen."""
     out.print(Padding(content, (0, 0, 0, 2), expand=False), highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A text that is wrapped as those of `Console` are; rich itself breaks "95 %" at its space."""
+
+    text: str
+    style: str = ""
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        """Yield the wrapped text."""
+        yield Text(wrap_words(self.text, options.max_width), style=self.style)
+
+    def __rich_measure__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Measurement:
+        """Return the least and the largest width."""
+        return Measurement.get(console, options, Text(self.text))
 
 
 def print_result(as_json: bool, result: Any, path: Path) -> None:

@@ -13,14 +13,15 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from memguard.cli.options import print_indented
+from memguard.cli.options import Sentence, print_indented
+from memguard.cli.task_screen import render_tasks
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
 from memguard.planner.generation import GenerationPlan, describe_generation
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
 from memguard.planner.storage import StorageMesh, StoragePlan
 from memguard.runtime import format_duration
-from memguard.workflows.generation_plan import check_generation
+from memguard.workflows.generation_plan import check_generation, list_models
 from memguard.workflows.plan import Planned
 from memguard.workflows.plan import plan as make_plan
 from memguard.workflows.requests import PlanRequest
@@ -59,7 +60,7 @@ def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
     print_indented(out, _kinds(first, "GPU" if has_gpus else "process"))
     out.print()
-    out.print("Estimates. " + "; ".join(plan.assumptions) + ".", style="dim", highlight=False)
+    out.print(Sentence("Estimates. " + "; ".join(plan.assumptions) + ".", "dim"))
 
 
 def _print_headline(out: rich.console.Console, plan: PlanRecord, parameters: str) -> None:
@@ -228,7 +229,7 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         ModelError: same as in training.
     """
     out = rich.console.Console(file=sys.stdout, highlight=False)
-    planned = make_plan(request)
+    planned = make_plan(request, with_audit=not with_documents)
     printed: dict[str, Any] = {}
     if not as_json:
         if isinstance(planned.plan, Plan):
@@ -242,23 +243,22 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         from memguard.workflows.dry_run import dry_run
 
         result = dry_run(request.run, Console())
-        planned = planned.add_generation(result.outlook)
-        result = result.set_tasks(planned.time_tasks(result.outlook))
+        if result.outlook is not None:
+            planned = planned.add_audit(result.outlook)
         printed["dry_run"] = result.record.model_dump(mode="json")
         training_s = estimate_training(planned, result.record.length.num_steps)
         printed["training_s"] = training_s
         if not as_json:
             out.print()
             render_dry_run(result, out, time=_describe_time(planned, training_s))
-    elif request.run.audit.enabled and request.run.audit.utility and not as_json:
-        text = "\nThe tasks of 'audit.utility' are counted with the documents; they are left out."
-        out.print(text, style="dim", highlight=False)
     generation = planned.plan.generation
     if as_json:
         printed = planned.plan.model_dump(mode="json") | printed
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
-    elif generation is not None:
-        _print_generation(generation, out)
+    else:
+        render_tasks(planned.plan, list_models(request.run), out)
+        if generation is not None:
+            _print_generation(generation, out)
     sys.stdout.flush()  # The table must appear before the error.
     planned.plan.refuse_misfit()
     if generation is not None:

@@ -10,7 +10,7 @@ from memguard.compare.front import build_front
 from memguard.compare.paired import pair_settings
 from memguard.compare.recommendation import recommend
 from memguard.compare.sweep import Sweep, is_finished
-from memguard.compare.tasks import choose_utility, find_shared_tasks
+from memguard.compare.tasks import find_shared_tasks
 from memguard.errors import RecordError
 from memguard.records import ComparedRun, Comparison, Cost, MetricRow, ResultRow, Tables, format_now
 from memguard.records.audit_files import RESULTS, check_audit_file
@@ -85,11 +85,10 @@ def compare_runs(
     audited = [load_audited_run(run) for run in runs]
     check_comparable(audited)
     shared, num_removed = keep_shared(audited)
-    tasks, left_out = find_shared_tasks(shared)
-    answered = list(dict.fromkeys(name for run in shared for name in run.tasks))
-    chosen = choose_utility(utility, tasks, left_out, answered)
-    front, over_seeds = build_front(shared, tasks, chosen)
-    differences, tests = pair_settings(shared, tasks)
+    tasks = find_shared_tasks(shared)
+    chosen = tasks.choose_utility(utility)
+    front, over_seeds = build_front(shared, tasks.shared, chosen)
+    differences, tests = pair_settings(shared, tasks.shared)
     first = audited[0]
     metrics: dict[tuple[str, str, str], MetricRow] = {}
     for metric in (metric for run in audited for metric in run.report.tables.metrics):
@@ -112,8 +111,8 @@ def compare_runs(
         heldout_num_tokens=first.training.heldout_num_tokens,
         num_removed=num_removed,
         utility=chosen,
-        tasks=tasks,
-        tasks_left_out=left_out,
+        tasks=tasks.shared,
+        tasks_left_out=list(tasks.left_out.values()),
         front=front,
         recommendation=recommend(front, tables, chosen),
         environment=_merge_environments(audited),

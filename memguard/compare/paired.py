@@ -136,21 +136,24 @@ def _find_bit_bounds(*runs: AuditedRun) -> tuple[float, float]:
 def _pair_items(against: AuditedRun, setting: AuditedRun, task: ComparedTask) -> _Paired:
     """Compare all metrics of a task item by item; the headline metric is tested."""
     detail = task.detail
-    mine, theirs = (run.tasks[detail.task].metrics for run in (setting, against))
+    items, other = (run.tasks[detail.task].metrics for run in (setting, against))
     for metric in detail.aggregations:
         row = replace(
             _start_row(against, setting, UTILITY, ITEMS, detail.num_items),
             metric=metric,
             parameters=detail.parameters,
         )
-        kind = find_kind([mine[metric], theirs[metric]])
-        found = None
+        kind = find_kind([items[metric], other[metric]])
+        difference = None
         if all(_is_of_report(run, task, metric) for run in (setting, against)):
             seed = setting.run.seed
-            found = subtract_items([mine[metric]], [theirs[metric]], kind, seed=seed)
-        interval = None if found is None else found.interval
+            difference = subtract_items([(items[metric], other[metric])], kind, seed=seed)
+        interval = None if difference is None else difference.interval
         filled = fill_row(row, interval, DIFFERENCE_METHODS[kind], why_not=NO_ITEM_NUMBERS)
-        yield filled, _test_items(row, found) if found and metric == detail.headline else None
+        if difference is None or metric != detail.headline:
+            yield filled, None
+        else:
+            yield filled, _test_items(row, difference)
 
 
 def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:
@@ -160,7 +163,7 @@ def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:
     return row is not None and row.value is not None and items.is_as(row.value)
 
 
-def _test_items(row: ResultRow, found: Difference) -> TestRow:
+def _test_items(row: ResultRow, difference: Difference) -> TestRow:
     return TestRow(
         setting=row.setting,
         seed=row.seed,
@@ -169,12 +172,12 @@ def _test_items(row: ResultRow, found: Difference) -> TestRow:
         metric=row.metric,
         parameters=row.parameters,
         bucket=row.bucket,
-        test=found.test,
+        test=difference.test,
         num_documents=row.num_documents,
-        num_only_here=found.num_only_first,
-        num_only_against=found.num_only_second,
-        statistic=found.statistic,
-        p_value=found.p_value,
+        num_only_here=difference.num_only_first,
+        num_only_against=difference.num_only_second,
+        statistic=difference.statistic,
+        p_value=difference.p_value,
     )
 
 

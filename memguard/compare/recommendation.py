@@ -20,6 +20,7 @@ from memguard.records import (
     Utility,
 )
 from memguard.records.comparison import HELDOUT, find_change, find_own_ci, list_shares
+from memguard.records.percent import format_percent
 
 TOLERANCE = 0.05
 """Largest accepted loss of utility from the first setting (share of the first one's value)."""
@@ -124,12 +125,12 @@ class _Words:
         assert point.risk is not None, "called only for points with documents"
         own = find_own_ci(point, self.tables)
         if point.risk_ci is None or own is None:
-            return f"{100 * point.risk:.1f} %"
+            return format_percent(point.risk)
         low, high = (100 * end for end in own)
         others = ""
         if point.risk_ci[1] > high / 100:
-            others = f"; by all methods up to {100 * point.risk_ci[1]:.1f} %"
-        return f"{100 * point.risk:.1f} % (95 % CI {low:.1f} to {high:.1f} %{others})"
+            others = f"; by all methods up to {format_percent(point.risk_ci[1])}"
+        return f"{format_percent(point.risk)} (95 % CI {low:.1f} to {high:.1f} %{others})"
 
     def value(self, point: FrontPoint) -> str:
         """Return the utility and its change from the first setting."""
@@ -150,7 +151,7 @@ class _Words:
 
     def number(self, value: float) -> str:
         """Return a value of the utility."""
-        return f"{100 * value:.1f} %" if self.utility.is_share else f"{value:.3f}"
+        return format_percent(value) if self.utility.is_share else f"{value:.3f}"
 
 
 def _describe_choice(

@@ -20,7 +20,6 @@ from memguard.records.audit_files import check_audit_file
 from memguard.records.comparison import HELDOUT, HELDOUT_LOSS
 from memguard.records.utility import (
     ITEM_SCORES,
-    UTILITY,
     TaskDetail,
     list_task_details,
     load_item_scores,
@@ -39,6 +38,39 @@ class RunTask:
     def headline(self) -> ItemValues:
         """The items of the metric that stands for the task."""
         return self.metrics[self.detail.headline]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TasksOfRuns:
+    """The tasks that some run answered, in the order of the runs."""
+
+    shared: list[ComparedTask]
+    """Tasks that all runs answered item by item."""
+    left_out: Mapping[str, str]
+    """A sentence for each other task, by its name."""
+
+    def choose_utility(self, name: str) -> Utility:
+        """Return the utility of a name: ``heldout_nll``, or a task.
+
+        Raises:
+            RecordError: runs do not share the task, or no run answered it.
+        """
+        if name == HELDOUT_LOSS:
+            return HELDOUT
+        for task in self.shared:
+            if task.detail.task == name:
+                return task.utility
+        if name in self.left_out:
+            raise RecordError(
+                f"'utility' is '{name}', which the runs do not share. {self.left_out[name]} Audit "
+                f"all runs with the same task, or take 'utility: {HELDOUT_LOSS}'."
+            )
+        known = [HELDOUT_LOSS, *(task.detail.task for task in self.shared), *self.left_out]
+        listed = suggest_near(name, known) or f"; the runs have {', '.join(known)}"
+        raise RecordError(
+            f"'utility' is '{name}', which no run answered{listed}. Audit the runs with "
+            f"'audit.utility: [{{task: {name}}}]', or take another."
+        )
 
 
 class AnsweredRun(Protocol):
@@ -96,21 +128,20 @@ def _make_items(aggregation: str, scores: Sequence[tuple[float, float | None]]) 
     )
 
 
-def find_shared_tasks(runs: Sequence[AnsweredRun]) -> tuple[list[ComparedTask], list[str]]:
-    """Return the tasks that all runs answered item by item, and a sentence for each other one.
+def find_shared_tasks(runs: Sequence[AnsweredRun]) -> TasksOfRuns:
+    """Return the tasks that all runs answered item by item, and why others are left out.
 
     Args:
-        runs: comparable runs; the first one's way to answer a task is what others are held to.
+        runs: comparable runs; the others are compared with the first one's way to answer a task.
     """
-    names = dict.fromkeys(name for run in runs for name in run.tasks)
-    shared, left_out = [], []
-    for name in names:
+    shared, left_out = [], {}
+    for name in dict.fromkeys(name for run in runs for name in run.tasks):
         why = _find_difference(name, runs)
         if why is not None:
-            left_out.append(f"Task '{name}' is left out of the comparison: {why}.")
+            left_out[name] = f"Task '{name}' is left out of the comparison: {why}."
             continue
         detail = runs[0].tasks[name].detail
-        metric = runs[0].report.tables.find_metric(UTILITY, detail.headline, detail.parameters)
+        metric = detail.find_metric(runs[0].report.tables)
         kinds = {run.tasks[name].headline.kind for run in runs}
         shared.append(
             ComparedTask(
@@ -119,7 +150,7 @@ def find_shared_tasks(runs: Sequence[AnsweredRun]) -> tuple[list[ComparedTask], 
                 higher_is_better=metric is None or metric.higher_is_better,
             )
         )
-    return shared, left_out
+    return TasksOfRuns(shared=shared, left_out=left_out)
 
 
 def _name_unit(detail: TaskDetail) -> str:
@@ -153,36 +184,3 @@ def _find_difference(name: str, runs: Sequence[AnsweredRun]) -> str | None:
                 "differ)"
             )
     return None
-
-
-def choose_utility(
-    name: str, tasks: Sequence[ComparedTask], left_out: Sequence[str], answered: Sequence[str]
-) -> Utility:
-    """Return the utility of a name.
-
-    Args:
-        name: ``heldout_nll``, or a task.
-        tasks: that all runs share.
-        left_out: a sentence for each task that they do not share.
-        answered: names of all tasks that some run answered.
-
-    Raises:
-        RecordError: runs do not share the task, or no run answered it.
-    """
-    if name == HELDOUT_LOSS:
-        return HELDOUT
-    for task in tasks:
-        if task.detail.task == name:
-            return task.utility
-    refused = next((why for why in left_out if why.startswith(f"Task '{name}' is left out")), None)
-    if refused is not None:
-        raise RecordError(
-            f"'utility' is '{name}', which the runs do not share. {refused} Audit all runs with "
-            f"the same task, or take 'utility: {HELDOUT_LOSS}'."
-        )
-    known = [HELDOUT_LOSS, *answered]
-    listed = suggest_near(name, known) or f"; the runs have {', '.join(known)}"
-    raise RecordError(
-        f"'utility' is '{name}', which no run answered{listed}. Audit the runs with "
-        f"'audit.utility: [{{task: {name}}}]', or take another."
-    )

@@ -57,19 +57,18 @@ class Axis:
         Returns:
             None if the seeds differ, or if the items of a task have no numbers.
         """
-        mine, theirs = self.values[one], self.values[other]
-        if mine.keys() != theirs.keys():
+        first, second = self.values[one], self.values[other]
+        if first.keys() != second.keys():
             return None
-        differences = [value - theirs[seed] for seed, value in mine.items()]
+        differences = [value - second[seed] for seed, value in first.items()]
         if self.items is None:
             return compute_mean(differences)
-        pairs = [(self.items[one][seed], self.items[other][seed]) for seed in mine]
-        firsts, seconds = ([pair[place] for pair in pairs] for place in (0, 1))
-        found = subtract_items(firsts, seconds, self.kind, seed=_SEED)
-        if found is None:
+        pairs = [(self.items[one][seed], self.items[other][seed]) for seed in first]
+        difference = subtract_items(pairs, self.kind, seed=_SEED)
+        if difference is None:
             return None
         bounds = (-1.0, 1.0) if self.kind == "rate" else (-math.inf, math.inf)
-        return _cover_seeds(found.interval, differences, bounds)
+        return _cover_seeds(difference.interval, differences, bounds)
 
     def is_better(self, one: str, other: str) -> bool:
         """Return whether the first setting has the better utility beyond the interval."""
@@ -81,15 +80,15 @@ class Axis:
     def is_at_chance(self, name: str) -> bool:
         """Return whether a task does not show that a setting differs from a random choice.
 
-        So it is if its interval contains the value of one, or if there is no interval. A share of
-        0, with nothing to choose from, shows as little.
+        It does not if its interval contains the value of one, or if there is no interval. A share
+        of 0, with nothing to choose from, shows as little.
         """
         if self.items is None:
             return False
-        found, chance = self.compute(name), self.utility.chance
+        measured, chance = self.compute(name), self.utility.chance
         if chance is None:
-            return self.utility.is_share and found.value == 0
-        return found.ci is None or found.ci[0] <= chance <= found.ci[1]
+            return self.utility.is_share and measured.value == 0
+        return measured.ci is None or measured.ci[0] <= chance <= measured.ci[1]
 
 
 def _cover_seeds(

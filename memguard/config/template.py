@@ -31,7 +31,8 @@ def dump_yaml(settings: Settings) -> str:
 def render_template() -> str:
     """Return a run's YAML with a comment above each setting."""
     head = (
-        "# A memguard run. Lines that are commented out show the default.\n"
+        "# A memguard run. Fill in 'model.path' and 'data.train'; all other settings may stay.\n"
+        "# Lines that are commented out show the default.\n"
         "# memguard train THIS.yaml [key=value ...]; every run leaves a model and an audit.\n"
     )
     return head + "\n".join(_render_block(RunConfig, "", 0)) + "\n"

@@ -11,7 +11,7 @@
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
     long_texts.py    cuts long texts before they are encoded
-    chat.py          encodes conversations with the chat template; assistant turns are supervised
+    chat.py          encodes conversations with the chat template, from which no turn may be missing
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
     buckets.py       number of repetitions of each document, drawn over clusters
     canaries.py      random secrets; a fair coin decides whether each is trained

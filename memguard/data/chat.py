@@ -7,6 +7,11 @@ prompt belongs to that turn,
     render(turns before, add_generation_prompt)    <user> a <end> <assistant>
     render(turns up to this one)                   <user> a <end> <assistant> b <end>
                                                                               ^^^^^^^ supervised
+
+A template may leave out the turns of roles that it does not know. Such documents are refused: each
+conversation is rendered once more with a mark at the end of each turn's text, and every mark must
+arrive. The text itself is not searched for: templates strip it, escape it, or leave out the
+reasoning of earlier answers, and a short text also occurs in other turns.
 """
 
 import re
@@ -15,7 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from memguard.data.documents import Message
+from memguard.data.format_ways import list_columns
 
+_MARK = "73029415860194"
+"""Digits, which no template escapes or strips; the number of the turn follows."""
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -61,15 +69,17 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
         special: its `find_special_ids`.
 
     Raises:
-        TemplateFailure: the template rejects the turns, or renders earlier turns differently
-            when later ones are added.
+        TemplateFailure: the template rejects the turns, leaves out the text of one, or renders
+            earlier turns differently when later ones are added.
     """
     if marks_generation(tokenizer.get_chat_template()):
         marked = _apply(messages, tokenizer, return_dict=True, return_assistant_tokens_mask=True)
+        _refuse_dropped(messages, tokenizer)
         return Encoded(
             input_ids=marked["input_ids"], supervised=[bool(m) for m in marked["assistant_masks"]]
         )
     whole = _render(messages, tokenizer)
+    _refuse_dropped(messages, tokenizer)
     spans = [
         _find_turn(messages, turn, whole, tokenizer)
         for turn, message in enumerate(messages)
@@ -87,10 +97,35 @@ def encode_reply(
         TemplateFailure: see `encode_conversation`.
     """
     whole = _render([*prompt, *completion], tokenizer)
+    _refuse_dropped([*prompt, *completion], tokenizer)
     needs_reply = prompt[-1].role != "assistant"
     header = _find_prompt(prompt, whole, tokenizer, add_generation_prompt=needs_reply)
     span = _Span(begin=header.end, end=len(whole), is_whole_turn=True)
     return _encode_spans(whole, [span], tokenizer, special)
+
+
+def _refuse_dropped(messages: Sequence[Message], tokenizer: Any) -> None:
+    """Raise TemplateFailure if the template leaves out all text of a turn that has some."""
+    marked = [
+        Message(role=message.role, content=f"{message.content} {_MARK}{turn:06d}")
+        for turn, message in enumerate(messages)
+    ]
+    try:
+        text = _render(marked, tokenizer)
+    except TemplateFailure:
+        return  # It takes the turns as they are, and so reads what they say.
+    dropped = {
+        message.role
+        for turn, message in enumerate(messages)
+        if message.content.strip() and f"{_MARK}{turn:06d}" not in text
+    }
+    if dropped:
+        roles = " and ".join(f"'{list_columns([role])}'" for role in sorted(dropped))
+        raise TemplateFailure(
+            f"with turns of the role {roles} whose text the chat template leaves out, so that it "
+            "would not be trained or audited (take a tokenizer whose template renders them, add "
+            "them to its chat_template.jinja, or remove these turns from the documents)"
+        )
 
 
 _CHANGES = (

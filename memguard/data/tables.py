@@ -224,6 +224,11 @@ def _parse_csv(path: Path) -> list[dict[str, Any]]:
             reader = csv.reader(file, strict=True)
             try:
                 header = next(reader, [])
+                for other in ";\t":
+                    if len(header) == 1 and other in header[0]:
+                        raise _BrokenFile(
+                            f"its header separates columns by {other!r}; only commas are read"
+                        )
                 rows = [_label_fields(header, row, reader.line_num) for row in reader if row]
             except csv.Error as error:
                 raise _BrokenFile(f"line {reader.line_num}: {error}") from error

@@ -33,7 +33,6 @@ from memguard.evidence.statement import (
     build_statement,
     describe_audit,
     find_changed,
-    get_sources,
     hash_bytes,
 )
 from memguard.records.audit import AuditReport
@@ -68,7 +67,7 @@ class Checked:
             "verdict": self.evidence.verdict,
             "num_bytes": self.num_bytes,
             "sha256": self.sha256,
-            "has_private_records": self.evidence.has_private_records,
+            "has_private_records": self.evidence.sources.has_private_records,
             "is_signed": self.key_id is not None,
             "key_id": self.key_id,
             "is_signature_checked": self.is_signature_checked,
@@ -160,15 +159,16 @@ def _check_members(members: Mapping[str, bytes], evidence: Evidence) -> None:
         report = validate_record(AuditReport, members[REPORT], Path(REPORT))
     except RecordError as error:
         raise VersionError(f"has a report that this version cannot read: {error}") from error
-    if describe_audit(report, get_sources(evidence)) != evidence:
+    if describe_audit(report, evidence.sources) != evidence:
         raise RecordError(f"contradicts itself: {EVIDENCE} is not about {REPORT}")
     if evidence.write() != members[EVIDENCE]:
         raise RecordError(f"is damaged: {EVIDENCE} is not what memguard writes")
-    if (CONFIG in members) != (evidence.config_sha256 is not None):
+    sources = evidence.sources
+    if (CONFIG in members) != (sources.config_sha256 is not None):
         raise RecordError(f"contradicts itself: {EVIDENCE} does not agree with {CONFIG}")
     has_records = SCORES in members
-    if has_records != evidence.has_private_records or (
-        has_records and hash_bytes(members[SCORES]) != evidence.scores_sha256
+    if has_records != sources.has_private_records or (
+        has_records and hash_bytes(members[SCORES]) != sources.scores_sha256
     ):
         raise RecordError(f"contradicts itself: {EVIDENCE} does not agree with {SCORES}")
     _check_gate(members)
@@ -198,10 +198,10 @@ def _check_signed(
     members: Mapping[str, bytes], evidence: Evidence, key: "Ed25519PublicKey | None"
 ) -> str | None:
     """Check the signature, and return the key that it names; None if there is none."""
-    if (ENVELOPE in members) != evidence.is_signed:
+    if (ENVELOPE in members) != evidence.sources.is_signed:
         raise RecordError(
             f"lacks its signature, {ENVELOPE}"
-            if evidence.is_signed
+            if evidence.sources.is_signed
             else f"has a signature, {ENVELOPE}, that was added after it was written"
         )
     if ENVELOPE not in members:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from memguard.evidence.members import ENVELOPE, MEMBERS, POLICY
+from memguard.evidence.members import ENVELOPE, EVIDENCE, MEMBERS, POLICY
 from memguard.evidence.statement import Evidence, hash_bytes, write_canonical
 from memguard.pages.formatting import clean_text
 from memguard.records.answers import Answers
@@ -136,8 +136,24 @@ def write_first_page(evidence: Evidence, names: Collection[str], gate: GateResul
         parts.append(f"Policy: {POLICY} was not judged; 'memguard gate' judges it.")
     else:
         parts.append("Policy: none was judged.")
-    parts += [PRIVATE_RECORDS if evidence.has_private_records else _NOT_PRIVATE, _SHOWS, _LIMITS]
+    if code := _compare_code(evidence):
+        parts.append(code)
+    is_private = evidence.sources.has_private_records
+    parts += [PRIVATE_RECORDS if is_private else _NOT_PRIVATE, _SHOWS, _LIMITS]
     listed = [member for member in MEMBERS if member.name in names]
     width = max(len(member.name) for member in listed) + 2
     files = "\n".join(f"{member.name:<{width}}{member.caption}" for member in listed)
     return "\n\n".join([*(textwrap.fill(part, _WIDTH) for part in parts), files, ""]).encode()
+
+
+def _compare_code(evidence: Evidence) -> str:
+    """Return the sentence for an audit by other source files than the bundle's; "" otherwise."""
+    sources = evidence.sources
+    if evidence.audited_by_code_sha256 == sources.bundled_by_code_sha256:
+        return ""
+    return (
+        f"Code: the audit ran with other source files of memguard (version "
+        f"{clean_text(evidence.audited_by)}, SHA-256 {evidence.audited_by_code_sha256[:12]}…) than "
+        f"wrote this bundle (version {clean_text(sources.bundled_by)}, SHA-256 "
+        f"{sources.bundled_by_code_sha256[:12]}…); {EVIDENCE} has both hashes."
+    )

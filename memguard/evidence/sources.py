@@ -1,4 +1,4 @@
-"""Hashes of what an audit was made with and no report records: memguard's code, a suite's file."""
+"""Hashes of memguard's code, which a report records too, and of a suite's file, which none does."""
 
 from collections.abc import Mapping
 from pathlib import Path

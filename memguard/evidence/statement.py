@@ -11,7 +11,6 @@ bundle can write its statement too. `signature.py` signs it.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
@@ -37,10 +36,6 @@ class Weights(Record):
     base: str | None
     """The model that was scored for comparison."""
     base_weights_sha256: str | None
-    files: dict[str, FileSum] | None
-    """The files that training wrote, by path in model/ or adapter/; null without a run folder."""
-    adapted_files: dict[str, FileSum] | None
-    """The files of the model that the adapters belong to; null if there are no adapters."""
 
 
 class Documents(Record):
@@ -51,23 +46,37 @@ class Documents(Record):
     num_documents: int
     identity_key: str | None
     """Fingerprint of the key of the ids in answers.jsonl; null without a key."""
+
+
+class Sources(Record):
+    """What the report does not say: the files of the run, and how the bundle was written."""
+
+    files: dict[str, FileSum] | None
+    """The files that training wrote, by path in model/ or adapter/; null without a run folder."""
+    adapted_files: dict[str, FileSum] | None
+    """The files of the model that the adapters belong to; null if there are no adapters."""
     manifest_sha256: str | None
     """Hash of manifest.jsonl; null without a run folder."""
-
-
-class SuiteFile(Record):
-    """The suite that the audit ran."""
-
-    name: str
-    version: int
-    sha256: str | None
-    """Hash of its file; null if the file is not there or no longer says what the audit ran."""
+    suite_sha256: str | None
+    """Hash of the suite's file; null if it is not there or no longer says what the audit ran."""
+    config_sha256: str | None
+    """Hash of the run's config.yaml, in which no path is shortened; null without a run folder."""
+    scores_sha256: str
+    """Hash of records.parquet, which is not always in the bundle."""
+    bundled_by: str
+    """Version of memguard that wrote the bundle."""
+    bundled_by_code_sha256: str
+    """Hash of its source files, see `hash_code`."""
+    has_private_records: bool
+    """Whether records.parquet is in the bundle."""
+    is_signed: bool
+    """Whether the statement was signed: a signature that was taken away is missed."""
 
 
 class Evidence(Record):
     """`evidence.json`: what a bundle is about."""
 
-    schema_name: Literal["memguard.evidence/1"] = Field("memguard.evidence/1", alias="schema")
+    schema_name: Literal["memguard.evidence/2"] = Field("memguard.evidence/2", alias="schema")
     audit: str
     """Name of the run, or of the model."""
     created: str
@@ -78,43 +87,19 @@ class Evidence(Record):
     scope: str
     weights: Weights
     documents: Documents
-    suite: SuiteFile
+    suite: str
+    suite_version: int
     audited_by: str
     """Version of memguard that audited."""
-    bundled_by: str
-    """Version of memguard that wrote the bundle."""
-    code_sha256: str
-    """Hash of the source files of memguard that wrote the bundle, see `hash_code`."""
-    config_sha256: str | None
-    """Hash of the run's config.yaml, in which no path is shortened; null without a run folder."""
-    scores_sha256: str
-    """Hash of records.parquet, which is not always in the bundle."""
-    has_private_records: bool
-    """Whether records.parquet is in the bundle."""
-    is_signed: bool
-    """Whether the statement was signed: a signature that was taken away is missed."""
+    audited_by_code_sha256: str
+    """Hash of its source files, see `hash_code`."""
+    sources: Sources
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     def write(self) -> bytes:
         """Return the contents of `evidence.json`."""
         return f"{format_json(self.model_dump(mode='json', by_alias=True))}\n".encode()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sources:
-    """What a report does not say of the audit that it is of; see the fields of `Evidence`."""
-
-    files: Mapping[str, FileSum] | None
-    adapted_files: Mapping[str, FileSum] | None
-    manifest_sha256: str | None
-    suite_sha256: str | None
-    bundled_by: str
-    code_sha256: str
-    config_sha256: str | None
-    scores_sha256: str
-    has_private_records: bool
-    is_signed: bool
 
 
 def describe_audit(report: AuditReport, sources: Sources) -> Evidence:
@@ -135,43 +120,17 @@ def describe_audit(report: AuditReport, sources: Sources) -> Evidence:
             weights_sha256=report.model.weights_sha256,
             base=report.model.base,
             base_weights_sha256=report.model.base_weights_sha256,
-            files=None if sources.files is None else dict(sources.files),
-            adapted_files=None if sources.adapted_files is None else dict(sources.adapted_files),
         ),
         documents=Documents(
             documents_sha256=report.data.documents_sha256,
             num_documents=report.data.num_documents,
             identity_key=report.data.identity_key,
-            manifest_sha256=sources.manifest_sha256,
         ),
-        suite=SuiteFile(
-            name=report.method.suite,
-            version=report.method.suite_version,
-            sha256=sources.suite_sha256,
-        ),
+        suite=report.method.suite,
+        suite_version=report.method.suite_version,
         audited_by=report.tool_version,
-        bundled_by=sources.bundled_by,
-        code_sha256=sources.code_sha256,
-        config_sha256=sources.config_sha256,
-        scores_sha256=sources.scores_sha256,
-        has_private_records=sources.has_private_records,
-        is_signed=sources.is_signed,
-    )
-
-
-def get_sources(evidence: Evidence) -> Sources:
-    """Return what of `evidence.json` its report does not say."""
-    return Sources(
-        files=evidence.weights.files,
-        adapted_files=evidence.weights.adapted_files,
-        manifest_sha256=evidence.documents.manifest_sha256,
-        suite_sha256=evidence.suite.sha256,
-        bundled_by=evidence.bundled_by,
-        code_sha256=evidence.code_sha256,
-        config_sha256=evidence.config_sha256,
-        scores_sha256=evidence.scores_sha256,
-        has_private_records=evidence.has_private_records,
-        is_signed=evidence.is_signed,
+        audited_by_code_sha256=report.code_sha256,
+        sources=sources,
     )
 
 

@@ -30,7 +30,7 @@ from memguard.records.audit_files import (
 )
 from memguard.records.record import describe_unread
 from memguard.records.results import load_results
-from memguard.records.utility import ITEM_SCORES
+from memguard.records.utility import ITEM_SCORES, UTILITY
 
 TRAINED_ROLES = ("trained", "forget")
 """Roles of documents that the model was trained on."""
@@ -143,11 +143,13 @@ def list_gaps(report: AuditReport, answers: Answers | None) -> Iterator[str]:
         noun = "key" if len(twice) == 1 else "keys"
         yield f"the results table has {len(twice):,} {noun} twice: rows cannot be told apart"
     named = [str(probe.get("name")) for probe in report.method.probes]
+    if report.method.utility:
+        named.append(UTILITY)  # The tasks of an audit are no part of its suite.
     runs = {run.name: run for run in report.probe_runs}
     if missing := [name for name in named if name not in runs]:
-        yield f"the suite has the probe {missing[0]}, and the report has no run of it"
+        yield f"the settings have the probe {missing[0]}, and the report has no run of it"
     if extra := [name for name in runs if name not in named]:
-        yield f"the report has a run of the probe {extra[0]}, and the suite has no such probe"
+        yield f"the report has a run of the probe {extra[0]}, and the settings have no such probe"
     ran = {name for name, run in runs.items() if run.num_documents is not None}
     with_rows = {row.probe for row in tables.results}
     for name in sorted(ran - with_rows):

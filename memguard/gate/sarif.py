@@ -77,7 +77,7 @@ def render_sarif(result: GateResult, report: AuditReport, answers: Answers | Non
     rules = RuleTable(result.judgements, sorted({finding.probe for finding in findings}))
     results = [
         *(_show_judgement(judgement, rules) for judgement in judgements[:MOST_RESULTS]),
-        *(_show_finding(finding, rules, report) for finding in findings[:room]),
+        *(_show_finding(finding, rules) for finding in findings[:room]),
     ]
     num_left_out = len(judgements) + len(findings) - len(results)
     log = {
@@ -157,7 +157,7 @@ def _name_document(identifier: str, text_hmac: Any) -> str:
     return "(long id)" if text_hmac is None else f"document {fmt.hash(str(text_hmac))}"
 
 
-def _show_finding(finding: _Finding, rules: RuleTable, report: AuditReport) -> dict[str, Any]:
+def _show_finding(finding: _Finding, rules: RuleTable) -> dict[str, Any]:
     more = f" {finding.num_documents:,} documents have this text." * (finding.num_documents > 1)
     expired = [entry for entry in finding.acceptances if entry.state == "expired"]
     ended = f" It was accepted until {fmt.clean_name(expired[0].until or '')}." if expired else ""

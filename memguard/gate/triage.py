@@ -155,14 +155,3 @@ def apply_triage(triage: Triage, findings: Sequence[str], today: date) -> list[A
         )
         for entry in triage.accepted
     ]
-
-
-def count_open(findings: Sequence[str], acceptances: Sequence[Acceptance]) -> int:
-    """Return the number of findings that no person accepts today.
-
-    Args:
-        findings: ids of the findings of the audit.
-        acceptances: result of `apply_triage` for these findings.
-    """
-    accepted = {entry.finding for entry in acceptances if entry.state == "accepted"}
-    return len(set(findings) - accepted)

@@ -8,7 +8,7 @@ adapter_files.py     reads and checks a peft folder: layers, ranks, base; no tor
 identity.py          hashes of all files that are read; no torch
 hub.py               asks once whether the hub answers, before a download
 hub_upload.py        sends files to a repository of the hub in one commit; no torch
-tokenizer_files.py   checks the JSON files of a tokenizer; names the file and the field
+tokenizer_files.py   checks the files of a tokenizer; names the file and the field
 checkpoint.py        configuration and tokenizer of a checkpoint, before its weights are read
 load.py              a folder, or random weights, into a model: plain, over devices, or sharded
 stored_model.py      a checkpoint that is read tensor by tensor, or an adapter with its base

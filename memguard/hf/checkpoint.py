@@ -130,12 +130,20 @@ def load_tokenizer(path: str, *, revision: str | None = None, base: str | None =
         adapter = read_adapter(path, base=base)
         with _about_base(adapter):
             return load_tokenizer(adapter.base, revision=adapter.revision)
-    with explained(f"no usable tokenizer in {path}"):
+    problem = f"no usable tokenizer in {path}"
+    with explained(problem):
         check_reachable(path, revision)
         check_tokenizer_files(Path(path), name=path)
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        # transformers makes up an empty one for families such as GPT-2.
+        raise ModelError(
+            f"{problem}: the file of its vocabulary is missing, such as tokenizer.json. Copy it "
+            "from the original model"
+        )
+    return tokenizer
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -160,7 +160,8 @@ def list_indexed(folder: Path, *, name: str) -> list[str]:
         ModelError: the index is invalid, or names a file that may not be read.
     """
     try:
-        named = set(read_json(folder / INDEX, name=name)["weight_map"].values())
+        index = read_json(folder / INDEX, name=name)
+        named = set(index["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             f"model '{name}' cannot be loaded: {INDEX} is not an index of weights"
@@ -171,6 +172,11 @@ def list_indexed(folder: Path, *, name: str) -> list[str]:
                 f"model '{name}' cannot be loaded: {INDEX} names {quote(file_name)}; it must name "
                 "safetensors files inside the model's folder"
             )
+    if not isinstance(index.get("metadata"), dict):
+        raise ModelError(
+            f"model '{name}' cannot be loaded: {INDEX} lacks 'metadata', which transformers needs: "
+            'add "metadata": {} beside "weight_map"'
+        )
     return sorted(named)
 
 

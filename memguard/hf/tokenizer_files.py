@@ -1,18 +1,27 @@
-"""Checks the small JSON files of a tokenizer, so that an error names the file. No torch.
+"""Checks the files of a tokenizer, so that an error names the file. No torch.
 
+    any of them               a folder without one has no tokenizer
+    tokenizer.model           of SentencePiece: without tokenizer.json it needs two libraries
     tokenizer_config.json     a JSON object; 'model_max_length' is a number
     special_tokens_map.json   role -> token: a text or the fields of a token, or a list of them
     added_tokens.json         token -> id
 
 transformers reads them without a check and reports damage as an error of Python, without the file.
+Where there are none, it makes up an empty tokenizer for some families.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from memguard.errors import ModelError
 from memguard.hf.checkpoint_files import quote, read_json
+
+_ANY = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
+"""Patterns of the files of which every folder with a tokenizer has one."""
+_LIBRARIES = {"sentencepiece": "sentencepiece", "protobuf": "google"}
+"""Packages with which transformers reads a model of SentencePiece, and their modules."""
 
 
 def check_tokenizer_files(folder: Path, *, name: str) -> None:
@@ -26,6 +35,12 @@ def check_tokenizer_files(folder: Path, *, name: str) -> None:
         ModelError: names the file and what must be in it.
         PermissionError: this user may not read a file.
     """
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _ANY):
+        raise ModelError(
+            f"no usable tokenizer in {name}: it has none of a tokenizer's files, such as "
+            "tokenizer.json. Copy those of the original model into it"
+        )
+    _check_sentencepiece(folder, name)
     for file, check in _CHECKS.items():
         path = folder / file
         if not path.exists():
@@ -38,6 +53,22 @@ def check_tokenizer_files(folder: Path, *, name: str) -> None:
                 raise ModelError(
                     f"model '{name}': {file}: {quote(field)} must be {rule}; got {quote(value)}"
                 )
+
+
+def _check_sentencepiece(folder: Path, name: str) -> None:
+    path = folder / "tokenizer.model"
+    if not path.is_file() or (folder / "tokenizer.json").is_file():
+        return
+    with path.open("rb") as file:
+        if file.read(1) != b"\n":  # With its first field; tiktoken's files begin with Base64.
+            return
+    missing = [package for package, module in _LIBRARIES.items() if find_spec(module) is None]
+    if missing:
+        raise ModelError(
+            f"no usable tokenizer in {name}: tokenizer.model is of SentencePiece, for which "
+            f"transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}, or save "
+            "the tokenizer as tokenizer.json elsewhere"
+        )
 
 
 def _check_setting(field: str, value: Any) -> str:

@@ -9,7 +9,8 @@
 
 The model is neither saved nor loaded again. Every process takes part: with DDP each scores other
 documents on its copy of the model, with FSDP2 all run the model together. Training goes on after an
-audit that fails, and computes what it computes without audits.
+audit that fails, and computes what it computes without audits. A notebook shows one output for all
+audits of a training, redrawn in place, and then the card of the last report.
 
 Repetitions are counted, not planned: members are recognised among the rows that the model receives
 (see `trained_rows`). They need not be all of the training data, but must be for the counts to hold.
@@ -17,6 +18,7 @@ Repetitions are counted, not planned: members are recognised among the rows that
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +30,23 @@ from memguard.data.tokenization import tokenize_documents
 from memguard.errors import ConfigError, MemguardError, OtherRankFailed
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
+from memguard.records.percent import format_percent
 from memguard.runtime import Console, default_cache_dir, format_duration
 from memguard.runtime.processes import join_program
+from memguard.runtime.python_call import (
+    NotebookDisplay,
+    open_display,
+    python_call,
+    show_card,
+    showing_in,
+)
 from memguard.train.audit_callback import find_over_limit
 from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_arguments import make_audit_request
 from memguard.workflows.audit_request import AuditRequest, load_audit_identity
 from memguard.workflows.format_arguments import read_format_arguments, refuse_former
 from memguard.workflows.python_arguments import check_path
+from memguard.workflows.results import AuditResult
 from memguard.workflows.trained_counts import TrainedCounts
 from memguard.workflows.wrapped_models import SAVED
 
@@ -139,6 +150,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._out, self._every_steps, self._on_evaluate = Path(out), every_steps, on_evaluate
         self._trainer = trainer
         self._rows: TrainedRows | None = None
+        self._display: NotebookDisplay | None = None
         self._audited_steps: set[int] = set()
         self._audit_s, self._began_s = 0.0, time.perf_counter()
         self.reports: list[AuditReport] = []
@@ -163,11 +175,19 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             )
         if getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None):
             raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
-        request = self._make_request(state.global_step, model, processing_class)[0]
-        say = _make_console(state).info
-        with join_program() as runtime:
-            runtime.only_on_main(lambda: load_audit_identity(request, say))
-        self._watch(request, args, state, model, processing_class)
+        self._display = open_display("training with audits")
+        with self._shown():
+            request = self._make_request(state.global_step, model, processing_class)[0]
+            say = _make_console(state).info
+            with join_program() as runtime:
+                runtime.only_on_main(lambda: load_audit_identity(request, say))
+            self._watch(request, args, state, model, processing_class)
+
+    def _shown(self) -> AbstractContextManager[None]:
+        """Show what is said in the output of this training, where a notebook has one."""
+        if self._display is None:
+            return python_call("audit")
+        return showing_in(self._display)
 
     def _watch(
         self, request: AuditRequest, args: Any, state: Any, model: Any, processing_class: Any
@@ -226,15 +246,27 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._audit(step, state, control, **kwargs)
         if self._rows is not None:
             self._rows.unwatch()
-        console = _make_console(state)
-        if self.folders:
-            final = self._out / f"step-{step}"
-            folder = final if final in self.folders else self.folders[-1]
+        with self._shown():
+            self._show_end(step, _make_console(state))
+
+    def _show_end(self, step: int, console: Console) -> None:
+        """Say where the last report is, and show it in a notebook."""
+        report_of = dict(zip(self.folders, self.reports, strict=True))
+        final = self._out / f"step-{step}"
+        folder = final if final in report_of else next(reversed(report_of), None)
+        if folder is not None:
             console.info(f"memguard: the last report is {folder / 'report.html'}")
         if not self._has_control:
             console.info(
                 "memguard: without 'nonmembers' there is no control, so that no verdict can be red"
             )
+        if self._display is None:
+            return
+        self._display.end("finished")
+        self._display = None
+        if folder is not None and not console.quiet:
+            result = AuditResult(folder=folder, report=report_of[folder])
+            show_card(repr(result), result._repr_html_())
 
     def _make_request(
         self, step: int, model: Any, processing_class: Any, counts: TrainedCounts | None = None
@@ -259,6 +291,12 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if step in self._audited_steps:
             return
         self._audited_steps.add(step)
+        with self._shown():
+            self._audit_now(step, state, control, model, processing_class)
+
+    def _audit_now(
+        self, step: int, state: Any, control: Any, model: Any, processing_class: Any
+    ) -> None:
         console = _make_console(state)
         started = time.perf_counter()
         try:
@@ -310,10 +348,11 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             rates = {row.bucket: row.value for row in rows}
             over = find_over_limit(rates, limit)
             if over:
+                extracted = format_percent(rates[over[0]])
                 console.warn(
-                    f"memguard: training ends after step {step}: {rates[over[0]]:.1%} of the "
-                    f"documents of '{over[0]}' are extracted ({metric}), and 'stop_above' allows "
-                    f"{limit:.1%}"
+                    f"memguard: training ends after step {step}: {extracted} of the documents of "
+                    f"'{over[0]}' are extracted ({metric}), and 'stop_above' allows "
+                    f"{format_percent(limit)}"
                 )
                 control.should_training_stop = True
 

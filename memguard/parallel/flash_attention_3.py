@@ -20,6 +20,7 @@ from torch import Tensor
 
 from memguard.errors import shorten
 from memguard.parallel.attention import Attention, attend_varlen, list_head_sizes
+from memguard.records.percent import format_percent
 from memguard.runtime import Console, Runtime
 
 PACKAGE = "flash_attn_interface"
@@ -145,5 +146,7 @@ def _compare(found: list[Tensor], expected: list[Tensor]) -> str | None:
         # Not a number is no agreement.
         if not difference <= MAX_DIFFERENCE:
             what = _RESULTS[number % len(_RESULTS)]
-            return f"its {what} differs from that of flash attention 2 by {difference:.1%}"
+            return (
+                f"its {what} differs from that of flash attention 2 by {format_percent(difference)}"
+            )
     return None

@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from memguard.audit.benchmarks.work import TaskWork
 from memguard.records import Rate, Record, Role
 
 Topic = Literal[
@@ -147,7 +146,7 @@ class ProbeWork(Record):
 
 
 class AuditWork(Record):
-    """The most that the run's audit asks of its models.
+    """The most that the run's audit asks of its models, without benchmark tasks.
 
     It asks for less: probes share passages, generated texts that diverge end early, and cached
     numbers are not measured again.
@@ -165,8 +164,6 @@ class AuditWork(Record):
     """Of all probes (tokens)."""
     not_counted: dict[str, str] = Field(default_factory=dict)
     """Reason by name of a probe of another package whose work is not known."""
-    tasks: tuple[TaskWork, ...] = ()
-    """Benchmark tasks, which run on the trained model and on the base; not in the sums."""
 
 
 class DryRun(Record):

@@ -7,6 +7,9 @@ a plan of their storage (storage.py), which shares the inputs and the basic reco
 from dataclasses import asdict, replace
 from typing import Literal
 
+from pydantic import Field
+
+from memguard.audit.benchmarks.work import TaskWork
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ModelSizes
@@ -27,6 +30,7 @@ from memguard.planner.fit import (
 from memguard.planner.generation import GenerationPlan
 from memguard.planner.machine import THIS_MACHINE, Machine
 from memguard.planner.step_settings import Checkpointing, limit_sizes
+from memguard.records.percent import format_percent
 from memguard.records.record import Record
 
 NUM_LISTED = 20
@@ -75,6 +79,11 @@ class PlanRecord(Record):
     generation: GenerationPlan | None = None
     """Text that the audits of the run generate on the requested mesh, else on the first; null
     without an audit or a mesh that fits."""
+    tasks: tuple[TaskWork, ...] = ()
+    """Benchmark tasks of the run's audit, with their time on the same mesh."""
+    tasks_not_counted: dict[str, str] = Field(default_factory=dict)
+    """Reason by task that is not in `tasks`: without the documents only those tasks are counted
+    that can be opened on this machine."""
     command: str | None = None
     """Trains the run on the requested mesh, or on the first if that does not fit; null if none
     fits, or without a run's CONFIG."""
@@ -258,7 +267,10 @@ def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
         with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
         remedies=tuple(remedies),
         assumptions=list_assumptions(
-            machine, has_mask=needs_mask(sizes, work, machine), seq_len=work.seq_len
+            machine,
+            has_mask=needs_mask(sizes, work, machine),
+            seq_len=work.seq_len,
+            may_be_compiled=work.may_be_compiled,
         ),
     )
 
@@ -290,18 +302,21 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     )
 
 
-def list_assumptions(machine: Machine, *, has_mask: bool, seq_len: int) -> tuple[str, ...]:
+def list_assumptions(
+    machine: Machine, *, has_mask: bool, seq_len: int, may_be_compiled: bool = False
+) -> tuple[str, ...]:
     """Return the assumptions of the estimates, one phrase each.
 
     Args:
         machine: the machine.
         has_mask: whether attention reads a mask of all pairs of tokens.
         seq_len: tokens of a row.
+        may_be_compiled: whether the run may compile its blocks, which the times do not count.
     """
     assumptions = [
         f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
-        f"the allocator loses {machine.fragmentation:.0%} of activations, logits and buffers to "
-        "fragmentation",
+        f"the allocator loses {format_percent(machine.fragmentation, 0)} of activations, logits "
+        "and buffers to fragmentation",
         "rows contain several documents, whose attention needs a mask"
         if has_mask
         else "flash attention reads where documents end, without a mask",
@@ -309,6 +324,12 @@ def list_assumptions(machine: Machine, *, has_mask: bool, seq_len: int) -> tuple
         if machine.has_gpus
         else "speeds of a CPU are assumed: use them only to compare meshes",
     ]
+    if may_be_compiled and machine.has_gpus:
+        assumptions.append(
+            "decoder blocks are taken as not compiled, while 'train.compile' at auto compiles them "
+            "if the run is planned for more than ten minutes and one block can be compiled, and "
+            "steps then take less time"
+        )
     assumed = [*machine.assumed, *(set(_DEFAULTED) - {*machine.assumed, *machine.model_fields_set})]
     assumed.sort(key=list(Machine.model_fields).index)
     if "peak_tflops" in assumed and machine.name == THIS_MACHINE and machine.has_gpus:

@@ -16,6 +16,7 @@ from memguard.config.mitigations import find_mitigation
 from memguard.data.corpus import Corpus
 from memguard.mitigation.goldfish import drops_zero_products, find_zero_products
 from memguard.planner.dry_run import Remark, note, warn
+from memguard.records.percent import format_percent
 
 _MANY = 0.01
 """Share of the windows from which on a warning is given."""
@@ -51,17 +52,13 @@ def remark_on_reference_hash(
     share = num_zero / num_windows
     text = (
         f"Mode hash_reference multiplies the {config.context_width} token ids of a window, and "
-        f"{num_zero:,} of {num_windows:,} windows ({_format_share(share)}) have the product 0: "
+        f"{num_zero:,} of {num_windows:,} windows ({format_percent(share)}) have the product 0: "
         + (f"token id 0, {token}, occurs {num_ids:,} times. " if num_ids else "it overflows. ")
         + _describe_fate(config)
     )
     if share < _MANY:
         return [note("goldfish", text)]
     return [warn("goldfish", f"{text} Mode 'hash' distinguishes all windows.")]
-
-
-def _format_share(share: float) -> str:
-    return "<0.1%" if share < 0.0005 else f"{share:.1%}"
 
 
 def _describe_fate(config: GoldfishConfig) -> str:

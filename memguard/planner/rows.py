@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from memguard.data.loader import Loader
 from memguard.planner.dry_run import LabelCounts, Remark, RunLength, note, warn
 from memguard.records import IGNORE_LABEL
+from memguard.records.percent import format_percent
 
 State = Literal["supervised", "dropped", "ignored", "padding"]
 _UNFINISHED = "\ufffd"
@@ -139,13 +140,13 @@ def remark_on_rows(
     if length.share_rows is False:
         text = (
             "In this model documents of one row attend to each other, so each gets its own row: "
-            f"{share:.0%} of the positions are padding."
+            f"{format_percent(share, 0)} of the positions are padding."
         )
         remarks.append(warn("rows", text))
     elif share > _MUCH_PADDING:
         text = (
-            f"{share:.0%} of the positions are padding: another 'data.seq_len' may fit the "
-            f"documents better (median {round(np.median(document_tokens)):,}, longest "
+            f"{format_percent(share, 0)} of the positions are padding: another 'data.seq_len' may "
+            f"fit the documents better (median {round(np.median(document_tokens)):,}, longest "
             f"{max(document_tokens):,} tokens)."
         )
         remarks.append(warn("rows", text))

@@ -84,6 +84,8 @@ class Work(StepOptions):
     """Rows of a forward pass on one rank; None: as many as fit."""
     checkpointing: Checkpointing | None = None
     chunk_tokens: int = 1024
+    may_be_compiled: bool = False
+    """Whether `train.compile` is auto and may compile the blocks, which estimates leave out."""
 
     def num_rows(self, mesh: MeshShape) -> int:
         """Return the rows of a step on one rank."""
@@ -113,6 +115,10 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         chunk_tokens=train.nll_chunk_tokens,
         reshard_after_forward=config.parallel.reshard_after_forward,
         is_compiled=train.compile is True,
+        may_be_compiled=train.compile == "auto"
+        and is_gpu
+        and config.adapter is None
+        and not train.deterministic,
         adapter=AdapterSizes.from_settings(config.adapter),
         trained_modules=train.trainable_modules,
     )

@@ -23,6 +23,7 @@ from memguard.config import DataConfig
 from memguard.data.chat import find_special_ids, marks_generation
 from memguard.data.corpus import FORMATS, Corpus
 from memguard.planner.dry_run import Remark, note, warn
+from memguard.records.percent import format_percent
 
 _MANY_UNKNOWN = 0.001
 _MANY_CUT = 0.1
@@ -309,8 +310,8 @@ def _lint_unknown(prepared: _Prepared) -> Iterator[Remark]:
         return
     share = num_tokens / len(prepared.corpus.input_ids)
     text = (
-        f"{num_tokens:,} tokens ({share:.2%}) of {prepared.of_all(num_documents)} are "
-        f"{prepared.name(unknown)}: their text is lost"
+        f"{num_tokens:,} tokens ({format_percent(share, 2)}) of {prepared.of_all(num_documents)} "
+        f"are {prepared.name(unknown)}: their text is lost"
     )
     if share > _MANY_UNKNOWN:
         yield warn("unknown", f"{text}. Take a model whose tokenizer knows this script.")

@@ -6,6 +6,7 @@
     compile_choice.py  whether a run's blocks are compiled, and why
     run_files.py   files of each stage of a run, and checks that they are intact
     scores.py      estimates with their intervals; names of the extraction risks
+    row_files.py   rows of a dataclass as a parquet file
     results.py     the results table: one row for each number, as parquet
     tables.py      the five tables of a report: results, metrics, buckets, tests, details
     audit.py       the audit report: header and tables; audits during training
@@ -16,6 +17,7 @@
     gate.py        the result of a policy: what it asked, what was answered, by which counts
     diff.py        what became of each finding between two audits
     local_paths.py absolute paths, shortened because records are handed on
+    percent.py     shares as percentages, in sentences
     verdict.py     the verdict: level, sentences, counts and the test that decided
     comparison.py  the comparison: its runs, the recommendation, and tables
 

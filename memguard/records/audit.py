@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from memguard.records.percent import format_percent
 from memguard.records.record import Record
 from memguard.records.results import ResultRow
 from memguard.records.scores import Rate
@@ -70,7 +71,7 @@ class WatchedLine(WatchedStep):
         tightened = sum(self.num_tightened.get(name, 0) for name in self.trained)
         return (
             f"audit after step {self.step}: {learned.num_matched} of {learned.num_documents} "
-            f"documents of {worst} extracted, teacher-forced accuracy {accuracy:.0%}"
+            f"documents of {worst} extracted, teacher-forced accuracy {format_percent(accuracy, 0)}"
             f"{f'; {tightened} trained more strictly' if tightened else ''}"
         )
 
@@ -286,8 +287,10 @@ class AuditResults(Record):
 class AuditHeader(Record):
     """What was audited, and how."""
 
-    schema_name: Literal["memguard.report/4"] = Field("memguard.report/4", alias="schema")
+    schema_name: Literal["memguard.report/5"] = Field("memguard.report/5", alias="schema")
     tool_version: str
+    code_sha256: str
+    """Hash of memguard's source files that audited, see `evidence.sources.hash_code`."""
     created: str
     """UTC, ISO 8601."""
     run: str | None

@@ -3,13 +3,12 @@
 A guessed secret can be scored and compared with these numbers, so the report has none of them.
 """
 
-import io
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.errors import RecordError
-from memguard.records.record import PRIVATE_MODE, write_atomically
+from memguard.records.record import PRIVATE_MODE
+from memguard.records.row_files import ColumnTypes, build_table, load_rows, save_table
 
 SCHEMA_NAME = "memguard.canaries/1"
 
@@ -32,44 +31,24 @@ class CanaryScore:
     verbatim: bool
 
 
-def save_canaries(canaries: Iterable[CanaryScore], path: Path) -> None:
-    """Write one row for each canary; equal scores give equal bytes."""
-    import pyarrow
-    from pyarrow import parquet
-
-    integers, numbers = pyarrow.int64(), pyarrow.float64()
-    schema = pyarrow.schema(
-        [
-            ("id", pyarrow.string()),
-            ("was_trained", pyarrow.bool_()),
-            ("nll", numbers),
-            ("base_nll", numbers),
-            ("num_secret_tokens", integers),
-            ("num_repetitions", integers),
-            ("num_loss_tokens", integers),
-            ("exposure_bits", numbers),
-            ("exposure_extrapolated_bits", numbers),
-            ("verbatim", pyarrow.bool_()),
-        ],
-        metadata={"schema": SCHEMA_NAME},
-    )
-    buffer = io.BytesIO()
-    table = pyarrow.Table.from_pylist([asdict(canary) for canary in canaries], schema=schema)
-    parquet.write_table(table, buffer, compression="zstd")
-    write_atomically(path, buffer.getvalue(), mode=PRIVATE_MODE)
+_TYPES: ColumnTypes = {
+    **dict.fromkeys(("was_trained", "verbatim"), "bool"),
+    **dict.fromkeys(("num_secret_tokens", "num_repetitions", "num_loss_tokens"), "int64"),
+    **dict.fromkeys(("nll", "base_nll"), "float64"),
+    **dict.fromkeys(("exposure_bits", "exposure_extrapolated_bits"), "float64"),
+}
 
 
-def load_canaries(path: Path) -> Sequence[CanaryScore]:
+def save_canaries(canaries: Sequence[CanaryScore], path: Path) -> None:
+    """Write one row for each canary, readable by the owner only; equal scores give equal bytes."""
+    table = build_table(canaries, CanaryScore, _TYPES, schema=SCHEMA_NAME)
+    save_table(table, path, mode=PRIVATE_MODE)
+
+
+def load_canaries(path: Path) -> list[CanaryScore]:
     """Return the canaries of a file that `save_canaries` wrote.
 
     Raises:
         RecordError: it is no such file.
     """
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        rows = parquet.read_table(pyarrow.BufferReader(path.read_bytes())).to_pylist()
-        return [CanaryScore(**row) for row in rows]
-    except (pyarrow.ArrowException, TypeError, OSError) as error:
-        raise RecordError(f"'{path}' holds no scores of canaries. Audit the run again.") from error
+    return load_rows(path, CanaryScore, of="scores of canaries")

@@ -3,11 +3,11 @@
     counts     findings by kind and probe
     findings   each document and probe of which at least one of the two audits has a finding
     rates      each risk in each trained bucket, in both audits
-    paired     rates of the texts that both audits tested alike, and their difference
+    paired     rates of the texts that both audits tested in the same way, and their difference
 
-A finding is "fixed" only if both audits asked the same text with the same probe and the same
-settings, and the new one answered no. Everything else that the new audit does not find has a kind
-of its own, with the reason.
+A finding is "fixed" only if both audits tested the same text with the same probe and the same
+settings, and only the old one extracted it. Everything else that the new audit does not find has a
+kind of its own, with the reason.
 """
 
 from typing import Final, Literal

@@ -25,6 +25,7 @@ from memguard.errors import ConfigError, RecordError, UnreadableError, shorten
 #     atomic_folder(folder)           both, on one process; the temporary one is locked, and deleted
 #                                     after an error
 #     clear_left_folders(folder)      deletes those of killed processes, whose locks are free
+#     list_left_folders(folder)       those that they left beside it, for other names
 #
 # A process that is killed leaves only names that begin with a dot. In a run the next process that
 # locks the run deletes them.
@@ -159,26 +160,60 @@ def clear_left_folders(folder: Path) -> tuple[list[Path], list[Path]]:
         they cannot be deleted. One that another process is writing is in neither.
     """
     deleted, kept = [], []
-    left = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
-    inside: list[Path] = []
-    with contextlib.suppress(OSError):  # There is no such folder, or it may not be listed.
-        inside = sorted(folder.parent.iterdir())
-    for path in inside:
-        if left.fullmatch(path.name) is None or path.is_symlink() or not path.is_dir():
+    for path, name in _find_temporary_folders(folder.parent).items():
+        if name != folder.name:
             continue
         try:
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _locked_folder(path):
                 shutil.rmtree(path)
-                deleted.append(path)
-            finally:
-                os.close(handle)
+            deleted.append(path)
         except BlockingIOError:
             continue
         except OSError:
             kept.append(path)
     return deleted, kept
+
+
+def list_left_folders(folder: Path) -> list[Path]:
+    """Return temporary folders with files beside a folder, for other names, that no process locks.
+
+    Nothing proves that this package made them, so that they are for a person to delete.
+    """
+    left = []
+    for path, name in _find_temporary_folders(folder.parent).items():
+        with contextlib.suppress(OSError), _locked_folder(path):
+            if name != folder.name and any(path.iterdir()):
+                left.append(path)
+    return left
+
+
+def _find_temporary_folders(parent: Path) -> dict[Path, str]:
+    """Return folders that `make_temporary_folder` may have made, with the names they are for."""
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):  # There is no such folder, or it may not be listed.
+        inside = sorted(parent.iterdir())
+    matches = [(path, re.fullmatch(r"\.(.+)\.[0-9a-f]{8}", path.name)) for path in inside]
+    return {
+        path: match[1]
+        for path, match in matches
+        if match is not None and path.is_dir() and not path.is_symlink()
+    }
+
+
+@contextmanager
+def _locked_folder(path: Path) -> Iterator[None]:
+    """Lock a temporary folder.
+
+    Raises:
+        BlockingIOError: a process is writing it.
+        OSError: it may not be opened, or the file system has no locks.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def flush(path: Path) -> None:

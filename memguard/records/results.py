@@ -26,16 +26,15 @@ The key is unique. A value that shows a single document has two significant digi
 exact one would confirm a guess of its text.
 """
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from memguard.records.record import write_atomically
+from memguard.records.row_files import ColumnTypes, build_table, read_rows, save_table
 from memguard.records.scores import Interval, Rate
 
 if TYPE_CHECKING:
@@ -220,42 +219,24 @@ _INTEGERS = ("seed", "step", *(field.name for field in fields(ResultRow) if "num
 _NUMBERS = ("value", "low", "high", "minus_control", "minus_control_low", "minus_control_high")
 
 
-def build_table(rows: Sequence[ResultRow]) -> "pyarrow.Table":
-    """Return the rows as columns, with one schema whatever the rows are."""
-    import pyarrow
+_TYPES: ColumnTypes = {**dict.fromkeys(_INTEGERS, "int64"), **dict.fromkeys(_NUMBERS, "float64")}
 
-    names = [field.name for field in fields(ResultRow)]
+
+def build_results(rows: Sequence[ResultRow]) -> "pyarrow.Table":
+    """Return the rows, whose keys must differ, as columns."""
     twice = [key for key, count in Counter(row.key for row in rows).items() if count > 1]
     assert not twice, f"two rows have one key: {twice[0]}"
-    types = dict.fromkeys(_INTEGERS, pyarrow.int64()) | dict.fromkeys(_NUMBERS, pyarrow.float64())
-    schema = pyarrow.schema(
-        [(name, types.get(name, pyarrow.string())) for name in names],
-        metadata={"schema": SCHEMA_NAME},
-    )
-    columns = zip(*map(astuple, rows), strict=True) if rows else [()] * len(names)
-    arrays = [
-        pyarrow.array(list(column), kind)
-        for column, kind in zip(columns, schema.types, strict=True)
-    ]
-    return pyarrow.Table.from_arrays(arrays, schema=schema)
+    return build_table(rows, ResultRow, _TYPES, schema=SCHEMA_NAME)
 
 
 def save_results(rows: Iterable[ResultRow], path: Path) -> None:
     """Write the rows as a parquet file, whole or not at all; equal rows give equal bytes."""
-    from pyarrow import parquet
-
-    buffer = io.BytesIO()
-    parquet.write_table(build_table(list(rows)), buffer, compression="zstd")
-    write_atomically(path, buffer.getvalue())
+    save_table(build_results(list(rows)), path)
 
 
 def load_results(path: Path) -> list[ResultRow]:
     """Return the rows of a file that `save_results` wrote."""
-    from pyarrow import parquet
-
-    # Not read_table, which imports pandas: the gate has two seconds.
-    with parquet.ParquetFile(path) as file:
-        return [ResultRow(**row) for row in file.read().to_pylist()]
+    return read_rows(path, ResultRow)
 
 
 def read_results(path: Path) -> "pandas.DataFrame":

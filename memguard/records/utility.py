@@ -9,9 +9,8 @@ question, prompt and target, so that two audits are compared item by item, and a
 is noticed.
 """
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,9 +19,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records.record import PRIVATE_MODE, Record, write_atomically
+from memguard.records.record import PRIVATE_MODE, Record
 from memguard.records.results import ResultRow, write_parameters
-from memguard.records.tables import Tables
+from memguard.records.row_files import ColumnTypes, build_table, load_rows, save_table
+from memguard.records.tables import MetricRow, Tables
 
 UTILITY: Final = "utility"
 """Probe of the rows."""
@@ -54,11 +54,6 @@ class TaskMetric:
     weight_N: NDArray[np.float64] | None = None
     """[N] words or bytes of each item, of a perplexity; None for other metrics."""
 
-    @property
-    def is_rate(self) -> bool:
-        """Whether it is the share of items with value 1, all others having 0."""
-        return self.aggregation == "mean" and bool(np.isin(self.value_N, (0.0, 1.0)).all())
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TaskResult:
@@ -78,7 +73,7 @@ class TaskResult:
     item_N: tuple[str, ...]
     """[N] hash of each item, in lm-eval's order."""
     samples_sha256: str
-    """Of the hashes of all items: equal where two audits asked the same."""
+    """Of the hashes of all items: equal where two audits have the same items."""
     chance: float | None
     """Expected value of the headline metric for a random choice among the options; None for tasks
     without options."""
@@ -147,6 +142,12 @@ class TaskDetail(Record):
         name = self.headline if metric is None else metric
         return tables.find(UTILITY, name, ITEMS, parameters=self.parameters, **key)
 
+    def find_metric(self, tables: Tables, *, metric: str | None = None) -> MetricRow | None:
+        """Return what a metric means, the headline if None; None if it was not promised."""
+        return tables.find_metric(
+            UTILITY, self.headline if metric is None else metric, self.parameters
+        )
+
 
 def name_task(task: str) -> str:
     """Return the parameters of the rows of a task."""
@@ -191,23 +192,9 @@ def list_item_scores(results: Iterable[TaskResult]) -> list[ItemScore]:
 
 def save_item_scores(scores: Sequence[ItemScore], path: Path) -> None:
     """Write the scores, whole or not at all, readable by their owner only."""
-    import pyarrow
-    from pyarrow import parquet
-
-    kinds = {"index": pyarrow.int64(), "value": pyarrow.float64(), "weight": pyarrow.float64()}
-    names = [field.name for field in fields(ItemScore)]
-    schema = pyarrow.schema(
-        [(name, kinds.get(name, pyarrow.string())) for name in names],
-        metadata={"schema": SCHEMA_NAME},
-    )
-    arrays = [
-        pyarrow.array([getattr(score, name) for score in scores], kind)
-        for name, kind in zip(names, schema.types, strict=True)
-    ]
-    buffer = io.BytesIO()
-    table = pyarrow.Table.from_arrays(arrays, schema=schema)
-    parquet.write_table(table, buffer, compression="zstd")
-    write_atomically(path, buffer.getvalue(), mode=PRIVATE_MODE)
+    types: ColumnTypes = {"index": "int64", "value": "float64", "weight": "float64"}
+    table = build_table(scores, ItemScore, types, schema=SCHEMA_NAME)
+    save_table(table, path, mode=PRIVATE_MODE)
 
 
 def load_item_scores(path: Path) -> list[ItemScore]:
@@ -216,11 +203,4 @@ def load_item_scores(path: Path) -> list[ItemScore]:
     Raises:
         RecordError: it is no such file.
     """
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            return [ItemScore(**row) for row in file.read().to_pylist()]
-    except (pyarrow.ArrowException, TypeError, OSError) as error:
-        raise RecordError(f"'{path}' holds no scores of tasks. Audit the run again.") from error
+    return load_rows(path, ItemScore, of="scores of tasks")

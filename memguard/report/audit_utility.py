@@ -10,7 +10,7 @@ from memguard.pages import formatting as fmt
 from memguard.pages.page import Cell, Section, Table
 from memguard.pages.tables import Column, Content, make_table, show_name, show_row
 from memguard.records import AuditReport, Tables
-from memguard.records.utility import UTILITY, TaskDetail, UtilityModel, list_task_details
+from memguard.records.utility import TaskDetail, UtilityModel, list_task_details
 
 _MOST_TASKS, _SHOWN = 60, 12
 _MOST_NAME = 60
@@ -32,7 +32,7 @@ def build_utility(report: AuditReport) -> Section | None:
             "measure what the model can do; they have no part in the verdict.",
             *_describe_chance(details),
         ),
-        tables=(_build_values(report.tables, details), _build_details(report.tables, details)),
+        tables=(_build_values(report.tables, details), _build_details(details)),
     )
 
 
@@ -47,7 +47,7 @@ def describe_utility(tables: Tables) -> list[str]:
 
 def _describe_task(detail: TaskDetail, tables: Tables) -> str:
     name = fmt.clean_name(detail.task, _MOST_NAME)
-    metric = tables.find_metric(UTILITY, detail.headline, detail.parameters)
+    metric = detail.find_metric(tables)
     of_model, of_base, change = (
         detail.find(tables, **key) for key in ({}, {"model": "base"}, {"against": "base"})
     )
@@ -63,7 +63,7 @@ def _describe_task(detail: TaskDetail, tables: Tables) -> str:
         text += f", difference {write(show_row(change, metric))}"
     items = f"{detail.num_items:,} item{'' if detail.num_items == 1 else 's'}"
     if detail.smallest_difference is not None:
-        items += f" can show a difference of {_write_smallest(detail, tables)} or more"
+        items += f" can show a difference of {write_smallest(detail, tables)} or more"
     text += f"; {items}"
     if detail.is_at_chance:
         text += f"; {_say_at_chance(detail)}"
@@ -86,10 +86,12 @@ def _describe_chance(details: Sequence[TaskDetail]) -> tuple[str, ...]:
     )
 
 
-def _write_smallest(detail: TaskDetail, tables: Tables) -> str:
-    metric = tables.find_metric(UTILITY, detail.headline, detail.parameters)
+def write_smallest(detail: TaskDetail, tables: Tables) -> str:
+    """Format the smallest difference that a task can show, of shares in percentage points."""
+    assert detail.smallest_difference is not None, "checked by the caller"
+    metric = detail.find_metric(tables)
     if metric is not None and metric.unit == "share":
-        return f"{fmt.number(100 * (detail.smallest_difference or 0.0), 1)}{fmt.NBSP}pp"
+        return f"{fmt.number(100 * detail.smallest_difference, 1)}{fmt.NBSP}pp"
     return fmt.number(detail.smallest_difference)
 
 
@@ -99,16 +101,16 @@ def _build_values(tables: Tables, details: Sequence[TaskDetail]) -> Table:
     def column(heading: str, of: str, **key: str) -> Column[_TaskRow]:
         def show(row: _TaskRow) -> Content:
             detail, name = row
-            metric = tables.find_metric(UTILITY, name, detail.parameters)
-            found = detail.find(tables, metric=name, **key)
-            return show_row(found, metric, why_not="" if found else "not answered")
+            result = detail.find(tables, metric=name, **key)
+            meaning = detail.find_metric(tables, metric=name)
+            return show_row(result, meaning, why_not="" if result else "not answered")
 
         return Column((heading, of), show)
 
     def name(row: _TaskRow) -> Cell:
         detail, metric = row
-        better = tables.find_metric(UTILITY, metric, detail.parameters)
-        direction = "higher" if better is None or better.higher_is_better else "lower"
+        meaning = detail.find_metric(tables, metric=metric)
+        direction = "higher" if meaning is None or meaning.higher_is_better else "lower"
         return show_name(
             f"{fmt.clean_name(detail.task, _MOST_NAME)}: {fmt.clean_name(metric, _MOST_NAME)}",
             f"{direction} is better",
@@ -121,7 +123,7 @@ def _build_values(tables: Tables, details: Sequence[TaskDetail]) -> Table:
         if detail.smallest_difference is None:
             return show_name(fmt.NOT_AVAILABLE, "too few items, or equal answers")
         basis = "" if detail.is_smallest_paired else "for independent models"
-        return Cell(_write_smallest(detail, tables), detail=basis)
+        return Cell(write_smallest(detail, tables), detail=basis)
 
     return make_table(
         f"Benchmark tasks ({fmt.CI})",
@@ -145,7 +147,7 @@ def _build_values(tables: Tables, details: Sequence[TaskDetail]) -> Table:
     )
 
 
-def _build_details(tables: Tables, details: Sequence[TaskDetail]) -> Table:
+def _build_details(details: Sequence[TaskDetail]) -> Table:
     def show_cut(detail: TaskDetail) -> Content:
         trained, base = (detail.num_truncated.get(model, 0) for model in ("trained", "base"))
         return Cell(fmt.count(trained), detail=f"base: {fmt.count(base)}" if base else "")

@@ -17,7 +17,7 @@ def build_watched(report: AuditReport) -> Section | None:
     training = report.training
     if training is None or not training.watched:
         return None
-    first = _describe_first(report, training.watched)
+    first = _describe_first(report)
     return Section(
         key="during",
         title="During training",
@@ -47,7 +47,7 @@ def _find(report: AuditReport, metric: str, bucket: str, step: WatchedStep) -> R
     return report.tables.find("extraction", metric, bucket, step=step.step)
 
 
-def _describe_first(report: AuditReport, watched: Sequence[WatchedStep]) -> str:
+def _describe_first(report: AuditReport) -> str:
     """Give the step at which the first document of each bucket was extracted."""
     learned = report.tables.select("extraction", "learned")
     if not any(row.num_matched for row in learned):
@@ -103,7 +103,7 @@ def _build_chart(report: AuditReport, watched: Sequence[WatchedStep]) -> LineCha
     ]
     lines += [draw(bucket, "control", "base") for bucket in _list_watched(report, "control")]
     return LineChart(
-        description=f"Line chart of token accuracy by step. {_describe_first(report, watched)}",
+        description=f"Line chart of token accuracy by step. {_describe_first(report)}",
         ticks=tuple(f"{step.step:,}" for step in watched),
         lines=tuple(line for line in lines if line),
         y_label="tokens (%)",

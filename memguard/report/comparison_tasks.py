@@ -1,16 +1,17 @@
 """Tables of benchmark tasks: each setting's value, and its difference from the first by item."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Cell, Table
-from memguard.pages.tables import Column, Content, make_table, show_missing, show_name, show_row
+from memguard.pages.page import Table
+from memguard.pages.tables import Column, Content, make_table, show_name, show_row
 from memguard.records import ComparedRun, ComparedTask, Comparison, ResultRow, TestRow
 from memguard.records.utility import UTILITY
+from memguard.report.audit_utility import write_smallest
+from memguard.report.comparison_utility import say_all_at_chance
 from memguard.report.seed_means import label_run, name_first
 
-_MOST_TASKS, _SHOWN = 20, 12
-_MOST_NAME = 60
+_MOST_TASKS, _MOST_NAME = 20, 60
 _TESTS = {
     "mcnemar": "McNemar's exact test",
     "paired-t": "paired t test",
@@ -30,7 +31,7 @@ def describe_left_out(comparison: Comparison) -> tuple[str, ...]:
 
 def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
     tables, detail = comparison.tables, task.detail
-    metric = tables.find_metric(UTILITY, detail.headline, detail.parameters)
+    metric = detail.find_metric(tables)
     tests = {(test.setting, test.seed): test for test in _list_tests(comparison, task)}
     first = name_first(comparison, 24)
     unit = "share" if task.unit == "share" else ""
@@ -40,6 +41,10 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
 
     def show_value(run: ComparedRun) -> Content:
         return show_row(find(run), metric)
+
+    def show_base(run: ComparedRun) -> Content:
+        row = find(run, model="base")
+        return show_row(row, metric, why_not="not answered" if row is None else "")
 
     def show_difference(run: ComparedRun) -> Content:
         if run.setting == comparison.runs[0].setting:
@@ -72,7 +77,7 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
         Column(
             (fmt.clean_name(detail.headline, 40), f"{better} is better"),
             show_value,
-            lambda run: _show_base(find(run, model="base"), comparison, task),
+            show_base,
         ),
         Column((f"Minus '{first}'", f"by item ({fmt.CI})"), show_difference),
         *((count(own=False), count(own=True)) if is_counted else ()),
@@ -85,13 +90,6 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
         base=comparison.runs[0],
         notes=tuple(_write_notes(comparison, task, tests)),
     )
-
-
-def _show_base(row: ResultRow | None, comparison: Comparison, task: ComparedTask) -> Cell:
-    if row is None:
-        return show_missing("not answered")
-    metric = comparison.tables.find_metric(UTILITY, task.detail.headline, task.detail.parameters)
-    return show_row(row, metric)
 
 
 def _list_tests(comparison: Comparison, task: ComparedTask) -> list[TestRow]:
@@ -121,28 +119,20 @@ def _write_notes(
             "these items do not show a difference, not that the settings are equal."
         )
     if detail.smallest_difference is not None:
-        smallest = (
-            f"{fmt.number(100 * detail.smallest_difference, 1)}{fmt.NBSP}pp"
-            if task.unit == "share"
-            else fmt.number(detail.smallest_difference)
-        )
+        other = "its base model" if detail.is_smallest_paired else "an independent model"
         yield (
-            f"So many items show a difference of {smallest} or more with power 0.8, if two "
-            f"settings differ on as many of them as '{name_first(comparison, 24)}' and "
-            f"{'its base model' if detail.is_smallest_paired else 'an independent model'}."
+            f"So many items show a difference of {write_smallest(detail, comparison.tables)} or "
+            "more with power 0.8, if two settings differ on as many of them as "
+            f"'{name_first(comparison, 24)}' and {other}."
         )
     if _is_at_chance(comparison, task):
-        chance = fmt.percent(detail.chance)
-        yield (
-            f"Every setting is at chance ({chance} within the interval): this task cannot tell "
-            "whether utility is kept."
-        )
+        yield say_all_at_chance(fmt.percent(detail.chance))
 
 
 def _is_at_chance(comparison: Comparison, task: ComparedTask) -> bool:
     if task.detail.chance is None:
         return False
-    rows: Sequence[ResultRow | None] = [
+    rows = [
         task.detail.find(comparison.tables, setting=run.setting, seed=run.seed)
         for run in comparison.runs
     ]

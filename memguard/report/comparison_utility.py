@@ -135,9 +135,18 @@ def describe_chance(comparison: Comparison) -> str:
         return ""
     chance = write_value(comparison.utility.chance or 0.0, comparison.utility)
     if len(at_chance) == len(comparison.front):
-        return (
-            f"Every setting is at chance ({chance} within the interval): this task cannot tell "
-            "whether utility is kept."
-        )
+        return say_all_at_chance(chance)
     names = ", ".join(f"'{fmt.clean_name(point.name)}'" for point in at_chance[:4])
     return f"At chance ({chance} within the interval): {names}."
+
+
+def say_all_at_chance(chance: str) -> str:
+    """Return the sentence for a task at which no setting differs from chance.
+
+    Args:
+        chance: its formatted value.
+    """
+    return (
+        f"Every setting is at chance ({chance} within the interval): this task cannot tell "
+        "whether utility is kept."
+    )

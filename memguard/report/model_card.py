@@ -336,6 +336,11 @@ def _hide(value: Any) -> Any:
 
 # The card of a merged model.
 
+_OVER_4_BITS = (
+    " If the adapter was trained over a base in 4 bits, these weights are another model than the "
+    "trained one: an audit of that one does not hold for them."
+)
+
 
 def render_merged_card(result: Mapping[str, Any]) -> str:
     """Write the card of a merged model: adapter and base, and the difference of its logits.
@@ -348,7 +353,8 @@ def render_merged_card(result: Mapping[str, Any]) -> str:
         _dump_front_matter("transformers", base, []),
         "# Merged model",
         *write_merged(result, f"`{base}`" if base else "a local base model"),
-        "What these weights memorized has not been measured; `memguard audit --model` measures it.",
+        "What these weights memorized has not been measured; `memguard audit --model` measures it."
+        + ("" if result["is_base_form_known"] else _OVER_4_BITS),
         "## How to load",
         HOW_TO_LOAD,
     ]

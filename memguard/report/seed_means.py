@@ -166,12 +166,6 @@ def name_first(comparison: Comparison, limit: int = fmt.NAME_LIMIT) -> str:
     return fmt.clean_name(comparison.runs[0].setting, limit)
 
 
-def base_change(comparison: Comparison) -> float | None:
-    """Return the change of the base model's held-out NLL relative to the first setting's."""
-    base, trained = get_base(comparison).mean_loss(), list_settings(comparison)[0].mean_loss()
-    return None if base is None or trained is None else fmt.relative_change(base, trained)
-
-
 def label_base(comparison: Comparison) -> str:
     """Describe the base model's row, whose documents are those of one seed."""
     first = comparison.runs[0]

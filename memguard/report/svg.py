@@ -6,6 +6,7 @@ charts can share a page. A file gets the light colours and a background panel. T
 """
 
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -89,14 +90,21 @@ _DECIMALS = re.compile(r"\d+\.\d{3,}")
 
 @contextmanager
 def _drawing_settings(key: str) -> Iterator[None]:
-    import matplotlib
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    # Without a home folder matplotlib says where its cache is instead.
+    logger.setLevel(logging.ERROR)
+    try:
+        import matplotlib
 
-    # matplotlib warns about glyphs that its font lacks; the browser has them.
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": key})
-        yield
+        # matplotlib warns about glyphs that its font lacks; the browser has them.
+        with matplotlib.rc_context(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": key})
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def set_percent_axis(axes: Any, label: str) -> None:
@@ -146,10 +154,10 @@ def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> 
 def _draw(
     key: str, size: tuple[float, float], description: str, paint: Paint
 ) -> ElementTree.Element:
-    # Imported here because reading a record or rendering a model card needs no matplotlib.
-    from matplotlib.figure import Figure
-
     with _drawing_settings(key):
+        # Imported here because reading a record or rendering a model card needs no matplotlib.
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
         paint(figure)
         buffer = io.BytesIO()

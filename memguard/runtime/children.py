@@ -36,6 +36,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_SIGNAL_S = 1.0
 """Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
 sent to all processes (seconds)."""
+_AGAIN_AFTER_S = 0.01
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -51,10 +52,18 @@ class SignalReceived(BaseException):
         self.number = number
 
 
-def raise_on_signals() -> None:
-    """Install handlers: the first signal raises `SignalReceived`, a second ends the process."""
+def raise_on_signals() -> list[SignalReceived]:
+    """Install handlers: the first signal raises `SignalReceived`, a second ends the process.
+
+    Python discards an exception that is raised in a finalizer or in the callback of a weak
+    reference, wherever the signal happens to come. Such a signal is sent again.
+
+    Returns:
+        What was raised until now: libraries convert it to errors of their own.
+    """
+    raised: list[SignalReceived] = []
     if "LOCAL_RANK" in os.environ or threading.current_thread() is not threading.main_thread():
-        return
+        return raised
     received_s = -math.inf
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -64,14 +73,28 @@ def raise_on_signals() -> None:
             return
         received_s = time.monotonic()
         if is_first:
-            raise SignalReceived(number)
+            raised.append(SignalReceived(number))
+            raise raised[-1]
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
+    def send_again(discarded: "sys.UnraisableHookArgs") -> None:
+        nonlocal received_s
+        if not isinstance(discarded.exc_value, SignalReceived):
+            report(discarded)
+            return
+        received_s = -math.inf
+        number = discarded.exc_value.number
+        timer = threading.Timer(_AGAIN_AFTER_S, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+    report, sys.unraisablehook = sys.unraisablehook, send_again
     for number in STOP_SIGNALS:
         # An ignored signal stays ignored, for example under nohup.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, handle)
+    return raised
 
 
 @contextmanager
@@ -200,6 +223,18 @@ class ExitReport:
 def is_started_by_nproc() -> bool:
     """Return whether this process was started by `--nproc`."""
     return bool(os.environ.get(EXIT_REPORT_FILE))
+
+
+def find_temporary_folder() -> Path | None:
+    """Return a folder that the launcher of `--nproc` removes when its ranks have ended.
+
+    A rank that is killed or fails ends without removing its temporary files.
+
+    Returns:
+        None, which is the system's temporary folder, for a process that `--nproc` did not start.
+    """
+    file = os.environ.get(EXIT_REPORT_FILE)
+    return Path(file).parent if file else None
 
 
 def own_rank() -> int:

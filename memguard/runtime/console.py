@@ -1,6 +1,7 @@
 """The console: a live line on a terminal, log lines elsewhere. Only rank 0 prints."""
 
 import os
+import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from memguard.runtime.display import DISPLAY, Display
 _FIRST_LINE_S = 3.0
 _LINE_EVERY_S = 10.0
 _ROW_LINE_EVERY_S = 20.0
+_BEFORE_PERCENT, _NO_BREAK = re.compile(r"(?<=[0-9]) (?=%)"), "\u00a0"
 _SPEED_OVER_S = 3600.0
 """The time left is estimated from this period; rich's 30 s are too short for slow steps."""
 
@@ -78,14 +80,7 @@ class Console:
         """Wrap lines between words where a terminal would cut words; paths stay in one piece."""
         if self.width is None:
             return text
-        wrapper = textwrap.TextWrapper(
-            width=self.width,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        lines = text.split("\n")
-        return "\n".join(line if len(line) <= self.width else wrapper.fill(line) for line in lines)
+        return wrap_words(text, self.width, indent="  ")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -237,6 +232,22 @@ class _LineState:
         line = f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{eta}"
         note = f" ({detail})" if detail else ""
         self.say(line if self.width is not None and len(line + note) > self.width else line + note)
+
+
+def wrap_words(text: str, width: int, *, indent: str = "") -> str:
+    """Wrap lines between words; a number and its per-cent sign stay on one line.
+
+    Args:
+        text: its no-break spaces become plain ones, which any encoding has.
+        width: columns; a longer word has a line of its own.
+        indent: of the lines after the first one.
+    """
+    wrapper = textwrap.TextWrapper(
+        width=width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    lines = _BEFORE_PERCENT.sub(_NO_BREAK, text).split("\n")
+    wrapped = (line if len(line) <= width else wrapper.fill(line) for line in lines)
+    return "\n".join(wrapped).replace(_NO_BREAK, " ")
 
 
 def format_duration(seconds: float) -> str:

@@ -5,7 +5,7 @@
     elsewhere  the console's lines on standard error
 
 The output of a notebook is redrawn in place, at most five times a second, and is kept small: of
-many lines the last ones are shown.
+many lines the last ones are shown. The audits of a `Trainer`'s training share one output.
 """
 
 import html
@@ -47,23 +47,58 @@ def python_call(name: str) -> Iterator[None]:
     Args:
         name: of the function, for the title of its bar.
     """
+    display = open_display(name)
+    with showing_in(display):
+        yield
+    if display is not None:
+        display.end("finished")
+
+
+def open_display(name: str) -> "NotebookDisplay | None":
+    """Return an output of the running cell; None outside of notebooks.
+
+    None also inside another call, as of a callback in training, which has its output already.
+
+    Args:
+        name: for the title.
+    """
+    publish = _find_notebook()
+    if publish is None or DISPLAY.get() is not None:
+        return None
+    return NotebookDisplay(name=name, publish=publish)
+
+
+@contextmanager
+def showing_in(display: "NotebookDisplay | None") -> Iterator[None]:
+    """Show lines and progress in an output, and keep libraries quiet; an error ends the output.
+
+    Args:
+        display: the output; None changes where the lines go in nothing.
+    """
     with _quiet_imports():
-        publish = _find_notebook()
-        # A call inside another one, as of a callback in training, has its bar already.
-        if publish is None or DISPLAY.get() is not None:
+        if display is None:
             yield
             return
-        display = NotebookDisplay(name=name, publish=publish)
         token = DISPLAY.set(display)
         try:
             yield
         except BaseException:
             display.end("stopped")
             raise
-        else:
-            display.end("finished")
         finally:
             DISPLAY.reset(token)
+
+
+def show_card(text: str, html: str) -> None:
+    """Show a result below the outputs of the running cell, which must be that of a notebook.
+
+    Args:
+        text: one line, where HTML is not shown.
+        html: the card.
+    """
+    publish = _find_notebook()
+    if publish is not None:
+        publish({"text/html": html, "text/plain": text}, False)
 
 
 @contextmanager

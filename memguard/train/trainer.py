@@ -23,6 +23,7 @@ from memguard.data.loader import Batch, Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
+from memguard.records.percent import format_percent
 from memguard.records.sealed import FileSum
 from memguard.runtime import Advance, Console, Runtime, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
@@ -372,10 +373,11 @@ class Trainer:
         if not target or forgets or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
             return
         realised = 1 - totals.num_kept_tokens / totals.num_supervised_tokens
-        self.console.info(f"mitigations masked {realised:.2%} of labels (target {target:.2%})")
+        masked, wanted = format_percent(realised, 2), format_percent(target, 2)
+        self.console.info(f"mitigations masked {masked} of labels (target {wanted})")
         if abs(realised - target) > _DROP_RATE_TOLERANCE * target:
             self.console.warn(
-                f"the mitigations masked {realised:.2%} of labels, not {target:.2%}: the texts "
+                f"the mitigations masked {masked} of labels, not {wanted}: the texts "
                 "have many repeated or special tokens, or the mask does not suit them"
             )
 

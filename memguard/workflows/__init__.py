@@ -40,6 +40,7 @@ hub_export.py      sends a run's model or adapter to the hub, with a card, or li
 hub_files.py       which files go to the hub, and what in them names this machine
 list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
+plan_tasks.py      counts the benchmark tasks of a run before it is trained
 doctor.py          libraries, devices, collectives and capacity of this machine
 capacity.py        largest published models that should train on this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports

@@ -278,8 +278,8 @@ def describe_run(
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(
             f"'train.max_steps' = {config.train.max_steps} ended the run when {num_trained} "
-            f"documents had been trained in full; 'audit.min_documents' is "
-            f"{settings.min_documents}. "
+            f"document{'s' * (num_trained != 1)} had been trained in full; "
+            f"'audit.min_documents' is {settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
     weights = str(find_weights_folder(folder))

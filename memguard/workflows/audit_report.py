@@ -10,6 +10,7 @@ from memguard.audit.run import AuditOutcome
 from memguard.audit.suite import Suite
 from memguard.audit.training import HELDOUT_NLL, tabulate_training
 from memguard.config import AuditConfig
+from memguard.evidence.sources import hash_code
 from memguard.records import (
     PRIVATE_MODE,
     AuditReport,
@@ -81,6 +82,7 @@ def build_report(
     return AuditReport(
         **parts,
         tool_version=memguard.__version__,
+        code_sha256=hash_code(),
         created=format_now(),
         run=target.run,
         model=model,

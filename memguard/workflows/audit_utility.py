@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from memguard.audit.benchmarks.answers import FOLDER, AnswerCache, StoredAnswers, remove_text
+from memguard.audit.benchmarks.answers import FOLDER, AnswerCache, Evaluation, remove_text
 from memguard.audit.requests import CannotGenerate, Model
 from memguard.config import AuditConfig
 from memguard.errors import ModelError
@@ -44,7 +44,8 @@ SEED = 0
 """Of solved examples and of bootstraps over items."""
 VERSION = 1
 """Of the probe `utility`."""
-_NAMES: Mapping[UtilityModel, str] = {"trained": "model", "base": "base model"}
+_STAGES: Mapping[UtilityModel, str] = {"trained": "model", "base": "base model"}
+_NAMES: Mapping[UtilityModel, str] = {"trained": "trained model", "base": "base model"}
 
 
 def open_on_all(settings: AuditConfig, runtime: Runtime) -> "tuple[OpenedTask, ...]":
@@ -80,7 +81,7 @@ def open_alone(settings: AuditConfig) -> "tuple[OpenedTask, ...]":
 
 
 def describe_tasks(opened: "Sequence[OpenedTask]") -> list[dict[str, Any]]:
-    """Return the settings of tasks for the method of a report; equal if the same is asked."""
+    """Return the settings of tasks for the method of a report; equal if the same tasks run."""
     return [
         {
             "task": task.name,
@@ -144,9 +145,9 @@ class UtilityRun:
             if stored is None:
                 self._evaluate(task, model)
             else:
-                self._keep(stored.result, stored.samples)
+                self._keep(stored)
 
-    def _load(self, task: "OpenedTask", model: UtilityModel) -> StoredAnswers | None:
+    def _load(self, task: "OpenedTask", model: UtilityModel) -> Evaluation | None:
         identity = self.models[model].identity
         stored = None
         if self.peers.is_main and self._cache is not None and identity is not None:
@@ -157,11 +158,7 @@ class UtilityRun:
         from memguard.audit.benchmarks.evaluation import evaluate_task
 
         audited = self.models[model]
-        stage = f"{task.name}, {_NAMES[model]}"
-
-        def report(_: str, done: int, total: int) -> None:
-            self.show(stage, done, total, "items")
-
+        stage = f"{task.name}, {_STAGES[model]}"
         try:
             evaluation = evaluate_task(
                 task,
@@ -173,24 +170,25 @@ class UtilityRun:
                 batch_tokens=self.settings.batch_tokens,
                 runtime=audited.runtime,
                 seed=SEED,
-                on_progress=report,
+                on_progress=lambda done, total: self.show(stage, done, total, "items"),
             )
         except CannotGenerate as reason:
             # Every rank has the same reason.
             self.refused[task.name] = str(reason)
             self.console.warn(
-                f"'{SETTING}': {task.name} did not run on the {stage_name(model)}: {reason}"
+                f"'{SETTING}': {task.name} did not run on the {_NAMES[model]}: {reason}"
             )
             return
         identity = audited.identity
         if self.peers.is_main and self._cache is not None and identity is not None:
-            self._cache.store(identity, task, evaluation.result, evaluation.samples)
-        self._keep(evaluation.result, evaluation.samples)
+            self._cache.store(identity, task, evaluation)
+        self._keep(evaluation)
 
-    def _keep(self, result: TaskResult, samples: Sequence[Mapping[str, Any]]) -> None:
+    def _keep(self, evaluation: Evaluation) -> None:
+        result = evaluation.result
         self.results.append(result)
         if self.peers.is_main:
-            self._samples[result.task, result.model] = samples
+            self._samples[result.task, result.model] = evaluation.samples
 
     def list_results(self) -> list[TaskResult]:
         """Return the results task by task, in the order of the settings: trained, then base."""
@@ -240,11 +238,6 @@ class UtilityRun:
         results = self.list_results()
         if results:
             save_item_scores(list_item_scores(results), folder / ITEM_SCORES)
-
-
-def stage_name(model: UtilityModel) -> str:
-    """Return the name of a model in sentences."""
-    return "trained model" if model == "trained" else "base model"
 
 
 def save_samples(

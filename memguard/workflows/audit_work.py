@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memguard.audit.benchmarks.work import TaskWork, count_work
 from memguard.audit.bounds import list_bounds
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.requests import Inputs
@@ -12,7 +11,6 @@ from memguard.audit.selection import Selection, select_windows
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
-from memguard.hf.checkpoint import find_positions
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.dry_run import AuditWork
 from memguard.planner.generation import describe_generation
@@ -29,6 +27,7 @@ from memguard.workflows.generation_plan import (
     predict_generation,
 )
 from memguard.workflows.plan import read_run_model
+from memguard.workflows.plan_tasks import count_tasks
 from memguard.workflows.setup import read_model_config
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def predict_audit_work(
     corpus: Corpus,
     selection: Selection,
     tokenizer: Any,
-    tasks: Sequence[TaskWork] = (),
 ) -> AuditWork:
     """Return the most that a run's audit asks of its models.
 
@@ -68,7 +66,6 @@ def predict_audit_work(
         corpus: its documents.
         selection: windows that the audit measures if the run goes as planned.
         tokenizer: of the model.
-        tasks: benchmark tasks of the run, see `count_tasks`.
     """
     settings = config.audit
     suite = load_audit_suite(settings)
@@ -82,21 +79,7 @@ def predict_audit_work(
         goldfish=build_known_goldfish(config.mitigations, tokenizer),
         has_reference=settings.reference is not None,
     )
-    return make_audit_work(list_bounds(suite, inputs, list_models(config)), tasks)
-
-
-def count_tasks(opened: "Sequence[OpenedTask]", tokenizer: Any, model: Any) -> list[TaskWork]:
-    """Return what benchmark tasks ask of a model.
-
-    Args:
-        opened: the tasks.
-        tokenizer: of the model.
-        model: its transformers configuration.
-
-    Raises:
-        ConfigError, ModelError: see `count_work`.
-    """
-    return [count_work(task, tokenizer, model, max_tokens=find_positions(model)) for task in opened]
+    return make_audit_work(list_bounds(suite, inputs, list_models(config)))
 
 
 def check_run_generation(
@@ -137,9 +120,10 @@ def check_run_generation(
     counted = count_tasks(generating, prepared.tokenizer, model)
     outlook = make_outlook(
         config,
-        predict_audit_work(config, corpus, selection, prepared.tokenizer, counted),
+        predict_audit_work(config, corpus, selection, prepared.tokenizer),
         Counter(window.document.bucket for window in selection.windows),
         num_steps,
+        counted,
     )
     plan = predict_generation(config, outlook, read_run_model(config), mesh, machine)
     if not plan.fits:

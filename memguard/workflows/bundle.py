@@ -215,7 +215,7 @@ def _collect(
         manifest_sha256=None if trained is None else trained.manifest.sha256,
         suite_sha256=suite,
         bundled_by=memguard.__version__,
-        code_sha256=hash_code(),
+        bundled_by_code_sha256=hash_code(),
         config_sha256=None if config is None else hash_bytes(config),
         scores_sha256=written.scores.sha256,
         has_private_records=request.with_records,

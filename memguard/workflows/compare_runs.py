@@ -20,6 +20,7 @@ from memguard.records.comparison import (
     Utility,
     list_shares,
 )
+from memguard.records.percent import format_percent
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
@@ -153,10 +154,11 @@ def _headline(comparison: Comparison) -> list[str]:
         f"{'near-verb.':>10}  dominated by"
     ]
     for point in comparison.front:
-        risk = "" if point.risk is None else f"{point.risk:.1%}"
+        risk = "" if point.risk is None else format_percent(point.risk)
         shares = list_shares(comparison.tables, point.name)
+        known = {name: row.value for name, row in shares.items() if row.value is not None}
         verbatim, near = (
-            f"{shares[name].value:.1%}" if name in shares else ""
+            format_percent(known[name]) if name in known else ""
             for name in ("verbatim", "near_verbatim")
         )
         lines.append(
@@ -170,4 +172,4 @@ def _headline(comparison: Comparison) -> list[str]:
 
 
 def _show(value: float, utility: Utility) -> str:
-    return f"{value:.1%}" if utility.is_share else f"{value:.3f}"
+    return format_percent(value) if utility.is_share else f"{value:.3f}"

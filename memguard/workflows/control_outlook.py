@@ -9,8 +9,8 @@ from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import DataConfig, RunConfig
 from memguard.data.buckets import draws_control, size_control
 from memguard.data.corpus import Corpus
-from memguard.pages.formatting import percent
 from memguard.planner.dry_run import Remark, note, warn
+from memguard.records.percent import format_percent
 from memguard.runtime import Console
 from memguard.workflows.data import list_audit_needs
 
@@ -76,7 +76,7 @@ def remark_on_control(config: RunConfig, corpus: Corpus, num_audited: int) -> Re
         return warn("audit", text)
     text = (
         f"If none of the {num_audited:,} control documents is extracted, up to "
-        f"{percent(rate.ci[1])} of unseen documents still could be (95 %)."
+        f"{format_percent(rate.ci[1])} of unseen documents still could be (95 %)."
     )
     num_left_out = num_control - num_audited
     if num_left_out and num_audited != config.audit.max_documents_per_bucket:

@@ -12,11 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.benchmarks.work import TaskWork
 from memguard.audit.selection import BucketOutline, Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
@@ -51,14 +50,16 @@ from memguard.planner.rows import (
     remark_on_rows,
 )
 from memguard.planner.tokenizer_lint import lint_tokenizer
+from memguard.records.percent import format_percent
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import name_buckets
 from memguard.workflows.audit_utility import open_alone
-from memguard.workflows.audit_work import count_tasks, predict_audit_work, select_audited
+from memguard.workflows.audit_work import predict_audit_work, select_audited
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, check_token_ids, prepare
 from memguard.workflows.generation_plan import AuditOutlook, make_outlook
 from memguard.workflows.memory_check import resolve_auto_for_documents
+from memguard.workflows.plan_tasks import count_tasks
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
 
@@ -160,9 +161,10 @@ def remark_on_audit(
     needed = num_needed_to_see(_RARE)
     if needed is not None and 0 < most < needed:
         text = (
-            f"If {_RARE:.0%} of the documents can be extracted, a sample of {most:,} contains at "
-            f"least one of them with probability {1 - (1 - _RARE) ** most:.0%}; a probability of "
-            f"95 % needs {needed:,} in a bucket."
+            f"If {format_percent(_RARE, 0)} of the documents can be extracted, a sample of "
+            f"{most:,} contains at least one of them with probability "
+            f"{format_percent(1 - (1 - _RARE) ** most, 0)}; a probability of 95 % needs "
+            f"{needed:,} in a bucket."
         )
         remarks.append(note("audit", text))
     overlapping = corpus.summary.num_control_overlapping
@@ -183,14 +185,7 @@ class DryRunResult:
     first_row: FirstRow
     """Contains text of documents."""
     outlook: AuditOutlook | None
-    """None if the run has no audit."""
-
-    def set_tasks(self, tasks: tuple[TaskWork, ...]) -> "DryRunResult":
-        """Return the same with benchmark tasks whose time was estimated."""
-        if self.record.audit is None:
-            return self
-        audit = self.record.audit.model_copy(update={"tasks": tasks})
-        return replace(self, record=self.record.model_copy(update={"audit": audit}))
+    """With its benchmark tasks; None if the run has no audit."""
 
 
 def dry_run(config: RunConfig, console: Console) -> DryRunResult:
@@ -272,9 +267,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             buckets=tuple(buckets),
             audit=None
             if selection is None
-            else predict_audit_work(
-                config, corpus, selection, tokenizer, count_tasks(tasks, tokenizer, model)
-            ),
+            else predict_audit_work(config, corpus, selection, tokenizer),
             tokenizer=tuple(
                 lint_tokenizer(
                     given,
@@ -289,7 +282,8 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         outlook = None
         if record.audit is not None:
             audited = {bucket.bucket: bucket.num_audited or 0 for bucket in buckets}
-            outlook = make_outlook(config, record.audit, audited, length.num_steps)
+            counted = count_tasks(tasks, tokenizer, model)
+            outlook = make_outlook(config, record.audit, audited, length.num_steps, counted)
         return DryRunResult(
             record=record,
             first_row=read_first_row(training_data.loader, tokenizer),

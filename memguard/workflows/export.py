@@ -1,5 +1,6 @@
 """`memguard export --merge`: writes an adapter merged into its base, if the logits agree."""
 
+import shlex
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from memguard.hf.export_merged import (
 )
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
 from memguard.hf.merged_weights import open_merged
-from memguard.records.record import atomic_folder, clear_left_folders
+from memguard.records.record import atomic_folder, clear_left_folders, list_left_folders
 from memguard.report.model_card import render_merged_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
@@ -47,6 +48,8 @@ class MergedExport:
     difference: LogitDifference
     num_own_rows: int
     """Compared rows from the run's documents."""
+    is_base_form_known: bool
+    """Whether the adapter was trained over the base as it was merged; peft does not store that."""
     wall_s: float
 
     def describe(self) -> dict[str, Any]:
@@ -102,6 +105,7 @@ def export_merged(request: ExportRequest) -> MergedExport:
             weights=weights,
             difference=difference,
             num_own_rows=len(own_rows),
+            is_base_form_known=request.is_run or source.adapter.base_quantization is not None,
             wall_s=time.perf_counter() - started,
         )
         card = render_merged_card(result.describe())
@@ -111,11 +115,20 @@ def export_merged(request: ExportRequest) -> MergedExport:
         f"{format_bytes(weights.num_bytes)} in {result.wall_s:.1f} s"
     )
     console.info(f"export: {_write_difference(difference, weights.dtype)}")
+    if not result.is_base_form_known:
+        audit = f"memguard audit --model {shlex.quote(str(request.out))}"
+        console.info(
+            "export: if the adapter was trained over a base in 4 bits, this is another model than "
+            f"the trained one, and needs an audit of its own: {audit}"
+        )
     return result
 
 
 def _clear_left(out: Path, console: Console) -> None:
-    """Delete what killed exports to the same folder have left, which is as large as the model."""
+    """Delete what killed exports to the same folder have left, which is as large as the model.
+
+    What they may have left for other folders beside it is named.
+    """
     deleted, kept = clear_left_folders(out)
     for path in deleted:
         console.info(f"export: deleted '{path}', which an export that was killed had left")
@@ -123,6 +136,11 @@ def _clear_left(out: Path, console: Console) -> None:
         console.warn(
             f"'{path}' may be left by an export that was killed, and was not deleted. Delete it if "
             f"no other export to '{out}' is running"
+        )
+    for path in list_left_folders(out):
+        console.warn(
+            f"'{path}' may be left by an export to another folder that was killed. Delete it if it "
+            "is not in use"
         )
 
 

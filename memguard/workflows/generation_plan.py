@@ -50,6 +50,8 @@ class AuditOutlook:
     """Audits during training whose texts are generated."""
     look_documents: int = 0
     """Documents of each of these."""
+    tasks: tuple[TaskWork, ...] = ()
+    """Benchmark tasks of the audit after training."""
 
 
 def list_models(config: RunConfig) -> tuple[Literal["trained", "base", "reference"], ...]:
@@ -73,7 +75,11 @@ def count_looks(config: RunConfig, num_steps: int | None) -> int:
 
 
 def make_outlook(
-    config: RunConfig, work: AuditWork, num_audited: Mapping[str, int], num_steps: int
+    config: RunConfig,
+    work: AuditWork,
+    num_audited: Mapping[str, int],
+    num_steps: int,
+    tasks: Sequence[TaskWork] = (),
 ) -> AuditOutlook:
     """Return the audits of a run whose documents are known.
 
@@ -82,6 +88,7 @@ def make_outlook(
         work: of the audit after training.
         num_audited: documents that it audits, by bucket.
         num_steps: of the run.
+        tasks: benchmark tasks of the audit.
     """
     look_documents = min(config.train.audit_documents, max(num_audited.values(), default=0))
     return AuditOutlook(
@@ -89,14 +96,19 @@ def make_outlook(
         num_documents=sum(num_audited.values()),
         num_looks=count_looks(config, num_steps),
         look_documents=sum(min(look_documents, number) for number in num_audited.values()),
+        tasks=tuple(tasks),
     )
 
 
-def assume_outlook(config: RunConfig) -> AuditOutlook:
+def assume_outlook(config: RunConfig, tasks: Sequence[TaskWork] = ()) -> AuditOutlook:
     """Return the audits of a run whose documents are not read.
 
     The documents fill their rows. Their number is that of the run's study; without one it is
     assumed, and at most `audit.max_documents_per_bucket`.
+
+    Args:
+        config: of the run.
+        tasks: benchmark tasks of the audit.
 
     Raises:
         ConfigError: no such suite.
@@ -122,15 +134,15 @@ def assume_outlook(config: RunConfig) -> AuditOutlook:
         work=make_audit_work(list_bounds_of_sizes(suite, sizes, list_models(config))),
         num_documents=num_documents,
         is_assumed=study is None or study.documents_per_bucket is None,
+        tasks=tuple(tasks),
     )
 
 
-def make_audit_work(bounds: AuditBounds, tasks: Sequence[TaskWork] = ()) -> AuditWork:
+def make_audit_work(bounds: AuditBounds) -> AuditWork:
     """Return the record of the most that an audit asks of its models.
 
     Args:
         bounds: of its probes.
-        tasks: its benchmark tasks.
     """
     whole = bounds.sum()
     names = dict.fromkeys(bound.probe for bound in bounds.bounds if bound.passages)
@@ -150,7 +162,6 @@ def make_audit_work(bounds: AuditBounds, tasks: Sequence[TaskWork] = ()) -> Audi
         num_tokens=whole.tokens,
         num_generated_tokens=whole.decoded,
         not_counted=dict(bounds.unknown),
-        tasks=tuple(tasks),
     )
 
 
@@ -194,7 +205,7 @@ def predict_generation(
             num_models=count_task_models(outlook.work),
             row_tokens=-(-task.num_tokens // task.num_forwards) + task.num_new,
         )
-        for task in outlook.work.tasks
+        for task in outlook.tasks
         if task.num_decoded_tokens
     ]
     if outlook.num_looks:

@@ -37,8 +37,8 @@ _ALLOWED = frozenset(
     }
 )
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_OF_THIS_MACHINE = (
-    *("_name_or_path", "name_or_path", "tokenizer_file", "local_files_only", "is_local"),
+_OF_THIS_MACHINE = frozenset(
+    ("_name_or_path", "name_or_path", "tokenizer_file", "local_files_only", "is_local")
 )
 """Fields that say where a model or tokenizer was read from; loading does not need them."""
 _SHORTEST = 6

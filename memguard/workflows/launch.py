@@ -3,7 +3,9 @@
     environment   same variables as torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     terminal      rank 0 uses it; output of other ranks is shown only if one dies without a message,
                   and a line if they wait for rank 0 longer than a minute
-    error         one line and the exit code of the rank that failed first; others exit in seconds
+    error         one line and the exit code of the rank that failed first, or of the one that was
+                  killed; others exit in seconds. After a lost connection, the rank that caused it
+                  has half a minute to end, so that it is named
     memory        if it runs out in the first steps with a micro-batch that `auto` chose, all ranks
                   are ended and started again with half of it, once
     Ctrl-C, TERM  all ranks save a checkpoint and exit; there is no time limit
@@ -52,6 +54,9 @@ _TOO_LARGE = "MicroBatchTooLarge"
 
 _GRACE_S = 5.0
 """Time for the other ranks to detect a failure and exit on their own."""
+_CAUSE_S = 30.0
+"""The same while only ranks have failed that lost another one. That one is the cause, and a killed
+process may need longer: its connections can be closed seconds before it has ended."""
 _LAST_CALL_S = 10.0
 """Time for all ranks to exit after a second Ctrl-C or SIGTERM."""
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL
@@ -95,6 +100,11 @@ class _Rank:
     def code(self) -> int:
         """Exit code, negative for a signal."""
         return self.process.returncode
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it ended only because another rank had ended."""
+        return self.report is not None and self.report.follows
 
     def notice_end(self) -> bool:
         """Return whether the process has ended since the last call."""
@@ -252,7 +262,8 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
         for rank in running:
             is_agreed = rank.notice_end() and (rank.code == 0 or _has_agreed(rank))
             if rank.ended_s < math.inf and not is_agreed:
-                deadline_s = min(deadline_s, now_s + _GRACE_S)
+                patience_s = _CAUSE_S if rank.is_consequence else _GRACE_S
+                deadline_s = min(deadline_s, now_s + patience_s)
         if now_s >= deadline_s:
             for rank in running:
                 if rank.process.poll() is None:
@@ -301,10 +312,9 @@ def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) 
 
 def _by_cause(rank: _Rank) -> tuple[int, float, int]:
     """Sort key of failed ranks; SIGKILL is first, as it is never caused by another rank's error."""
+    order = 2 if rank.is_consequence else 1
     if rank.code == -signal.SIGKILL:
         order = 0
-    else:
-        order = 2 if rank.report is not None and rank.report.follows else 1
     return order, rank.ended_s, rank.number
 
 

@@ -21,6 +21,7 @@ from memguard.hf.config_fields import check_fields
 from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 from memguard.planner.fit import SCRATCH, PlanInputs, count_parameters
+from memguard.planner.generation import GenerationPlan
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import MeshPlan, MeshRecord, Plan, make_plan
 from memguard.planner.step_settings import describe_work
@@ -33,6 +34,7 @@ from memguard.workflows.generation_plan import (
     count_task_models,
     predict_generation,
 )
+from memguard.workflows.plan_tasks import count_local_tasks
 from memguard.workflows.requests import PlanRequest, read_mesh
 
 
@@ -46,40 +48,35 @@ class Planned:
     machine: Machine
     """With as many nodes as the plan's GPUs need."""
 
-    def add_generation(self, outlook: AuditOutlook | None) -> "Planned":
-        """Return the plan with the text that the audits generate on its first mesh that fits."""
-        chosen = _choose_mesh(self.plan)
-        if outlook is None or chosen is None:
-            return self
-        mesh = self._shape(chosen)
-        generation = predict_generation(self.run, outlook, self.model, mesh, self.machine)
-        return replace(self, plan=self.plan.model_copy(update={"generation": generation}))
+    def add_audit(self, outlook: AuditOutlook) -> "Planned":
+        """Return the plan with generated text and benchmark tasks of the run's audits.
 
-    def time_tasks(self, outlook: AuditOutlook | None) -> tuple[TaskWork, ...]:
-        """Return the benchmark tasks of an audit with their time on the plan's mesh.
-
-        Args:
-            outlook: of the audit; None if there is none.
-
-        Returns:
-            Without time if the mesh does not fit, or the speed of machine or family is not known.
+        They have no time if no mesh fits.
         """
-        tasks = () if outlook is None else outlook.work.tasks
-        chosen, generation = _choose_mesh(self.plan), self.plan.generation
-        is_known = knows_speed(self.machine) and isinstance(self.model, ModelSizes)
-        if outlook is None or chosen is None or generation is None or not is_known:
-            return tasks
-        assert isinstance(self.model, ModelSizes), "a family whose speed is known"
+        chosen, generation, tasks = _choose_mesh(self.plan), None, outlook.tasks
+        if chosen is not None:
+            mesh = self._shape(chosen)
+            generation = predict_generation(self.run, outlook, self.model, mesh, self.machine)
+            tasks = self._time_tasks(outlook, mesh, generation)
+        update = {"generation": generation, "tasks": tasks}
+        return replace(self, plan=self.plan.model_copy(update=update))
+
+    def _time_tasks(
+        self, outlook: AuditOutlook, mesh: MeshShape, generation: GenerationPlan
+    ) -> tuple[TaskWork, ...]:
+        """Return the tasks with their time; without it if that of machine or family is unknown."""
+        if not knows_speed(self.machine) or not isinstance(self.model, ModelSizes):
+            return outlook.tasks
         estimate = partial(
             estimate_task,
             num_models=count_task_models(outlook.work),
             num_parameters=count_parameters(self.model),
             element_bytes=count_element_bytes(self.run),
-            mesh=self._shape(chosen),
+            mesh=mesh,
             machine=self.machine,
             generation=generation,
         )
-        return tuple(task.model_copy(update={"minutes": estimate(task)}) for task in tasks)
+        return tuple(task.model_copy(update={"minutes": estimate(task)}) for task in outlook.tasks)
 
     def _shape(self, mesh: MeshRecord) -> MeshShape:
         degrees = {axis: int(getattr(mesh, axis)) for axis in AXES}
@@ -96,10 +93,14 @@ def _fits(mesh: MeshPlan | StorageMesh) -> bool:
     return mesh.can_fit if isinstance(mesh, StorageMesh) else mesh.fits
 
 
-def plan(request: PlanRequest) -> Planned:
+def plan(request: PlanRequest, *, with_audit: bool = True) -> Planned:
     """Plan the meshes that fit a training step; of other families what is certain.
 
-    The audit is that of an assumed number of documents.
+    The audit is that of an assumed number of documents, with the tasks that can be opened here.
+
+    Args:
+        request: the checked arguments.
+        with_audit: False if the audit is added once the documents are read.
 
     Raises:
         ConfigError: no such machine or suite; or no mesh of this many GPUs, or not the requested
@@ -139,7 +140,11 @@ def plan(request: PlanRequest) -> Planned:
     made = plan_model(model, inputs)
     made = made.model_copy(update={"command": _make_train_command(request, made, machine)})
     planned = Planned(plan=made, run=run, model=model, machine=machine)
-    return planned.add_generation(assume_outlook(run) if run.audit.enabled else None)
+    if not with_audit or not run.audit.enabled:
+        return planned
+    tasks = count_local_tasks(run, has_own_model=request.model is None)
+    made = planned.plan.model_copy(update={"tasks_not_counted": tasks.not_counted})
+    return replace(planned, plan=made).add_audit(assume_outlook(run, tasks.counted))
 
 
 def _make_train_command(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memguard.audit.benchmarks.evaluation import Evaluation
+from memguard.audit.benchmarks.answers import Evaluation
 from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.config.utility import UtilityTask
 from memguard.hf.checkpoint import load_tokenizer

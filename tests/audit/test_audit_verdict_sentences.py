@@ -24,7 +24,7 @@ from verdict_examples import (
 )
 
 from memguard.audit.verdict import DocumentResults
-from memguard.audit.verdict_sentences import VerdictInput, build_verdict, format_percent
+from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.records import BucketRow, Verdict
 
 COUNTS = {"a": 4, "b": 16, "trained": 64}
@@ -201,10 +201,3 @@ def test_the_page_has_the_colour_of_the_worse_line() -> None:
         found = [_list_colours(groups, told) for groups in (green, grey, amber, red)]
         assert [colour for colour, _ in found] == ["green", "grey", "amber", "red"]
         assert [page for _, page in found] == wanted
-
-
-def test_percentages_never_round_to_certainty() -> None:
-    shares = [0, 0.0001, 0.0005, 0.5, 0.9994, 0.9999, 1]
-    assert [format_percent(share) for share in shares] == [
-        "0.0 %", "<0.1 %", "0.1 %", "50.0 %", "99.9 %", "99.9 %", "100.0 %",
-    ]  # fmt: skip

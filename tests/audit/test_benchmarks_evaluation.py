@@ -30,7 +30,8 @@ from benchmark_examples import (
     read_rows,
 )
 
-from memguard.audit.benchmarks.evaluation import Evaluation, evaluate_task
+from memguard.audit.benchmarks.answers import Evaluation
+from memguard.audit.benchmarks.evaluation import evaluate_task
 from memguard.audit.benchmarks.tasks import OpenedTask, open_tasks
 from memguard.audit.decoding import Decoder
 from memguard.errors import ConfigError, ModelError
@@ -241,12 +242,12 @@ def test_a_second_model_gets_the_same_prompts(
     ours: dict[str, Evaluation], opened: dict[str, OpenedTask], lm: CausalLM, tokenizer: Any
 ) -> None:
     """The solved examples are drawn; without a restart the second model would get the next ones."""
-    steps: list[tuple[str, int, int]] = []
+    steps: list[tuple[int, int]] = []
     again = evaluate(
         opened["shots"], lm, tokenizer, on_progress=lambda *step: steps.append(step), max_tokens=64
     )
     assert again.result.item_N == ours["shots"].result.item_N
-    assert steps[-1] == ("shots", again.result.num_forwards, again.result.num_forwards)
+    assert steps[-1] == (again.result.num_forwards, again.result.num_forwards)
     # It reads less of them.
     assert find_metric(again, "acc").value_N.shape == (4,)
     assert again.samples[0]["resps"] != ours["shots"].samples[0]["resps"]
@@ -314,7 +315,7 @@ def test_the_program_stays_as_it_is(
 def test_chat_needs_a_template(opened: dict[str, OpenedTask], lm: CausalLM, folder: Path) -> None:
     bare = load_tokenizer(str(folder))
     bare.chat_template = None
-    with pytest.raises(ModelError, match="'chat' has 'chat: true', but the trained model's token"):
+    with pytest.raises(ModelError, match="'chat' has 'chat: true', but the token"):
         evaluate(opened["chat"], lm, bare)
 
 

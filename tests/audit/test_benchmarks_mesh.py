@@ -14,7 +14,8 @@ from benchmark_examples import (
 )
 from ranks import RankPool
 
-from memguard.audit.benchmarks.evaluation import Evaluation, evaluate_task
+from memguard.audit.benchmarks.answers import Evaluation
+from memguard.audit.benchmarks.evaluation import evaluate_task
 from memguard.audit.benchmarks.tasks import open_tasks
 from memguard.audit.decoding import Decoder
 from memguard.config.utility import UtilityTask

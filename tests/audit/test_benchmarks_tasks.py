@@ -17,6 +17,7 @@ from memguard.audit.benchmarks.isolation import isolated
 from memguard.audit.benchmarks.tasks import OpenedTask, check_tasks, open_tasks
 from memguard.config.utility import UtilityTask
 from memguard.errors import ConfigError
+from memguard.runtime.children import EXIT_REPORT_FILE
 
 ROWS = make_rows([f"{number} small texts of a few words, {'again ' * 60}" for number in range(7)])
 
@@ -76,6 +77,13 @@ def test_no_copy_of_the_documents_stays(
     gc.collect()
     assert not list(tmp_path.iterdir())
     assert tmp_path / "cache" == config.HF_DATASETS_CACHE
+    # A rank may be killed: its copy is in the folder that the launcher removes.
+    launcher = tmp_path / "launcher"
+    launcher.mkdir()
+    monkeypatch.setenv(EXIT_REPORT_FILE, str(launcher / "1.json"))
+    kept = open_one(choice)
+    assert len(list(launcher.iterdir())) == len(list(tmp_path.iterdir())) == 1
+    del kept
 
 
 # -- the hash --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memguard.audit.benchmarks.answers import AnswerCache, remove_text
+from memguard.audit.benchmarks.answers import AnswerCache, Evaluation, remove_text
 from memguard.records.utility import TaskMetric, TaskResult
 
 SECRET = "the-users-secret"
@@ -63,9 +63,13 @@ def make_task_result(**changes: Any) -> TaskResult:
     return TaskResult(**{**values, **changes})
 
 
+def make_answers(*samples: dict[str, Any]) -> Evaluation:
+    return Evaluation(result=make_task_result(), samples=samples)
+
+
 def test_numbers_come_back_bit_for_bit_as_the_answers_of_either_model(tmp_path: Path) -> None:
     cache, result = AnswerCache(tmp_path / "utility"), make_task_result()
-    cache.store("weights", make_task(), result, [SAMPLE])
+    cache.store("weights", make_task(), make_answers(SAMPLE))
     # The base of one run may be the trained model of another.
     stored = cache.load("weights", make_task(), "base")
     assert stored is not None
@@ -84,7 +88,7 @@ def test_numbers_come_back_bit_for_bit_as_the_answers_of_either_model(tmp_path: 
 
 def test_no_text_is_written_and_only_the_owner_reads_it(tmp_path: Path) -> None:
     folder = tmp_path / "utility"
-    AnswerCache(folder).store("weights", make_task(), make_task_result(), [SAMPLE] * 2)
+    AnswerCache(folder).store("weights", make_task(), make_answers(SAMPLE, SAMPLE))
     (path,) = folder.glob("*/*.json")
     assert SECRET not in path.read_text()
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -108,7 +112,7 @@ def test_other_models_and_tasks_have_answers_of_their_own(
     tmp_path: Path, identity: str, task: Any
 ) -> None:
     cache = AnswerCache(tmp_path)
-    cache.store("weights", make_task(), make_task_result(), [])
+    cache.store("weights", make_task(), make_answers())
     assert cache.load(identity, task, "trained") is None
 
 
@@ -123,7 +127,7 @@ def _rename(path: Path, values: dict[str, Any]) -> None:
 
 def test_what_is_damaged_is_asked_again(tmp_path: Path) -> None:
     cache = AnswerCache(tmp_path)
-    cache.store("weights", make_task(), make_task_result(), [])
+    cache.store("weights", make_task(), make_answers())
     (path,) = tmp_path.glob("*/*.json")
     content = path.read_bytes()
     path.write_bytes(content.replace(b"12", b"13"))
@@ -140,5 +144,5 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "utility").touch()
     cache = AnswerCache(tmp_path / "utility")
     with pytest.warns(UserWarning, match="answers to tasks cannot be cached"):
-        cache.store("weights", make_task(), make_task_result(), [])
-    cache.store("weights", make_task(), make_task_result(), [])
+        cache.store("weights", make_task(), make_answers())
+    cache.store("weights", make_task(), make_answers())

@@ -122,12 +122,12 @@ def test_a_paired_bootstrap_is_narrower_than_an_unpaired_one_and_symmetric() -> 
     one, other = (
         ItemValues(aggregation="perplexity", value_N=logprobs + shift) for shift in (0.0, 0.01)
     )
-    found = subtract_items([one], [other], "score", seed=0)
+    found = subtract_items([(one, other)], "score", seed=0)
     assert found.interval.ci[0] > 0
     assert found.p_value == 2 / (NUM_DRAWS + 1), "no draw is on the other side of 0"
-    back = subtract_items([other], [one], "score", seed=0)
+    back = subtract_items([(other, one)], "score", seed=0)
     assert back.interval.value == pytest.approx(-found.interval.value)
-    same = subtract_items([one], [one], "score", seed=0)
+    same = subtract_items([(one, one)], "score", seed=0)
     assert (same.interval.ci, same.p_value) == (None, 1.0)
 
 

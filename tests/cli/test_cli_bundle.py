@@ -141,11 +141,11 @@ def test_hashes_are_those_of_the_run(made: Path, tmp_path: Path) -> None:
     trained = read_json(made / "run" / "trained.json")
     report = read_json(made / "run" / "audit" / "report.json")
     audit = read_json(made / "run" / "audit" / "audit.json")
-    assert evidence["weights"]["files"] == trained["model"]
+    assert evidence["sources"]["files"] == trained["model"]
     assert evidence["weights"]["weights_sha256"] == report["model"]["weights_sha256"]
-    assert evidence["documents"]["manifest_sha256"] == trained["manifest"]["sha256"]
+    assert evidence["sources"]["manifest_sha256"] == trained["manifest"]["sha256"]
     assert evidence["documents"]["documents_sha256"] == report["data"]["documents_sha256"]
-    assert evidence["scores_sha256"] == audit["scores"]["sha256"]
+    assert evidence["sources"]["scores_sha256"] == audit["scores"]["sha256"]
     assert environment == {
         "audit": report["environment"],
         "training": read_json(made / "run" / "environment.json"),
@@ -177,8 +177,8 @@ def test_an_audit_without_a_run_is_bundled(tmp_path: Path) -> None:
         assert "config.yaml" not in reader.namelist()
         evidence = json.loads(reader.read("evidence.json"))
         assert json.loads(reader.read("environment.json"))["training"] is None
-    assert evidence["weights"]["files"] is None
-    assert evidence["config_sha256"] is None
+    assert evidence["sources"]["files"] is None
+    assert evidence["sources"]["config_sha256"] is None
     assert evidence["audit"] == "run"
     succeed("verify", tmp_path / "out.zip")
 
@@ -375,9 +375,9 @@ def test_an_adapter_is_identified_with_its_base(run: Path, tmp_path: Path) -> No
     write_audit(run / "audit", make_report(expected), make_rows(), has_card=True)
     succeed("bundle", run, tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as reader:
-        weights = json.loads(reader.read("evidence.json"))["weights"]
-    assert weights["files"].keys() == load_trained(run).model.keys()
-    assert weights["adapted_files"].keys() == base.keys()
+        sources = json.loads(reader.read("evidence.json"))["sources"]
+    assert sources["files"].keys() == load_trained(run).model.keys()
+    assert sources["adapted_files"].keys() == base.keys()
 
 
 def test_a_damaged_bundle_ends_with_3_and_one_line(made: Path, tmp_path: Path) -> None:

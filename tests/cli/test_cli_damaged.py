@@ -27,7 +27,7 @@ def finished(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("damaged")
     for name in ("model", "documents.jsonl"):
         (folder / name).symlink_to(tiny_folder / name)
-    settings = write_run(folder, output_dir="runs", mitigations=[{"name": "goldfish", "k": 4}])
+    settings = write_run(folder, output_dir="runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         outcome = run_cli("train", settings)

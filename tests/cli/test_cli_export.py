@@ -32,8 +32,11 @@ def test_a_merged_folder_and_its_json(adapter: Path, tmp_path: Path) -> None:
     ended = succeed("export", adapter, out, "--merge", "--json")
     lines = [line for line in ended.err.splitlines() if line.startswith("export: ")]
     assert "export: merging LoRA, r=4, alpha=6 into " in ended.err
-    assert lines[-2].startswith("export: 14 of 20 tensors merged, ")
-    assert lines[-1].startswith("export: largest difference of a logit from adapter and base: ")
+    assert lines[-3].startswith("export: 14 of 20 tensors merged, ")
+    assert lines[-2].startswith("export: largest difference of a logit from adapter and base: ")
+    # peft stores the form of the base in training nowhere.
+    assert "trained over a base in 4 bits, this is another model" in lines[-1]
+    assert lines[-1].endswith(f"memguard audit --model {out}")
     result = json.loads(ended.out)
     difference = result["difference"]
     assert 0 < difference["largest"] < 1e-4
@@ -45,6 +48,7 @@ def test_a_merged_folder_and_its_json(adapter: Path, tmp_path: Path) -> None:
     card = (out / "README.md").read_text()
     assert "LoRA, r=4, alpha=6" in card
     assert "a local base model" in card
+    assert "trained over a base in 4 bits, these weights are another model" in card
     assert str(adapter.parent) not in card
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     model = transformers.AutoModelForCausalLM.from_pretrained(out)

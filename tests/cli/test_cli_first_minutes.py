@@ -34,4 +34,8 @@ def test_init_says_what_to_change_first(tmp_path: Path, monkeypatch: pytest.Monk
     error = run_cli("train", "my run.yaml").err
     assert "path/to/checkpoint" in error
     assert "documents.jsonl" in error
+    # Without a file, what to change is the first line of the settings.
+    written = succeed("init").out
+    assert written == Path("my run.yaml").read_text()
+    assert "Fill in 'model.path' and 'data.train'" in written.splitlines()[0]
     assert succeed("init", "--schema", "schema.json").out == "wrote schema.json\n"

@@ -186,10 +186,11 @@ def test_the_next_export_deletes_what_a_killed_one_left(
     parent = folder / "parent"
     left = make_temporary_folder(parent / "merged")
     (left / "model.safetensors").write_text("half")
-    # Folders of others: another name, and no temporary one.
-    others = [parent / ".merged2.12345678", parent / ".merged.git"]
+    # Folders of others: another name, which is named, and no temporary one.
+    others = [parent / ".merged.v2.12345678", parent / ".merged.git"]
     for other in others:
         other.mkdir()
+        (other / "model.safetensors").write_text("half")
     while_merging: list[Path] = []
 
     def compare(*given: Any) -> Any:
@@ -198,6 +199,7 @@ def test_the_next_export_deletes_what_a_killed_one_left(
         while_merging.append(mine)
         deleted = export.clear_left_folders(parent / "merged")
         assert deleted == ([], [])
+        assert export.list_left_folders(parent / "another") == others[:1]
         assert (mine / "model.safetensors").exists()
         return real(*given)
 
@@ -206,6 +208,8 @@ def test_the_next_export_deletes_what_a_killed_one_left(
     ended = run_cli("export", adapter, parent / "merged", "--merge")
     assert ended.code == 0, ended.err
     assert f"export: deleted '{left}', which an export that was killed had left" in ended.err
+    assert f"'{others[0]}' may be left by an export to another folder" in ended.err
+    assert ended.err.count("may be left") == 1
     assert while_merging
     assert while_merging != [left]
     assert sorted(parent.iterdir()) == sorted([*others, parent / "merged"])

@@ -1,7 +1,12 @@
-"""Settings in the style of other trainers, `--optim.lr=3e-5`, and those of two words."""
+"""Settings in the style of other trainers, `--optim.lr=3e-5`; sentences on a screen."""
+
+import io
 
 import pytest
+import rich.console
 from cli_examples import run_cli
+
+from memguard.cli.options import Sentence, print_indented
 
 
 @pytest.mark.parametrize("command", ["plan", "train", "prepare", "compare"])
@@ -25,3 +30,21 @@ def test_a_setting_of_one_word_is_taken() -> None:
     # The settings are read after the file.
     assert "nothing.yaml" in run_cli("plan", "nothing.yaml", "--optim.lr=3e-5").err
     assert "nothing.yaml" in run_cli("plan", "nothing.yaml", "--seed=1", "--optim.lr=1").err
+
+
+@pytest.mark.parametrize("is_indented", [False, True])
+def test_a_number_and_its_sign_are_on_one_line(is_indented: bool) -> None:
+    text = "26 of 135 (19.3\u00a0%), the 95 % interval 12.9 % to 27 %: above the limit of 10 %."
+    for width in range(12, 90):
+        # Plain spaces only: what a stream of this encoding takes.
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        out = rich.console.Console(file=stream, width=width)
+        if is_indented:
+            print_indented(out, Sentence(text, "dim"))
+        else:
+            out.print(Sentence(text), width=width)
+        stream.seek(0)
+        lines = stream.read().splitlines()
+        assert not any(line.strip().startswith("%") for line in lines), width
+        assert all(len(line.rstrip()) <= width for line in lines)
+        assert " ".join(" ".join(lines).split()) == text.replace("\u00a0", " ")

@@ -79,11 +79,23 @@ def test_libraries_that_catch_every_error_do_not_hold_a_signal_up(
     outcome = run_cli("prepare", write_run(folder))
     assert (outcome.code, outcome.err.splitlines()[-1]) == (143, GO_ON)
 
+    def convert(*arguments: Any, **how: Any) -> Any:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise ValueError("as pydantic does while it builds a class") from error
+
+    monkeypatch.setattr(checkpoint.transformers.AutoConfig, "from_pretrained", convert)
+    outcome = run_cli("prepare", write_run(folder))
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (143, GO_ON)
+
 
 @pytest.fixture
 def _handlers_restored() -> Any:
     before = {number: signal.getsignal(number) for number in CODES}
+    hook = sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -107,6 +119,22 @@ def test_a_second_signal_is_taken_for_the_same_one_within_a_second(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+class _Finalized:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("_handlers_restored")
+def test_a_signal_that_a_finalizer_discards_comes_again() -> None:
+    def finalize() -> None:
+        _Finalized()
+        time.sleep(10)
+
+    raise_on_signals()
+    with pytest.raises(SignalReceived):
+        finalize()
+
+
 @pytest.mark.usefixtures("_handlers_restored")
 def test_ranks_and_ignored_signals_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,6 +144,22 @@ def test_ranks_and_ignored_signals_stay_as_they_are(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LOCAL_RANK", "0")
     raise_on_signals()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_process_is_ended_without_a_traceback_in_its_first_imports() -> None:
+    # The first import from the package, as `python -m memguard` and the console script do it.
+    program = (
+        "import builtins, os, signal\n"
+        "from memguard.cli import main\n"
+        "load = builtins.__import__\n"
+        "def stop(name, *rest):\n"
+        "    if name == 'rich.console': os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return load(name, *rest)\n"
+        "builtins.__import__ = stop\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_process_that_imports_torch_is_ended_with_a_line(folder: Path) -> None:

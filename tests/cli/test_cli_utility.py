@@ -18,16 +18,18 @@ from cli_examples import (
     write_run,
     write_texts,
 )
+from tiny_llama import TINY_LLAMA
 from utility_tasks import write_task
 
-from memguard import errors
+from memguard import api, errors
 from memguard.audit.benchmarks import evaluation
 from memguard.audit.benchmarks.tasks import open_tasks
 from memguard.audit.benchmarks.work import count_work
-from memguard.config import AuditConfig
+from memguard.config import AuditConfig, RunConfig
 from memguard.model.causal_lm import CausalLM
 from memguard.records import AuditReport, load_record
 from memguard.records.utility import TaskDetail, list_task_details, load_item_scores
+from memguard.workflows.plan_tasks import count_local_tasks
 
 ASKED: list[tuple[str, str]] = []
 """Task and model of each evaluation since it was cleared."""
@@ -123,7 +125,7 @@ def test_a_run_answers_its_tasks_with_both_models(place: Path) -> None:
 
 def test_the_plan_counts_what_the_models_did(place: Path) -> None:
     printed = json.loads(succeed("plan", place / "run.yaml", "--json").out)
-    tasks = {task["task"]: task for task in printed["dry_run"]["audit"]["tasks"]}
+    tasks = {task["task"]: task for task in printed["tasks"]}
     details = load_details(place / "runs" / "run" / "audit")
     assert tasks.keys() == details.keys()
     for name, task in tasks.items():
@@ -139,16 +141,55 @@ def test_the_plan_counts_what_the_models_did(place: Path) -> None:
     assert tasks["generation"]["num_decoded_tokens"] == 5 * 6
     assert tasks["choice"]["num_decoded_tokens"] == 0
     assert not ASKED
+    # The documents have no part in it.
+    machine = {"machine": "dgx-h100", "gpus": 1}
+    for result in (api.plan(place / "run.yaml"), api.plan(place / "run.yaml", **machine)):
+        counted = {task.task: task for task in result.plan.tasks}
+        assert counted.keys() == tasks.keys()
+        for name, task in counted.items():
+            assert task.model_dump(exclude={"minutes"}) | {"minutes": None} == tasks[name]
+    assert all(task.minutes is not None for task in result.plan.tasks)
 
 
 def test_the_plan_prints_a_table_of_tasks(place: Path) -> None:
-    out = succeed("plan", place / "run.yaml").out
-    begin = out.index("Benchmark tasks")
-    (line,) = [line for line in out[begin:].splitlines() if line.strip().startswith("choice")]
-    assert line.split()[:3] == ["choice", "6", "12"]
-    assert "The minutes are not predicted" in out
-    short = succeed("plan", place / "run.yaml", "--no-documents").out
-    assert "The tasks of 'audit.utility' are counted with the documents" in short
+    for more in ((), ("--no-documents",)):
+        out = succeed("plan", place / "run.yaml", *more).out
+        begin = out.index("Benchmark tasks")
+        (line,) = [line for line in out[begin:].splitlines() if line.strip().startswith("choice")]
+        assert line.split()[:3] == ["choice", "6", "12"]
+        assert "The minutes are not predicted" in out
+        assert "not counted" not in out
+
+
+def test_a_plan_without_documents_names_the_tasks_that_it_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice, far = write_task(folder, "choice"), write_far_task(folder)
+    path = write_run(folder, audit={"utility": f"{choice},{far}", "allow_download": True})
+
+    def plan(*more: object) -> tuple[list[str], dict[str, str]]:
+        printed = json.loads(succeed("plan", path, "--no-documents", "--json", *more).out)
+        return [task["task"] for task in printed["tasks"]], printed["tasks_not_counted"]
+
+    # Though downloads are allowed: this plan uses no network.
+    counted, reasons = plan()
+    assert (counted, list(reasons)) == (["choice"], [str(far)])
+    assert "'none-such/far-data', which is not on this machine" in reasons[str(far)]
+    out = succeed("plan", path, "--no-documents").out
+    assert "far.yaml is not counted: 'audit.utility'" in " ".join(out.split())
+    assert str(far) in api.plan(path)._repr_html_()
+    counted, reasons = plan("--model", folder / "model")
+    assert not counted
+    assert reasons[str(choice)] == "the plan has the sizes of another model, and no tokenizer"
+    scratch = {"scratch": {"vocab_size": 400, "config": TINY_LLAMA}}
+    values = json.loads(path.read_text()) | {"model": scratch, "audit": {"utility": str(choice)}}
+    untrained = count_local_tasks(RunConfig.model_validate(values), has_own_model=True)
+    expected = "the tokenizer of 'model.scratch' is trained on the documents"
+    assert (untrained.counted, untrained.not_counted) == ((), {str(choice): expected})
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "lm_eval" else name)
+    counted, reasons = plan()
+    assert not counted
+    assert set(reasons.values()) == {"'audit.utility' needs lm_eval: pip install 'memguard[bench]'"}
 
 
 def test_cached_answers_are_not_asked_again(place: Path) -> None:
@@ -236,6 +277,15 @@ def test_generation_that_takes_too_long_is_left_out_and_the_rest_stays(
     assert "'audit.max_generation_minutes' is 1e-09" in warning.text
 
 
+def write_far_task(folder: Path) -> Path:
+    """Write a task whose dataset is on no machine."""
+    path = write_task(folder, "choice", name="far")
+    head, _, tail = path.read_text().partition("dataset_kwargs")
+    tail = tail.partition("output_type")[2]
+    path.write_text(f"{head.replace('json', 'none-such/far-data', 1)}output_type{tail}")
+    return path
+
+
 # -- refusals: one line, before anything is read ---------------------------------------------------
 
 
@@ -283,11 +333,7 @@ def test_a_download_must_be_allowed(
     # As on a machine with HF_HUB_OFFLINE, whose value the libraries read at their import.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    task = folder / "far.yaml"
-    text = write_task(folder, "choice", name="far").read_text()
-    head, _, tail = text.partition("dataset_kwargs")
-    tail = tail.partition("output_type")[2]
-    task.write_text(f"{head.replace('json', 'none-such/far-data', 1)}output_type{tail}")
+    task = write_far_task(folder)
     line = refuse(*arguments, "--utility", task)
     assert "'none-such/far-data', which is not on this machine" in line
     assert "--allow-download" in line
@@ -311,8 +357,6 @@ def test_counts_hold_for_prompts_with_examples_and_a_template(place: Path) -> No
     out = place / "chat"
     path = place / "chat.yaml"
     path.write_text(json.dumps({"utility": settings.model_dump(mode="json")["utility"]}))
-    from memguard import api
-
     result = api.audit(
         model=place / "model",
         members=place / "documents.jsonl",

@@ -252,6 +252,7 @@ def make_report(
 
 HEADER = """
 tool_version: 0.1.0
+code_sha256: c0c0
 created: "2026-01-01T00:00:00Z"
 run: run
 model: {name: model, weights_sha256: aa, num_parameters: 1000, base: base, base_weights_sha256: bb}

@@ -10,7 +10,7 @@ from memguard.compare import FinishedRun, compare_runs, list_comparison_rows
 from memguard.errors import RecordError
 from memguard.records.audit_files import load_audit_report
 from memguard.records.comparison import check_results, list_shares, load_comparison
-from memguard.records.results import build_table, read_results
+from memguard.records.results import build_results, read_results
 from memguard.workflows.compare_runs import publish
 
 FEWER = {0: CORRECT[0], 4: [20, 20, 30, 10, 44], 16: [50, 50, 46, 20, 10]}
@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> list[FinishedRun]:
 
 def test_every_row_of_every_run_is_there_with_setting_and_seed(runs: list[FinishedRun]) -> None:
     rows = list_comparison_rows(compare_runs(runs, name="c", command=""), runs)
-    build_table(rows)  # Keys are unique.
+    build_results(rows)  # Keys are unique.
     for run in runs:
         own = load_audit_report(run.folder / "audit").tables.results
         ours = [

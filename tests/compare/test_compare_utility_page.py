@@ -104,9 +104,9 @@ def test_a_task_that_is_left_out_is_on_the_page(tmp_path: Path) -> None:
 def test_the_terminal_names_the_utility(comparisons: dict[str, Comparison]) -> None:
     head, plain, *_ = _headline(comparisons["quiz"])
     assert "quiz: acc" in head
-    assert "70.0%" in plain
+    assert "70.0 %" in plain
     assert any(
-        "(base model)" in line and "40.0%" in line for line in _headline(comparisons["quiz"])
+        "(base model)" in line and "40.0 %" in line for line in _headline(comparisons["quiz"])
     )
     head, plain, *_ = _headline(comparisons["heldout_nll"])
     assert "held-out NLL" in head

@@ -15,9 +15,11 @@ from memguard.errors import RecordError, UnreadableError, VersionError
 from memguard.evidence import check
 from memguard.evidence.archive import read_members, write_archive
 from memguard.evidence.check import check_bundle, read_bundle
+from memguard.evidence.contents import write_first_page
 from memguard.evidence.members import MEMBERS, sort_members
 from memguard.evidence.signature import sign
-from memguard.evidence.statement import Evidence, build_statement, hash_bytes
+from memguard.evidence.sources import hash_code
+from memguard.evidence.statement import Evidence, Sources, build_statement, hash_bytes
 from memguard.workflows.bundle import BundleRequest, write_bundle
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -53,10 +55,12 @@ def find(archive: bytes, key: Ed25519PublicKey | None = None) -> str | None:
 def seal(members: Members, **changes: Any) -> bytes:
     """Pack members with the statement that they make; ``changes`` are those of evidence.json."""
     evidence = Evidence.model_validate_json(members["evidence.json"])
+    sources = {name: changes.pop(name) for name in Sources.model_fields if name in changes}
+    changes["sources"] = evidence.sources.model_copy(update=sources)
     evidence = evidence.model_copy(update=changes)
     changed = sort_members({**members, "evidence.json": evidence.write()})
     changed["statement.json"] = build_statement(changed, evidence)
-    if evidence.is_signed:
+    if evidence.sources.is_signed:
         changed["statement.dsse.json"] = sign(changed["statement.json"], KEY).write()
     return write_archive(changed)
 
@@ -71,6 +75,18 @@ def test_what_was_written_is_intact(bundle: bytes) -> None:
     assert not check_bundle(bundle).is_signature_checked
     # `seal` changes nothing by itself, so that what the tests below change is what is found.
     assert seal(read_members(bundle)) == bundle
+
+
+def test_the_first_page_says_that_other_code_audited(bundle: bytes) -> None:
+    members = read_members(bundle)
+    evidence = Evidence.model_validate_json(members["evidence.json"])
+    bundled = evidence.sources.bundled_by_code_sha256
+    assert (evidence.audited_by_code_sha256, bundled) == ("c0" * 32, hash_code())
+    page = " ".join(members["README.txt"].decode().split())
+    assert f"other source files of memguard (version 0.1.0, SHA-256 {'c0' * 6}…) than" in page
+    assert f"SHA-256 {bundled[:12]}…); evidence.json has both hashes." in page
+    same = evidence.model_copy(update={"audited_by_code_sha256": bundled})
+    assert "Code:" not in write_first_page(same, members, None).decode()
 
 
 def list_header_bytes(archive: bytes) -> list[int]:
@@ -228,6 +244,7 @@ def test_a_bundle_that_was_never_signed_is_not_what_a_key_accepts(bundle: bytes)
         ({"level": "none-found"}, "evidence.json is not about report.json"),
         ({"verdict": "No extraction found."}, "evidence.json is not about report.json"),
         ({"audit": "other"}, "evidence.json is not about report.json"),
+        ({"audited_by_code_sha256": "0" * 64}, "evidence.json is not about report.json"),
         ({"has_private_records": False}, "evidence.json does not agree with records.parquet"),
         ({"scores_sha256": "0" * 64}, "evidence.json does not agree with records.parquet"),
         ({"config_sha256": None}, "evidence.json does not agree with config.yaml"),
@@ -270,7 +287,7 @@ def test_a_gate_without_a_file_or_of_another_report_is_found(bundle: bytes) -> N
 def test_evidence_of_another_version_is_said_to_be_that(bundle: bytes) -> None:
     members = read_members(bundle)
     values = json.loads(members["evidence.json"])
-    values["schema"] = "memguard.evidence/2"
+    values["schema"] = "memguard.evidence/1"
     members["evidence.json"] = json.dumps(values).encode()
     changed = json.loads(members["statement.json"])
     for subject in changed["subject"]:

@@ -466,6 +466,7 @@ DOCUMENTS = (
     _bad("half a conversation", _data("a.jsonl", b'{"messages": 1}'), 3, "messages", torch=True),
     _bad("ids given twice", _data("a.jsonl", b'{"id":1,"text":"a"}\n' * 2), 3, "ids", torch=True),
     _bad("ragged csv", _data("a.csv", b"text,b\na\n"), 3, "line 2 ends a row of 1", torch=True),
+    _bad("csv of semicolons", _data("a.csv", b"n;text\n1;a\n"), 3, "columns by ';'", torch=True),
     _bad("csv with an open quote", _data("a.csv", b'text\n"a'), 3, "unexpected end", torch=True),
     _bad("csv in latin-1", _data("a.csv", b"text\n\xe9\n"), 3, "is not UTF-8", torch=True),
     _bad("text in latin-1", _data("a.txt", b"\xe9"), 3, "is not UTF-8", torch=True),

@@ -314,6 +314,11 @@ def test_the_level_of_the_verdict_is_a_rule_only_where_the_policy_says_so() -> N
     assert "memorized" in asked.judgements[0].sentence
     green = PLAIN.model_copy(update={"verdict": make_green()})
     assert judge(green, verdict=["none-found", "inconclusive"]).exit_code == 0
+    grey = make_green().model_copy(update={"level": "inconclusive", "reason": "too-few"})
+    undecided = PLAIN.model_copy(update={"verdict": grey})
+    # An audit that could not tell has not shown that nothing is extracted.
+    assert judge(undecided, verdict=["none-found"]).exit_code == 10
+    assert judge(undecided, verdict=["none-found", "inconclusive"]).exit_code == 0
 
 
 def test_of_several_outcomes_the_worst_decides() -> None:

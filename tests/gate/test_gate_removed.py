@@ -216,6 +216,23 @@ def test_a_probe_run_that_is_removed_never_turns_a_code_into_0(name: str, with_r
     check_never_passes(report)
 
 
+@pytest.mark.parametrize("has_tasks", [False, True])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_the_run_of_tasks_belongs_to_the_tasks_of_the_settings(
+    has_tasks: bool, has_run: bool
+) -> None:
+    tasks = [{"task": "cloze", "headline": "acc"}] if has_tasks else []
+    runs = [*FULL.probe_runs]
+    if has_run:
+        run = {"name": "utility", "counted": "items", "num_documents": 30, "reason_not_run": None}
+        runs.append(runs[0].model_copy(update=run))
+    method = FULL.method.model_copy(update={"utility": tasks})
+    report = FULL.model_copy(update={"method": method, "probe_runs": runs})
+    assert any("the probe utility" in gap for gap in list_gaps(report, None)) == (
+        has_tasks != has_run
+    )
+
+
 def test_rows_with_one_key_cannot_be_told_apart() -> None:
     rows = FULL.tables.results
     row = next(one for one in rows if (one.metric, one.bucket) == ("verbatim", "control"))

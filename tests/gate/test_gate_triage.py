@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.errors import ConfigError
-from memguard.gate.triage import AcceptedFinding, Triage, apply_triage, count_open, load_triage
+from memguard.gate.triage import AcceptedFinding, Triage, apply_triage, load_triage
 
 FINDINGS = [f"{digit * 64}:{probe}" for digit in "abc" for probe in ("extraction", "sampling")]
 FINDING = FINDINGS[0]
@@ -118,17 +118,18 @@ def test_the_last_day_is_included() -> None:
     named=st.dictionaries(st.sampled_from(FINDINGS), st.none() | st.dates()),
     today=st.dates(),
 )
-def test_open_are_those_that_nobody_accepted_for_today(
+def test_findings_are_accepted_until_their_last_day(
     present: set[str], named: dict[str, date | None], today: date
 ) -> None:
     acceptances = apply_triage(make_triage(*named.items()), sorted(present), today)
     assert [entry.finding for entry in acceptances] == list(named)
-    held = {
-        one
-        for one, until in named.items()
+    unexpired = {
+        finding
+        for finding, until in named.items()
         if until is None or until.toordinal() + 1 > today.toordinal()
     }
-    assert count_open(sorted(present), acceptances) == len(present - held)
+    accepted = {entry.finding for entry in acceptances if entry.state == "accepted"}
+    assert accepted == present & unexpired
     for entry in acceptances:
         assert (entry.state == "not-found") == (entry.finding not in present)
         until = named[entry.finding]

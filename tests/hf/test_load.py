@@ -14,6 +14,7 @@ from tiny_families import build
 
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
+from memguard.hf import tokenizer_files
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.hf.load import build_scratch_model, load_model
 
@@ -194,8 +195,10 @@ def test_an_unknown_hub_id_is_named(name: str) -> None:
         load_model(name)
 
 
-def test_a_tokenizer_that_is_missing_or_broken(folder: Path, tokenizer: Any) -> None:
-    with pytest.raises(ModelError, match="no usable tokenizer in"):
+def test_a_tokenizer_that_is_missing_or_broken(
+    folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match="it has none of a tokenizer's files"):
         load_tokenizer(str(folder))
     tokenizer.save_pretrained(folder)
     assert load_tokenizer(str(folder))("a cat")["input_ids"] == tokenizer("a cat")["input_ids"]
@@ -208,6 +211,18 @@ def test_a_tokenizer_that_is_missing_or_broken(folder: Path, tokenizer: Any) -> 
         with pytest.raises(ModelError, match=words):
             load_tokenizer(str(folder))
         (folder / name).write_text(kept)
+    # Whether its libraries are installed or not, transformers advises another one, tiktoken.
+    (folder / "tokenizer.json").rename(folder / "kept.json")
+    (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    monkeypatch.setattr(tokenizer_files, "_LIBRARIES", {"sentencepiece": "no_such_module"})
+    with pytest.raises(ModelError, match=r"is of SentencePiece.*pip install sentencepiece"):
+        load_tokenizer(str(folder))
+    (folder / "tokenizer.model").unlink()
+    # With settings alone transformers makes up a tokenizer without a word for this family.
+    change_config(folder, model_type="gpt2")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(ModelError, match="the file of its vocabulary is missing"):
+        load_tokenizer(str(folder))
 
 
 def test_max_positions_comes_from_the_configuration(folder: Path) -> None:

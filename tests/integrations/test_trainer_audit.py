@@ -4,7 +4,7 @@ Kinds of models are in test_audit_kinds.py, what training computes in test_audit
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from memguard import api
 from memguard.errors import ConfigError, DataError, ModelError
 from memguard.integrations.transformers import MemorizationAuditCallback
 from memguard.records import AuditReport, load_record
+from memguard.runtime import python_call
 from memguard.workflows import audit as audit_module
 
 SETTINGS: dict[str, Any] = {"continuation_tokens": 8, "cache": False}
@@ -137,6 +138,35 @@ def test_audits_come_when_they_are_asked_for_and_once_a_step(tmp_path: Path) -> 
     assert len(scores) == 3
     percents = [log["memguard/audit_percent"] for log in scores]
     assert all(0 < percent < 100 for percent in percents)
+
+
+def test_a_notebook_shows_one_output_and_the_last_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells: list[list[tuple[bool, dict[str, str]]]] = []
+
+    def open_output() -> Callable[[dict[str, str], bool], None]:
+        cells.append([])
+        return lambda output, is_update: cells[-1].append((is_update, output))
+
+    monkeypatch.setattr(python_call, "_find_notebook", open_output)
+    callback = make_callback(tmp_path, nonmembers=(), every_steps=1)
+    build_trainer(tmp_path, callbacks=[callback], max_steps=2).train()
+    assert capsys.readouterr().err == ""
+    assert count_steps(callback) == [1, 2]
+    progress, card = cells
+    # Both audits draw into the output that the first line opened.
+    assert [is_update for is_update, _ in progress] == [False] + [True] * (len(progress) - 1)
+    last = progress[-1][1]
+    assert re.fullmatch(
+        r"memguard training with audits: finished after \d+ s", last["text/plain"].splitlines()[0]
+    )
+    for line in ("step 1 audited in", "step 2 audited in", "no verdict can be red"):
+        assert line in last["text/html"]
+    ((is_update, shown),) = card
+    assert not is_update
+    assert shown["text/plain"].startswith("<AuditResult ")
+    assert "step-2/report.html" in shown["text/html"]
 
 
 def test_every_steps_beyond_the_end_audits_the_end(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from vocab_pieces import (
     cut_here,
     cut_whole,
     draw_whole,
+    draw_wholes,
 )
 
 from memguard.config.settings import SamplingScheme
@@ -64,35 +65,8 @@ def check_scores(whole: Whole, ours: TokenScores) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(
-    num_tokens=st.integers(0, 9),
-    vocab_size=st.integers(1, 40),
-    chunk_tokens=st.integers(1, 12),
-    scale=st.sampled_from([0.01, 1.0, 20.0]),
-    bias=st.booleans(),
-    steps=st.sampled_from([(), STEPS]),
-    with_ties=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-def test_scores_are_the_formulas_on_all_logits(
-    num_tokens: int,
-    vocab_size: int,
-    chunk_tokens: int,
-    scale: float,
-    bias: bool,
-    steps: tuple,
-    with_ties: bool,
-    seed: int,
-) -> None:
-    whole = draw_whole(
-        num_tokens,
-        vocab_size,
-        seed=seed,
-        scale=1.0 if with_ties else scale,
-        bias=bias,
-        steps=steps,
-        with_ties=with_ties,
-    )
+@given(whole=draw_wholes(), chunk_tokens=st.integers(1, 12))
+def test_scores_are_the_formulas_on_all_logits(whole: Whole, chunk_tokens: int) -> None:
     head, hidden_ND = cut_whole(whole, chunk_tokens=chunk_tokens)
     check_scores(whole, score_tokens(head, hidden_ND, whole.labels_N, needs=EXTRA_SCORES))
 

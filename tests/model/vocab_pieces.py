@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from meshes import mesh_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -83,6 +84,21 @@ def draw_whole(
         bias_V=draw(vocab_size) if bias else None,
         labels_N=torch.randint(0, vocab_size, (num_tokens,), generator=generator),
         steps=steps,
+    )
+
+
+@st.composite
+def draw_wholes(draw: st.DrawFn) -> Whole:
+    """Small heads of any size and scale, with and without a bias, steps and equal logits."""
+    with_ties = draw(st.booleans())
+    return draw_whole(
+        draw(st.integers(0, 9)),
+        draw(st.integers(1, 40)),
+        seed=draw(st.integers(0, 1000)),
+        scale=1.0 if with_ties else draw(st.sampled_from([0.01, 1.0, 20.0])),
+        bias=draw(st.booleans()),
+        steps=draw(st.sampled_from([(), STEPS])),
+        with_ties=with_ties,
     )
 
 

@@ -141,7 +141,7 @@ def fail(_: Tensor) -> Tensor:
         (lambda t: t * (1 + 3 * MAX_DIFFERENCE), "its output differs"),
         (
             break_backward,
-            "its gradient of queries differs from that of flash attention 2 by 100.0%",
+            "its gradient of queries differs from that of flash attention 2 by 100.0 %",
         ),
         (lambda t: t * torch.nan, "its output differs from that of flash attention 2 by nan"),
         (fail, "RuntimeError: CUDA error: no kernel image"),

@@ -60,7 +60,9 @@ def test_the_windows_are_counted_as_plain_python_counts_them(
     num_zero, num_windows = count_plainly(corpus, width)
     (remark,) = remarks(corpus, context_width=width)
     assert remark.level == "warning"
-    assert f"{num_zero} of {num_windows} windows ({num_zero / num_windows:.1%})" in remark.text
+    assert (
+        f"{num_zero} of {num_windows} windows ({100 * num_zero / num_windows:.1f} %)" in remark.text
+    )
     assert f"'!', occurs {int((corpus.input_ids == 0).sum())} times" in remark.text
 
 
@@ -86,7 +88,7 @@ def test_many_factors_of_two_are_a_zero_as_well() -> None:
     corpus = make_corpus([200])
     corpus = dataclasses.replace(corpus, input_ids=np.full(200, 64, dtype=np.int32))
     (remark,) = remarks(corpus)  # 2^(6 * 13) is a multiple of 2^64
-    assert "187 of 187 windows (100.0%)" in remark.text
+    assert "187 of 187 windows (100.0 %)" in remark.text
     assert "have the product 0: it overflows. None of the labels" in remark.text
 
 

@@ -54,7 +54,7 @@ def test_rows_that_fit_are_not_remarked_on() -> None:
 def test_rows_that_waste_or_teach_nothing_are_told() -> None:
     # Pieces of 9 leave 7 of 16 free that none fits, but only beside a row of 16 that is padded to.
     said = remarks_on(make_loader(make_corpus([16, 9, 9, 9, 9, 9, 9, 9]), batch_size=8))
-    assert "warning: 38% of the positions are padding" in said
+    assert "warning: 38 % of the positions are padding" in said
     assert "median 9, longest 16 tokens" in said
     said = remarks_on(make_loader(make_corpus([16])), shared=False)
     assert "each gets its own row" in said

@@ -199,9 +199,9 @@ def test_padding_inside_texts_is_counted() -> None:
 def test_unknown_text_is_counted() -> None:
     said = say(lint(write_texts("aB", "cde"), build_tokenizer()), "unknown")
     # <s> a <unk> </s> and <s> c d e </s>
-    assert said.startswith("WARNING 1 tokens (11.11%) of 1 of 2 documents are '<unk>'")
+    assert said.startswith("WARNING 1 tokens (11.11 %) of 1 of 2 documents are '<unk>'")
     said = say(lint(write_texts("B" + "a" * 3000), build_tokenizer()), "unknown")
-    assert said.startswith("1 tokens (0.03%)")
+    assert said.startswith("1 tokens (0.03 %)")
 
 
 def test_a_vocabulary_that_does_not_fit_is_told() -> None:

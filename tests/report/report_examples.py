@@ -267,6 +267,7 @@ def make_report(goldfish: bool = False, doses: Sequence[Dose] | None = None) -> 
     ]
     return r.AuditReport(
         tool_version="0.1.0",
+        code_sha256="c0" * 32,
         created="2026-11-20T14:03:07Z",
         run="quickstart-k4" if goldfish else "quickstart-plain",
         model=r.ModelIdentity(

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from memguard.records.results import (
     SCHEMA_NAME,
     ResultRow,
-    build_table,
+    build_results,
     fill_row,
     load_results,
     read_results,
@@ -48,10 +48,10 @@ def test_the_file_is_the_same_for_equal_rows_and_keeps_missing_values(tmp_path: 
             table[name].to_numpy(dtype=float), np.array(expected, dtype=float), equal_nan=True
         )
     # Columns have their types without a row too.
-    assert build_table([]).schema == build_table(rows).schema
+    assert build_results([]).schema == build_results(rows).schema
     json.dumps(table["parameters"].tolist())
 
 
 def test_two_rows_of_one_key_are_a_mistake() -> None:
     with pytest.raises(AssertionError, match="two rows have one key"):
-        build_table([ROW, ROW])
+        build_results([ROW, ROW])

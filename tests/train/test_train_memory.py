@@ -202,7 +202,6 @@ def test_two_processes_are_started_again_with_half(
 def test_processes_are_started_again_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_module, "_GRACE_S", 0.3)
     program = tmp_path / "fail.py"
     program.write_text(
         "import os, sys\n"

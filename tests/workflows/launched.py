@@ -10,7 +10,7 @@ from types import FrameType
 
 from memguard.cli import app, main
 from memguard.cli.options import print_result
-from memguard.errors import ConfigError, DataError, Interrupted, ModelError
+from memguard.errors import ConfigError, Interrupted, ModelError
 from memguard.runtime.children import own_rank
 
 RANK = own_rank()
@@ -44,13 +44,6 @@ def mistake_beside_a_deaf_rank() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     time.sleep(60)
-
-
-def killed() -> None:
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    # As one that has lost a peer, and says so before the launcher has noticed.
-    raise DataError("a socket is gone")
 
 
 def silent(number: int = 1) -> None:
@@ -109,7 +102,6 @@ WORK: dict[str, Callable[[], None]] = {
         gather,
         raise_beside_a_barrier,
         mistake_beside_a_deaf_rank,
-        killed,
         silent,
         first_is_silent,
         one_ends_late,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from memguard.audit.benchmarks import evaluation
-from memguard.audit.benchmarks.answers import remove_text
-from memguard.audit.benchmarks.evaluation import Evaluation
+from memguard.audit.benchmarks.answers import Evaluation, remove_text
 from memguard.audit.requests import CannotGenerate
 from memguard.config import AuditConfig
 from memguard.errors import ModelError

@@ -81,15 +81,15 @@ def test_tasks_that_generate_count_and_are_refused() -> None:
     )
     scored = task.model_copy(update={"task": "mc", "num_decoded_tokens": 0, "num_new": 0})
     config = make_config(audit={"max_generation_minutes": 1})
-    work = WORK.model_copy(update={"tasks": (scored, task)})
-    outlook = make_outlook(config, work, {"trained": 100, "control": 100}, 12)
+    audited = {"trained": 100, "control": 100}
+    outlook = make_outlook(config, WORK, audited, 12, (scored, task))
     plan = predict(config, outlook)
     assert [probe.probe for probe in plan.probes] == ["extraction", "utility summaries"]
     # Rows of 512 tokens, 32 in a batch of each of the 32 ranks: one batch of each model.
     assert plan.probes[1].num_steps == 2 * (112 + CACHE_CHECKS)
     # A reference model answers no tasks.
-    work = work.model_copy(update={"models": ("trained", "reference")})
-    outlook = make_outlook(config, work, {"trained": 100, "control": 100}, 12)
+    work = WORK.model_copy(update={"models": ("trained", "reference")})
+    outlook = make_outlook(config, work, audited, 12, (task,))
     assert predict(config, outlook).probes[1].num_steps == 112 + CACHE_CHECKS
     with pytest.raises(ConfigError, match=r"items \('limit' of a task\)"):
         check_generation(config, plan, load_machine("dgx-h100"), pytest.fail)

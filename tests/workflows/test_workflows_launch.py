@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from cli_examples import run_cli, write_run
 from ranks import RankPool
 
+from memguard.runtime.children import ExitReport
 from memguard.workflows import launch as launch_module
 
 PROGRAM = Path(__file__).with_name("launched.py")
@@ -86,11 +88,31 @@ def test_a_rank_that_hears_nothing_is_ended(launched: Launch) -> None:
     assert time.monotonic() - started < 20
 
 
-def test_a_killed_rank_is_named_even_where_its_peer_spoke_first(launched: Launch) -> None:
+@pytest.mark.parametrize("follows", [False, True], ids=["own error", "lost a rank"])
+def test_a_killed_rank_is_named_even_where_its_peer_spoke_first(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    follows: bool,
+) -> None:
+    monkeypatch.setattr(launch_module, "_GRACE_S", 0.2 if follows else 30.0)
+    report = ExitReport(code=3, kind="DataError", text="a socket is gone", follows=follows)
+    message, is_said = tmp_path / "message", tmp_path / "said"
+    message.write_text(json.dumps(asdict(report)))
+    # A rank that lost its peer may be noticed long before that peer: longer than the other wait.
+    late_s = 0.6 if follows else 0.0
+    work = f"""
+        if [ $RANK = 0 ]; then
+            cp {message} $MEMGUARD_EXIT_REPORT; touch {is_said}; exit 3
+        fi
+        until [ -e {is_said} ]; do sleep 0.02; done
+        sleep {late_s}; kill -KILL $$
+    """
+    assert launch_module.launch(["sh", "-c", work], 2) == 1
     line = (
         "memguard: rank 1 was killed by SIGKILL (out of memory?); see the system log for the reason"
     )
-    assert launched("killed") == (1, [line])
+    assert capfd.readouterr().err.splitlines() == [line]
 
 
 def test_a_rank_that_dies_without_a_word_is_quoted(launched: Launch) -> None:

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +40,14 @@ _NAMES = ("filter", "metrics")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StoredAnswers:
-    """One task on one model, as it is stored."""
+class Evaluation:
+    """The answers of one model to one task."""
 
     result: TaskResult
     samples: tuple[dict[str, Any], ...]
-    """Without text, see `remove_text`."""
+    """What lm-eval logs of each item and filter: question, prompts, answers, metrics and hashes.
+    Text of the task and of the model, which only the owner of the audit may read; from the cache
+    they are without text, see `remove_text`."""
 
 
 def remove_text(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class AnswerCache:
         self.folder = folder
         self._is_writable = True
 
-    def load(self, identity: str, task: "OpenedTask", model: UtilityModel) -> StoredAnswers | None:
+    def load(self, identity: str, task: "OpenedTask", model: UtilityModel) -> Evaluation | None:
         """Return the answers of a model; None if there are none, or they are damaged.
 
         Args:
@@ -96,24 +98,18 @@ class AnswerCache:
                 continue
         return None
 
-    def store(
-        self,
-        identity: str,
-        task: "OpenedTask",
-        result: TaskResult,
-        samples: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Keep the answers of a model.
+    def store(self, identity: str, task: "OpenedTask", answers: Evaluation) -> None:
+        """Keep the answers of a model, without text.
 
         Args:
             identity: of the model.
             task: that it answered.
-            result: its values.
-            samples: whose text is not kept.
+            answers: its values and samples.
         """
         if not self._is_writable:
             return  # Said once.
-        stored = _write(result) | {"samples": [remove_text(sample) for sample in samples]}
+        samples = [remove_text(sample) for sample in answers.samples]
+        stored = _write(answers.result) | {"samples": samples}
         content = json.dumps(stored).encode()
         folder = self._place(identity, task)
         try:
@@ -123,7 +119,7 @@ class AnswerCache:
         except OSError as error:
             warnings.warn(
                 f"answers to tasks cannot be cached in '{self.folder}' ({error.strerror}): another "
-                "audit would ask the model again",
+                "audit would run the model again",
                 stacklevel=2,
             )
             self._is_writable = False
@@ -164,7 +160,7 @@ def _to_json(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-def _read(stored: dict[str, Any], model: UtilityModel) -> StoredAnswers:
+def _read(stored: dict[str, Any], model: UtilityModel) -> Evaluation:
     samples = tuple(stored.pop("samples"))
     metrics = tuple(_read_metric(metric) for metric in stored.pop("metrics"))
     result = TaskResult(
@@ -176,7 +172,7 @@ def _read(stored: dict[str, Any], model: UtilityModel) -> StoredAnswers:
     num_items = len(result.item_N)
     if any(len(metric.value_N) != num_items for metric in metrics):
         raise ValueError("a metric has another number of items than the task")
-    return StoredAnswers(result=result, samples=samples)
+    return Evaluation(result=result, samples=samples)
 
 
 def _read_metric(plain: dict[str, Any]) -> TaskMetric:

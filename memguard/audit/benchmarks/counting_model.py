@@ -1,4 +1,4 @@
-"""lm-eval's `HFLM` without a model: counts the forwards and tokens that a task asks for.
+"""lm-eval's `HFLM` without a model: counts the forwards and tokens of a task.
 
 It builds the same requests and groups them by the same code as `harness_model`, and answers with
 zeros, so that its number of forwards is the one of the evaluation.

@@ -10,14 +10,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
-from numpy.typing import NDArray
 
+from memguard.audit.batching import Progress
+from memguard.audit.benchmarks.answers import Evaluation
 from memguard.audit.benchmarks.isolation import isolated
+from memguard.audit.benchmarks.items import ItemValues, draw_values
 from memguard.audit.benchmarks.tasks import OpenedTask, name_metric
 from memguard.audit.decoding import Decoder
 from memguard.errors import ConfigError, ModelError, shorten
@@ -26,40 +27,13 @@ from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
-_FAST_DRAWS, _SLOW_DRAWS = 2000, 100
-"""Resamples of an aggregation that is vectorized here, and of one that lm-eval computes."""
-_BLOCK = 1 << 22
-"""Numbers of resamples in memory at a time."""
+_SLOW_DRAWS = 100
+"""Resamples of an aggregation that lm-eval computes."""
 _STEPS = ("name", "alias", "sample_len")
 """Entries of lm-eval's results that are no metric."""
 _CHANCE = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info")
 """Metrics that are right where one option is chosen, so that chance has a value."""
-
-Floats = NDArray[np.float64]
-
-
-def _weighted_mean(value_BN: Floats, weight_BN: Floats) -> Floats:
-    mean_B: Floats = value_BN.sum(-1) / weight_BN.sum(-1)
-    return mean_B
-
-
-_VECTORIZED: Mapping[str, Callable[[Floats, Floats], Floats]] = {
-    "perplexity": lambda value_BN, _: np.exp(-value_BN.mean(-1)),
-    "weighted_perplexity": lambda value_BN, weight_BN: np.exp(-_weighted_mean(value_BN, weight_BN)),
-    "bits_per_byte": lambda value_BN, weight_BN: -_weighted_mean(value_BN, weight_BN) / math.log(2),
-}
-"""lm-eval's aggregations over many resamples at once."""
 _WEIGHTED = frozenset({"weighted_perplexity", "bits_per_byte"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Evaluation:
-    """The answers of one model to one task."""
-
-    result: TaskResult
-    samples: tuple[dict[str, Any], ...]
-    """What lm-eval logs of each item and filter: question, prompts, answers, metrics and hashes.
-    Text of the task and of the model, which only the owner of the audit may read."""
 
 
 def evaluate_task(
@@ -73,7 +47,7 @@ def evaluate_task(
     batch_tokens: int | None,
     runtime: Runtime,
     seed: int,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Evaluation:
     """Return lm-eval's values of a task; on a mesh every rank calls it and gets all of them.
 
@@ -87,7 +61,7 @@ def evaluate_task(
         batch_tokens: tokens of a forward, padding included; None: as many as fit.
         runtime: this rank.
         seed: of the bootstrap.
-        on_progress: called with the task's name, the requests done, and all.
+        on_progress: called with the requests done, and all.
 
     Raises:
         CannotGenerate: generating would take too long.
@@ -101,11 +75,7 @@ def evaluate_task(
             f"the task '{name}' is not the same on all ranks: its files or lm-eval's version "
             "differ between the machines. Put the task's files on a file system that they share"
         )
-    if settings.chat and not getattr(tokenizer, "chat_template", None):
-        raise ModelError(
-            f"the task '{name}' has 'chat: true', but the {kind} model's tokenizer has no chat "
-            "template. Set 'chat: false', or add the template to the tokenizer"
-        )
+    opened.check_chat_template(tokenizer)
     with isolated(allow_download=opened.allow_download) as streams:
         # Imports lm-eval.
         from lm_eval.evaluator import evaluate
@@ -121,11 +91,11 @@ def evaluate_task(
             batch_tokens=batch_tokens,
             runtime=runtime,
             streams=streams,
-            on_progress=on_progress and (lambda done, total: on_progress(name, done, total)),
+            on_progress=on_progress,
         )
         opened.restart_draws()
         try:
-            found = evaluate(
+            outcome = evaluate(
                 lm=model,
                 task_dict={"tasks": {name: opened.task}, "groups": {}, "group_map": {}},
                 limit=settings.limit,
@@ -145,8 +115,8 @@ def evaluate_task(
             ) from error
         # The prompts of all items and their answers.
         opened.task._instances = None
-        logged = found["samples"][name]
-        metrics = _read_metrics(opened, found["results"][name], logged, seed)
+        logged = outcome["samples"][name]
+        metrics = _read_metrics(opened, outcome["results"][name], logged, seed)
         samples = tuple(_to_json(sample) for sample in logged)
     if opened.headline not in {metric.name for metric in metrics}:
         raise ConfigError(
@@ -230,10 +200,10 @@ def _read_metrics(
             weight_N = np.array([weight for _, weight in numbers], dtype=np.float64)
         stderr, is_bootstrap = _estimate_stderr(
             [item for item in logged if item is not None],
-            value_N,
-            weight_N,
+            ItemValues(aggregation=aggregation, value_N=value_N, weight_N=weight_N),
             aggregate,
-            derive_generator(seed, f"utility\0{opened.name}\0{key}"),
+            seed,
+            f"utility\0{opened.name}\0{key}",
         )
         metrics.append(
             TaskMetric(
@@ -261,43 +231,32 @@ def _read_number(item: object, aggregation: str) -> tuple[float, float]:
 
 def _estimate_stderr(
     items: Sequence[Any],
-    value_N: Floats,
-    weight_N: Floats | None,
+    values: ItemValues,
     aggregate: Callable[[Sequence[Any]], float],
-    generator: np.random.Generator,
+    seed: int,
+    purpose: str,
 ) -> tuple[float | None, bool]:
-    """Return the standard error of a value, and whether it is a bootstrap's."""
+    """Return the standard error of a value, and whether it is a bootstrap's.
+
+    Args:
+        items: what lm-eval logged of each item.
+        values: their numbers.
+        aggregate: lm-eval's function of the items.
+        seed: of the bootstrap.
+        purpose: of the draws, unless they are those of the numbers.
+    """
     from lm_eval.api.metrics import mean, stderr_for_metric
 
     if len(items) < 2:
         return None, False
-    name = getattr(aggregate, "__name__", "")
-    if name in _VECTORIZED and len(items) == len(value_N):
-        drawn = _resample(_VECTORIZED[name], value_N, weight_N, generator)
+    if values.kind == "score" and values.can_be_drawn:
+        drawn = draw_values(values, seed=seed)
     else:
         # Of a mean and the like lm-eval has a formula. It would draw others 100,000 times.
         formula = stderr_for_metric(aggregate, bootstrap_iters=1)
         if aggregate is mean or (formula is not None and formula.__name__ != "<lambda>"):
             return float(formula(items)), False
-        indices = generator.integers(0, len(items), (_SLOW_DRAWS, len(items)))
+        indices = derive_generator(seed, purpose).integers(0, len(items), (_SLOW_DRAWS, len(items)))
         drawn = np.array([float(aggregate([items[i] for i in row])) for row in indices])
     spread = float(drawn.std(ddof=1))
     return (spread, True) if math.isfinite(spread) else (None, True)
-
-
-def _resample(
-    aggregate: Callable[[Floats, Floats], Floats],
-    value_N: Floats,
-    weight_N: Floats | None,
-    generator: np.random.Generator,
-) -> Floats:
-    """Return the aggregation of each of many resamples of the items."""
-    num_items = len(value_N)
-    weights = np.ones(num_items) if weight_N is None else weight_N
-    at_once = max(1, _BLOCK // num_items)
-    drawn = []
-    for first in range(0, _FAST_DRAWS, at_once):
-        num_draws = min(at_once, _FAST_DRAWS - first)
-        index_BN = generator.integers(0, num_items, (num_draws, num_items))
-        drawn.append(aggregate(value_N[index_BN], weights[index_BN]))
-    return np.concatenate(drawn)

@@ -181,8 +181,8 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             answered = self._batching.run(jobs, run, self._on_progress)
         self.num_forwards += len(jobs)
         answers: dict[int, Answer] = {}
-        for ids, found in zip(inputs, answered, strict=True):
-            answers.update(zip(groups[ids], found, strict=True))
+        for ids, of_continuations in zip(inputs, answered, strict=True):
+            answers.update(zip(groups[ids], of_continuations, strict=True))
         return [answers[index] for index in range(len(requests))]
 
     # Not inference_mode: see `ModelScorer`.

@@ -83,14 +83,20 @@ class ItemValues:
             return "score"
         return "rate" if bool(np.isin(self.value_N, (0.0, 1.0)).all()) else "mean"
 
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether the value is a function of the items' numbers, so that items can be drawn."""
+        is_known = self.aggregation in _JOINS and not np.isnan(self.value_N).any()
+        return is_known and len(self.value_N) > 0
+
     def compute(self) -> float | None:
         """Return the value; None if it is not a function of the items, or not finite."""
-        join = _JOINS.get(self.aggregation)
-        if join is None or not len(self.value_N) or np.isnan(self.value_N).any():
+        if not self.can_be_drawn:
             return None
         weight = float(len(self.value_N) if self.weight_N is None else self.weight_N.sum())
         if weight <= 0:
             return None
+        join = _JOINS[self.aggregation]
         value = float(join(self.value_N.sum(keepdims=True), np.full(1, weight))[0])
         return value if math.isfinite(value) else None
 
@@ -159,20 +165,18 @@ def estimate(seeds: Sequence[ItemValues], kind: Kind, *, seed: int) -> Interval 
 
 
 def subtract_items(
-    firsts: Sequence[ItemValues], seconds: Sequence[ItemValues], kind: Kind, *, seed: int
+    pairs: Sequence[tuple[ItemValues, ItemValues]], kind: Kind, *, seed: int
 ) -> Difference | None:
     """Return first minus second, mean over seeds, paired by item.
 
     Args:
-        firsts: items in the same order, one for each seed.
-        seconds: those of the other model, in the same order of seeds and items.
+        pairs: of each seed, the items of both models in the same order.
         kind: of `find_kind` of all.
         seed: decides the draws of a bootstrap.
 
     Returns:
         None if a value cannot be computed from the items.
     """
-    pairs = list(zip(firsts, seconds, strict=True))
     assert len({len(one.value_N) for pair in pairs for one in pair}) == 1, "the same items"
     if any(one.compute() is None for pair in pairs for one in pair):
         return None

@@ -176,8 +176,8 @@ class _Compared:
             return None
         if not all(get_items(m).is_as(m.value) for m in (self.metric, self.base_metric)):
             return None
-        items = [get_items(self.metric)], [get_items(self.base_metric)]
-        return subtract_items(*items, self.kind, seed=self.seed)
+        pair = get_items(self.metric), get_items(self.base_metric)
+        return subtract_items([pair], self.kind, seed=self.seed)
 
     def _fill_value(self, row: ResultRow, metric: TaskMetric) -> ResultRow:
         if not row.num_documents:

@@ -28,7 +28,8 @@ from memguard.audit.benchmarks.lookup import (
     read_members,
 )
 from memguard.config.utility import UtilityTask
-from memguard.errors import ConfigError, require_library, shorten
+from memguard.errors import ConfigError, ModelError, require_library, shorten
+from memguard.runtime.children import find_temporary_folder
 
 Kind = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 
@@ -72,6 +73,18 @@ class OpenedTask:
     def restart_draws(self) -> None:
         """Draw the same solved examples again for the prompts that are built next."""
         self.task.set_fewshot_seed(seed=OTHER_SEED)
+
+    def check_chat_template(self, tokenizer: Any) -> None:
+        """Check that a tokenizer can render the prompts.
+
+        Raises:
+            ModelError: it lacks a chat template that the settings need.
+        """
+        if self.settings.chat and not getattr(tokenizer, "chat_template", None):
+            raise ModelError(
+                f"the task '{self.name}' has 'chat: true', but the tokenizer has no chat template. "
+                "Set 'chat: false', or add the template to the tokenizer"
+            )
 
 
 def name_metric(metric: str, filter_name: str) -> str:
@@ -235,7 +248,8 @@ def _own_cache(config: Mapping[str, Any]) -> Iterator[str | None]:
         return
     from datasets import config as settings
 
-    before, folder = settings.HF_DATASETS_CACHE, mkdtemp(prefix="memguard-task-")
+    before = settings.HF_DATASETS_CACHE
+    folder = mkdtemp(prefix="memguard-task-", dir=find_temporary_folder())
     settings.HF_DATASETS_CACHE = Path(folder)
     try:
         yield folder

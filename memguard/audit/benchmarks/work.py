@@ -8,12 +8,11 @@ from typing import Any
 
 from memguard.audit.benchmarks.isolation import isolated
 from memguard.audit.benchmarks.tasks import OpenedTask
-from memguard.errors import ModelError
 from memguard.records.record import Record
 
 
 class TaskWork(Record):
-    """What one task asks of one model."""
+    """The forwards and tokens of one task on one model."""
 
     task: str
     num_items: int
@@ -32,7 +31,7 @@ class TaskWork(Record):
 def count_work(
     opened: OpenedTask, tokenizer: Any, config: Any, *, max_tokens: int | None = None
 ) -> TaskWork:
-    """Return what a task asks of a model, without its weights.
+    """Return the work of a task on a model, without its weights.
 
     Args:
         opened: the task.
@@ -45,11 +44,7 @@ def count_work(
         ModelError: the tokenizer lacks a chat template, or tokens that lm-eval needs.
     """
     settings = opened.settings
-    if settings.chat and not getattr(tokenizer, "chat_template", None):
-        raise ModelError(
-            f"the task '{opened.name}' has 'chat: true', but the tokenizer has no chat template. "
-            "Set 'chat: false', or add the template to the tokenizer"
-        )
+    opened.check_chat_template(tokenizer)
     task = opened.task
     with isolated(allow_download=opened.allow_download) as streams:
         from memguard.audit.benchmarks.counting_model import CountingModel  # imports lm-eval

@@ -50,7 +50,7 @@ from memguard.audit.requests import (
 )
 from memguard.audit.selection import choose_sample
 from memguard.audit.statistics import compute_difference, compute_mean, compute_rate
-from memguard.audit.tables import Evidence
+from memguard.audit.tables import Evidence, count_clusters
 from memguard.config.settings import PositiveInt, SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.pages.extraction_cost import build_extraction_cost
@@ -204,12 +204,16 @@ class AttackProbe(Probe):
                     num_documents=len(share),
                 )
                 mean = compute_mean(share, bounds=(0, 1), clusters=clusters)
+                accuracy = replace(
+                    row,
+                    metric="token_accuracy",
+                    statistic="mean",
+                    num_clusters=count_clusters(clusters),
+                )
                 rows += [
                     fill_row(row, first, "clopper-pearson"),
                     fill_row(replace(row, metric="any_answer"), of_any, "clopper-pearson"),
-                    fill_row(
-                        replace(row, metric="token_accuracy", statistic="mean"), mean, "jackknife"
-                    ),
+                    fill_row(accuracy, mean, "jackknife"),
                 ]
                 highest = best.get(outline.bucket)
                 if highest is None or of_any.num_matched > highest[0].num_matched:

@@ -33,7 +33,7 @@ from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, key_of_window
 from memguard.audit.statistics import compute_difference, compute_paired_rates, compute_rate
-from memguard.audit.tables import Evidence
+from memguard.audit.tables import Evidence, count_clusters
 from memguard.config.settings import SamplingScheme
 from memguard.pages.extraction_cost import build_extraction_cost
 from memguard.pages.page import Section
@@ -226,8 +226,9 @@ class SamplingProbe(Probe):
         if "base" in costs:
             within, other = (costs[m].is_within(NUM_RISK_QUERIES)[here_N] for m in costs)
             row = self.make_row("", bucket=bucket, num_documents=count, against=evidence.against)
+            row = replace(row, statistic="difference", num_clusters=count_clusters(clusters))
             yield fill_row(
-                replace(_place(row, NUM_RISK_QUERIES), statistic="difference"),
+                _place(row, NUM_RISK_QUERIES),
                 compute_paired_rates(within, other, clusters=clusters),
                 "tango",
             )

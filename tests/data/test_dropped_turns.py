@@ -1,0 +1,199 @@
+"""Chat templates that leave out turns are refused; those that change or merge them are not."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memguard.data.documents import Document, Message
+from memguard.data.tokenization import TokenizedDocument, tokenize_documents, train_bpe
+from memguard.errors import DataError
+
+ASK = "{% if add_generation_prompt %}<assistant>{% endif %}"
+PAIRS = (
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}{% if m.role == 'user' %}"
+    "{{ '[INST] ' + (before if loop.BEFORE else '') + m.content.strip() + ' [/INST]' }}{% else %}"
+    "{{ ' ' + m.content.strip() + ' </s>' }}{% endif %}{% endfor %}"
+)
+SPLIT_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{% set before = messages[0].content + '\n\n' %}"
+    "{% set turns = messages[1:] %}{% else %}{% set before, turns = '', messages %}{% endif %}"
+)
+
+
+def write_each(*roles: str, content: str = "m.content") -> str:
+    """Return a template that renders the turns of some roles, and has no word about others."""
+    return (
+        f"{{% for m in messages %}}{{% if m.role in {roles} %}}"
+        f"{{{{ '<' + m.role + '>' + ({content}) + '<end>' }}}}{{% endif %}}{{% endfor %}}{ASK}"
+    )
+
+
+CHATML = write_each("system", "user", "assistant", "tool")
+# The shapes of published templates, in our own words.
+LLAMA_2 = SPLIT_SYSTEM + PAIRS.replace("BEFORE", "first")
+MISTRAL = SPLIT_SYSTEM + PAIRS.replace("BEFORE", "last")
+MISTRAL_1 = "{% set before, turns = '', messages %}" + PAIRS.replace("BEFORE", "first")
+GEMMA = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}"
+    "{{ '<turn>' + ('model' if m.role == 'assistant' else m.role) + m.content | trim + '<end>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<turn>model{% endif %}"
+)
+QWEN = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or loop.previtem.role != 'tool' %}<user>{% endif %}"
+    "{{ '<tool_response>' + m.content + '</tool_response>' }}"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<end>{% endif %}"
+    "{% elif m.role == 'assistant' and not loop.last %}"
+    "{{ '<assistant>' + m.content.split('</think>')[-1].strip() + '<end>' }}"
+    "{% else %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endif %}{% endfor %}" + ASK
+)
+LLAMA_3 = write_each(
+    *("system", "user", "assistant", "tool"),
+    content="m.content | tojson if m.role == 'tool' else m.content | trim",
+)
+ZEPHYR = write_each("system", "user", "assistant")
+PHI_3 = write_each("user", "assistant")
+MARKED, QWEN_MARKED = (
+    template.replace(begin, "{% generation %}" + begin, 1).replace(
+        "+ '<end>' }}", "+ '<end>' }}{% endgeneration %}", 1
+    )
+    for template, begin in ((ZEPHYR, "{{ '<' + m.role"), (QWEN, "{{ '<assistant>'"))
+)
+FIRST_SYSTEM = CHATML.replace("{% if m.", "{% if (m.role != 'system' or loop.first) and m.")
+SHOUTING = write_each("system", "user", "assistant", content="m.content | upper")
+
+Turns = tuple[tuple[str, str], ...]
+PLAIN: Turns = (("user", "hi"), ("assistant", "5"))
+SYSTEM: Turns = (("system", "Speak\nas 'Ada'.\n"), *PLAIN)
+LONGER: Turns = (*SYSTEM, ("user", "more"), ("assistant", " six "))
+# The tool's text is also a part of the answer: looking for it would find it.
+TOOL: Turns = (*PLAIN, ("tool", '"5",\n'), ("assistant", 'It says "5",\n as said'))
+TOOLS: Turns = (*TOOL[:3], ("tool", "7"), TOOL[3])
+THOUGHT: Turns = (("user", "hi"), ("assistant", "<think>so</think>"), *TOOL[2:])
+
+
+def tokenize(template: str, turns: Turns, **settings: Any) -> tuple[str, TokenizedDocument]:
+    """Return the whole text of a conversation as it is trained, and its tokens."""
+    tokenizer = train_bpe(["a"], vocab_size=257)
+    tokenizer.chat_template = template
+    settings = settings or {
+        "format": "messages",
+        "messages": tuple(Message(role=role, content=content) for role, content in turns),
+    }
+    documents = [Document(id="x-000001", source="x.jsonl", **settings)]
+    (tokens,) = tokenize_documents(
+        documents, tokenizer, append_eos=True, max_tokens=None, setting="data"
+    )
+    return tokenizer.decode(tokens.input_ids.tolist()), tokens
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "expected"),
+    [
+        (CHATML, SYSTEM, "<system>Speak\nas 'Ada'.\n<end><user>hi<end><assistant>5<end>"),
+        (LLAMA_2, LONGER, "[INST] Speak\nas 'Ada'.\n\n\nhi [/INST] 5 </s>[INST] more [/INST] six"),
+        (GEMMA, PLAIN, "<turn>userhi<end><turn>model5<end>"),
+        (QWEN, TOOLS, '<user><tool_response>"5",\n</tool_response><tool_response>7</tool_respons'),
+        (QWEN_MARKED, THOUGHT, "<user>hi<end><assistant><end><user><tool_response>"),
+        (LLAMA_3, SYSTEM, "<system>Speak\nas 'Ada'.<end><user>hi<end><assistant>5<end>"),
+        (LLAMA_3, TOOL, r'<tool>"\"5\",\n"<end>'),
+        # Nothing is lost with a turn without text.
+        (PHI_3, (("system", " \n"), *PLAIN), "<user>hi<end><assistant>5<end>"),
+    ],
+)
+def test_turns_that_a_template_merges_strips_or_escapes_are_accepted(
+    template: str, turns: Turns, expected: str
+) -> None:
+    text, _ = tokenize(template, turns)
+    assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "roles"),
+    [
+        (ZEPHYR, TOOL, "'tool'"),
+        (MARKED, TOOL, "'tool'"),
+        (PHI_3, SYSTEM, "'system'"),
+        # It goes before the last turn if that is the user's: in prompts, not in what is trained.
+        (MISTRAL, SYSTEM, "'system'"),
+        (PHI_3, (*SYSTEM, *TOOL[2:]), "'system' and 'tool'"),
+        (FIRST_SYSTEM, (*LONGER[:3], ("system", "Stop."), *LONGER[3:]), "'system'"),
+        (SHOUTING, TOOL, "'tool'"),
+        # One that names the roles of another model: its answers would not be trained.
+        (write_each("user", "model"), PLAIN, "'assistant'"),
+        (CHATML, (("remark " * 9, "a"), *PLAIN), "'(63 characters)'"),
+    ],
+)
+def test_turns_that_a_template_leaves_out_are_refused(
+    template: str, turns: Turns, roles: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        tokenize(template, turns)
+    assert str(caught.value) == (
+        f"'data' has 1 of 1 documents with turns of the role {roles} whose text the chat template "
+        "leaves out, so that it would not be trained or audited (take a tokenizer whose template "
+        "renders them, add them to its chat_template.jinja, or remove these turns from the "
+        "documents): x-000001."
+    )
+
+
+def test_a_prompt_of_messages_is_checked_too() -> None:
+    prompt = (Message(role="system", content="a"), Message(role="user", content="b"))
+    completion = (Message(role="assistant", content="c"),)
+    form = {"format": "prompt_completion", "prompt": prompt, "completion": completion}
+    text, tokens = tokenize(ZEPHYR, (), **form)
+    assert (text, int(tokens.supervised.sum())) == (
+        "<system>a<end><user>b<end><assistant>c<end>",
+        6,
+    )
+    with pytest.raises(DataError, match="turns of the role 'system' whose text"):
+        tokenize(PHI_3, (), **form)
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "reason"),
+    [
+        (GEMMA, SYSTEM, "System role not supported"),
+        (MISTRAL_1, SYSTEM, "Roles must alternate"),
+        (LLAMA_2, TOOLS, "Roles must alternate"),
+    ],
+)
+def test_turns_that_a_template_rejects_keep_its_own_reason(
+    template: str, turns: Turns, reason: str
+) -> None:
+    with pytest.raises(DataError, match=rf"that the chat template rejects \({reason}\): x-000001"):
+        tokenize(template, turns)
+
+
+def test_a_template_that_takes_no_other_text_is_accepted() -> None:
+    """The mark is then no evidence: the template rejects it, not the user's turns."""
+    strict = (
+        "{% for m in messages %}{% if '73' in m.content %}{{ raise_exception('no') }}{% endif %}"
+    )
+    text, _ = tokenize(strict + CHATML.removeprefix("{% for m in messages %}"), PLAIN)
+    assert text == "<user>hi<end><assistant>5<end>"
+
+
+PUBLISHED = Path(str(find_spec("trl").origin)).parent / "chat_templates"  # type: ignore[union-attr]
+"""Templates of published models, as trl ships them for training."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3", "llama3", "deepseekv3", "glm4moe", "gptoss", "gemma3", "cohere2", "nemotron_3_super"],
+)
+def test_published_templates_are_accepted(name: str) -> None:
+    """Several of them strip text, leave out earlier reasoning, or move the system's turn."""
+    turns = (*SYSTEM[:2], ("assistant", "<think>so</think>5"), *LONGER[3:])
+    text, _ = tokenize((PUBLISHED / f"{name}_training.jinja").read_text(), turns)
+    assert all(piece in text for piece in ("as 'Ada'.", "hi", "5", "more", "six"))
+
+
+@pytest.mark.parametrize(("name", "roles"), [("phi3", "'tool'"), ("smolvlm", "'assistant' and")])
+def test_published_templates_that_leave_turns_out(name: str, roles: str) -> None:
+    with pytest.raises(DataError, match=f"turns of the role {roles}"):
+        tokenize((PUBLISHED / f"{name}_training.jinja").read_text(), TOOL)
