@@ -523,7 +523,7 @@ SCOPE: tuple[Sentence[Audit], ...] = (
     Sentence(
         name="audited",
         pattern=rf"Audited: {NUMBERS.format('')} trained documents?"
-        r"(?:, (?P<texts>\d+) different texts)?"
+        r"(?:, (?P<texts>\d+) different texts?)?"
         r"(?: \((?:(?P<short>\d+) too short or not auditable(?:, )?)?"
         r"(?:(?P<left>\d+) not in the sample)?\))?; "
         r"(?:attacked: (?P<attacked>\d+) of (?P<aof>\d+)|none was attacked)\.",
