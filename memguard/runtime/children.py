@@ -225,18 +225,6 @@ def is_started_by_nproc() -> bool:
     return bool(os.environ.get(EXIT_REPORT_FILE))
 
 
-def find_temporary_folder() -> Path | None:
-    """Return a folder that the launcher of `--nproc` removes when its ranks have ended.
-
-    A rank that is killed or fails ends without removing its temporary files.
-
-    Returns:
-        None, which is the system's temporary folder, for a process that `--nproc` did not start.
-    """
-    file = os.environ.get(EXIT_REPORT_FILE)
-    return Path(file).parent if file else None
-
-
 def own_rank() -> int:
     """Return this process's rank, without importing torch; 0 for a single process."""
     rank = os.environ.get("RANK", "")

@@ -1,12 +1,12 @@
 """Tasks are found, checked and hashed; what cannot be run is refused by one line."""
 
-import gc
 import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from benchmark_examples import make_rows, write_task
 
@@ -17,7 +17,6 @@ from memguard.audit.benchmarks.isolation import isolated
 from memguard.audit.benchmarks.tasks import OpenedTask, check_tasks, open_tasks
 from memguard.config.utility import UtilityTask
 from memguard.errors import ConfigError
-from memguard.runtime.children import EXIT_REPORT_FILE
 
 ROWS = make_rows([f"{number} small texts of a few words, {'again ' * 60}" for number in range(7)])
 
@@ -69,21 +68,24 @@ def test_no_copy_of_the_documents_stays(
 
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    task = open_one(choice)
-    (copy,) = tmp_path.iterdir()
-    assert copy.name.startswith("memguard-task-")
-    assert copy.stat().st_mode & 0o077 == 0
-    del task
-    gc.collect()
+    read, folders = datasets.load_dataset, []
+
+    def read_and_list(*args: Any, **kwargs: Any) -> Any:
+        folders.extend(tmp_path.iterdir())
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(datasets, "load_dataset", read_and_list)
+    task = open_one(choice).task
+    (folder,) = folders
+    assert folder.name.startswith("memguard-task-")
     assert not list(tmp_path.iterdir())
     assert tmp_path / "cache" == config.HF_DATASETS_CACHE
-    # A rank may be killed: its copy is in the folder that the launcher removes.
-    launcher = tmp_path / "launcher"
-    launcher.mkdir()
-    monkeypatch.setenv(EXIT_REPORT_FILE, str(launcher / "1.json"))
-    kept = open_one(choice)
-    assert len(list(launcher.iterdir())) == len(list(tmp_path.iterdir())) == 1
-    del kept
+    # The documents are in memory, and so is what is made of them.
+    docs = task.test_docs()
+    assert not docs.cache_files
+    lengths = docs.map(lambda doc: {"length": len(doc["question"])})["length"]
+    assert list(lengths) == [len(question) for question in docs["question"]]
+    assert not list(tmp_path.iterdir())
 
 
 # -- the hash --------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ suite. A task that lm-eval marks as unsafe runs programs that the model has writ
 
 import hashlib
 import json
+import math
 import re
-import shutil
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, get_args
 
 from memguard.audit.benchmarks.isolation import OTHER_SEED, isolated
@@ -29,7 +28,6 @@ from memguard.audit.benchmarks.lookup import (
 )
 from memguard.config.utility import UtilityTask
 from memguard.errors import ConfigError, ModelError, require_library, shorten
-from memguard.runtime.children import find_temporary_folder
 
 Kind = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 
@@ -216,7 +214,7 @@ def _build(path: Path, config: Mapping[str, Any], subject: str, *, allow_downloa
 
     dataset = ", ".join(str(config[k]) for k in ("dataset_path", "dataset_name") if config.get(k))
     try:
-        with _own_cache(config) as folder:
+        with _private_cache(config):
             loaded = TaskManager(include_defaults=False).load([str(path)])
             (task,) = loaded["tasks"].values()
     except Exception as error:
@@ -232,32 +230,27 @@ def _build(path: Path, config: Mapping[str, Any], subject: str, *, allow_downloa
             f"({_say(error)}). Check the connection to the hub, or copy the dataset into this "
             "machine's cache"
         ) from error
-    if folder is not None:
-        weakref.finalize(task, shutil.rmtree, folder, ignore_errors=True)
     return task
 
 
 @contextmanager
-def _own_cache(config: Mapping[str, Any]) -> Iterator[str | None]:
-    """Read a task's local files through a folder of its own, which ends with the task; yield it.
+def _private_cache(config: Mapping[str, Any]) -> Iterator[None]:
+    """Read a task's local files into memory, through a folder that ends with the block.
 
     Their text may be private, and datasets would leave a copy of it in the user's cache.
     """
     if config.get("dataset_path") not in _LOCAL_READERS:
-        yield None
+        yield
         return
     from datasets import config as settings
 
-    before = settings.HF_DATASETS_CACHE
-    folder = mkdtemp(prefix="memguard-task-", dir=find_temporary_folder())
-    settings.HF_DATASETS_CACHE = Path(folder)
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    finally:
-        settings.HF_DATASETS_CACHE = before
+    before = settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE
+    with TemporaryDirectory(prefix="memguard-task-") as folder:
+        settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = Path(folder), math.inf
+        try:
+            yield
+        finally:
+            settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = before
 
 
 def _describe_download(subject: str, dataset: str) -> str:
