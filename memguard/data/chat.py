@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memguard.data.documents import Message
-from memguard.data.format_ways import list_columns
+from memguard.data.format_ways import list_names
 
 _MARK = "73029415860194"
 """Digits, which no template escapes or strips; the number of the turn follows."""
@@ -120,7 +120,7 @@ def _refuse_dropped(messages: Sequence[Message], tokenizer: Any) -> None:
         if message.content.strip() and f"{_MARK}{turn:06d}" not in text
     }
     if dropped:
-        roles = " and ".join(f"'{list_columns([role])}'" for role in sorted(dropped))
+        roles = " and ".join(f"'{list_names([role])}'" for role in sorted(dropped))
         raise TemplateFailure(
             f"with turns of the role {roles} whose text the chat template leaves out, so that it "
             "would not be trained or audited (take a tokenizer whose template renders them, add "

@@ -15,10 +15,10 @@ from memguard.config.formats import FORMAT_COLUMNS, FormatName
 
 Style = Literal["settings", "options", "arguments"]
 
-_COLUMN = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
+_NAME = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
 """Names that messages quote. The first row of a CSV file without a header is read as the header,
 and the text in it must not be quoted."""
-_MOST_COLUMNS = 20
+_MOST_NAMES = 20
 _NUM_WAYS = 3
 _UNKNOWN = "COLUMN"
 _QUESTION = ("question", "query", "prompt", "instruction", "problem", "task")
@@ -82,13 +82,13 @@ def write_way(
     return (", " if style == "arguments" else " ").join(parts)
 
 
-def list_columns(columns: Sequence[str]) -> str:
-    """List the names of columns for a message; of a long name only its length."""
-    names = [
-        name if _COLUMN.fullmatch(name) else f"({len(name)} characters)"
-        for name in columns[:_MOST_COLUMNS]
+def list_names(names: Sequence[str]) -> str:
+    """List names of columns, roles or tags for a message; of a long one only its length."""
+    shown = [
+        name if _NAME.fullmatch(name) else f"({len(name)} characters)"
+        for name in names[:_MOST_NAMES]
     ]
-    return ", ".join(names) + (", ..." if len(columns) > _MOST_COLUMNS else "")
+    return ", ".join(shown) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def suggest_ways(
@@ -126,7 +126,7 @@ def _match(
     format: FormatName, columns: Sequence[str], given: ColumnsConfig
 ) -> tuple[dict[str, str], int]:
     """Choose a column for each thing of a format; also count those chosen without a reason."""
-    free = [name for name in columns if _COLUMN.fullmatch(name) and name not in ("id", "source")]
+    free = [name for name in columns if _NAME.fullmatch(name) and name not in ("id", "source")]
     by_lower = {name.lower(): name for name in reversed(free)}
     known = FORMAT_COLUMNS[format]
     chosen: dict[str, str] = {}

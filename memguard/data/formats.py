@@ -18,7 +18,7 @@ from memguard.config.formats import FORMAT_COLUMNS, FormatName, TemplateName
 from memguard.data.format_ways import (
     Style,
     choose_style,
-    list_columns,
+    list_names,
     suggest_ways,
     write_way,
 )
@@ -63,7 +63,7 @@ class Layout:
             ways = (self.write(format=name) for name in self.also)
             text += f"; it also fits {', '.join(self.also)} ({' or '.join(ways)})"
         elif self.unread:
-            text += f"; not read: {list_columns(self.unread)}"
+            text += f"; not read: {list_names(self.unread)}"
         return text
 
     def write(self, **settings: Any) -> str:
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def _named(self) -> list[tuple[str, str]]:
-        shown = {name: list_columns([column]) for name, column in self.columns.items()}
+        shown = {name: list_names([column]) for name, column in self.columns.items()}
         return list(shown.items())
 
 
@@ -184,7 +184,7 @@ def _choose(
 
 
 def _describe_columns(name: FormatName, form: FormatConfig) -> str:
-    columns = [list_columns([_column(thing, form)]) for thing in FORMAT_COLUMNS[name].required]
+    columns = [list_names([_column(thing, form)]) for thing in FORMAT_COLUMNS[name].required]
     return f"{name} (column{'s' if len(columns) > 1 else ''} {', '.join(columns)})"
 
 
@@ -200,6 +200,6 @@ def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) 
         of = f"needs the column '{lacking[0]}'" + ("" if wanted is None else f" to be {wanted}")
     ways = suggest_ways(table.columns, form.columns, style, format=wanted)
     return DataError(
-        f"{place} {of}; its columns are {list_columns(table.columns)}. The nearest "
+        f"{place} {of}; its columns are {list_names(table.columns)}. The nearest "
         f"ways to describe it: {ways}"
     )

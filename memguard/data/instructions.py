@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memguard.data.format_ways import list_columns
+from memguard.data.format_ways import list_names
 from memguard.data.formats import Layout
 from memguard.data.rows import Document, Message, UnusableRow, make_conversation, read_text
 
@@ -158,7 +158,7 @@ def _read_turn(turn: Any, column: str, layout: Layout) -> Message:
         raise UnusableRow(f"whose '{column}' has a {tags.role} or {tags.content} that is no string")
     role = tags.roles.get(tag)
     if role is None:
-        shown = list_columns([tag])
+        shown = list_names([tag])
         way = layout.write(tags={"user": shown})
         raise UnusableRow(
             f"whose '{column}' has the unknown role {shown!r} (known: {', '.join(tags.roles)}; "
