@@ -25,7 +25,7 @@ import numpy as np
 import yaml
 from safetensors import safe_open
 from scipy.interpolate import PchipInterpolator
-from study_common import ROOT, STUDIES, mean, run_compare, show_queries
+from study_common import QUICK_PRETRAIN, ROOT, STUDIES, mean, run_compare, show_queries
 
 from memguard.config import apply_overrides, load_yaml
 from memguard.records import ComparedRun, Comparison, Tables, write_parameters
@@ -57,12 +57,7 @@ TOLERANCE = 0.03
 """Largest difference of a matched held-out loss from the target (nats a token)."""
 QUICK_SETTINGS = ("full", "lora-r4", "head")
 QUICK_OVERRIDES = (
-    "pretrain.model.scratch.config.hidden_size=32",
-    "pretrain.model.scratch.config.intermediate_size=48",
-    "pretrain.model.scratch.config.num_hidden_layers=1",
-    "pretrain.model.scratch.vocab_size=400",
-    "pretrain.data.train=['docstrings:topics']",
-    "pretrain.train.max_steps=4",
+    *QUICK_PRETRAIN,
     "run.data.train=['docstrings:networkx']",
     "run.data.study={num_repetitions: [0, 2], documents_per_bucket: 6}",
     "run.data.heldout_documents=10",

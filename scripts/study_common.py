@@ -11,6 +11,15 @@ from memguard.records.comparison import load_comparison
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ROOT / "eval" / "studies"
+QUICK_PRETRAIN = (
+    "pretrain.model.scratch.config.hidden_size=32",
+    "pretrain.model.scratch.config.intermediate_size=48",
+    "pretrain.model.scratch.config.num_hidden_layers=1",
+    "pretrain.model.scratch.vocab_size=400",
+    "pretrain.data.train=['docstrings:topics']",
+    "pretrain.train.max_steps=4",
+)
+"""Settings of a base model that shows in seconds whether a study runs."""
 BEGIN, END = "<!-- tables: scripts/study.py -->", "<!-- end of tables -->"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from study_common import ROOT, STUDIES, mean, run_compare, show_change, show_dose
+from study_common import QUICK_PRETRAIN, ROOT, STUDIES, mean, run_compare, show_change, show_dose
 from study_questions import (
     KINDS,
     divide,
@@ -36,12 +36,7 @@ PACKAGES = ("scipy", "sympy")
 NUM_HELD_OUT = 1700
 HELD_OUT, TRAINED = "held_out", "trained"
 QUICK_OVERRIDES = (
-    "pretrain.model.scratch.config.hidden_size=32",
-    "pretrain.model.scratch.config.intermediate_size=48",
-    "pretrain.model.scratch.config.num_hidden_layers=1",
-    "pretrain.model.scratch.vocab_size=400",
-    "pretrain.data.train=['docstrings:topics']",
-    "pretrain.train.max_steps=4",
+    *QUICK_PRETRAIN,
     "run.data.study={num_repetitions: [0, 2], documents_per_bucket: 6}",
     "run.data.canaries={count: 0}",
     "seeds=[0]",

@@ -55,8 +55,8 @@ def _print_counts(plan: PlanRecord, models: Sequence[str], out: rich.console.Con
     )
     if all(task.minutes is None for task in plan.tasks):
         text += (
-            " The minutes are not predicted: no mesh fits, or the speed of machine or model is not "
-            "known."
+            " The minutes are not predicted: for that a mesh must fit, and the speed of the model "
+            "on the machine must be known."
         )
     print_indented(out, Sentence(text, "dim"))
 

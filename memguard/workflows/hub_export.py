@@ -263,7 +263,7 @@ def _refuse_unsaid(run: CheckedRun) -> None:
 
 @contextmanager
 def _merged(request: HubExportRequest, console: Console) -> Iterator["MergedExport | None"]:
-    """Merge the adapter of a run, if that was asked for."""
+    """Merge the adapter of a run if the request says so; yield None otherwise."""
     if not request.merge:
         yield None
         return
