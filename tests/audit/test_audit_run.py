@@ -88,6 +88,22 @@ def test_whole_audit() -> None:
     assert not tables.select("canaries", "verbatim")
 
 
+@pytest.mark.parametrize("format", ["messages", "prompt_completion"])
+def test_answers_longer_than_a_window_of_text_are_audited_whole(format: str) -> None:
+    """A recited answer of 140 tokens: its lengths are beyond the 50 of `continuation_tokens`."""
+    answer = np.arange(150) >= 10
+    documents = [
+        replace(document, format=format, supervised=answer)
+        for document in build_documents(size=150)
+    ]
+    summary = audit(documents, Held(know(documents, "x64"))).summary
+    for metric in ("first_divergence", "longest_run"):
+        row = summary.tables.find("extraction", metric, "x64", statistic="mean")
+        assert row is not None
+        assert (row.value, row.num_documents) == (140.0, 20)
+    assert summary.verdict.level == "memorized"
+
+
 def test_same_input_same_outcome() -> None:
     documents = build_documents()
 

@@ -110,7 +110,9 @@ class ExtractionProbe(WindowSettings, Probe):
             columns = {"near_verbatim": _find_matched_near(measured), **columns}
         elif isinstance(near, NearVerbatim):
             columns["near_verbatim"] = _find_matched_near(measured)
-        return [Values(columns=columns, continuation_tokens=self.continuation_tokens)]
+        # An answer of a conversation is audited whole, however long it is.
+        longest = int(evidence.size_N.max(initial=0))
+        return [Values(columns=columns, continuation_tokens=longest)]
 
     def tabulate(self, evidence: Evidence) -> Summary:
         """Add what is no metric of a document: medians, ratios, near-ties, copies, trends."""
