@@ -32,9 +32,9 @@ from cli_examples import (
 from memguard import api
 from memguard.data.identity_key import IdentityKey, load_identity_key
 from memguard.errors import ConfigError, DataError, ModelError, RecordError
-from memguard.evidence.sources import hash_code
 from memguard.records import BLIND, load_manifest
 from memguard.records.sealed import sum_file
+from memguard.runtime.environment import hash_code
 
 LENGTHS: dict[str, Any] = {"continuation_tokens": 8, "min_documents": 4}
 

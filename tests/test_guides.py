@@ -21,8 +21,6 @@ import pytest
 import typer.main
 import yaml
 from cli_examples import make_texts, run_cli, save_tiny_model, write_jsonl
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from preloaded import PreloadedChild
 from ranks import RankPool
 
@@ -113,17 +111,6 @@ def write_sweep(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(yaml.safe_dump(values))
 
 
-def save_keys(folder: Path) -> None:
-    """Write a pair of ed25519 keys, as the guide's openssl commands do."""
-    key = Ed25519PrivateKey.generate()
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    (folder / "key.pem").write_bytes(private)
-    (folder / "key.pem").chmod(0o600)
-    public = serialization.PublicFormat.SubjectPublicKeyInfo
-    (folder / "pub.pem").write_bytes(key.public_key().public_bytes(pem, public))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which the guides' names are: a checkpoint, documents, a sweep, two runs."""
@@ -131,7 +118,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     checkpoint = save_tiny_model(folder / "path/to/checkpoint", max_position_embeddings=1024)
     (folder / "original").symlink_to(checkpoint)
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-    save_keys(folder)
     for seed, name in enumerate(("mails", "trained", "unseen", "documents")):
         texts = make_texts(60, seed=seed, words=40)
         write_jsonl(folder / f"{name}.jsonl", ({"text": text} for text in texts))

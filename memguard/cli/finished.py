@@ -121,24 +121,19 @@ def verify(
         str | None,
         typer.Option(help="Present location of the base of the run's adapters, if it was moved."),
     ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(metavar="PUB", help="Public key that must have signed the bundle."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a run's files for damage, or a bundle for any change.
 
     For each damaged part it shows how to repair it. Private files of another user are not checked.
     """
-    from memguard.cli.bundles import refuse_key, verify_bundle
+    from memguard.cli.bundles import verify_bundle
 
     if folder.is_file() or (folder.suffix == ".zip" and not folder.is_dir()):
         if base is not None:
             raise ConfigError(f"'--base' is for a run; '{folder}' is a bundle. Leave it out")
-        verify_bundle(folder, key, as_json=as_json)
+        verify_bundle(folder, as_json=as_json)
         return
-    refuse_key(key, folder)
     import json
 
     import rich.console

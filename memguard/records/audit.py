@@ -290,7 +290,7 @@ class AuditHeader(Record):
     schema_name: Literal["memguard.report/5"] = Field("memguard.report/5", alias="schema")
     tool_version: str
     code_sha256: str
-    """Hash of memguard's source files that audited, see `evidence.sources.hash_code`."""
+    """Hash of memguard's source files that audited, see `runtime.environment.hash_code`."""
     created: str
     """UTC, ISO 8601."""
     run: str | None

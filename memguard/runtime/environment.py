@@ -6,6 +6,7 @@ Processes on one machine, without torch:
     no GPU                one process per core; up to four per core are allowed with a warning
 """
 
+import hashlib
 import importlib.metadata
 import logging
 import os
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MORE_MACHINES = "use several machines with torchrun"
 _MOST_A_CORE = 4
+_PACKAGE = Path(__file__).parents[1]
+_CODE_SUFFIXES = (".py", ".j2")
 _DEVICES = Path("/dev")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -220,3 +223,19 @@ def is_cpu_build() -> bool:
         return importlib.metadata.version("torch").endswith("+cpu")
     except importlib.metadata.PackageNotFoundError:
         return False
+
+
+def hash_code() -> str:
+    """Return one hash of memguard's source files and templates.
+
+    It equals the output of this shell command in the folder of the package:
+
+        find * -name '*.py' -o -name '*.j2' | LC_ALL=C sort | xargs sha256sum | sha256sum
+    """
+    names = {
+        path.relative_to(_PACKAGE).as_posix(): path
+        for path in _PACKAGE.rglob("*")
+        if path.suffix in _CODE_SUFFIXES and path.is_file()
+    }
+    lines = (f"{hashlib.sha256(names[n].read_bytes()).hexdigest()}  {n}\n" for n in sorted(names))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -32,6 +32,7 @@ report_links.py    links the reports of a sweep to its comparison
 sweep_progress.py  what a run of a sweep does, read from its files
 diff.py            what became of each finding between two audits
 gate.py            judges an audit by a policy, and writes the result as one set
+bundle_format.py   the archive of a bundle, its statement, and the check of both
 bundle.py          packs the files of an audit, with their hashes, into one archive
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit

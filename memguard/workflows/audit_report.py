@@ -10,7 +10,6 @@ from memguard.audit.run import AuditOutcome
 from memguard.audit.suite import Suite
 from memguard.audit.training import HELDOUT_NLL, tabulate_training
 from memguard.config import AuditConfig
-from memguard.evidence.sources import hash_code
 from memguard.records import (
     PRIVATE_MODE,
     AuditReport,
@@ -25,6 +24,7 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.runtime import Runtime, describe_environment
+from memguard.runtime.environment import hash_code
 from memguard.workflows.audit_inputs import AuditTarget
 from memguard.workflows.audit_utility import SEED, UtilityRun, describe_tasks
 

@@ -2,31 +2,28 @@
 
     run or audit folder  ->  checked as `verify` does  ->  members  ->  statement  ->  archive
 
-Nothing private is read but records.parquet, of which the bundle keeps the answers; see
-`evidence.contents`. Torch is not imported.
+Nothing private is read but records.parquet, of which the bundle keeps the answers: no id of the
+user's and no score. They are sorted by the keyed hash, which is as good as random, so that order of
+documents and numbers of clusters are not those of the source. Torch is not imported.
 """
 
 import json
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
 
 import memguard
-from memguard.config import load_yaml
 from memguard.errors import MAX_PATH, ConfigError, RecordError, shorten
-from memguard.evidence import members as names
-from memguard.evidence.archive import write_archive
-from memguard.evidence.check import Checked, check_bundle
-from memguard.evidence.contents import shorten_config, write_answers, write_first_page
-from memguard.evidence.signature import sign
-from memguard.evidence.sources import hash_code, hash_suite
-from memguard.evidence.statement import Sources, build_statement, describe_audit, hash_bytes
 from memguard.hf.checkpoint_files import ADAPTER_CONFIG
 from memguard.hf.identity import BASE, hash_sums, sum_model
+from memguard.pages.formatting import clean_text
 from memguard.records import AuditReport
-from memguard.records.answers import load_answers
+from memguard.records.answers import Answers, load_answers
 from memguard.records.audit_files import (
     AUDIT_FILES,
     CARDS,
@@ -41,26 +38,43 @@ from memguard.records.audit_files import (
 from memguard.records.gate import (
     GATE,
     GATE_FOLDER,
+    GateResult,
     find_gate_damage,
     has_gate,
     load_gate,
 )
+from memguard.records.local_paths import shorten_paths
 from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, write_atomically
 from memguard.records.run_files import TrainedRun, has_begun, load_summary, load_trained
 from memguard.records.sealed import Damage, FileSum, sum_file
+from memguard.runtime.environment import hash_code
+from memguard.workflows import bundle_format as form
 from memguard.workflows.run_folder import (
     check_finished,
     check_free,
     check_outside_runs,
-    load_own_config,
 )
 from memguard.workflows.verify import OnRead
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-_CONFIG = "config.yaml"
 _AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
+PRIVATE_RECORDS = (
+    "PRIVATE: records.parquet, the scores of each document, is inside. Anyone who knows a text but "
+    "for a PIN, say, can score every PIN and see which is right. Hand this bundle only to people "
+    "who may see the documents."
+)
+_NOT_PRIVATE = (
+    "No text of a document, no key and no table of scores is inside. The report names the "
+    "documents that were extracted, by their ids, and says how many of their tokens; ids and names "
+    "of files are those of your data."
+)
+_SHOWS = (
+    "'memguard verify' builds this archive and its statement again and compares every byte: that "
+    "shows damage. It does not show forgery, because anyone can write another bundle with other "
+    "hashes; a signature of this file does. The hashes show that files belong together, not that "
+    "the audit was done well or on these documents only. No extraction found does not mean that "
+    "none is possible."
+)
+_YES_NO = {1.0: True, 0.0: False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +86,6 @@ class BundleRequest:
     out: Path
     gate: Path | None = None
     """Folder of the gate's result; None: gate/ in ``folder``, if it is there."""
-    policy: Path | None = None
     with_records: bool = False
 
     @property
@@ -83,7 +96,7 @@ class BundleRequest:
     @property
     def is_run(self) -> bool:
         """Whether the folder is that of a run."""
-        return (self.folder / _CONFIG).is_file() or has_begun(self.folder)
+        return (self.folder / form.CONFIG).is_file() or has_begun(self.folder)
 
     def check(self) -> None:
         """Refuse arguments that cannot work, before anything is read.
@@ -96,11 +109,11 @@ class BundleRequest:
         if not self.is_run:
             if not any((folder / name).exists() for name in (AUDIT_FILES, REPORT)):
                 raise ConfigError(
-                    f"'{folder}' is neither the folder of a run (no {_CONFIG}) nor of an audit "
+                    f"'{folder}' is neither the folder of a run (no {form.CONFIG}) nor of an audit "
                     f"(no {AUDIT_FILES})"
                 )
             run = folder.resolve().parent
-            if folder.resolve().name == "audit" and (run / _CONFIG).is_file():
+            if folder.resolve().name == "audit" and (run / form.CONFIG).is_file():
                 raise ConfigError(f"'{folder}' is the audit of a run: give the run, '{run}'")
         if out.suffix.lower() != ".zip":
             raise ConfigError(f"'OUT.zip' must end in .zip; got '{shown}'")
@@ -113,8 +126,6 @@ class BundleRequest:
         check_outside_runs(out, "OUT.zip")
         if self.gate is not None and not (self.gate / GATE).is_file():
             raise ConfigError(f"'--gate': '{self.gate}' has no {GATE}; 'memguard gate' writes it")
-        if self.policy is not None:
-            load_yaml(self.policy)
         with suppress(OSError):  # A read-only folder is not an error here.
             check_free(folder)
 
@@ -124,7 +135,7 @@ class Bundled:
     """A bundle that was written."""
 
     path: Path
-    checked: Checked
+    checked: form.Checked
     notes: tuple[str, ...]
     """Sentences about what is in the bundle, or missing from it, that its reader would miss."""
 
@@ -133,46 +144,20 @@ class Bundled:
         return {"bundle": str(self.path), **self.checked.describe(), "notes": list(self.notes)}
 
 
-def write_bundle(
-    request: BundleRequest, on_read: OnRead, *, key: "Ed25519PrivateKey | None" = None
-) -> Bundled:
+def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     """Write a bundle of a finished and undamaged audit.
 
     Args:
         request: checked.
         on_read: called before the model's files are read, since that may take long.
-        key: signs the statement; None leaves the bundle unsigned.
 
     Raises:
-        ConfigError: the policy is not the one that was judged.
         ModelError: training has not ended.
         RecordError: a file of the run or the audit is damaged, or they do not belong together.
         UnreadableError: only another user can read the records.
     """
-    members, sources, notes = _collect(request, on_read, is_signed=key is not None)
-    report, gate = load_audit_report(request.audit), _find_gate(request)
-    evidence = describe_audit(report, sources)
-    members[names.EVIDENCE] = evidence.write()
-    listed = {*members, names.FIRST_PAGE, names.STATEMENT, *([names.ENVELOPE] if key else [])}
-    judged = None if gate is None else load_gate(gate)
-    members[names.FIRST_PAGE] = write_first_page(evidence, listed, judged)
-    members[names.STATEMENT] = b""
-    statement = build_statement(names.sort_members(members), evidence)
-    members[names.STATEMENT] = statement
-    if key is not None:
-        members[names.ENVELOPE] = sign(statement, key).write()
-    archive = write_archive(names.sort_members(members))
-    checked = check_bundle(archive, None if key is None else key.public_key())
-    write_atomically(request.out, archive, PRIVATE_MODE if request.with_records else 0o644)
-    return Bundled(path=request.out, checked=checked, notes=tuple(notes))
-
-
-def _collect(
-    request: BundleRequest, on_read: OnRead, *, is_signed: bool
-) -> tuple[dict[str, bytes], Sources, list[str]]:
-    """Return the files of a run that a bundle has, what is recorded of others, and notes."""
     trained = _check_run(request, on_read) if request.is_run else None
-    audit = request.audit
+    audit, notes = request.audit, []
     _refuse_damaged_audit(request)
     report, written = load_audit_report(audit), load_audit_files(audit)
     if trained is not None:
@@ -181,47 +166,134 @@ def _collect(
         name: _read_whole(audit / name, written.files[name]) for name in (PAGE, REPORT, RESULTS)
     }
     answers = load_answers(audit)
-    members[names.ANSWERS] = write_answers(answers)
+    members[form.ANSWERS] = write_answers(answers)
     if request.with_records:
         members[SCORES] = _read_whole(audit / SCORES, written.scores)
-    notes = []
     if any(text_hmac is None for text_hmac in answers.text_hmac_N):
         notes.append(
             "documents without a keyed id are among the answers: the audit had no key, so that "
             "they cannot be matched with those of another audit"
         )
-    config = None
-    suites = [report.method.suite]
+    config, training = None, None
     if trained is not None:
-        suites.insert(0, load_own_config(request.folder).audit.suite)
-        config = _read(request.folder / _CONFIG)
-        members[names.CONFIG], shortened = shorten_config(config)
+        config = _read(request.folder / form.CONFIG)
+        members[form.CONFIG], shortened = shorten_config(config)
         if shortened:
             paths = ", ".join(dict.fromkeys(shortened))
-            notes.append(f"paths in {names.CONFIG} are shortened: {shorten(paths, MAX_PATH)}")
-    training = _read_environment(request.folder) if trained is not None else None
+            notes.append(f"paths in {form.CONFIG} are shortened: {shorten(paths, MAX_PATH)}")
+        training = _read_environment(request.folder)
     environment = {"audit": report.environment, "training": training}
-    members[names.ENVIRONMENT] = f"{format_json(environment)}\n".encode()
-    members |= _collect_policy(request)
-    suite = next(filter(None, (hash_suite(suite, report) for suite in suites)), None)
-    if suite is None:
-        notes.append(
-            f"the hash of the suite '{report.method.suite}' is missing: its file is not there, or "
-            "no longer says what the audit ran"
-        )
-    sources = Sources(
+    members[form.ENVIRONMENT] = f"{format_json(environment)}\n".encode()
+    gate = request.gate or request.folder / GATE_FOLDER
+    judged = None
+    if has_gate(gate):
+        _refuse(gate.parent, find_gate_damage(gate, audit), "Run 'memguard gate' again")
+        judged = load_gate(gate)
+        for name, item in {GATE: sum_file(gate / GATE), **judged.files}.items():
+            members[f"{GATE_FOLDER}/{name}"] = _read_whole(gate / name, item)
+    sources = form.Sources(
         files=None if trained is None else trained.model,
         adapted_files=(trained.base or None) if trained is not None else None,
         manifest_sha256=None if trained is None else trained.manifest.sha256,
-        suite_sha256=suite,
         bundled_by=memguard.__version__,
         bundled_by_code_sha256=hash_code(),
-        config_sha256=None if config is None else hash_bytes(config),
+        config_sha256=None if config is None else form.hash_bytes(config),
         scores_sha256=written.scores.sha256,
         has_private_records=request.with_records,
-        is_signed=is_signed,
     )
-    return members, sources, notes
+    evidence = form.describe_audit(report, sources)
+    members[form.FIRST_PAGE] = _write_first_page(evidence, {*members, form.FIRST_PAGE}, judged)
+    members[form.STATEMENT] = form.build_statement(members, evidence)
+    archive = form.write_archive(members)
+    write_atomically(request.out, archive, PRIVATE_MODE if request.with_records else 0o644)
+    return Bundled(path=request.out, checked=form.check_bundle(request.out), notes=tuple(notes))
+
+
+def write_answers(answers: Answers) -> bytes:
+    """Return `answers.jsonl`: each document's keyed hash, bucket, role, and answer by probe."""
+    extracted = sorted(answers.extracted.items())
+    clusters = answers.cluster_N.tolist()
+    rows = [
+        {
+            "id": answers.text_hmac_N[index],
+            "bucket": answers.bucket_N[index],
+            "role": answers.role_N[index],
+            # NaN, not asked, has no entry.
+            "extracted": {probe: _YES_NO.get(float(by_N[index])) for probe, by_N in extracted},
+        }
+        for index in range(len(answers))
+    ]
+    # A cluster is numbered by its documents; clusters of equal documents are interchangeable.
+    members: dict[int, list[bytes]] = {}
+    for row, cluster in zip(rows, clusters, strict=True):
+        members.setdefault(cluster, []).append(form.write_canonical(row))
+    order = sorted(members, key=lambda cluster: sorted(members[cluster]))
+    number = {cluster: position for position, cluster in enumerate(order)}
+    numbered = sorted(
+        (
+            (form.write_canonical(row), number[cluster], row)
+            for row, cluster in zip(rows, clusters, strict=True)
+        ),
+        key=lambda item: item[:2],
+    )
+    lines = (form.write_canonical({**row, "cluster": cluster}) for _, cluster, row in numbered)
+    return b"".join(line + b"\n" for line in lines)
+
+
+def shorten_config(content: bytes) -> tuple[bytes, list[str]]:
+    """Return settings without full paths of the machine, and the paths as they are shown now.
+
+    Args:
+        content: of the config.yaml of a run. Without absolute paths it does not change.
+    """
+    shortened: list[str] = []
+
+    def shorten_values(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shorten_values(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [shorten_values(item) for item in value]
+        if isinstance(value, str) and (short := shorten_paths(value)) != value:
+            shortened.append(short)
+            return short
+        return value
+
+    values = shorten_values(yaml.safe_load(content))
+    text = (
+        "# Absolute paths are shortened to their last two parts. SHA-256 of the run's own file:\n"
+        f"# {form.hash_bytes(content)}\n{yaml.safe_dump(values, sort_keys=False, width=100)}"
+    )
+    return (text.encode() if shortened else content), shortened
+
+
+def _write_first_page(evidence: form.Evidence, names: set[str], gate: GateResult | None) -> bytes:
+    """Return the contents of `README.txt`."""
+    policy, sources = "Policy: none was judged.", evidence.sources
+    if gate is not None:
+        passed = sum(judgement.outcome == "pass" for judgement in gate.judgements)
+        policy = (
+            f"Policy: {gate.outcome}; {passed} of {len(gate.judgements)} rules pass. The verdict "
+            "above does not depend on it."
+        )
+        if gate.accepted:
+            policy += " Findings were accepted; the files of the gate name who accepted them."
+    parts = [
+        f"memguard: evidence of the audit of {clean_text(evidence.audit)}, {evidence.created}",
+        f"Verdict: {clean_text(evidence.verdict)}",
+        f"Scope: {clean_text(evidence.scope)}",
+        policy,
+    ]
+    if evidence.audited_by_code_sha256 != sources.bundled_by_code_sha256:
+        parts.append(
+            f"Code: the audit ran with other source files of memguard (version "
+            f"{clean_text(evidence.audited_by)}) than wrote this bundle (version "
+            f"{clean_text(sources.bundled_by)}); {form.STATEMENT} has both hashes."
+        )
+    parts += [PRIVATE_RECORDS if sources.has_private_records else _NOT_PRIVATE, _SHOWS]
+    listed = {name: form.MEMBERS[name] for name in form.MEMBERS if name in {*names, form.STATEMENT}}
+    width = max(map(len, listed)) + 2
+    files = "\n".join(f"{name:<{width}}{caption}" for name, caption in listed.items())
+    return "\n\n".join([*(textwrap.fill(part, 90) for part in parts), files, ""]).encode()
 
 
 def _check_run(request: BundleRequest, on_read: OnRead) -> TrainedRun:
@@ -293,31 +365,6 @@ def _hash_weights(folder: Path, trained: TrainedRun) -> str:
     )
 
 
-def _collect_policy(request: BundleRequest) -> dict[str, bytes]:
-    """Return the gate's files, or a policy that was not judged."""
-    folder = _find_gate(request)
-    policy = None if request.policy is None else _read(request.policy)
-    if folder is None:
-        return {} if policy is None else {names.POLICY: policy}
-    _refuse(folder.parent, find_gate_damage(folder, request.audit), "Run 'memguard gate' again")
-    gate = load_gate(folder)
-    if policy is not None and policy.decode("utf-8", "replace") != gate.policy:
-        raise ConfigError(
-            f"'--policy': '{request.policy}' is not the policy that '{folder / GATE}' judged. Run "
-            "'memguard gate' again, or leave it out"
-        )
-    files = {GATE: sum_file(folder / GATE), **gate.files}
-    return {
-        f"{GATE_FOLDER}/{name}": _read_whole(folder / name, written)
-        for name, written in files.items()
-    }
-
-
-def _find_gate(request: BundleRequest) -> Path | None:
-    folder = request.gate or request.folder / GATE_FOLDER
-    return folder if has_gate(folder) else None
-
-
 def _read_environment(folder: Path) -> Any:
     try:
         return json.loads(_read(folder / "environment.json"))
@@ -329,7 +376,7 @@ def _read_environment(folder: Path) -> Any:
 def _read_whole(path: Path, written: FileSum) -> bytes:
     """Read a file that was checked before, and check what was read."""
     content = _read(path)
-    if hash_bytes(content) != written.sha256:
+    if form.hash_bytes(content) != written.sha256:
         raise RecordError(f"'{path}' was changed while it was read. Run the same command again")
     return content
 

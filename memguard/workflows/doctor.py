@@ -37,7 +37,6 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
         "adapter.quantization, and audits of int8 and nf4 (--variants)",
     ),
     "bench": (("lm-eval",), "benchmark tasks as utility (audit.utility, audit --utility)"),
-    "sign": (("cryptography",), "signatures of bundles (bundle --sign, verify --key)"),
 }
 """Libraries of each extra, and what they enable."""
 

@@ -154,7 +154,7 @@ def test_a_bundle_does_not_tell_the_pin_unless_it_has_the_records(
         with zipfile.ZipFile(tmp_path / f"{name}.zip") as reader:
             reader.extractall(tmp_path / name)
         files = [path for path in sorted((tmp_path / name).rglob("*")) if path.is_file()]
-        assert {"report.json", "answers.jsonl", "evidence.json"} <= {path.name for path in files}
+        assert {"report.json", "answers.jsonl", "statement.json"} <= {path.name for path in files}
         numbers = read_numbers(tmp_path / name, files)
         tells[name] = sorted(
             f"{model} model, {kind} text: {tell}"

@@ -14,9 +14,9 @@ import yaml
 from bundle_examples import make_report, make_rows, write_audit
 
 import memguard
-from memguard.evidence.contents import shorten_config, write_answers
-from memguard.evidence.sources import hash_code, hash_suite
 from memguard.records.answers import load_answers
+from memguard.runtime.environment import hash_code
+from memguard.workflows.bundle import shorten_config, write_answers
 
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> bytes:
@@ -112,46 +112,3 @@ def test_the_hash_of_the_code_is_that_of_a_shell_command() -> None:
         command, shell=True, cwd=package, capture_output=True, text=True, check=True
     )
     assert hash_code() == done.stdout.split()[0]
-
-
-SUITE = """
-name: extraction
-version: 2
-probes:
-  - name: extraction
-    max_edit_share: 0.1
-    continuation_tokens: 50
-  - name: sampling
-    schemes: [{temperature: 1.0}]
-"""
-RAN = [
-    {"name": "extraction", "version": 2, "max_edit_share": 0.1, "continuation_tokens": 8},
-    {"name": "sampling", "version": 1, "schemes": [{"temperature": 1.0, "top_k": None}]},
-]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("version: 2", "version: 3"),
-        ("name: extraction\nversion", "name: other\nversion"),
-        ("0.1", "0.2"),
-        ("[{temperature: 1.0}]", "[{temperature: 1.0}, {temperature: 2.0}]"),
-        ("[{temperature: 1.0}]", "[{top_p: 0.5}]"),
-        ("- name: sampling", "- name: membership"),
-        ("probes:", "others:"),
-    ],
-)
-def test_a_suite_that_says_something_else_has_no_hash(tmp_path: Path, old: str, new: str) -> None:
-    report = make_report("ab" * 32)
-    method = report.method.model_copy(update={"probes": RAN})
-    report = report.model_copy(update={"method": method})
-    path = tmp_path / "suite.yaml"
-    path.write_text(SUITE)
-    # Another length of the continuation is one of the audit's own settings.
-    assert hash_suite(str(path), report) is not None
-    assert old in SUITE
-    path.write_text(SUITE.replace(old, new))
-    assert hash_suite(str(path), report) is None
-    path.unlink()
-    assert hash_suite(str(path), report) is None
