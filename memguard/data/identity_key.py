@@ -6,25 +6,22 @@
 
 Two audits can be matched where both used the same key. Who has the key and a manifest can test
 whether a guessed text was trained on: the key is therefore made with mode 0600, and refused in the
-folder of a run, which is handed on, and in a git work tree that does not ignore it.
+folder of a run, which is handed on; a key that nobody named is refused below a folder with `.git`.
 """
 
 import contextlib
-import errno
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from memguard.errors import MAX_PATH, ConfigError, DataError, shorten
-from memguard.records import open_private
 from memguard.records.audit_files import AUDIT_FILES
 from memguard.records.record import flush
 from memguard.records.run_files import has_begun, has_prepared
@@ -36,11 +33,8 @@ _FINGERPRINT_DIGITS = 32
 _LONGEST = 1024
 """A key's file is 65 bytes; of another file no more than this is read."""
 _START_OVER = "; if it is lost, train again under another 'name'"
-_GIT_TIMEOUT_S = 30
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What a file system without hard links answers."""
-_PATIENCE_S = 2.0
-"""Longest wait for another process to write the key that it has just created."""
+_NUM_TRIES, _PAUSE_S = 20, 0.01
+"""Another process creates a key and writes it at once: an empty file is read again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +106,8 @@ def load_identity_key(
             that is expected is never made.
 
     Raises:
-        ConfigError: it is or would be in a folder of a run or in a git work tree that does not
-            ignore it; it cannot be made; others can read it; it is not the expected one.
+        ConfigError: it may not be where it is, see `check_key_place`; it cannot be made; others can
+            read it; it is not the expected one.
         DataError: it is missing, cannot be read, or is not a key.
     """
     path = find_key_path(named, setting=setting)
@@ -169,8 +163,8 @@ def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Pat
         outside: see `load_identity_key`.
 
     Raises:
-        ConfigError: it is in one of the folders, in the folder of a run or an audit, or in a git
-            work tree that does not ignore it.
+        ConfigError: it is in one of the folders, in the folder of a run or an audit, or the user's
+            configuration folder is in a git work tree.
     """
     real = Path(os.path.realpath(path))
     refused = {os.path.realpath(folder) for folder in outside}
@@ -183,11 +177,11 @@ def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Pat
                 "it"
             )
     tree = next((place for place in real.parents if os.path.lexists(place / ".git")), None)
-    if tree is not None and (reason := _find_reason(tree, real)):
+    # Whoever names a file knows whether it is committed.
+    if tree is not None and path.name == FILE_NAME and path == find_key_path(None, setting=setting):
         raise ConfigError(
             f"'{setting}': the identity key must not be committed, and '{_show(path)}' is in the "
-            f"git work tree '{_show(tree)}', {reason}. Add '/{_show(real.relative_to(tree))}' to "
-            f"its .gitignore, or name a file outside of it in '{setting}'"
+            f"git work tree '{_show(tree)}': name a file in '{setting}'"
         )
 
 
@@ -199,53 +193,22 @@ def _is_handed_on(folder: Path) -> bool:
     return False
 
 
-def _find_reason(tree: Path, path: Path) -> str:
-    """Return why a file may be committed to the git work tree that it is in; "" if it cannot."""
-    command = ["git", "-C", str(tree), "-c", "core.fsmonitor=false", "check-ignore", "-q", "--"]
-    # Variables of a hook that runs memguard would name another work tree.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    try:
-        answer = subprocess.run(
-            [*command, str(path)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        return "and git is not installed here, which could tell whether the file is ignored"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"and git does not tell whether the file is ignored ({type(error).__name__})"
-    if answer.returncode == 0:
-        return ""
-    if answer.returncode == 1:
-        return "which does not ignore it"
-    lines = answer.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
-    return f"and git does not tell whether the file is ignored ({shorten(lines[0])})"
-
-
 def _make(path: Path, setting: str) -> bool:
     """Write a new key unless another process is first; return whether this one made it."""
-    content = f"{secrets.token_hex(_BYTES)}\n".encode()
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            _write(temporary, content)
-            # Unlike a rename, a link never replaces the key of another process.
-            os.link(temporary, path)
+            created = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            with contextlib.suppress(FileExistsError):
-                _write(path, content)
-                return True
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
+        try:
+            with open(created, "wb") as file:
+                file.write(f"{secrets.token_hex(_BYTES)}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)  # Half a key would be refused for ever.
+            raise
         flush(path.parent)
     except OSError as error:
         raise ConfigError(
@@ -256,24 +219,11 @@ def _make(path: Path, setting: str) -> bool:
     return True
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Create a file that only its owner can read; leave none that is incomplete."""
-    with open_private(path) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-
-
 def _read(path: Path, setting: str) -> bytes:
     """Return the bytes of a key, after checking that no other user can read them."""
     text = b""
-    deadline = time.monotonic() + _PATIENCE_S
     try:
-        while True:
+        for _ in range(_NUM_TRIES):
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(
@@ -288,10 +238,9 @@ def _read(path: Path, setting: str) -> bytes:
                 )
             with path.open("rb") as file:
                 text = file.read(_LONGEST).strip()
-            # Without hard links another process may be about to write it.
-            if text or time.time() - status.st_mtime > _PATIENCE_S or time.monotonic() > deadline:
+            if text:
                 break
-            time.sleep(0.02)
+            time.sleep(_PAUSE_S)
     except OSError as error:
         raise DataError(
             f"'{setting}': the identity key '{_show(path)}' cannot be read "

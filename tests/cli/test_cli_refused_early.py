@@ -1,7 +1,6 @@
 """What is wrong with a folder or a model is told before torch is imported, by every command."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,17 +54,18 @@ def test_an_adapter_beside_the_weights(folder: Path) -> None:
         assert f"model '{model}' must not have adapter_config.json here" in line
 
 
-def test_an_identity_key_that_would_be_committed_or_handed_on(folder: Path) -> None:
-    tree = folder / "tree"
-    subprocess.run(["git", "init", "-q", tree], check=True)
+def test_an_identity_key_that_would_be_committed_or_handed_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = ("--model", folder / "model", "--members", folder / "documents.jsonl")
-    for key, told in (
-        (tree / "my.key", "in the git work tree"),
-        (folder / "out" / "my.key", "a folder of a run or an audit"),
-    ):
-        line = is_refused(2, "audit", *given, "--out", folder / "out", "--identity-key", key)
-        assert "'--identity-key': the identity key must not be" in line
-        assert told in line
+    given = (*given, "--out", folder / "out")
+    line = is_refused(2, "audit", *given, "--identity-key", folder / "out" / "my.key")
+    assert "'--identity-key': the identity key must not be" in line
+    assert "a folder of a run or an audit" in line
+    (folder / "home" / ".git").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "home"))
+    line = is_refused(2, "audit", *given)
+    assert "is in the git work tree" in line
     assert not list(folder.rglob("*.key"))
 
 

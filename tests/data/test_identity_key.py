@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 from memguard.data import identity_key
 from memguard.data.identity_key import (
     IdentityKey,
-    check_key_place,
     find_identity_key,
     find_key_path,
     load_identity_key,
@@ -33,22 +31,6 @@ def write_key(path: Path, text: str = KEY, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
-
-
-def git(*words: str, folder: Path) -> None:
-    # Neither the settings of the user nor a repository around the tests have a say.
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(["git", *words], cwd=folder, env=environment, check=True, capture_output=True)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A git work tree that ignores what is in private/."""
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    git("init", "-q", folder=folder)
-    (folder / ".gitignore").write_text("private/\n")
-    return folder
 
 
 def test_it_is_made_once_for_its_owner(tmp_path: Path) -> None:
@@ -108,39 +90,6 @@ def test_of_processes_that_start_at_once_one_makes_it(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["my.key"]
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_the_slower_process_takes_the_key_of_the_faster(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between looking and writing, another process has written its own."""
-    path, link = tmp_path / "my.key", os.link
-
-    def lose(source: str, target: str) -> None:
-        write_key(path)
-        if not links:
-            raise OSError(errno.EPERM, "no hard links")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", lose)
-    identity, said = make(path)
-    assert (identity.key.hex(), said) == (KEY, [])
-    assert os.listdir(tmp_path) == ["my.key"]
-
-
-def test_a_file_system_without_hard_links_has_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOTSUP, "no hard links")
-
-    monkeypatch.setattr(os, "link", refuse)
-    identity, said = make(tmp_path / "my.key")
-    assert identity.key.hex() == (tmp_path / "my.key").read_text().strip()
-    assert (tmp_path / "my.key").stat().st_mode & 0o777 == 0o600
-    assert len(said) == 1
-    assert os.listdir(tmp_path) == ["my.key"]
-
-
 def test_it_is_not_made_where_none_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "my.key"
     assert find_identity_key(path) is None
@@ -166,7 +115,7 @@ def test_another_key_than_the_expected_one_names_both(tmp_path: Path) -> None:
 def test_what_is_no_key_is_refused(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity_key, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(identity_key, "_PAUSE_S", 0.0)
     path = write_key(tmp_path / "my.key", text)
     with pytest.raises(DataError, match=r"is no identity key, which is 64 hexadecimal digits"):
         make(path)
@@ -251,63 +200,18 @@ def test_it_is_refused_in_a_folder_that_is_handed_on(
     make(tmp_path / "my.key", outside=outside)
 
 
-def test_it_is_refused_in_a_git_work_tree_that_does_not_ignore_it(tree: Path) -> None:
-    (tree / "inside").mkdir()
-    told = rf"git work tree '{tree}', which does not ignore it. Add '/inside/my.key' to its"
-    for path in (tree / "inside" / "my.key", tree / "inside" / ".." / "inside" / "my.key"):
-        with pytest.raises(ConfigError, match=told):
-            make(path)
-    assert not list(tree.rglob("*.key"))
-    make(tree / "private" / "my.key")
-    (tree / ".gitignore").write_text("*.key\n")
-    make(tree / "inside" / "my.key")
-    # What is committed already is not ignored, whatever .gitignore says.
-    git("add", "-f", "inside/my.key", folder=tree)
-    with pytest.raises(ConfigError, match="which does not ignore it"):
-        make(tree / "inside" / "my.key")
-
-
-def test_a_home_folder_under_git_is_a_work_tree_too(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_name_it_is_refused_below_a_folder_with_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tree))
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME")
     with pytest.raises(ConfigError) as refused:
         make(None)
     (line,) = str(refused.value).splitlines()
-    assert "Add '/.config/memguard/memguard-identity.key' to its .gitignore" in line
-    assert "name a file outside of it in 'data.identity_key'" in line
-    (tree / ".gitignore").write_text("/.config/memguard/\n")
-    assert make(None)[0].path == tree / ".config" / "memguard" / "memguard-identity.key"
-
-
-def test_variables_of_a_git_hook_name_no_other_work_tree(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    git("init", "-q", folder=other)
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    check_key_place(tree / "private" / "my.key")
-    with pytest.raises(ConfigError, match=re.escape(str(tree))):
-        check_key_place(tree / "my.key")
-
-
-def test_without_git_to_ask_only_work_trees_are_refused(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(ConfigError, match="git is not installed here"):
-        make(tree / "private" / "my.key")
-    make(tmp_path / "my.key")
-    broken = tmp_path / "bin" / "git"
-    broken.write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    with pytest.raises(ConfigError, match=r"does not tell .* \(fatal: detected dubious ownership"):
-        make(tree / "private" / "my.key")
+    assert f"is in the git work tree '{tmp_path}': name a file in 'data.identity_key'" in line
+    assert not list(tmp_path.rglob("*.key"))
+    assert make(tmp_path / "mine.key")[0].path == tmp_path / "mine.key"
 
 
 # -- secrets ---------------------------------------------------------------------------------------
