@@ -1,7 +1,7 @@
 """Two audits of made-up documents: for tests of what `memguard diff` says of them.
 
 Made          a document, and what the probes answered
-make_side     documents -> what a diff reads of an audit
+make_side     documents -> an audit that was read
 save_audit    documents -> an audit folder with intact hashes
 compare_made  two lists of documents -> the result of a diff
 """
@@ -11,21 +11,20 @@ import hmac
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
+from gate_audits import open_records
 from pyarrow import parquet
 from result_examples import make_rate, make_tables, rate_row
 
 from memguard import records as r
-from memguard.gate.diff_result import diff_audits
-from memguard.gate.diff_sides import DiffSide
-from memguard.records.answers import Answers
+from memguard.gate.audited import Audited
+from memguard.gate.diff import diff_audits
 from memguard.records.audit_files import save_audit_files
 from memguard.records.diff import AuditDiff, DiffedFinding
+from memguard.records.results import save_results
 
 NOT_ASKED = math.nan
 PROBES: tuple[dict[str, Any], ...] = (
@@ -33,7 +32,6 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"name": "attacks", "version": 1, "width": 8, "samples": 8},
     {"name": "membership", "version": 1, "scores": ["loss"]},
 )
-TODAY = date(2026, 11, 26)
 _COUNTS = make_rate(0, 40)
 
 
@@ -43,7 +41,6 @@ class Made:
 
     text: str
     id: str
-    has_own_id: bool = False
     bucket: str = "r4"
     role: str = "trained"
     verbatim: float = 0
@@ -170,46 +167,20 @@ def make_diff_report(documents: Sequence[Made], key: str | None, **changes: Any)
     return r.AuditReport(**{**values, **changes})
 
 
-def make_side(documents: Sequence[Made], *, key: str | None = "key", **changes: Any) -> DiffSide:
-    """Return what a diff reads of an audit of these documents.
+def make_side(documents: Sequence[Made], *, key: str | None = "key", **changes: Any) -> Audited:
+    """Return an audit of these documents.
 
     Args:
         documents: of the audit.
         key: of the keyed hashes.
         **changes: of the report or its method.
     """
-    columns = _list_columns(documents, key)
-    clusters = [
-        -1 - n if made.cluster is None else made.cluster for n, made in enumerate(documents)
-    ]
-    return DiffSide(
+    return Audited(
+        folder=Path("made"),
         report=make_diff_report(documents, key, **changes),
         report_sha256="00" * 32,
-        answers=Answers(
-            text_hmac_N=np.array(columns["text_hmac"], dtype=object),
-            id_N=np.array(columns["id"], dtype=object),
-            has_own_id_N=np.array(columns["has_own_id"], dtype=bool),
-            bucket_N=np.array(columns["bucket"], dtype=object),
-            role_N=np.array(columns["role"], dtype=object),
-            cluster_N=np.array(clusters, dtype=np.int64),
-            extracted={
-                name.removesuffix(".extracted"): _to_floats(values)
-                for name, values in columns.items()
-                if name.endswith(".extracted")
-            },
-        ),
-        windows_N3=np.array(
-            [(made.num_tokens, made.prefix_tokens, made.continuation_tokens) for made in documents],
-            dtype=np.int64,
-        ).reshape(-1, 3),
-        parts={
-            probe: {
-                name.removeprefix(f"{probe}."): _to_floats(values)
-                for name, values in columns.items()
-                if name.startswith(f"{probe}.") and not name.endswith(".extracted")
-            }
-            for probe in ("extraction", "attacks")
-        },
+        documents=open_records(build_records(documents, key)),
+        gaps=(),
     )
 
 
@@ -218,7 +189,18 @@ def save_audit(
 ) -> Path:
     """Write an audit folder of these documents, as `make_side` has them."""
     folder.mkdir(parents=True)
-    r.save_record(make_diff_report(documents, key, **changes), folder / "report.json")
+    report = make_diff_report(documents, key, **changes)
+    r.save_record(report, folder / "report.json")
+    parquet.write_table(build_records(documents, key), folder / "records.parquet")
+    save_results(report.tables.results, folder / "results.parquet")
+    for name in ("findings.csv", "report.html"):
+        (folder / name).write_text("made up")
+    save_audit_files(folder, has_card=False)
+    return folder
+
+
+def build_records(documents: Sequence[Made], key: str | None) -> pyarrow.Table:
+    """Return the records of an audit of these documents."""
     kinds = {"id": pyarrow.string(), "text_hmac": pyarrow.string(), "cluster": pyarrow.int64()}
     kinds |= {"bucket": pyarrow.string(), "role": pyarrow.string()}
     kinds |= dict.fromkeys(("num_tokens", "prefix_tokens", "continuation_tokens"), pyarrow.int64())
@@ -227,22 +209,17 @@ def save_audit(
     columns["extraction.teacher_forced_90"] = [True for _ in documents]
     columns["base.extraction.verbatim"] = [True for _ in documents]
     columns["base.extraction.extracted"] = [True for _ in documents]
-    table = pyarrow.table(
+    return pyarrow.table(
         {
             name: pyarrow.array(values, kinds.get(name, pyarrow.bool_()))
             for name, values in columns.items()
         }
     )
-    parquet.write_table(table, folder / "records.parquet")
-    for name in ("results.parquet", "findings.csv", "report.html"):
-        (folder / name).write_text("made up")
-    save_audit_files(folder, has_card=False)
-    return folder
 
 
 def _list_columns(documents: Sequence[Made], key: str | None) -> dict[str, list[Any]]:
     """Return the columns of records.parquet, with None where nothing is known."""
-    names = ("id", "has_own_id", "bucket", "role", "cluster")
+    names = ("id", "bucket", "role", "cluster")
     sizes = ("num_tokens", "prefix_tokens", "continuation_tokens")
     attacks = dict.fromkeys(name for made in documents for name in made.attacks)
     return {
@@ -267,13 +244,9 @@ def _to_bool(answer: float) -> bool | None:
     return None if math.isnan(answer) else bool(answer)
 
 
-def _to_floats(values: Sequence[bool | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array(values, dtype=np.float64)
-
-
 def compare_made(old: Sequence[Made], new: Sequence[Made], **changes: Any) -> AuditDiff:
     """Compare two audits; ``changes`` are of the new one."""
-    return diff_audits(make_side(old), make_side(new, **changes), today=TODAY)
+    return diff_audits(make_side(old), make_side(new, **changes))
 
 
 def find_finding(

@@ -18,6 +18,7 @@ from memguard.records.audit_files import (
     load_audit_report,
     save_audit_files,
 )
+from memguard.records.documents import DocumentTable
 from memguard.records.results import save_results
 
 Answers = Mapping[str, Callable[[r.BucketRow, int], float | None]]
@@ -104,6 +105,13 @@ def write_audit(
         (folder / name).write_text("made up\n")
     save_audit_files(folder, has_card=has_card)
     return folder
+
+
+def open_records(table: pyarrow.Table) -> DocumentTable:
+    """Return records as an audit that was read has them."""
+    buffer = pyarrow.BufferOutputStream()
+    parquet.write_table(table, buffer)
+    return DocumentTable(file=parquet.ParquetFile(buffer.getvalue()))
 
 
 def _follow_rate(report: AuditReport) -> Callable[[r.BucketRow, int], float]:

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from memguard.audit.extraction import Window, compute_type_token_ratio
 from memguard.audit.probe import Column, Summary
 from memguard.records import PRIVATE_MODE, write_atomically
-from memguard.records.answers import EXTRACTED
+from memguard.records.documents import EXTRACTED
 
 SCHEMA_NAME = "memguard.scores/3"
 _ROWS_AT_ONCE = 8192

@@ -156,23 +156,20 @@ def diff(
         Path, typer.Argument(metavar="OLD", help="The earlier run, or audit with --out.")
     ],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The later one.")],
-    triage: Annotated[
-        Path | None, typer.Option(help="YAML with accepted findings of NEW (triage.yaml).")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare the findings of two audits, also of different documents.
 
-    A finding is fixed only if both audits tested the same text with the same probe and
-    settings. The exit code is 0 whatever was found; 'memguard gate' judges.
+    A finding is gone only if both audits measured the same: text, tokens, probe, settings,
+    dtype. The exit code is 0 whatever was found; 'memguard gate' judges.
     """
     import json
 
     import rich.console
 
-    from memguard.workflows.diff import diff as diff_folders
+    from memguard.gate.diff import diff_folders
 
-    result = diff_folders(old, new, triage=triage)
+    result = diff_folders(old, new)
     if as_json:
         typer.echo(json.dumps(result.model_dump(mode="json", by_alias=True), indent=2))
         return

@@ -2,14 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_rate
@@ -33,18 +31,17 @@ from memguard.records.audit_files import (
     load_audit_report,
 )
 from memguard.records.compile_choice import load_compile_choice
+from memguard.records.documents import DocumentTable
 from memguard.records.run_files import has_trained, load_trained
 from memguard.records.sealed import find_damage
 
-_COLUMNS = (
-    "id",
-    "bucket",
-    "cluster",
+_NUMBERS = (
     "continuation_tokens",
     "extraction.num_correct",
     "extraction.verbatim",
     "extraction.near_verbatim",
 )
+_COLUMNS = ("id", "bucket", "cluster", *_NUMBERS)
 _COSTS = "sampling.log10_queries"
 _ATTACKED = re.compile(r"attacks\.(.+)\.any")
 """Column of whether an answer of an attack is verbatim; null where it did not run."""
@@ -186,13 +183,12 @@ def find_extracted(folder: Path) -> dict[str, bool]:
     Raises:
         RecordError: document scores are missing or damaged.
     """
-    names = ("id", "role", "extraction.verbatim", "extraction.near_verbatim")
-    scores = _read_scores(folder, names)
-    (where,) = np.nonzero(np.isin(_to_texts(scores["role"]), ("trained", "forget")))
+    rates = ("extraction.verbatim", "extraction.near_verbatim")
+    table = DocumentTable.read(folder / "audit", ("id", "role", *rates))
     # null (no text was generated) counts as no match.
-    extracted = (_to_floats(scores[names[2]]) == 1) | (_to_floats(scores[names[3]]) == 1)
-    ids = _to_texts(scores["id"])
-    return {str(ids[n]): bool(extracted[n]) for n in where}
+    extracted_N = np.any([table.numbers(name) == 1 for name in rates], axis=0)
+    trained_N = table.is_trained_N
+    return dict(zip(table.id_N[trained_N], extracted_N[trained_N].tolist(), strict=True))
 
 
 def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketRow]:
@@ -222,32 +218,38 @@ def _load_documents(
     run: FinishedRun, report: AuditReport, buckets: Mapping[int, BucketRow]
 ) -> dict[int, Documents]:
     path = run.folder / "audit" / SCORES
-    scores = _read_scores(run.folder, _COLUMNS)
-    all_ids, names = _to_texts(scores["id"]), _to_texts(scores["bucket"])
+    table = DocumentTable.read(path.parent, _COLUMNS)
+    scores = {
+        name: table.numbers(name)
+        for name in table.names
+        if name in (*_NUMBERS, _COSTS) or _ATTACKED.fullmatch(name)
+    }
     documents = {}
     for count, bucket in buckets.items():
-        (where,) = np.nonzero(names == bucket.bucket)
-        where = where[np.argsort(all_ids[where], kind="stable")]
-        ids = tuple(map(str, all_ids[where]))
+        (where,) = np.nonzero(table.bucket_N == bucket.bucket)
+        where = where[np.argsort(table.id_N[where], kind="stable")]
+        ids = tuple(table.id_N[where].tolist())
         if len(ids) != bucket.num_documents or len(set(ids)) != len(ids):
             raise RecordError(
                 f"'{path}' does not belong to its report: bucket '{bucket.bucket}' has "
                 f"{len(set(ids))} documents, not {bucket.num_documents}. Audit the run again."
             )
         is_costed = report.tables.find("sampling", "never", bucket.bucket) is not None
-        documents[count] = _read_documents(scores.take(where), ids, is_costed=is_costed)
+        columns = {name: values_N[where] for name, values_N in scores.items()}
+        # A document of no cluster is its own, numbered by its id, not by its row.
+        own = -1 - np.arange(len(ids))
+        clusters = np.where(table.cluster_N[where] < 0, own, table.cluster_N[where])
+        documents[count] = _build_documents(columns, ids, clusters, is_costed=is_costed)
     return documents
 
 
-def _read_documents(scores: pa.Table, ids: tuple[str, ...], *, is_costed: bool) -> Documents:
-    columns = {
-        name: _to_floats(scores[name])
-        for name in scores.column_names
-        if name not in ("id", "bucket")
-    }
-    known = np.nan_to_num(columns["cluster"], nan=-1).astype(np.int64)
-    # Negative numbers do not occur as cluster numbers: such a document is its own cluster.
-    clusters = np.where(known < 0, -1 - np.arange(len(ids)), known)
+def _build_documents(
+    columns: Mapping[str, NDArray[np.float64]],
+    ids: tuple[str, ...],
+    clusters: NDArray[np.int64],
+    *,
+    is_costed: bool,
+) -> Documents:
     near = columns["extraction.near_verbatim"]
     attacks = {}
     for name, any_D in columns.items():
@@ -266,31 +268,3 @@ def _read_documents(scores: pa.Table, ids: tuple[str, ...], *, is_costed: bool) 
         else None,
         attacks=attacks,
     )
-
-
-def _to_texts(column: pa.ChunkedArray) -> NDArray[np.str_]:
-    return np.asarray(column.to_numpy(), dtype=np.str_)
-
-
-def _to_floats(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Return numbers, 1 and 0 for true and false, NaN for null."""
-    return np.asarray(column.to_numpy(), dtype=np.float64)
-
-
-def _read_scores(folder: Path, names: Sequence[str]) -> pa.Table:
-    """Return these columns, and those of attack cost and attacks that are there."""
-    path = folder / "audit" / SCORES
-    check_audit_file(path.parent, SCORES)
-    try:
-        file = pq.ParquetFile(pa.BufferReader(path.read_bytes()))
-        present = file.schema_arrow.names
-        others = [name for name in present if name == _COSTS or _ATTACKED.fullmatch(name)]
-        if set(names) <= set(present):
-            return file.read(columns=[*names, *others])
-    except OSError as error:
-        raise RecordError(
-            f"'{path}' cannot be read: {error.strerror or 'not a parquet file'}"
-        ) from error
-    except pa.ArrowException:
-        pass
-    raise RecordError(f"'{path}' does not contain document scores. Audit the run again.")

@@ -19,8 +19,5 @@ what is written
     markdown.py      tables and escaping in Markdown
 findings
     triage.py        findings that a person accepted
-    diff.py          new, gone, unchanged, fixed and no longer audited findings of two audits
-    diff_result.py   its result
-    diff_sides.py    which documents the two audits tested, and how
-    diff_rates.py    the rates of both
+    diff.py          new, unchanged, gone and not audited findings of two audits
 """

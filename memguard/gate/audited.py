@@ -1,7 +1,7 @@
 """Reads an audit for the gate: undamaged, or refused; lists what it should hold and lacks.
 
     report.json, results.parquet   refused where damaged, or where they are not of one audit
-    records.parquet                answers of the documents; only the owner of the audit can read it
+    records.parquet                the documents; only the owner of the audit can read it
     gaps                           rows, buckets or probes without which other numbers do not count
 
 Hashes show damage, not removal: who can write an audit can seal it again. An audit that memguard
@@ -10,15 +10,15 @@ wrote has no gap, so one with a gap is not judged as passed.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
 from memguard.records import AuditReport
-from memguard.records.answers import Answers, load_answers
 from memguard.records.audit_files import (
     CANARIES,
+    CARDS,
     FINDINGS,
     REPORT,
     RESULTS,
@@ -28,12 +28,10 @@ from memguard.records.audit_files import (
     load_audit_files,
     load_audit_report,
 )
+from memguard.records.documents import TRAINED_ROLES, DocumentTable
 from memguard.records.record import describe_unread
 from memguard.records.results import load_results
 from memguard.records.utility import ITEM_SCORES, UTILITY
-
-TRAINED_ROLES = ("trained", "forget")
-"""Roles of documents that the model was trained on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,7 +41,7 @@ class Audited:
     folder: Path
     report: AuditReport
     report_sha256: str
-    answers: Answers | None
+    documents: DocumentTable | None
     """None if this user may not read the records."""
     gaps: tuple[str, ...]
     """What the audit should hold and lacks, as sentences; empty for an audit as it was written."""
@@ -73,33 +71,34 @@ def find_audit_folder(folder: Path) -> Path:
     )
 
 
-def load_audited(folder: Path) -> Audited:
+def load_audited(folder: Path, *, with_card: bool = True) -> Audited:
     """Read an audit folder.
 
     Args:
         folder: with report.json and audit.json.
+        with_card: refuse a model card that was changed, too.
 
     Raises:
         UnreadableError: this user may not read its report or results.
         RecordError: a file of the audit is missing or damaged, or two do not belong together.
     """
-    _refuse_damaged(folder)
+    _refuse_damaged(folder, () if with_card else CARDS)
     report = load_audit_report(folder)
     _check_results(folder, report)
-    answers = None
+    documents = None
     with contextlib.suppress(UnreadableError):
-        answers = load_answers(folder)
+        documents = DocumentTable.read(folder)
     return Audited(
         folder=folder,
         report=report,
         report_sha256=load_audit_files(folder).report.sha256,
-        answers=answers,
-        gaps=tuple(list_gaps(report, answers)),
+        documents=documents,
+        gaps=tuple(list_gaps(report, documents)),
     )
 
 
-def _refuse_damaged(folder: Path) -> None:
-    damages = find_audit_damage(folder)
+def _refuse_damaged(folder: Path, ignored: Sequence[str]) -> None:
+    damages = [one for one in find_audit_damage(folder) if one.file not in ignored]
     broken = [damage for damage in damages if not damage.is_unreadable]
     if broken:
         more = f" (and {len(broken) - 1:,} more)" if len(broken) > 1 else ""
@@ -130,12 +129,12 @@ def _check_results(folder: Path, report: AuditReport) -> None:
         )
 
 
-def list_gaps(report: AuditReport, answers: Answers | None) -> Iterator[str]:
+def list_gaps(report: AuditReport, documents: DocumentTable | None) -> Iterator[str]:
     """Yield what an audit should hold and lacks, as clauses.
 
     Args:
         report: of the audit.
-        answers: of its documents; None if they cannot be read.
+        documents: None if they cannot be read.
     """
     tables = report.tables
     twice = [key for key, count in Counter(row.key for row in tables.results).items() if count > 1]
@@ -161,15 +160,17 @@ def list_gaps(report: AuditReport, answers: Answers | None) -> Iterator[str]:
     watched = report.training.watched if report.training is not None else []
     if lost := [step.step for step in watched if step.step not in steps]:
         yield f"training was audited after step {lost[0]}, and the results table has no row of it"
-    if answers is not None:
-        yield from _compare_answers(report, answers, ran)
+    if documents is not None:
+        yield from _compare_documents(report, documents, ran)
 
 
-def _compare_answers(report: AuditReport, answers: Answers, ran: set[str]) -> Iterator[str]:
+def _compare_documents(
+    report: AuditReport, documents: DocumentTable, ran: set[str]
+) -> Iterator[str]:
     """Yield what the records of the documents have and the report has not."""
-    for probe in sorted(set(answers.extracted) - ran):
+    for probe in sorted(set(documents.extracted) - ran):
         yield f"the records have answers of the probe {probe}, which did not run by the report"
-    counts = Counter(answers.bucket_N[answers.is_trained_N].tolist())
+    counts = Counter(documents.bucket_N[documents.is_trained_N].tolist())
     for name, count in sorted(counts.items()):
         bucket = report.tables.find_bucket(name)
         if bucket is None or bucket.role not in TRAINED_ROLES:

@@ -36,18 +36,18 @@ class Findings:
 
 def list_findings(audited: Audited) -> Findings:
     """Return the findings of an audit, by their ids."""
-    answers = audited.answers
-    if answers is None:
+    documents = audited.documents
+    if documents is None:
         why_not = "only another user may read the records of the documents (records.parquet)"
         return Findings(ids=None, why_not=why_not)
     risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
-    if lost := sorted(risky - set(answers.extracted)):
+    if lost := sorted(risky - set(documents.extracted)):
         return Findings(ids=None, why_not=f"the records have no answers of the probe {lost[0]}")
-    without_N = answers.is_trained_N & [one is None for one in answers.text_hmac_N]
+    without_N = documents.is_trained_N & [one is None for one in documents.text_hmac_N]
     num_without = sum(
-        int(((extracted_N == 1) & without_N).sum()) for extracted_N in answers.extracted.values()
+        int(((extracted_N == 1) & without_N).sum()) for extracted_N in documents.extracted.values()
     )
-    return Findings(ids=answers.list_findings(), num_without_id=num_without)
+    return Findings(ids=documents.list_findings(), num_without_id=num_without)
 
 
 def judge_findings(

@@ -1,337 +1,314 @@
-"""What became of each finding between two audits, also of different documents.
+"""What became of each finding between two audits, also of other documents.
 
-    new finds it        the old one lacks the document       new-document
-                        found it, too                        unchanged
-                        asked the same and did not find it   new
-                        did not ask the same                 newly-audited
-    only old finds it   the new one lacks the document       no-longer-audited
-                        did not ask the same                 no-longer-audited
-                        asked the same and does not find it  fixed; by id: no-longer-found
+    both find it                                             unchanged
+    only new finds it    the old one measured the same       new
+                         it did not                          not audited
+    only old finds it    the new one measured the same       gone
+                         it did not                          not audited
 
-Documents are the same if the keyed hashes of their texts are: with one identity key, whatever their
-ids and places. Under two keys, only ids that the user's data gave are compared; an equal id does
-not mean an equal text, so nothing is "fixed". Line numbers and ids made of them are never compared.
-
-Equal texts of an audit count once: found if any of them is, and not found if one of them at least
-was asked and none is found.
+Documents are matched by the keyed hashes of their texts, so both audits need one identity key. The
+same was measured if settings of the probe, window and dtype are equal, and of the document the
+tokens and the parts of the answer; null is no answer. Without this rule, a smaller sample or
+another window would look like a cure. Equal texts of an audit count once: found if any of them is.
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
 
+import memguard
+from memguard.audit.statistics import compute_paired_rates
 from memguard.errors import RecordError
-from memguard.gate.diff_sides import Asked, DiffSide, list_differences
+from memguard.gate.audited import Audited, find_audit_folder, load_audited
+from memguard.records import AuditReport
 from memguard.records.audit import name_finding
-from memguard.records.diff import KINDS, DiffCount, DiffedFinding, FindingKind, MatchedBy
+from memguard.records.audit_files import SCORES
+from memguard.records.diff import (
+    KINDS,
+    AuditDiff,
+    DiffedAudit,
+    DiffedFinding,
+    DiffedProbe,
+    FindingKind,
+)
+from memguard.records.documents import EXTRACTED, DocumentTable
+from memguard.records.record import describe_unread
 
-OLD_ROW, NEW_ROW = "old row", "new row"
-Identity = tuple[str, str | int]
-"""What a document is matched by: ("text", keyed hash) or ("id", id); else its own row, which the
-other audit does not have: ("old row", 3)."""
-Rows = Sequence[int]
-"""Rows of an audit with one text."""
+METHOD_FIELDS: Final = ("dtype", "window")
+"""Fields of a report's method on which the answers of all probes depend."""
+_WITHOUT_SEED: Final = ("extraction", "sampling")
+"""Probes whose answers do not depend on the audit's seed."""
+_WINDOWS: Final = ("continuation_tokens", "prefix_tokens", "min_prefix_tokens")
+"""Settings of the extraction probe that all probes depend on, because they use its windows."""
+_WINDOW: Final = ("num_tokens", "prefix_tokens", "continuation_tokens")
+"""Columns of the tokens that were audited of a document."""
+_PARTS: Final = {"extraction": "verbatim|near_verbatim", "attacks": r".+\.any"}
+"""Columns whose values decide a probe's answer; of other probes all columns of yes and no."""
 OTHER_TOKENS = "the audits count the tokens of their shared texts differently (another tokenizer?)"
 
 
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """What an audit says of one text with one probe, by its documents that have an answer."""
+
+    row: int
+    """A document, an extracted one if there is one."""
+    measured: AbstractSet[str]
+    """Parts of the answer that were measured of each document."""
+    windows: set[tuple[float, ...]] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
+    """Parts that are yes of at least one."""
+    is_yes: bool = False
+    is_trained: bool = False
+    is_finding: bool = False
+    """Whether one of the extracted documents was trained."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MatchedAudits:
-    """Two audits with their texts."""
+class DiffSide:
+    """One of the two audits, by the keyed hashes of its texts."""
 
-    old: DiffSide
-    new: DiffSide
-    matched_by: MatchedBy
-    old_identities: Sequence[Identity]
-    """Of each row of the old audit."""
-    new_identities: Sequence[Identity]
+    which: Literal["old", "new"]
+    audited: Audited
 
-    @cached_property
-    def old_texts(self) -> Mapping[Identity, Rows]:
-        """Rows of each text of the old audit."""
-        return _group(self.old_identities)
+    @property
+    def documents(self) -> DocumentTable:
+        """The records of the audit."""
+        if self.audited.documents is None:
+            raise describe_unread(self.audited.folder / SCORES, PermissionError())
+        return self.audited.documents
 
     @cached_property
-    def new_texts(self) -> Mapping[Identity, Rows]:
-        """Rows of each text of the new audit."""
-        return _group(self.new_identities)
+    def rows(self) -> Mapping[str, list[int]]:
+        """Documents of each text; those without a keyed hash are left out."""
+        rows: dict[str, list[int]] = {}
+        for row, digest in enumerate(self.documents.text_hmac_N.tolist()):
+            if digest is not None:
+                rows.setdefault(digest, []).append(row)
+        return rows
 
     @cached_property
-    def probes(self) -> list[str]:
-        """Probes that answer in at least one of the audits, in the order of the new suite."""
-        return list({**self.new.answers.extracted, **self.old.answers.extracted})
+    def trained(self) -> set[str]:
+        """Texts that the model was trained on."""
+        return {*self.documents.text_hmac_N[self.documents.is_trained_N].tolist()} - {None}
 
     @cached_property
-    def differences(self) -> dict[str, list[str]]:
-        """Differences of the settings of each probe that both audits ran."""
-        both = self.new.answers.extracted.keys() & self.old.answers.extracted.keys()
-        return {probe: list_differences(self.old, self.new, probe) for probe in both}
+    def windows(self) -> list[tuple[float, ...]]:
+        """Tokens that were audited of each document, and where a long one was cut."""
+        columns = [self.documents.numbers(name) for name in _WINDOW]
+        used = np.inf if self.audited.report.cut is None else self.audited.report.cut.used_tokens
+        return list(zip(*columns, np.where(columns[0] > used, used, 0), strict=True))
 
-    @cached_property
-    def has_other_tokens(self) -> bool:
-        """Whether the two audits count the tokens of a text differently: another tokenizer."""
-        old_N, new_N = (side.windows_N3[:, 0].tolist() for side in (self.old, self.new))
-        return any(
-            {old_N[row] for row in self.old_texts[text]} != {new_N[row] for row in rows}
-            for text, rows in self.new_texts.items()
-            if text[0] == "text" and text in self.old_texts
+    def read_answers(self, probe: str) -> dict[str, Answer]:
+        """Return the answers of a probe by text; no entry where all of them are null."""
+        if probe not in self.documents.extracted:
+            return {}
+        start, answers_N = f"{probe}.", self.documents.extracted[probe]
+        parts = {
+            name.removeprefix(start): self.documents.numbers(name)
+            for name in self.documents.list_flags(start)
+            if name != f"{probe}{EXTRACTED}"
+            and re.fullmatch(_PARTS.get(probe, ".*"), name.removeprefix(start))
+        }
+        texts: dict[str, Answer] = {}
+        for row in np.flatnonzero(~np.isnan(answers_N)).tolist():
+            if (digest := self.documents.text_hmac_N[row]) is None:
+                continue
+            measured = {name for name, part_N in parts.items() if not np.isnan(part_N[row])}
+            answer = texts.setdefault(digest, Answer(row=row, measured=measured))
+            answer.measured &= measured
+            answer.windows.add(self.windows[row])
+            is_trained = bool(self.documents.is_trained_N[row])
+            answer.is_trained |= is_trained
+            if answers_N[row] == 1:
+                answer.row = answer.row if answer.is_yes else row
+                answer.is_yes = True
+                answer.is_finding |= is_trained
+                answer.found |= {name for name in measured if parts[name][row] == 1}
+        return texts
+
+    def describe(self) -> DiffedAudit:
+        """Return the audit as the result names it."""
+        return DiffedAudit(
+            name=self.audited.name,
+            created=self.audited.report.created,
+            report_sha256=self.audited.report_sha256,
+            num_texts=len(self.trained),
+            num_findings=len(self.documents.list_findings()),
         )
 
-    @cached_property
-    def reused_ids(self) -> set[str]:
-        """Ids of the user's own in both audits."""
-        old, new = (
-            set(side.answers.id_N[side.answers.has_own_id_N].tolist())
-            for side in (self.old, self.new)
-        )
-        return old & new
 
-    def why_new_did_not_ask(self, probe: str, old: "Found", new: "Found") -> str | None:
-        """Return why the new audit did not ask what the old one found; None if it did."""
-        asked = _list_asked(self.new, probe, new.rows)
-        why = self._why_not_asked("new", self.new, probe, asked)
-        needed = _list_asked(self.old, probe, old.yes)
-        return why or _compare_asked("new", asked, needed)
+def diff_folders(old: Path, new: Path) -> AuditDiff:
+    """Compare the findings of two audits, also of other documents.
 
-    def why_old_did_not_ask(self, probe: str, old: "Found", new: "Found") -> str | None:
-        """Return why the old audit did not ask what the new one found; None if it did.
-
-        Of the parts of the new answer that are yes, one that the old audit measured is enough.
-        """
-        asked = _list_asked(self.old, probe, old.rows)
-        if (why := self._why_not_asked("old", self.old, probe, asked)) is not None:
-            return why
-        needed = _list_asked(self.new, probe, new.yes)
-        measured = frozenset[str]().union(*(document.parts for document in asked))
-        if self.new.find_yes_parts(probe, new.yes) & measured:
-            needed = {document._replace(parts=document.parts & measured) for document in needed}
-        return _compare_asked("old", asked, needed)
-
-    def _why_not_asked(
-        self, which: str, side: DiffSide, probe: str, asked: AbstractSet[Asked]
-    ) -> str | None:
-        if probe not in side.answers.extracted:
-            return f"not run in the {which} audit: {side.find_reason_not_run(probe)}"
-        if not asked:
-            return f"not asked in the {which} audit"
-        if self.differences[probe]:
-            return f"other settings: {', '.join(self.differences[probe])}"
-        if self.has_other_tokens:
-            return OTHER_TOKENS
-        return None
-
-
-def _list_asked(side: DiffSide, probe: str, rows: Rows) -> set[Asked]:
-    asked_N = side.asked.get(probe)
-    if asked_N is None:
-        return set()
-    return {asked for row in rows if (asked := asked_N[row]) is not None}
-
-
-def _compare_asked(which: str, asked: AbstractSet[Asked], needed: AbstractSet[Asked]) -> str | None:
-    """Return what is missing of what was asked; None if nothing is."""
-    if not {document.window for document in needed} <= {document.window for document in asked}:
-        return f"other tokens were asked in the {which} audit"
-    for document in needed:
-        if not any(other.covers(document) for other in asked):
-            measured = frozenset[str]().union(*(other.parts for other in asked))
-            names = sorted(document.parts - measured) or sorted(document.parts)
-            return f"not measured in the {which} audit: {', '.join(names)}"
-    return None
-
-
-def match_audits(old: DiffSide, new: DiffSide) -> MatchedAudits:
-    """Match the documents of two audits.
+    Args:
+        old: folder of the earlier run or audit.
+        new: folder of the later one.
 
     Raises:
-        RecordError: no document can be matched, because the audits have two keys, and one of them
-            has no id of the user's own.
+        ConfigError: a folder is neither of a run nor of an audit.
+        RecordError: a run was not audited, an audit is damaged or cannot be read, or the audits
+            have no identity key in common.
     """
-    has_one_key = old.identity_key is not None and old.identity_key == new.identity_key
-    sides = (old, new)
-    if not has_one_key and not all(side.answers.has_own_id_N.any() for side in sides):
-        keys = (
-            "the two audits used different identity keys"
-            if all(side.identity_key is not None for side in sides)
-            else "not both audits used an identity key"
-        )
+    return diff_audits(
+        *(load_audited(find_audit_folder(folder), with_card=False) for folder in (old, new))
+    )
+
+
+def diff_audits(old: Audited, new: Audited) -> AuditDiff:
+    """Compare the findings of two audits; see `diff_folders`."""
+    keys = [audited.report.data.identity_key for audited in (old, new)]
+    if keys[0] is None or keys[0] != keys[1]:
         raise RecordError(
-            f"no document of the two audits can be matched: {keys}, and the documents of at least "
-            "one of them have no 'id' in the user's data. Audit both with the same "
-            "--identity-key, or give the documents ids of your own"
+            "the two audits have no identity key in common, so no document can be matched. Audit "
+            "both with the same --identity-key"
         )
-    return MatchedAudits(
-        old=old,
-        new=new,
-        matched_by="text" if has_one_key else "id",
-        old_identities=_identify(old, OLD_ROW, by_text=has_one_key),
-        new_identities=_identify(new, NEW_ROW, by_text=has_one_key),
+    before, after = DiffSide(which="old", audited=old), DiffSide(which="new", audited=new)
+    names = list({**after.documents.extracted, **before.documents.extracted})
+    findings: list[DiffedFinding] = []
+    probes = [_diff_probe(before, after, name, findings) for name in names]
+    kinds = list(KINDS)
+    findings.sort(key=lambda one: (-one.continuation_tokens, one.id, one.finding))
+    findings.sort(key=lambda one: (kinds.index(one.kind), one.found_by, names.index(one.probe)))
+    return AuditDiff(
+        tool_version=memguard.__version__,
+        old=before.describe(),
+        new=after.describe(),
+        num_texts_in_both=len(after.trained & before.rows.keys()),
+        notes=list(_list_notes(before, after, names)),
+        probes=probes,
+        findings=findings,
     )
 
 
-def _identify(side: DiffSide, without: str, *, by_text: bool) -> list[Identity]:
-    """Return what each document is matched by; ``without`` names those that have nothing."""
-    answers = side.answers
-    columns = (answers.text_hmac_N, answers.id_N, answers.has_own_id_N)
-    return [
-        ("text", digest)
-        if by_text and digest is not None
-        else ("id", name)
-        if is_own
-        else (without, row)
-        for row, (digest, name, is_own) in enumerate(zip(*map(list, columns), strict=True))
-    ]
-
-
-def _group(identities: Sequence[Identity]) -> dict[Identity, list[int]]:
-    texts: dict[Identity, list[int]] = defaultdict(list)
-    for row, identity in enumerate(identities):
-        texts[identity].append(row)
-    return dict(texts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What an audit says of one text and probe."""
-
-    rows: Rows
-    """Empty if the audit does not have the text."""
-    yes: Rows
-    """Those that the probe extracts, trained or not."""
-    is_finding: bool
-    """Whether one of these was trained."""
-
-
-def _look_up(side: DiffSide, probe: str, rows: Rows) -> Found:
-    answers_N = side.answers.extracted.get(probe)
-    yes = [] if answers_N is None else [row for row in rows if answers_N[row] == 1]
-    is_finding = any(side.is_trained_N[row] for row in yes)
-    return Found(rows=rows, yes=yes, is_finding=is_finding)
-
-
-def list_findings(audits: MatchedAudits) -> list[DiffedFinding]:
-    """Return what became of each finding of the two audits, worst first."""
-    findings = []
-    for probe in audits.probes:
-        found = [
-            *find_texts(audits.new, audits.new_identities, probe),
-            *find_texts(audits.old, audits.old_identities, probe),
-        ]
-        for text in dict.fromkeys(found):
-            old = _look_up(audits.old, probe, audits.old_texts.get(text, ()))
-            new = _look_up(audits.new, probe, audits.new_texts.get(text, ()))
-            findings.append(_describe(audits, probe, text, old, new))
-    order = {kind: place for place, kind in enumerate(KINDS)}
-    places = {probe: place for place, probe in enumerate(audits.probes)}
-    return sorted(
-        findings,
-        key=lambda finding: (
-            order[finding.kind],
-            places[finding.probe],
-            not finding.is_verbatim,
-            -finding.continuation_tokens,
-            _split_numbers(finding.id),
-            finding.finding or "",
-        ),
-    )
-
-
-def _split_numbers(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts ``a:9`` before ``a:10``."""
-    return [(len(part) if part.isdecimal() else 0, part) for part in re.split("([0-9]+)", name)]
-
-
-def find_texts(side: DiffSide, identities: Sequence[Identity], probe: str) -> dict[Identity, None]:
-    """Return the trained texts of an audit that a probe extracts, each once, in order."""
-    answers_N = side.answers.extracted.get(probe)
-    if answers_N is None:
-        return {}
-    rows = np.flatnonzero((answers_N == 1) & side.is_trained_N).tolist()
-    return dict.fromkeys(identities[row] for row in rows)
-
-
-def _describe(
-    audits: MatchedAudits, probe: str, text: Identity, old: Found, new: Found
-) -> DiffedFinding:
-    kind, reason = _classify(audits, probe, text, old, new)
-    side, found = (audits.new, new) if new.rows else (audits.old, old)
-    row = (found.yes or found.rows)[0]
-    digest = side.answers.text_hmac_N[row]
-    shown, shown_row = (audits.new, new.yes[0]) if new.yes else (audits.old, old.yes[0])
-    verbatim_N = shown.parts["extraction"]["verbatim"] if probe == "extraction" else None
-    return DiffedFinding(
-        kind=kind,
-        finding=None if digest is None else name_finding(digest, probe),
+def _diff_probe(
+    old: DiffSide, new: DiffSide, probe: str, findings: list[DiffedFinding]
+) -> DiffedProbe:
+    """Add what became of the findings of a probe; return its rates."""
+    obstacle = _find_obstacle(old, new, probe)
+    before, after = old.read_answers(probe), new.read_answers(probe)
+    pairs = []
+    for text in {**after, **before}:
+        was, now = before.get(text), after.get(text)
+        if any(answer.is_finding for answer in (was, now) if answer is not None):
+            kind, reason = _classify(old, new, text, was, now, obstacle)
+            side, answer = (new, now) if now is not None and now.is_yes else (old, was)
+            assert answer is not None, "it is found"
+            documents, row = side.documents, answer.row
+            findings.append(
+                DiffedFinding(
+                    kind=kind,
+                    found_by="both" if kind == "unchanged" else side.which,
+                    finding=name_finding(text, probe),
+                    probe=probe,
+                    id=documents.id_N[row],
+                    bucket=documents.bucket_N[row],
+                    parts=sorted(answer.found),
+                    continuation_tokens=int(side.windows[row][2]),
+                    reason=reason,
+                )
+            )
+        if was is None or now is None or obstacle or not (was.is_trained and now.is_trained):
+            continue
+        if (was.windows, was.measured) == (now.windows, now.measured):
+            pairs.append((was.is_yes, now.is_yes, int(new.documents.cluster_N[now.row])))
+    olds, news, clusters = zip(*pairs, strict=True) if pairs else ((), (), ())
+    return DiffedProbe(
         probe=probe,
-        id=side.answers.id_N[row],
-        bucket=side.answers.bucket_N[row],
-        num_copies=len(found.rows),
-        is_verbatim=None if verbatim_N is None else bool(verbatim_N[shown_row] == 1),
-        continuation_tokens=int(shown.windows_N3[shown_row, 2]),
-        reason=reason,
+        num_texts=len(pairs),
+        num_old=sum(olds),
+        num_new=sum(news),
+        difference=compute_paired_rates(news, olds, clusters=clusters),
+        missing_because=obstacle or (None if pairs else "no trained text was measured by both"),
     )
 
 
 def _classify(
-    audits: MatchedAudits, probe: str, text: Identity, old: Found, new: Found
+    old: DiffSide,
+    new: DiffSide,
+    text: str,
+    was: Answer | None,
+    now: Answer | None,
+    obstacle: str | None,
 ) -> tuple[FindingKind, str | None]:
-    """Return what became of a finding, and why, beyond what the kind says by itself."""
-    if text[0] in (OLD_ROW, NEW_ROW):
-        return "unmatched", "no keyed hash, and no id in the user's data"
-    if not (old.rows and new.rows):
-        return _classify_lone(audits, old, new)
-    if old.yes and new.yes:
-        return "unchanged", _explain_unchanged(audits, probe, old, new)
-    is_by_id = text[0] == "id"
-    if new.yes:
-        why = audits.why_old_did_not_ask(probe, old, new)
-        if why is not None:
-            return "newly-audited", why
-        return "new", "matched by id: its text may have changed" if is_by_id else None
-    why = audits.why_new_did_not_ask(probe, old, new)
-    if why is not None:
-        return "no-longer-audited", why
-    return ("no-longer-found" if is_by_id else "fixed"), None
+    """Return what became of a finding, and why."""
+    if was is not None and now is not None and was.is_yes and now.is_yes:
+        return "unchanged", obstacle
+    kind: FindingKind
+    if now is not None and now.is_yes:
+        kind, found, side, other = "new", now, old, was
+        # One part of the new answer that the old audit measured, too, is enough.
+        parts = (set() if was is None else now.found & was.measured) or now.measured
+    else:
+        assert was is not None, "one of them finds it"
+        kind, found, side, other, parts = "gone", was, new, now, was.measured
+    if text not in side.rows:
+        why = f"not in the {side.which} audit"
+    elif obstacle is not None:
+        why = obstacle
+    elif other is None:
+        why = f"not asked in the {side.which} audit"
+    elif other.windows != found.windows:
+        why = f"other tokens were asked in the {side.which} audit"
+    elif missing := sorted(parts - other.measured):
+        why = f"not measured in the {side.which} audit: {', '.join(missing)}"
+    else:
+        return kind, None
+    return "not-audited", why
 
 
-def _classify_lone(audits: MatchedAudits, old: Found, new: Found) -> tuple[FindingKind, str | None]:
-    """Return the kind of a finding in a text that only one of the audits has."""
-    side, rows = (audits.old, old.rows) if old.rows else (audits.new, new.rows)
-    is_reused = any(side.answers.id_N[row] in audits.reused_ids for row in rows)
-    if old.rows:
-        if is_reused:
-            return "no-longer-audited", "the new audit has another text under this id"
-        return "no-longer-audited", "not in the new audit"
-    return "new-document", "the old audit has another text under this id" if is_reused else None
-
-
-def _explain_unchanged(audits: MatchedAudits, probe: str, old: Found, new: Found) -> str | None:
-    for which, side, found in (("new", audits.new, new), ("old", audits.old, old)):
-        if not found.is_finding:
-            role = side.answers.role_N[found.yes[0]]
-            return f"not trained in the {which} audit (role {role}), which extracts it, too"
-    if audits.differences[probe]:
-        return f"other settings: {', '.join(audits.differences[probe])}"
+def _find_obstacle(old: DiffSide, new: DiffSide, probe: str) -> str | None:
+    """Return why no text was measured by both audits in the same way; None if some may be."""
+    for side in (old, new):
+        if probe not in side.documents.extracted:
+            runs = {run.name: run.reason_not_run for run in side.audited.report.probe_runs}
+            reason = runs.get(probe, "its suite does not have it") or "it has no yes or no"
+            return f"not run in the {side.which} audit: {reason}"
+    if differences := list_differences(old.audited.report, new.audited.report, probe):
+        return f"other settings: {', '.join(differences)}"
+    for text in old.rows.keys() & new.rows.keys():
+        sizes = [{side.windows[row][0] for row in side.rows[text]} for side in (old, new)]
+        if sizes[0] != sizes[1]:
+            return OTHER_TOKENS
     return None
 
 
-def count_findings(findings: Sequence[DiffedFinding], probes: Sequence[str]) -> list[DiffCount]:
-    """Return the number of findings of each kind and probe, zeros included."""
-    numbers = Counter((finding.kind, finding.probe) for finding in findings)
-    accepted = Counter(
-        (finding.kind, finding.probe) for finding in findings if finding.acceptance == "accepted"
-    )
+def list_differences(old: AuditReport, new: AuditReport, probe: str) -> list[str]:
+    """Return the differences of what a probe's answers depend on, one clause each."""
+    before, after = _find_settings(old, probe), _find_settings(new, probe)
     return [
-        DiffCount(
-            kind=kind,
-            probe=probe,
-            num_findings=numbers[kind, probe],
-            num_accepted=accepted[kind, probe],
-        )
-        for kind in KINDS
-        for probe in probes
+        f"'{name}' is {after.get(name)} instead of {before.get(name)}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
     ]
+
+
+def _find_settings(report: AuditReport, probe: str) -> dict[str, Any]:
+    listed = {str(entry.get("name")): entry for entry in report.method.probes}
+    names = METHOD_FIELDS if probe in _WITHOUT_SEED else (*METHOD_FIELDS, "seed")
+    return {
+        **{f"extraction.{name}": listed.get("extraction", {}).get(name) for name in _WINDOWS},
+        **listed.get(probe, {}),
+        **{name: getattr(report.method, name) for name in names},
+    }
+
+
+def _list_notes(old: DiffSide, new: DiffSide, probes: list[str]) -> Iterator[str]:
+    """Yield what was not compared."""
+    if new.audited.report.created < old.audited.report.created:
+        yield "The old audit is younger than the new one: are they in the wrong order?"
+    for side in (old, new):
+        if missing := sum(bucket.num_not_sampled for bucket in side.audited.report.tables.buckets):
+            yield f"The {side.which} audit scored a sample: {missing:,} documents were left out."
+        if lost := sum(digest is None for digest in side.documents.text_hmac_N):
+            yield f"{lost:,} documents of the {side.which} audit have no keyed hash to match them."
+        yield from (f"The {side.which} audit is not whole: {gap}." for gap in side.audited.gaps)
+    runs = [run for side in (new, old) for run in side.audited.report.probe_runs]
+    if others := dict.fromkeys(run.name for run in runs if run.name not in probes):
+        yield f"Not compared: {', '.join(others)} (no yes or no for each document)."

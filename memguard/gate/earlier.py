@@ -10,7 +10,6 @@ A probe with other settings measures something else, and cannot be compared.
 """
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from memguard.gate.deciding import find_effective
 from memguard.gate.measured import Measured, NoInterval, count_row
 from memguard.gate.words import Unit
 from memguard.records import RISK_PLACES, Interval, MetricRow, Rate, ResultRow, Texts
-from memguard.records.audit_files import SCORES
+from memguard.records.documents import EXTRACTED
 
 _NO_SETTING = ("package", "in_verdict")
 """Entries of a probe in `method.probes` that do not change what it measures."""
@@ -147,7 +146,7 @@ def _pair(
     now: Audited, earlier: Audited, metric: MetricRow, row: ResultRow, before: ResultRow
 ) -> tuple[Interval | None, str]:
     """Return the paired difference of a rate, or None and the reason why it cannot be paired."""
-    if now.answers is None or earlier.answers is None:
+    if now.documents is None or earlier.documents is None:
         return None, "only another user may read the records of the documents"
     keys = [audited.report.data.identity_key for audited in (now, earlier)]
     if keys[0] != keys[1]:
@@ -187,35 +186,25 @@ def _pair(
     return Interval(value=(only_now - only_before) / len(ids), ci=ci), ""
 
 
-def _read_column(path: Path, name: str) -> NDArray[np.float64] | None:
-    """Return the numbers of a column of the records; None if there is no such column."""
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        if name not in file.schema_arrow.names:
-            return None
-        listed = file.read(columns=[name]).column(name).to_pylist()
-    return np.array(listed, dtype=np.float64)
-
-
 Side = tuple[list[Any], NDArray[np.bool_], NDArray[np.int64]]
 """Ids, answers and clusters of the documents of a row."""
 
 
 def _read_side(audited: Audited, metric: MetricRow, row: ResultRow) -> Side | None:
     """Return the documents of a row, or None if the records do not give its counts."""
-    answers = audited.answers
-    assert answers is not None, "checked"
+    documents = audited.documents
+    assert documents is not None, "checked"
     place = (metric.probe, metric.metric, metric.parameters)
-    path, column = audited.folder / SCORES, f"{metric.probe}.{metric.metric}"
+    column = f"{metric.probe}.{metric.metric}"
     if place == RISK_PLACES["attack_cost"]:
-        value_N = answers.extracted.get(metric.probe)
-    else:
-        value_N = None if metric.parameters else _read_column(path, column)
-    if value_N is None:
+        column = f"{metric.probe}{EXTRACTED}"
+    elif metric.parameters:
         return None
-    here_N = (answers.bucket_N == row.bucket) & ~np.isnan(value_N)
+    if column not in documents.names:
+        return None
+    value_N = documents.numbers(column)
+    here_N = (documents.bucket_N == row.bucket) & ~np.isnan(value_N)
     yes_N = value_N[here_N] == 1
     if (len(yes_N), int(yes_N.sum())) != (row.num_documents, row.num_matched):
         return None
-    return answers.text_hmac_N[here_N].tolist(), yes_N, answers.cluster_N[here_N]
+    return documents.text_hmac_N[here_N].tolist(), yes_N, documents.cluster_N[here_N]

@@ -24,9 +24,9 @@ from memguard.gate.sarif_rules import RuleTable
 from memguard.pages import formatting as fmt
 from memguard.pages.judgements import OUTCOME_NAMES, count_outcomes, worst_first
 from memguard.records import AuditReport
-from memguard.records.answers import Answers
 from memguard.records.audit import name_finding
 from memguard.records.audit_files import SCORES
+from memguard.records.documents import DocumentTable as Answers
 from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome
 
 MOST_RESULTS: Final = 5_000

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memguard.config.loading import suggest_near
-from memguard.gate.audited import TRAINED_ROLES
 from memguard.gate.policy import EPSILON, EVERY_TRAINED, FINDINGS, RISK, Rule
 from memguard.records import AuditReport, MetricRow, ResultRow, Tables
+from memguard.records.documents import TRAINED_ROLES
 
 _MOST_NAMES = 6
 """Names that a reason lists."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import yaml
 
-from memguard.gate.audited import TRAINED_ROLES
 from memguard.gate.measured import is_bounded
 from memguard.gate.policy import EPSILON, EVERY_TRAINED, FINDINGS, RISK
 from memguard.pages import formatting as fmt
 from memguard.records import AuditReport, MetricRow, ResultRow
+from memguard.records.documents import TRAINED_ROLES
 from memguard.records.utility import UTILITY
 
 _LIMIT, _AUC_LIMIT, _ABOVE = 0.1, 0.6, 0.1

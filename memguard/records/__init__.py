@@ -13,7 +13,7 @@
     canaries.py    scores of canaries, which only the owner of an audit can read
     utility.py     benchmark tasks: their values, and the scores of their items for the owner
     audit_files.py files of an audit, and the hashes that are written last
-    answers.py     which documents each probe found extracted: yes, no, not asked
+    documents.py   the documents of an audit: their columns, answers and findings
     gate.py        the result of a policy: what it asked, what was answered, by which counts
     diff.py        what became of each finding between two audits
     local_paths.py absolute paths, shortened because records are handed on

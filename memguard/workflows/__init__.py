@@ -30,7 +30,6 @@ compare.py         a sweep, finished runs or the fix of a run; renders pages aga
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
 report_links.py    links the reports of a sweep to its comparison
 sweep_progress.py  what a run of a sweep does, read from its files
-diff.py            what became of each finding between two audits
 gate.py            judges an audit by a policy, and writes the result as one set
 bundle_format.py   the archive of a bundle, its statement, and the check of both
 bundle.py          packs the files of an audit, with their hashes, into one archive

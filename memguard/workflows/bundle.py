@@ -23,7 +23,6 @@ from memguard.hf.checkpoint_files import ADAPTER_CONFIG
 from memguard.hf.identity import BASE, hash_sums, sum_model
 from memguard.pages.formatting import clean_text
 from memguard.records import AuditReport
-from memguard.records.answers import Answers, load_answers
 from memguard.records.audit_files import (
     AUDIT_FILES,
     CARDS,
@@ -35,6 +34,7 @@ from memguard.records.audit_files import (
     load_audit_files,
     load_audit_report,
 )
+from memguard.records.documents import DocumentTable
 from memguard.records.gate import (
     GATE,
     GATE_FOLDER,
@@ -165,7 +165,7 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     members = {
         name: _read_whole(audit / name, written.files[name]) for name in (PAGE, REPORT, RESULTS)
     }
-    answers = load_answers(audit)
+    answers = DocumentTable.read(audit)
     members[form.ANSWERS] = write_answers(answers)
     if request.with_records:
         members[SCORES] = _read_whole(audit / SCORES, written.scores)
@@ -209,7 +209,7 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     return Bundled(path=request.out, checked=form.check_bundle(request.out), notes=tuple(notes))
 
 
-def write_answers(answers: Answers) -> bytes:
+def write_answers(answers: DocumentTable) -> bytes:
     """Return `answers.jsonl`: each document's keyed hash, bucket, role, and answer by probe."""
     extracted = sorted(answers.extracted.items())
     clusters = answers.cluster_N.tolist()

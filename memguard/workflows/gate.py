@@ -162,7 +162,7 @@ def write_gate(
     report = audited.report
     contents = {
         JUNIT: render_junit(result),
-        SARIF: render_sarif(result, report, audited.answers),
+        SARIF: render_sarif(result, report, audited.documents),
         SUMMARY: render_summary(result, report).encode(),
         SUMMARY_PAGE: render_release_page(report, result).encode(),
     }

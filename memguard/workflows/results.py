@@ -71,23 +71,20 @@ class AuditResult:
         """Every number of the report, one row each, as `memguard.records.results` describes."""
         return read_results(_find(self.folder, RESULTS))
 
-    def diff(
-        self, earlier: "AuditResult | str | Path", *, triage: str | Path | None = None
-    ) -> "AuditDiff":
+    def diff(self, earlier: "AuditResult | str | Path") -> "AuditDiff":
         """Return what became of each finding since an earlier audit.
 
         Args:
             earlier: its result, or the folder of a run or an audit; its documents may be others.
-            triage: file with accepted findings of this audit (triage.yaml).
 
         Raises:
-            ConfigError: the triage is not valid.
-            RecordError: an audit is missing or damaged, or no document of the two can be matched.
+            ConfigError: the folder is neither of a run nor of an audit.
+            RecordError: an audit is missing or damaged, or the two have other identity keys.
         """
-        from memguard.workflows.diff import diff
+        from memguard.gate.diff import diff_folders
 
         folder = earlier.folder if isinstance(earlier, AuditResult) else Path(earlier)
-        return diff(folder, self.folder, triage=None if triage is None else Path(triage))
+        return diff_folders(folder, self.folder)
 
     def save(self, folder: str | Path) -> Path:
         """Copy the audit's files into a folder, which is created if needed; return it.

@@ -18,11 +18,13 @@ from damage import flip_byte
 from diff_examples import NOT_ASKED, Made, save_audit
 
 from memguard.cli.diff_screen import render_diff
-from memguard.records.diff import KINDS, MEANINGS, AuditDiff
-from memguard.workflows.diff import diff
+from memguard.gate.diff import diff_folders
+from memguard.records.audit_files import save_audit_files
+from memguard.records.diff import KINDS, AuditDiff
 from memguard.workflows.results import AuditResult
 
 ROOT = Path(__file__).parents[2]
+NAMES = {"new": "New", "unchanged": "Unchanged", "not-audited": "Not audited", "gone": "Gone"}
 
 
 def make(number: int, **fields: Any) -> Made:
@@ -59,35 +61,39 @@ def test_the_screen_has_counts_first_then_the_worst(told: AuditDiff) -> None:
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if line and not line.startswith((" ", "old ", "new "))]
     assert titles[1] == "Findings"
-    shown = [kind for kind in KINDS if told.count(kind)]
-    assert shown == ["new", "new-document", "newly-audited", "unchanged", *list(KINDS)[-2:]]
-    heads = [f"{KINDS[k][0].upper()}{KINDS[k][1:]} ({told.count(k)})" for k in shown]
-    assert titles[-len(shown) - 1 : -1] == heads
+    heads = [f"{name} ({len(told.select(kind))})" for kind, name in NAMES.items()]
+    places = [titles.index(head) for head in heads]
+    assert places == sorted(places)
     first = lines.index("Findings")
-    for kind in shown:
-        numbers = [told.count(kind, "extraction"), told.count(kind, "attacks"), told.count(kind)]
-        (row,) = [x for x in lines[first : first + 9] if x.strip().startswith(f"{KINDS[kind]}  ")]
-        assert re.findall(r"\d+", row) == [str(number) for number in numbers]
+    for probe in ("extraction", "attacks"):
+        (row,) = [x for x in lines[first : first + 5] if x.strip().startswith(probe)]
+        expected = [
+            len(told.select("new", probe)),
+            len(told.select("unchanged", probe)),
+            len(told.select("gone", probe)),
+            len(told.select("not-audited", probe, "new")),
+            len(told.select("not-audited", probe, "old")),
+        ]
+        assert re.findall(r"\d+", row) == [str(number) for number in expected]
+        assert sum(expected) == sum(finding.probe == probe for finding in told.findings)
 
 
 def test_at_most_twenty_findings_of_a_kind_are_listed(told: AuditDiff) -> None:
     lines = draw(told, width=200)
     for kind in KINDS:
-        count = told.count(kind)
-        if not count:
-            continue
-        start = lines.index(f"  {MEANINGS[kind]}") + 1
+        count = len(told.select(kind))
+        start = lines.index(f"  {KINDS[kind]}") + 1
         end = next(n for n in range(start, len(lines) + 1) if not lines[n : n + 1] or not lines[n])
-        assert lines[start - 2].startswith(KINDS[kind][:3].capitalize())
+        assert lines[start - 2].startswith(NAMES[kind])
         assert end - start == min(count, 20) + (count > 20)
         assert (lines[end - 1].strip() == f"and {count - 20} more") == (count > 20)
-    assert max(told.count(kind) for kind in KINDS) > 20
+    assert max(len(told.select(kind)) for kind in KINDS) > 20
 
 
 def test_a_pipe_shows_the_same_numbers(audits: tuple[Path, Path], told: AuditDiff) -> None:
     done = succeed("diff", *audits)
     assert done.err == ""
-    assert f"Fixed ({told.count('fixed')})" in done.out
+    assert f"Gone ({len(told.select('gone'))})" in done.out
     assert "110 of the new texts are in the old audit" in done.out
     # The run's folder stands for its audit.
     assert succeed("diff", audits[0], audits[1].parent).out == done.out
@@ -96,10 +102,8 @@ def test_a_pipe_shows_the_same_numbers(audits: tuple[Path, Path], told: AuditDif
 def test_it_is_told_without_torch(audits: tuple[Path, Path], tmp_path: Path) -> None:
     for name in ("torch", "transformers", "datasets"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
-    triage = tmp_path / "triage.yaml"
-    triage.write_text("accepted: []")
     done = subprocess.run(
-        [sys.executable, "-m", "memguard", "diff", *map(str, audits), "--triage", str(triage)],
+        [sys.executable, "-m", "memguard", "diff", *map(str, audits)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
         capture_output=True,
         text=True,
@@ -118,33 +122,11 @@ def test_python_has_the_same(audits: tuple[Path, Path], told: AuditDiff) -> None
     assert new.diff(str(audits[0])) == told
 
 
-def test_accepted_findings_are_shown_as_such(
-    audits: tuple[Path, Path], told: AuditDiff, tmp_path: Path
-) -> None:
-    finding, other = (one.finding for one in told.select("new")[:2])
-    entries = [
-        {"finding": finding, "by": "A. Writer", "reason": "public [b]text", "until": None},
-        {"finding": other, "by": "B", "reason": "gone \x1b[31m", "until": "2020-01-31"},
-        {"finding": f"{'0' * 64}:extraction", "by": "C", "reason": "lost", "until": None},
-    ]
-    path = tmp_path / "triage.yaml"
-    path.write_text(json.dumps({"accepted": entries}))
-    result = diff(*audits, triage=path)
-    screen = "\n".join(draw(result, width=200))
-    assert re.search(rf"new +{told.count('new', 'extraction')} .* 1 of them accepted", screen)
-    assert f"{str(finding)[:12]}…:extraction by A. Writer, without end: public [b]text" in screen
-    assert f"{str(other)[:12]}…:extraction by B, until 2020-01-31: gone [U+001B][31m" in screen
-    assert "Accepted, but not a finding of the new audit (1)" in screen
-    assert screen.count("; ACCEPTED") == 1
-    assert screen.count("; EXPIRED") == 1
-    assert [c.num_findings for c in result.counts] == [c.num_findings for c in told.counts]
-
-
 def test_names_and_ids_of_the_data_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
     evil = "\x1b[2J[red]\u202e" + "x" * 500
     old = save_audit(tmp_path / "old", [make(1, near=1, id=evil, bucket=evil)], run=evil)
     new = save_audit(tmp_path / "new", [make(2, near=1)])
-    lines = draw(diff(old, new))
+    lines = draw(diff_folders(old, new))
     assert max(map(len, lines)) <= 80
     assert "\x1b[2J" not in "".join(lines)
     assert "\u202e" not in "".join(lines)
@@ -177,22 +159,24 @@ def test_what_is_no_audit_is_refused(audits: tuple[Path, Path], tmp_path: Path) 
     assert "was not audited" in done.err
 
 
-def test_two_keys_and_no_ids_are_refused(tmp_path: Path) -> None:
+def test_two_keys_are_refused(tmp_path: Path) -> None:
     old, new = (save_audit(tmp_path / key, [make(1, near=1)], key=key) for key in "ab")
     done = run_cli("diff", old, new)
     assert (done.code, done.out) == (3, "")
-    assert "the two audits used different identity keys" in done.err
+    assert "no identity key in common" in done.err
     assert "--identity-key" in done.err
     assert len(done.err.splitlines()) == 1
 
 
-def test_a_wrong_triage_is_refused_before_an_audit_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "triage.yaml"
-    path.write_text("accepted:\n  - {finding: x, by: a, reason: b, until: null, more: 1}\n")
-    done = run_cli("diff", tmp_path / "none", tmp_path / "none", "--triage", path)
-    assert (done.code, done.out) == (2, "")
-    assert f"{path}:2:6 'accepted[0].finding': must be the id" in done.err
-    assert f"{path}:2:49 'accepted[0].more' is not a setting" in done.err
+def test_a_model_card_that_was_edited_is_no_damage(tmp_path: Path) -> None:
+    folders = [tmp_path / "old", tmp_path / "run" / "audit"]
+    old, new = (save_audit(folder, [make(1, near=1)]) for folder in folders)
+    card = new.parent / "model" / "README.md"
+    card.parent.mkdir()
+    card.write_text("as written")
+    save_audit_files(new, has_card=True)
+    card.write_text("edited")
+    assert run_cli("diff", old, new).code == 0
 
 
 # -- two real audits -------------------------------------------------------------------------------
@@ -231,13 +215,13 @@ def test_two_real_audits_of_a_model_and_of_the_one_that_forgot(
         if before and after:
             expected[place] = "unchanged"
         elif after:
-            expected[place] = "new-document" if before is None else "new"
+            expected[place] = "not-audited" if before is None else "new"
         elif before:
-            expected[place] = "no-longer-audited" if after is None else "fixed"
-    result = diff(tmp_path / "audit-0", tmp_path / "audit-1")
+            expected[place] = "not-audited" if after is None else "gone"
+    result = diff_folders(tmp_path / "audit-0", tmp_path / "audit-1")
     assert {(_find_text(f.id, given), f.probe): f.kind for f in result.findings} == expected
-    assert {"fixed", "no-longer-audited"} <= set(expected.values())
-    assert result.new.num_documents - result.new.num_texts == 1
+    assert {"gone", "not-audited"} <= set(expected.values())
+    assert result.new.num_texts == len(texts) + 1
 
 
 def _find_text(identifier: str, given: list[list[str]]) -> str:

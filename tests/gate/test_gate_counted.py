@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow
 import pytest
 from evidence_examples import describe_canaries, make_full_report
-from gate_audits import hash_text, write_audit
+from gate_audits import hash_text, open_records, write_audit
 from report_examples import make_report
 from result_examples import change_tables
 
@@ -103,11 +103,12 @@ def test_a_triage_beside_the_audit_is_refused(audited: Audited) -> None:
 
 
 def test_documents_without_a_hash_count_and_cannot_be_accepted(audited: Audited) -> None:
-    assert audited.answers is not None
-    without = replace(
-        audited.answers, text_hmac_N=np.array([None] * len(audited.answers), dtype=object)
-    )
-    judgement = judge(replace(audited, answers=without), metric="findings", at_most=4)
+    assert audited.documents is not None
+    table = audited.documents.file.read()
+    place = table.column_names.index("text_hmac")
+    table = table.set_column(place, "text_hmac", pyarrow.nulls(len(table), pyarrow.string()))
+    audited = replace(audited, documents=open_records(table))
+    judgement = judge(audited, metric="findings", at_most=4)
     assert (judgement.outcome, judgement.value) == ("fail", 5)
     assert "5 without an id, which cannot be accepted" in judgement.sentence
 
@@ -116,13 +117,10 @@ def test_findings_that_were_not_looked_for_are_not_none(audited: Audited, tmp_pa
     assert judge(audited, metric="findings", probe="memory", at_most=9).outcome == (
         "cannot-be-judged"
     )
-    assert audited.answers is not None
-    lost = {name: n for name, n in audited.answers.extracted.items() if name != "attacks"}
-    judgement = judge(
-        replace(audited, answers=replace(audited.answers, extracted=lost)),
-        metric="findings",
-        at_most=9,
-    )
+    assert audited.documents is not None
+    table = audited.documents.file.read().drop_columns("attacks.extracted")
+    audited = replace(audited, documents=open_records(table))
+    judgement = judge(audited, metric="findings", at_most=9)
     assert judgement.outcome == "cannot-be-judged"
     assert "no answers of the probe attacks" in judgement.sentence
 
@@ -139,7 +137,7 @@ def make_epsilon(spent: float | None, shown: float | None, *, ran: bool = True) 
         details.append(describe_canaries(shown))
     report = change_tables(report, details=details)
     report = report.model_copy(update={"training": training})
-    return Audited(folder=Path(), report=report, report_sha256="0" * 64, answers=None, gaps=())
+    return Audited(folder=Path(), report=report, report_sha256="0" * 64, documents=None, gaps=())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from diff_examples import (
     NOT_ASKED,
     OTHERS,
     PROBES,
-    TODAY,
     Made,
     compare_made,
     find_finding,
@@ -28,8 +27,8 @@ from hypothesis import strategies as st
 
 from memguard import records as r
 from memguard.errors import RecordError
-from memguard.gate.diff_result import diff_audits
-from memguard.gate.diff_sides import load_side
+from memguard.gate.audited import load_audited
+from memguard.gate.diff import diff_audits
 from memguard.records.diff import KINDS
 from memguard.records.sealed import sum_file
 
@@ -50,8 +49,8 @@ def tell(old: Made | None, new: Made | None, probe: str) -> str | None:
     if before == after:
         return "unchanged"
     if after == 1:
-        return "new" if before == 0 else "new-document" if old is None else "newly-audited"
-    return "fixed" if after == 0 else "no-longer-audited"
+        return "new" if before == 0 else "not-audited"
+    return "gone" if after == 0 else "not-audited"
 
 
 @st.composite
@@ -89,96 +88,40 @@ def test_each_finding_is_classed_though_documents_were_exchanged_and_renumbered(
     order = [list(KINDS).index(finding.kind) for finding in diff.findings]
     assert order == sorted(order)
     for kind in KINDS:
-        assert diff.count(kind) == list(expected.values()).count(kind)
-    assert (diff.old.num_only_here, diff.new.num_only_here) == (10, 10)
+        assert len(diff.select(kind)) == list(expected.values()).count(kind)
     assert diff.num_texts_in_both == len(old) - 10
-    # The ids are those of the new audit, where it has the text.
-    ids = {hash_text(made.text, "key"): made.id for made in [*audits[0], *audits[1]]}
-    assert all(finding.id == ids[str(finding.finding)[:64]] for finding in diff.findings)
+    # The ids are those of the audit that finds it, of the new one if both do.
+    for finding in diff.findings:
+        audit = audits[0] if finding.found_by == "old" else audits[1]
+        ids = {hash_text(made.text, "key"): made.id for made in audit}
+        assert finding.id == ids[finding.finding[:64]]
 
 
-@settings(max_examples=25)
-@given(two_audits(), st.integers(1, 10))
-def test_with_another_key_nothing_is_fixed_and_line_numbers_match_nothing(
-    audits: tuple[list[Made], list[Made]], every: int
-) -> None:
-    # Every so many texts have an id of the user's own, whose text may have changed since.
-    old, new = (
-        [
-            replace(made, id=f"own-{made.text}", has_own_id=True)
-            if int(made.text.split()[1]) % every == 0
-            else made
-            for made in audit
-        ]
-        for audit in audits
-    )
-    if not all(any(made.has_own_id for made in audit) for audit in (old, new)):
-        with pytest.raises(RecordError, match="no document of the two audits can be matched"):
-            compare_made(old, new, key="another")
-        return
-    diff = compare_made(old, new, key="another")
-    assert diff.matched_by == "id"
-    assert diff.count("fixed") == 0
-    assert all(paired.difference is None for paired in diff.paired)
-    by_id = ({made.id: made for made in audit if made.has_own_id} for audit in (old, new))
-    before, after = by_id
-    expected = sorted(
-        {"fixed": "no-longer-found"}.get(kind, kind)
-        for name in {**before, **after}
-        for probe in ("extraction", "attacks")
-        if (kind := tell(before.get(name), after.get(name), probe)) is not None
-    )
-    alone = sum(
-        made.extracted[probe] == 1
-        for audit in (old, new)
-        for made in audit
-        for probe in made.extracted
-        if not made.has_own_id
-    )
-    assert sorted(f.kind for f in diff.findings if f.kind != "unmatched") == expected
-    assert diff.count("unmatched") == alone
-    assert diff.old.num_unmatched == len(old) - len(before)
-    assert diff.old.num_only_here == len(before.keys() - after.keys())
-    assert diff.new.num_only_here == len(after.keys() - before.keys())
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (("one", "two"), "used different identity keys"),
-        (("one", None), "not both audits used an identity key"),
-        ((None, None), "not both audits used an identity key"),
-    ],
-)
-def test_without_key_and_own_ids_nothing_can_be_matched(
-    keys: tuple[str | None, str | None], said: str
-) -> None:
+@pytest.mark.parametrize("keys", [("one", "two"), ("one", None), (None, None)])
+def test_without_one_key_nothing_can_be_matched(keys: tuple[str | None, str | None]) -> None:
     sides = [make_side([make_row(1, verbatim=1, near=1)], key=key) for key in keys]
-    with pytest.raises(RecordError, match=said):
-        diff_audits(*sides, today=TODAY)
-
-
-def test_without_any_key_own_ids_match_and_findings_have_no_id() -> None:
-    found = Made(text="a", id="a", has_own_id=True, near=1)
-    sides = [make_side([made], key=None) for made in (found, replace(found, near=0))]
-    diff = diff_audits(*sides, today=TODAY)
-    (finding,) = diff.findings
-    assert (finding.kind, finding.finding, finding.id) == ("no-longer-found", None, "a")
+    with pytest.raises(RecordError, match="no identity key in common"):
+        diff_audits(*sides)
 
 
 def test_an_audit_is_read_as_it_was_written(tmp_path: Path) -> None:
     documents = [
         make_row(1, verbatim=1, near=NOT_ASKED, cluster=3),
-        make_row(2, attacks={"fill": 1}, num_tokens=99, has_own_id=True, role="control"),
+        make_row(2, attacks={"fill": 1}, num_tokens=99, role="control", bucket="control"),
     ]
-    read = load_side(save_audit(tmp_path / "audit", documents))
-    made = make_side(documents)
+    read, made = load_audited(save_audit(tmp_path / "audit", documents)), make_side(documents)
     assert read.report == made.report
     assert read.report_sha256 == sum_file(tmp_path / "audit" / "report.json").sha256
-    assert read.windows_N3.tolist() == made.windows_N3.tolist()
-    assert repr(read.parts) == repr(made.parts)
-    assert read.asked == made.asked
-    assert repr(read.answers) == repr(made.answers)
+    assert read.documents is not None
+    assert made.documents is not None
+    assert read.documents.names == made.documents.names
+    for name in ("text_hmac", "id", "bucket", "role"):
+        assert read.documents.texts(name).tolist() == made.documents.texts(name).tolist()
+    assert read.documents.extracted.keys() == {"extraction", "attacks"}
+    assert repr(read.documents.extracted) == repr(made.documents.extracted)
+    # A document of no cluster is one of its own.
+    assert read.documents.cluster_N.tolist() == [3, -2]
+    assert read.documents.is_trained_N.tolist() == [True, False]
 
 
 # -- when an answer "no" is no answer to the same question -----------------------------------------
@@ -188,11 +131,11 @@ def change_probe(name: str, **changes: Any) -> list[dict[str, Any]]:
     return [{**probe, **changes} if probe["name"] == name else probe for probe in PROBES]
 
 
-def test_what_both_asked_alike_is_fixed() -> None:
+def test_what_both_measured_the_same_is_gone() -> None:
     diff = compare_made([FOUND, *OTHERS], [GONE, *OTHERS])
     assert [(one.kind, one.probe) for one in diff.findings] == [
-        ("fixed", "extraction"),
-        ("fixed", "attacks"),
+        ("gone", "extraction"),
+        ("gone", "attacks"),
     ]
 
 
@@ -238,17 +181,15 @@ def test_what_both_asked_alike_is_fixed() -> None:
 def test_a_question_that_differs_is_no_fix_and_no_news(
     new: Made, changes: dict[str, Any], kinds: str, reason: str
 ) -> None:
-    named = {"lost": "no-longer-audited", "fixed": "fixed"}
+    named = {"lost": "not-audited", "fixed": "gone"}
     diff = compare_made([FOUND, *OTHERS], [new, *OTHERS], **changes)
     told = [find_finding(diff, "text 1", probe) for probe in ("extraction", "attacks")]
     assert [finding.kind for finding in told] == [named[kind] for kind in kinds.split()]
     reasons = " ".join(finding.reason or "" for finding in told)
     assert re.search(reason, reasons), reasons
     # The other way round, what was not asked before is not new.
-    back = diff_audits(
-        make_side([new, *OTHERS], **changes), make_side([FOUND, *OTHERS]), today=TODAY
-    )
-    named = {"lost": "newly-audited", "fixed": "new"}
+    back = diff_audits(make_side([new, *OTHERS], **changes), make_side([FOUND, *OTHERS]))
+    named = {"lost": "not-audited", "fixed": "new"}
     told = [find_finding(back, "text 1", probe) for probe in ("extraction", "attacks")]
     expected = [named[kind] for kind in kinds.split()]
     if math.isnan(new.near):
@@ -258,19 +199,21 @@ def test_a_question_that_differs_is_no_fix_and_no_news(
 
 def test_a_probe_that_one_audit_did_not_run_is_told() -> None:
     old, new = make_side([FOUND, *OTHERS]), make_side([GONE, *OTHERS])
-    del new.answers.extracted["attacks"]  # type: ignore[attr-defined]
+    assert new.documents is not None
+    del new.documents.extracted["attacks"]  # type: ignore[attr-defined]
     runs = [
         run.model_copy(update={"num_documents": None, "reason_not_run": "the GPU is too small"})
         for run in new.report.probe_runs
     ]
     new = replace(new, report=new.report.model_copy(update={"probe_runs": runs}))
-    diff = diff_audits(old, new, today=TODAY)
+    diff = diff_audits(old, new)
     lost = find_finding(diff, "text 1", "attacks")
-    assert lost.kind == "no-longer-audited"
+    assert (lost.kind, lost.found_by) == ("not-audited", "old")
     assert lost.reason == "not run in the new audit: the GPU is too small"
-    assert "Only the old audit ran attacks (in the new one the GPU is too small)." in diff.notes
-    back = diff_audits(new, old, today=TODAY)
-    assert find_finding(back, "text 1", "attacks").kind == "newly-audited"
+    assert diff.probes[1].missing_because == lost.reason
+    back = diff_audits(new, old)
+    found = find_finding(back, "text 1", "attacks")
+    assert (found.kind, found.found_by) == ("not-audited", "new")
 
 
 def test_an_attack_that_only_one_audit_can_try() -> None:
@@ -282,11 +225,11 @@ def test_an_attack_that_only_one_audit_can_try() -> None:
     def kind(old: Made, new: Made) -> str:
         return find_finding(compare_made([old], [new]), "text 1", "attacks").kind
 
-    assert kind(GONE, by_fill) == "newly-audited"
+    assert kind(GONE, by_fill) == "not-audited"
     assert kind(GONE, by_both) == "new"
-    assert kind(by_fill, GONE) == "no-longer-audited"
-    assert kind(by_both, GONE) == "no-longer-audited"
-    assert kind(by_beam, replace(GONE, attacks={"beam_search": 0, "fill": 0})) == "fixed"
+    assert kind(by_fill, GONE) == "not-audited"
+    assert kind(by_both, GONE) == "not-audited"
+    assert kind(by_beam, replace(GONE, attacks={"beam_search": 0, "fill": 0})) == "gone"
 
 
 def test_documents_that_were_cut_elsewhere_were_asked_for_other_text() -> None:
@@ -307,15 +250,13 @@ def test_documents_that_were_cut_elsewhere_were_asked_for_other_text() -> None:
     new_documents = [replace(GONE, num_tokens=900), replace(short, near=0)]
     kinds = {
         used: [
-            find_finding(
-                diff_audits(old, make_side(new_documents, cut=cut(used)), today=TODAY), text
-            ).kind
+            find_finding(diff_audits(old, make_side(new_documents, cut=cut(used))), text).kind
             for text in ("text 1", "text 2")
         ]
         for used in (128, 256)
     }
-    assert kinds[128] == ["fixed", "fixed"]
-    assert kinds[256] == ["no-longer-audited", "fixed"]
+    assert kinds[128] == ["gone", "gone"]
+    assert kinds[256] == ["not-audited", "gone"]
 
 
 # -- equal texts, roles, reused ids ----------------------------------------------------------------
@@ -325,10 +266,9 @@ def test_equal_texts_count_once_and_any_yes_is_a_yes() -> None:
     copy = replace(FOUND, id="data.jsonl:7")
     diff = compare_made([FOUND, copy, *OTHERS], [FOUND, replace(GONE, id="b"), *OTHERS])
     assert find_finding(diff, "text 1").kind == "unchanged"
-    assert find_finding(diff, "text 1").num_copies == 2
-    assert (diff.old.num_documents, diff.old.num_texts, diff.old.num_findings) == (6, 5, 2)
+    assert (diff.old.num_texts, diff.old.num_findings) == (5, 2)
     diff = compare_made([FOUND, replace(GONE, id="b")], [GONE, replace(GONE, id="b")])
-    assert diff.count("fixed", "extraction") == 1
+    assert len(diff.select("gone", "extraction")) == 1
     # The copy that is extracted is named.
     diff = compare_made([GONE, replace(FOUND, id="b")], [replace(GONE, id="c"), FOUND])
     assert (find_finding(diff, "text 1").kind, find_finding(diff, "text 1").id) == (
@@ -338,10 +278,10 @@ def test_equal_texts_count_once_and_any_yes_is_a_yes() -> None:
     # What was measured of one copy does not answer for other tokens of another one.
     cut = {"continuation_tokens": 40}
     halves = [replace(GONE, near=NOT_ASKED), replace(GONE, id="b", **cut)]
-    assert find_finding(compare_made([FOUND], halves), "text 1").kind == "no-longer-audited"
+    assert find_finding(compare_made([FOUND], halves), "text 1").kind == "not-audited"
     # One of the copies was not attacked: the other one's answer stands.
     some = [GONE, replace(GONE, id="b", attacks={"beam_search": NOT_ASKED})]
-    assert compare_made([FOUND], some).count("fixed", "attacks") == 1
+    assert len(compare_made([FOUND], some).select("gone", "attacks")) == 1
 
 
 def test_a_document_that_is_no_longer_trained_may_still_be_extracted() -> None:
@@ -349,25 +289,69 @@ def test_a_document_that_is_no_longer_trained_may_still_be_extracted() -> None:
     diff = compare_made([FOUND, *OTHERS], [replace(FOUND, **as_control), *OTHERS])
     finding = find_finding(diff, "text 1")
     assert (finding.kind, finding.bucket) == ("unchanged", "control")
-    assert finding.reason is not None
-    assert "not trained in the new audit (role control)" in finding.reason
     assert (diff.old.num_findings, diff.new.num_findings) == (2, 0)
     diff = compare_made([FOUND, *OTHERS], [replace(GONE, **as_control), *OTHERS])
-    assert find_finding(diff, "text 1").kind == "fixed"
+    assert find_finding(diff, "text 1").kind == "gone"
     # Extracted and not trained in both audits: a finding of neither.
     control = replace(FOUND, **as_control)
     assert compare_made([control, *OTHERS], [control, *OTHERS]).findings == []
 
 
-def test_a_text_that_changed_under_its_id_is_not_fixed() -> None:
-    old = Made(text="before", id="page-7", has_own_id=True, near=1)
-    new = Made(text="after", id="page-7", has_own_id=True)
-    diff = compare_made([old], [new])
-    finding = find_finding(diff, "before")
-    assert finding.kind == "no-longer-audited"
-    assert finding.reason == "the new audit has another text under this id"
+def test_a_text_that_changed_under_its_id_is_not_gone() -> None:
+    old, new = Made(text="before", id="page-7", near=1), Made(text="after", id="page-7")
+    finding = find_finding(compare_made([old], [new]), "before")
+    assert (finding.kind, finding.reason) == ("not-audited", "not in the new audit")
     back = find_finding(compare_made([new], [old]), "before")
-    assert (back.kind, back.reason) == (
-        "new-document",
-        "the old audit has another text under this id",
-    )
+    assert (back.kind, back.reason) == ("not-audited", "not in the old audit")
+
+
+# -- rates, notes ----------------------------------------------------------------------------------
+
+
+def test_rates_are_paired_on_the_texts_that_both_asked_alike() -> None:
+    old = [make_row(n, near=float(n < 12)) for n in range(20)]
+    new = [
+        *(make_row(n, near=float(n % 3 == 0)) for n in range(5, 20)),
+        *(make_row(n, near=1.0) for n in range(20, 25)),  # Only here.
+    ]
+    new[0] = replace(new[0], continuation_tokens=40)  # 5: other tokens.
+    # Trained for one of the audits only.
+    once, never = make_row(30, near=1.0), make_row(31, near=1.0)
+    old += [replace(once, role="control", bucket="control"), never]
+    new += [once, replace(never, role="control", bucket="control")]
+    (paired, attacks) = compare_made(old, new).probes
+    both = range(6, 20)
+    assert (paired.num_texts, paired.num_old) == (14, sum(n < 12 for n in both))
+    assert paired.num_new == sum(n % 3 == 0 for n in both)
+    assert paired.difference is not None
+    assert paired.difference.value == pytest.approx((paired.num_new - paired.num_old) / 14)
+    assert attacks.difference is None
+    assert attacks.missing_because is not None
+    assert attacks.missing_because.startswith("no trained text was measured by both")
+
+
+def test_copies_widen_the_interval_of_the_difference() -> None:
+    def compare_in(clusters: int) -> float:
+        old, new = (
+            [make_row(n, near=float(n % 5 < most), cluster=n % clusters) for n in range(20)]
+            for most in (3, 1)
+        )
+        difference = compare_made(old, new).probes[0].difference
+        assert difference is not None
+        assert difference.ci is not None
+        assert difference.value == pytest.approx(-0.4)
+        return difference.ci[1] - difference.ci[0]
+
+    assert compare_in(5) > compare_in(20)
+
+
+def test_notes_say_what_was_not_compared() -> None:
+    notes = compare_made([FOUND], [GONE], created="2026-11-01T00:00:00Z", dtype="bf16").notes
+    assert any("are they in the wrong order" in note for note in notes)
+    assert any(note.startswith("Not compared: membership (no yes or no") for note in notes)
+    sampled = r.BucketRow(bucket="r4", role="trained", num_documents=1, num_not_sampled=1200)
+    side = make_side([GONE])
+    tables = side.report.tables.model_copy(update={"buckets": (sampled,)})
+    side = replace(side, report=side.report.model_copy(update={"tables": tables}))
+    diff = diff_audits(make_side([FOUND]), side)
+    assert "The new audit scored a sample: 1,200 documents were left out." in diff.notes

@@ -29,7 +29,7 @@ FULL = make_full_report(goldfish=False)
 def judge(report: r.AuditReport, *rules: Mapping[str, Any], **others: Any) -> GateResult:
     """Judge a report without a folder."""
     audited = Audited(
-        folder=Path("audit"), report=report, report_sha256="0" * 64, answers=None, gaps=()
+        folder=Path("audit"), report=report, report_sha256="0" * 64, documents=None, gaps=()
     )
     return judge_audit(audited, read_policy({"gate": list(rules), **others}))
 

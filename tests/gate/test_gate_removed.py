@@ -119,7 +119,9 @@ def test_a_folder_without_an_audit_is_no_pass(tmp_path: Path) -> None:
 def judge(report: r.AuditReport, rule: dict[str, Any], folder: Path) -> int:
     """Judge a report as an audit that was sealed with it, and no records of its documents."""
     gaps = tuple(list_gaps(report, None))
-    audited = Audited(folder=folder, report=report, report_sha256="0" * 64, answers=None, gaps=gaps)
+    audited = Audited(
+        folder=folder, report=report, report_sha256="0" * 64, documents=None, gaps=gaps
+    )
     return judge_audit(audited, read_policy({"gate": [rule]})).exit_code
 
 
@@ -335,7 +337,7 @@ def test_records_that_cannot_be_read_are_no_damage(
         return opened(self, *arguments, **named)
 
     monkeypatch.setattr(Path, "open", refuse)
-    assert load_audited(copied).answers is None
+    assert load_audited(copied).documents is None
     assert judge_folder(copied, metric="verbatim", on="control", at_most=0.1)[0] == 0
     code, said = judge_folder(copied, metric="findings", at_most=0)
     assert (code, "only another user may read the records" in said) == (12, True)

@@ -7,9 +7,10 @@ from importlib.resources import files
 from typing import Any
 
 import jsonschema
-import numpy as np
+import pyarrow
 import pytest
 import report_examples as examples
+from gate_audits import open_records
 from gate_results import (
     make_acceptance,
     make_judgement,
@@ -20,7 +21,7 @@ from gate_results import (
 
 from memguard.gate.sarif import FINGERPRINT, MOST_RESULTS, render_sarif
 from memguard.records import AuditReport
-from memguard.records.answers import Answers
+from memguard.records.documents import DocumentTable as Answers
 from memguard.records.gate import GateResult
 
 PLANTED = "The PIN of the safe behind the second door is 4711, ask Ms Sauvignon."
@@ -35,16 +36,15 @@ def make_answers(
     text of the first.
     """
     texts = [f"{0 if n >= count - copies else n:064x}" if keyed else None for n in range(count)]
-    every_second = np.array([n % 2 for n in range(count)] + [1, 1], dtype=float)
-    return Answers(
-        text_hmac_N=np.array([*texts, *("e" * 64 if keyed else None,) * 2], dtype=object),
-        id_N=np.array([*(ids or [f"mails.jsonl:{n}" for n in range(count)]), "c1", "c2"], object),
-        has_own_id_N=np.zeros(count + 2, dtype=bool),
-        bucket_N=np.array(["r64"] * count + ["control"] * 2, dtype=object),
-        role_N=np.array(["trained"] * count + ["control"] * 2, dtype=object),
-        cluster_N=np.arange(count + 2),
-        extracted={"extraction": np.ones(count + 2), "attacks": every_second},
-    )
+    values = {
+        "text_hmac": [*texts, *("e" * 64 if keyed else None,) * 2],
+        "id": [*(ids or [f"mails.jsonl:{n}" for n in range(count)]), "c1", "c2"],
+        "bucket": ["r64"] * count + ["control"] * 2,
+        "role": ["trained"] * count + ["control"] * 2,
+        "extraction.extracted": [True] * (count + 2),
+        "attacks.extracted": [bool(n % 2) for n in range(count)] + [True, True],
+    }
+    return open_records(pyarrow.table(values))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,8 @@ def test_hostile_names_and_equal_bytes(
     hostile = "a\ud800\x00\u202e" + "x" * 5000
     judgement = make_judgement("fail", 40, name=hostile, bucket=hostile, sentence=hostile)
     result = make_result(judgement, audit=hostile, verdict=hostile)
-    answers = make_answers(ids=[hostile] * 6)
+    # A parquet file holds no half of a surrogate pair.
+    answers = make_answers(ids=[hostile.replace("\ud800", "")] * 6)
     rendered = render_sarif(result, report, answers)
     assert rendered == render_sarif(result.model_copy(deep=True), report, answers)
     schema.validate(json.loads(rendered))

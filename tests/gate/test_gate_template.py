@@ -21,7 +21,7 @@ _RULE = re.compile(r"^  # - (\{.*\})$", re.MULTILINE)
 
 
 def wrap(report: r.AuditReport) -> Audited:
-    return Audited(folder=Path(), report=report, report_sha256="0" * 64, answers=None, gaps=())
+    return Audited(folder=Path(), report=report, report_sha256="0" * 64, documents=None, gaps=())
 
 
 @pytest.mark.parametrize("name", REPORTS)

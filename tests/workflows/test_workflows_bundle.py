@@ -14,14 +14,14 @@ import yaml
 from bundle_examples import make_report, make_rows, write_audit
 
 import memguard
-from memguard.records.answers import load_answers
+from memguard.records.documents import DocumentTable
 from memguard.runtime.environment import hash_code
 from memguard.workflows.bundle import shorten_config, write_answers
 
 
 def write(folder: Path, rows: Sequence[dict[str, Any]]) -> bytes:
     """Return the answers of an audit with these records."""
-    return write_answers(load_answers(write_audit(folder, make_report("ab" * 32), rows)))
+    return write_answers(DocumentTable.read(write_audit(folder, make_report("ab" * 32), rows)))
 
 
 def read(content: bytes) -> list[dict[str, Any]]:

@@ -1,0 +1,149 @@
+"""The documents of an audit: the rows of records.parquet, a column at a time. No torch, no pandas.
+
+    text_hmac, id, bucket, role, ...    what a document is
+    PROBE.NAME                          what a probe measured; null: not measured
+    PROBE.extracted                     whether a risk of the probe extracts it; null: not asked
+    base.*, reference.*                 the same of other models
+
+A finding is a document that the model was trained on and that one probe extracts; its id is
+``text_hmac:probe``. Equal texts have one id.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memguard.errors import RecordError
+from memguard.records.audit import name_finding
+from memguard.records.audit_files import SCORES, check_audit_file
+from memguard.records.record import describe_unread
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+EXTRACTED: Final = ".extracted"
+"""End of the name of a column that has a probe's answers."""
+IDENTITY: Final = ("text_hmac", "id", "bucket", "role", "cluster")
+TRAINED_ROLES: Final = ("trained", "forget")
+"""Roles of documents that the model was trained on."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentTable:
+    """The N documents of an audit; a column is read when it is used."""
+
+    file: "ParquetFile"
+
+    @classmethod
+    def read(cls, folder: Path, needs: Sequence[str] = IDENTITY) -> "DocumentTable":
+        """Open the records of an audit folder, after checking their hash.
+
+        Args:
+            folder: of the audit.
+            needs: columns without which the file is refused.
+
+        Raises:
+            UnreadableError: only another user can read it.
+            RecordError: the audit is incomplete or damaged, or lacks a column.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        check_audit_file(folder, SCORES)
+        path = folder / SCORES
+        lost = "it is no parquet file"
+        try:
+            # Not read_table, which imports pandas: the gate has two seconds.
+            file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(path.read_bytes()))
+            missing = [name for name in needs if name not in file.schema_arrow.names]
+            if not missing:
+                return cls(file=file)
+            lost = f"no column '{missing[0]}'"
+        except OSError as error:
+            raise describe_unread(path, error) from error
+        except pyarrow.ArrowException:
+            pass
+        raise RecordError(
+            f"'{path}' does not contain document scores ({lost}). Run 'memguard audit' again"
+        )
+
+    def __len__(self) -> int:
+        return int(self.file.metadata.num_rows)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All columns, in the order of the file."""
+        return list(self.file.schema_arrow.names)
+
+    def list_flags(self, start: str) -> list[str]:
+        """Return the columns of yes and no whose names begin so."""
+        schema = self.file.schema_arrow
+        return [n for n in self.names if n.startswith(start) and schema.field(n).type == "bool"]
+
+    def texts(self, name: str) -> NDArray[Any]:
+        """Return the ``[N]`` texts of a column, None for null."""
+        return np.array(self._read(name), dtype=object)
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """Return the ``[N]`` numbers of a column, 1 and 0 for true and false, NaN for null."""
+        return np.array(self._read(name), dtype=np.float64)
+
+    def _read(self, name: str) -> list[Any]:
+        values: list[Any] = self.file.read(columns=[name]).column(name).to_pylist()
+        return values
+
+    @cached_property
+    def text_hmac_N(self) -> NDArray[Any]:
+        """Keyed hash of the text; None where the audit had no key."""
+        return self.texts("text_hmac")
+
+    @cached_property
+    def id_N(self) -> NDArray[Any]:
+        """Ids of the user's, or file name and row."""
+        return self.texts("id")
+
+    @cached_property
+    def bucket_N(self) -> NDArray[Any]:
+        """Bucket of each document."""
+        return self.texts("bucket")
+
+    @cached_property
+    def role_N(self) -> NDArray[Any]:
+        """Role of its bucket."""
+        return self.texts("role")
+
+    @cached_property
+    def is_trained_N(self) -> NDArray[np.bool_]:
+        """Documents that the model was trained on."""
+        return np.isin(self.role_N, TRAINED_ROLES)
+
+    @cached_property
+    def cluster_N(self) -> NDArray[np.int64]:
+        """Near-duplicates share a number; a document without one is a cluster of its own."""
+        known_N = self.numbers("cluster")
+        return np.where(np.isnan(known_N), -1 - np.arange(len(self)), known_N).astype(np.int64)
+
+    @cached_property
+    def extracted(self) -> Mapping[str, NDArray[np.float64]]:
+        """The answers of each probe: ``[N]`` 1 yes, 0 no, NaN not asked."""
+        return {
+            name.removesuffix(EXTRACTED): self.numbers(name)
+            for name in self.names
+            if name.endswith(EXTRACTED) and not name.startswith(("base.", "reference."))
+        }
+
+    def list_findings(self) -> list[str]:
+        """Return the ids of the findings, each once, sorted; without a keyed hash there is none."""
+        return sorted(
+            {
+                name_finding(digest, probe)
+                for probe, extracted_N in self.extracted.items()
+                for digest in self.text_hmac_N[(extracted_N == 1) & self.is_trained_N].tolist()
+                if digest is not None
+            }
+        )
