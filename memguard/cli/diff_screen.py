@@ -1,7 +1,5 @@
 """Prints the result of `memguard diff`: counts, rates, then the findings, worst first."""
 
-from collections.abc import Iterator
-
 import rich.console
 from rich.table import Table
 from rich.text import Text
@@ -49,7 +47,7 @@ def render_diff(diff: AuditDiff, out: rich.console.Console) -> None:
 
 def _build_audits(diff: AuditDiff) -> Table:
     heads = ("", "audit", "day (UTC)", "trained texts", "findings")
-    table = _start_table(heads, (4, 30, 10, None, None))
+    table = _start_table(heads, (4, 36, 10, None, None))
     for which, audit in (("old", diff.old), ("new", diff.new)):
         numbers = (f"{audit.num_texts:,}", f"{audit.num_findings:,}")
         name, day = fmt.clean_name(audit.name), fmt.time(audit.created)[:10]
@@ -97,17 +95,15 @@ def _build_findings(findings: list[DiffedFinding]) -> Table:
     table.add_column(overflow="fold")
     for one in findings:
         names = (fmt.clean_name(one.id, 24), fmt.clean_name(one.bucket, 10))
-        cells = (*names, fmt.clean_name(one.probe, 12), "; ".join(_describe_finding(one)))
+        cells = (*names, fmt.clean_name(one.probe, 12), _describe_finding(one))
         table.add_row(*map(Text, cells))
     return table
 
 
-def _describe_finding(finding: DiffedFinding) -> Iterator[str]:
+def _describe_finding(finding: DiffedFinding) -> str:
     noun = "token" if finding.continuation_tokens == 1 else "tokens"
-    yield f"{finding.continuation_tokens:,} {noun}"
-    parts = ", ".join(part.removesuffix(".any") for part in finding.parts)
-    if text := finding.reason or parts:
-        yield _clean(text)
+    why = finding.reason or ", ".join(part.removesuffix(".any") for part in finding.parts)
+    return f"{finding.continuation_tokens:,} {noun}{'; ' if why else ''}{_clean(why)}"
 
 
 def _clean(text: str) -> str:

@@ -12,7 +12,6 @@ tokens and the parts of the answer; null is no answer. Without this rule, a smal
 another window would look like a cure. Equal texts of an audit count once: found if any of them is.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -48,8 +47,8 @@ _WINDOWS: Final = ("continuation_tokens", "prefix_tokens", "min_prefix_tokens")
 """Settings of the extraction probe that all probes depend on, because they use its windows."""
 _WINDOW: Final = ("num_tokens", "prefix_tokens", "continuation_tokens")
 """Columns of the tokens that were audited of a document."""
-_PARTS: Final = {"extraction": "verbatim|near_verbatim", "attacks": r".+\.any"}
-"""Columns whose values decide a probe's answer; of other probes all columns of yes and no."""
+_PARTS: Final = {"extraction": (".verbatim", ".near_verbatim"), "attacks": (".any",)}
+"""Ends of the columns that decide a probe's answer; of other probes all columns of yes and no."""
 OTHER_TOKENS = "the audits count the tokens of their shared texts differently (another tokenizer?)"
 
 
@@ -113,8 +112,7 @@ class DiffSide:
         parts = {
             name.removeprefix(start): self.documents.numbers(name)
             for name in self.documents.list_flags(start)
-            if name != f"{probe}{EXTRACTED}"
-            and re.fullmatch(_PARTS.get(probe, ".*"), name.removeprefix(start))
+            if name != f"{probe}{EXTRACTED}" and name.endswith(_PARTS.get(probe, ("",)))
         }
         texts: dict[str, Answer] = {}
         for row in np.flatnonzero(~np.isnan(answers_N)).tolist():
