@@ -290,8 +290,9 @@ def list_differences(old: AuditReport, new: AuditReport, probe: str) -> list[str
 def _find_settings(report: AuditReport, probe: str) -> dict[str, Any]:
     listed = {str(entry.get("name")): entry for entry in report.method.probes}
     names = METHOD_FIELDS if probe in _WITHOUT_SEED else (*METHOD_FIELDS, "seed")
+    windows = {} if probe == "extraction" else listed.get("extraction", {})
     return {
-        **{f"extraction.{name}": listed.get("extraction", {}).get(name) for name in _WINDOWS},
+        **{f"extraction.{name}": windows.get(name) for name in _WINDOWS},
         **listed.get(probe, {}),
         **{name: getattr(report.method, name) for name in names},
     }
