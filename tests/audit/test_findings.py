@@ -36,7 +36,7 @@ def test_findings_by_severity() -> None:
     ]
     assert num_findings == 6
     assert (findings[0].text_hmac, findings[0].base_num_correct) == ("abc", 2)
-    # The id of `records.documents`, which follows a finding from audit to audit; none without a key.
+    # The id of `records.documents`, the same from audit to audit; none without a key.
     assert [finding.finding_id for finding in findings[:2]] == ["abc:extraction", None]
 
 
