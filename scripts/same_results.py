@@ -49,51 +49,19 @@ _KEYS = {
     "utility.parquet": ("task", "item"),
 }
 """Columns that name a row of a table."""
-_JSON = ("report.json", "comparison.json", "gate.json", "audit.json")
+_JSON = ("report.json", "comparison.json", "gate.json")
 _OF_THE_MOMENT = {
-    *(
-        "created",
-        "created_at",
-        "wall_s",
-        "took_s",
-        "seconds",
-        "code_sha256",
-        "environment",
-        "files",
-    ),
-    *(
-        "version",
-        "schema",
-        "command",
-        "started",
-        "finished",
-        "report_sha256",
-        "sha256",
-        "out",
-        "host",
-    ),
-    *(
-        "tokens_per_s",
-        "mfu",
-        "elapsed_s",
-        "step_s",
-        "data_s",
-        "peak_memory_bytes",
-        "tokens_per_second",
-    ),
-    *(
-        "results",
-        "memguard",
-        "git_commit",
-        "code",
-        "format",
-        "size",
-        "path",
-        "num_bytes",
-        "hardware",
-    ),
+    *("created", "code_sha256", "environment", "peak_memory_bytes", "num_bytes"),
+    *("sha256", "report_sha256", "weights_sha256"),
 }
-"""Fields of JSON that differ between two runs of one checkout, or hold hashes of such fields."""
+"""Fields that differ between two runs of one checkout, beside those in seconds: hashes of files
+that have such a field, or the working folder, as an adapter has. Weights are compared."""
+
+
+def is_of_the_moment(name: str) -> bool:
+    """Tell whether a field is a time, or a hash that depends on one."""
+    return name in _OF_THE_MOMENT or name.endswith(("_s", "_per_s"))
+
 
 MODEL = "runs/quickstart/base/model"
 _LORA = {"name": "lora", "r": 16}
@@ -278,21 +246,11 @@ def run_side(checkout: Path, home: Path, cases: Sequence[Case]) -> Path:
 def compare_sides(before: Path, after: Path) -> Comparison:
     """Compare every table, JSON file, log and weight of two working folders."""
     comparison = Comparison()
-    files = [
-        {path.relative_to(side).as_posix(): path for path in sorted(side.rglob("*"))}
+    kept = [
+        {p.relative_to(side).as_posix(): p for p in sorted(side.rglob("*")) if _is_compared(p)}
         for side in (before, after)
     ]
-    kept = [{name: path for name, path in side.items() if _is_compared(path)} for side in files]
-    comparison.add_missing(
-        *(
-            [
-                f"file {Path(name).name}"
-                for name in side
-                if files[0].keys() ^ files[1].keys() & {name}
-            ]
-            for side in kept
-        )
-    )
+    comparison.add_missing(*([f"file {Path(name).name}" for name in side] for side in kept))
     for name in sorted(kept[0].keys() & kept[1].keys()):
         one, other = kept[0][name], kept[1][name]
         if one.suffix == ".safetensors":
@@ -338,7 +296,7 @@ def _flatten(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of JSON with their places, without what is of the moment."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            if name not in _OF_THE_MOMENT:
+            if not is_of_the_moment(name):
                 yield from _flatten(inner, f"{place}.{name}" if place else name)
     elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
         for number, inner in enumerate(value):
@@ -355,7 +313,7 @@ def _compare_rows(comparison: Comparison, name: str, one: Rows, other: Rows) -> 
     )
     for key in one.keys() & other.keys():
         first, second = one[key], other[key]
-        names = [n for n in first if n in second and n not in _OF_THE_MOMENT]
+        names = [n for n in first if n in second and not is_of_the_moment(n)]
         comparison.add_missing(
             (f"{kind}: field {n}" for n in first.keys() - second.keys()),
             (f"{kind}: field {n}" for n in second.keys() - first.keys()),
