@@ -242,7 +242,6 @@ def test_scores_of_canaries_are_for_their_owner(tmp_path: Path) -> None:
             num_repetitions=4,
             num_loss_tokens=None,
             exposure_bits=1.5,
-            exposure_extrapolated_bits=None,
             verbatim=False,
         )
         for number in range(2)
