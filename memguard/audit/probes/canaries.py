@@ -102,8 +102,7 @@ class CanaryProbe(Probe):
         """Return extraction, exposure and the bound; nothing unless some were left out."""
         canaries = evidence.inputs.canaries
         measured = evidence.trained.get(self.name)
-        other = evidence.other if evidence.against == "base" else None
-        base = None if other is None else other.get(self.name)
+        base = None if evidence.other is None else evidence.other.get(self.name)
         results = None
         if canaries and measured is not None:
             of_base = None if base is None else base.columns
