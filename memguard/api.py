@@ -30,7 +30,6 @@ from memguard.workflows.python_arguments import (
     MAX_SEED,
     check_config,
     check_count,
-    check_names,
     check_overrides,
     check_path,
     check_runs,
@@ -57,7 +56,7 @@ def audit(
     template: str | None = None,
     tags: Mapping[str, str] | None = None,
     seed: int = 0,
-    variants: Sequence[str] = (),
+    load_as: str = "stored",
     identity_key: str | Path | None = None,
     **settings: Any,
 ) -> AuditResult:
@@ -86,7 +85,9 @@ def audit(
         template: of alpaca, "stanford" or "chat"; chat where there is a chat template if None.
         tags: keys and roles of sharegpt's turns, ``{"role": "role", "user": "customer"}``.
         seed: decides which documents are sampled.
-        variants: forms of the model to compare on the same documents: adapter, merged, int8, nf4.
+        load_as: form in which the model of a folder is loaded: "stored", "merged" (its adapter),
+            "int8" or "nf4". A report of another form than "stored" is not that of the run, and
+            needs ``out``.
         identity_key: file of the key under which equal texts have equal hashes, so that later
             audits can be matched; memguard-identity.key in the user's configuration folder if None.
         settings: further settings of an audit, e.g. ``continuation_tokens=100``, ``cache=False``,
@@ -113,7 +114,7 @@ def audit(
     refuse_former(settings)
     form = read_format_arguments(format, columns, template, tags)
     seed = check_count("seed", seed, low=0, high=MAX_SEED)
-    variants = check_names("variants", variants)
+    check_text("load_as", load_as)
     is_in_memory = not (model is None or isinstance(model, str | Path))
     is_temporary = run is None and out is None
     with _called("audit"), ExitStack() as on_error:
@@ -137,7 +138,7 @@ def audit(
             out=out,
             form=form,
             seed=seed,
-            variants=variants,
+            load_as=load_as,
             identity_key=identity_key,
             settings={**settings, **({} if suite is None else {"suite": str(suite)})},
         )

@@ -72,7 +72,6 @@ def check_rates(run: Path, metrics: Sequence[str] = ("verbatim", "near_verbatim"
             & (rows.statistic == "rate")
             & (rows.model == "trained")
             & (rows.parameters == "")
-            & rows.variant.isna()
             & rows.step.isna()
         ].set_index("bucket")
         for limit in LIMITS:

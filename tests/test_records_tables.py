@@ -44,7 +44,6 @@ ROWS = [
     value_row("sampling", "log10_queries", "x4", 3.0, statistic="median"),
     auc_row("loss", Interval(value=0.75, ci=(0.6, 0.9))),
     rate_row("extraction", "verbatim", "x4", 5, step=10),
-    rate_row("extraction", "verbatim", "x4", 6, variant="nf4"),
 ]
 TABLES = make_tables(
     ROWS,
@@ -109,7 +108,6 @@ def test_other_columns_and_values_are_refused(damage: Any, message: str) -> None
         (("sampling", "log10_queries", "x4"), {"statistic": "median"}, 7),
         (("membership", "auc", "(members)"), {"parameters": "score=loss"}, 8),
         (("extraction", "verbatim", "x4"), {"step": 10}, 9),
-        (("extraction", "verbatim", "x4"), {"variant": "nf4"}, 10),
         (("sampling", "within_queries", "x4"), {}, None),
         (("sampling", "log10_queries", "x4"), {}, None),
         (("extraction", "verbatim", "x8"), {}, None),
@@ -124,12 +122,11 @@ def test_rows_are_found_by_key(
 
 def test_rows_are_selected_and_risks_are_ranked() -> None:
     assert TABLES.select("extraction", "verbatim", model="base") == [ROWS[1]]
-    assert TABLES.select("extraction", "verbatim", bucket="x4", step=None, variant=None) == ROWS[:3]
+    assert TABLES.select("extraction", "verbatim", bucket="x4", step=None) == ROWS[:3]
     assert TABLES.select("grid", "verbatim") == []
     # Those with a value, the strongest evidence first, whatever the order of the rows.
     assert TABLES.risks("x4") == {"verbatim": ROWS[0], "attack_cost": ROWS[5], "attack": ROWS[4]}
     assert TABLES.risks("x4", model="base") == {"verbatim": ROWS[1]}
-    assert TABLES.risks("x4", variant="nf4") == {"verbatim": ROWS[10]}
     assert TABLES.risks("x0") == {}
     metric = TABLES.find_metric("sampling", "within_queries", "queries=1000000")
     assert (metric.settings, metric.risk) == ({"queries": 1_000_000}, "attack_cost")
@@ -242,7 +239,6 @@ def test_scores_of_canaries_are_for_their_owner(tmp_path: Path) -> None:
             num_repetitions=4,
             num_loss_tokens=None,
             exposure_bits=1.5,
-            exposure_extrapolated_bits=None,
             verbatim=False,
         )
         for number in range(2)

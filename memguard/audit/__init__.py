@@ -26,7 +26,6 @@ running the probes
     requests.py            what probes ask of a model, and what they receive
     probes/                each probe of memguard in one file
     runner.py              runs probes on one model: merges requests, reads and fills the cache
-    variants.py            forms of one model, such as quantised ones, and paired differences
     run.py                 one audit: the model, its base, the reference; then the summary
 measuring
     window_scores.py       the numbers of one window: verbatim, first divergence, longest run ...

@@ -4,13 +4,12 @@ A coin flip decides whether each canary is trained; canaries that were not train
 references. Only the secret is scored, given the true prefix before it.
 
     exposure by rank   log2(num_references) - log2(rank),  rank = 1 + references at or below it
-    extrapolated       -log2 P(a reference's nll <= the canary's), skew normal fitted to references
 
 Carlini et al., "The Secret Sharer" (2019). A canary that was not memorized behaves like a
 reference: its exposure has a median of about 1 bit and reaches b bits with a probability of at most
-2^-b. The exposure by rank is at most log2(num_references) bits; larger values are only
-extrapolated. Ties count against exposure, so a model with the same nll for every string exposes
-nothing (slightly less than 0 bits).
+2^-b. The exposure by rank is at most log2(num_references) bits: a secret likelier than all
+references may be exposed by more. Ties count against exposure, so a model with the same nll for
+every string exposes nothing (slightly less than 0 bits).
 
 Only secrets of the same length in tokens are compared with each other, because the sum of nll
 depends on the number of tokens: ranks and guesses cover the most frequent length. All canaries that
@@ -34,14 +33,10 @@ from memguard.audit.epsilon_bound import (
     compute_one_run_bound,
 )
 from memguard.audit.extraction import SECRET, AuditDocument
-from memguard.audit.statistics import compute_skew_normal_logcdf, fit_skew_normal
 from memguard.records import CanaryScore, Record
 
 FEWEST_REFERENCES = 2
 """Fewer references give no exposure to draw."""
-MIN_REFERENCES_TO_EXTRAPOLATE = 8
-"""With fewer, the fit does not describe the tail: with 8 references, 20 true bits are estimated as
-11 to 39."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +48,6 @@ class Exposures:
     """1 if below every reference, num_references + 1 if above all."""
     by_rank_bits_C: NDArray[np.float64]
     """At most log2(num_references)."""
-    extrapolated_bits_C: NDArray[np.float64] | None
-    """None with fewer than 8 references, or if all have the same nll."""
 
 
 def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposures | None:
@@ -75,20 +68,7 @@ def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposu
         num_references=len(reference_R),
         rank_C=rank_C,
         by_rank_bits_C=math.log2(len(reference_R)) - np.log2(rank_C),
-        extrapolated_bits_C=_extrapolate(canary_C, reference_R),
     )
-
-
-def _extrapolate(
-    canary_C: NDArray[np.float64], reference_R: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
-    if len(reference_R) < MIN_REFERENCES_TO_EXTRAPOLATE:
-        return None
-    fit = fit_skew_normal(reference_R)
-    if fit is None:
-        return None
-    # Adding 0 turns the -0.0 of a certain event into 0.
-    return -compute_skew_normal_logcdf(canary_C, fit) / math.log(2) + 0.0
 
 
 def _as_nll(values: ArrayLike) -> NDArray[np.float64]:
@@ -165,11 +145,8 @@ def score_canaries(
     bound = compute_one_run_bound(guess_scores, coin_C[ranked_C], delta=delta)
     assert bound is not None, "there are canaries"
     by_rank_C: list[float | None] = [None] * len(canaries)
-    extrapolated_C = by_rank_C
     if exposures is not None:
         by_rank_C = _spread(coin_C & ranked_C, exposures.by_rank_bits_C)
-        if exposures.extrapolated_bits_C is not None:
-            extrapolated_C = _spread(coin_C & ranked_C, exposures.extrapolated_bits_C)
     scores = [
         CanaryScore(
             id=canary.document.id,
@@ -180,7 +157,6 @@ def score_canaries(
             num_repetitions=canary.document.num_repetitions or 0,
             num_loss_tokens=canary.num_loss_tokens,
             exposure_bits=by_rank_C[index],
-            exposure_extrapolated_bits=extrapolated_C[index],
             verbatim=bool(verbatim_C[index]),
         )
         for index, canary in enumerate(canaries)

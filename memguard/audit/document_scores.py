@@ -4,7 +4,6 @@
     extraction.verbatim, membership.loss, ...      what the probes measured on the model
     base.extraction.verbatim, ...                  the same of the model before training
     extraction.extracted, ...                      whether a risk of the probe extracts it
-    variant:nf4.extraction.verbatim, ...           the same of a variant of the model
 
 Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no number
 of queries is enough, edits were not counted) is null in the file, which only its owner can read.
@@ -49,10 +48,6 @@ class DocumentScores:
         """Return [N]; NaN if nothing of this name was measured."""
         column = self.columns.get(name)
         return np.full(len(self), np.nan) if column is None else column.values
-
-    def with_columns(self, columns: Mapping[str, Column]) -> "DocumentScores":
-        """Return the scores with further columns of the same documents, at the end."""
-        return DocumentScores(columns={**self.columns, **columns})
 
     def to_arrow(self, where: slice) -> pyarrow.Table:
         """Return the selected rows as a table of the file's schema."""

@@ -18,20 +18,11 @@ The rewritings imitate common differences in formatting; all are deterministic:
     a text                  A “fine” day. It rained.
 
     leading_space           ␣A “fine” day. It rained.
-    windows_lines           lines end with carriage return and line feed
     wrapped_60              paragraphs broken at 60 columns
     single_line             every run of white space one space
-    indented                four spaces before each line
-    quoted                  "> " before each line
-    double_spaces           two spaces after full stops, ! and ?
-    single_spaces           one space where there were several
-    curly_quotes            typographic quotation marks and apostrophes
-    straight_quotes         A "fine" day. It rained.
-    lower_case              a “fine” day. it rained.
-    lower_case_first        a “fine” day. It rained.
 
 All of them preserve the result of `fold_text`: everything but white space, case and the shape of
-quotation marks; `quoted` adds its marks.
+quotation marks. Near-duplicates may differ in more.
 """
 
 import math
@@ -58,10 +49,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = 60
 _PARAGRAPHS = re.compile(r"\n\s*\n")
-_AFTER_SENTENCE = re.compile(r"""(?<=[.!?]) (?=\S)|(?<=[.!?]["')”’]) (?=\S)""")
-_SPACES = re.compile(" {2,}")
-_OPENING_DOUBLE = re.compile(r"""(?<![^\s(\[{<'‘—–-])\"""")
-_OPENING_SINGLE = re.compile(r"""(?<![^\s(\[{<"“—–-])'""")
 _STRAIGHT = str.maketrans({**dict.fromkeys("“”„‟", '"'), **dict.fromkeys("‘’‚‛", "'")})
 
 
@@ -90,33 +77,10 @@ def _wrap(text: str) -> str:
     )
 
 
-def _set_before_lines(text: str, mark: str) -> str:
-    return "\n".join(f"{mark}{line}".rstrip(" ") for line in text.split("\n"))
-
-
-def _curl_quotes(text: str) -> str:
-    text = _OPENING_DOUBLE.sub("“", text).replace('"', "”")
-    return _OPENING_SINGLE.sub("‘", text).replace("'", "’")
-
-
-def _lower_first(text: str) -> str:
-    start = len(text) - len(text.lstrip())
-    return text[:start] + text[start : start + 1].lower() + text[start + 1 :]
-
-
 REWRITINGS: Mapping[str, Callable[[str], str]] = {
     "leading_space": lambda text: f" {text}",
-    "windows_lines": lambda text: text.replace("\r\n", "\n").replace("\n", "\r\n"),
     "wrapped_60": _wrap,
     "single_line": lambda text: " ".join(text.split()),
-    "indented": lambda text: _set_before_lines(text, "    "),
-    "quoted": lambda text: _set_before_lines(text, "> "),
-    "double_spaces": lambda text: _AFTER_SENTENCE.sub("  ", text),
-    "single_spaces": lambda text: _SPACES.sub(" ", text),
-    "curly_quotes": _curl_quotes,
-    "straight_quotes": lambda text: text.translate(_STRAIGHT),
-    "lower_case": str.lower,
-    "lower_case_first": _lower_first,
 }
 """Rewritings by name. A text that a rewriting does not change has no such copy."""
 NEAR_DUPLICATES = "near-duplicates"

@@ -156,7 +156,7 @@ class Probe(Settings):
     """
 
     in_variants: ClassVar[tuple[str, ...] | None] = None
-    """Metrics that are tabulated for variants of the model; None: all."""
+    """Not read; probes of other packages may define it."""
 
     name: str
 

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from memguard.mitigation import Goldfish
 
 CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], "list[MaskChange]"]
-Model = Literal["trained", "base", "reference", "variant"]
-"""The audited model, the model before training, another model with the same vocabulary, or a form
-of the audited model, such as a quantised one."""
+Model = Literal["trained", "base", "reference"]
+"""The audited model, the model before training, or another model with the same vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -179,7 +178,7 @@ class View:
 
     model: Model
     name: str
-    """Of the model in progress lines: ``model``, ``base model``, ``int8``."""
+    """Of the model in progress lines: ``model``, ``base model``."""
     max_tokens: int | None
     """Number of positions; None if the model does not limit it."""
     before: Mapping[str, Measured]

@@ -1,11 +1,9 @@
 """Rows of results from values of documents: for each bucket, with base model and control.
 
-    value_N, base_N, buckets  ->  for each bucket
-        model                     mean, or rate, minus that of the control
-        base                      the same of the model before training, on the same documents
-        against base              mean difference, minus that of the control
-
-Variants are tabulated in the same way against the first variant.
+value_N, base_N, buckets  ->  for each bucket
+    model                     mean, or rate, minus that of the control
+    base                      the same of the model before training, on the same documents
+    against base              mean difference, minus that of the control
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +29,9 @@ class Evidence:
     outlines: Sequence[BucketOutline]
     """Buckets in the report's order, including those without documents."""
     trained: Mapping[str, Measured]
-    """Results of the audited model, or of one of its variants."""
+    """Results of the audited model."""
     other: Mapping[str, Measured] | None = None
-    """Results of the base model; of a variant, those of the first variant; None without one."""
-    against: str = "base"
-    """What `other` is: ``base``, or ``variant:merged``."""
+    """Results of the base model; None without one."""
     reference: Mapping[str, Measured] = field(default_factory=dict)
     """Results of the reference model."""
     dose_response: bool = False
@@ -101,9 +97,7 @@ def tabulate_metric(
         here_N = evidence.bucket_N == outline.bucket
         beside_N = None if outline is control else control_N
         named = replace(row, bucket=outline.bucket)
-        yield from _tabulate_bucket(
-            estimator, named, value_N, other_N, here_N, beside_N, evidence.against
-        )
+        yield from _tabulate_bucket(estimator, named, value_N, other_N, here_N, beside_N)
 
 
 def _tabulate_bucket(
@@ -113,7 +107,6 @@ def _tabulate_bucket(
     other_N: NDArray[np.float64] | None,
     here_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
-    against: str,
 ) -> Iterator[ResultRow]:
     known_N = here_N & ~np.isnan(value_N)
     num_documents = int(known_N.sum())
@@ -125,7 +118,7 @@ def _tabulate_bucket(
         num_missing=int(here_N.sum()) - num_documents,
         num_clusters=count_clusters(estimator.cluster_N[known_N]),
     )
-    paired = replace(row, against=against, statistic="difference")
+    paired = replace(row, against="base", statistic="difference")
     why_not = ONE_TEXT if num_documents else NO_DOCUMENTS
     if estimator.kind.is_confidential and len(np.unique(estimator.cluster_N[known_N])) < 2:
         yield fill_row(row, None, "", why_not=why_not)
@@ -159,9 +152,9 @@ def _tabulate_bucket(
         num_missing=int(here_N.sum()) - num_both,
         num_clusters=count_clusters(estimator.cluster_N[both_N]),
     )
-    paired = replace(row, against=against, statistic="difference")
+    paired = replace(row, against="base", statistic="difference")
     if num_documents and not both_N.any():
-        why_not = f"not measured with {'the base model' if against == 'base' else against}"
+        why_not = "not measured with the base model"
     base = estimator.estimate(other_N, both_N) if both_N.any() else None
     yield fill_row(replace(row, model="base"), base, method, why_not=why_not)
     change = excess = None

@@ -271,7 +271,7 @@ def audit(
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the document samples.")
     ] = 0,
-    variants: options.Variants = None,
+    load_as: options.LoadAs = "stored",
     identity_key: Annotated[
         Path | None,
         typer.Option(
@@ -315,7 +315,7 @@ def audit(
         mesh=mesh,
         settings=settings | ({"base": False} if no_base else {}),
         seed=seed,
-        variants=() if variants is None else tuple(map(str.strip, variants.split(","))),
+        load_as=load_as,
         identity_key=identity_key,
     )
     checked = request.check()

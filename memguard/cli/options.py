@@ -87,11 +87,13 @@ Template = Annotated[
         help="Of alpaca: stanford or chat; chat if left out and there is a chat template.",
     ),
 ]
-Variants = Annotated[
-    str | None,
+LoadAs = Annotated[
+    str,
     typer.Option(
-        "--variants",
-        help="Compare forms of the model: adapter,merged,int8,nf4; int8,nf4 without an adapter.",
+        "--load-as",
+        metavar="FORM",
+        show_default=False,
+        help="Load the model merged (its adapter), int8 or nf4; as stored if left out.",
     ),
 ]
 Tags = Annotated[

@@ -133,7 +133,7 @@ def _list_shown(run: AuditedRun) -> Iterator[ResultRow]:
     for row in run.report.tables.results:
         is_there = row.probe == "heldout" or row.bucket not in others
         is_shown = row.probe in foreign or _is_shown(row)
-        if is_there and row.variant is None and row.step is None and is_shown:
+        if is_there and row.step is None and is_shown:
             yield replace(row, setting=run.run.name, seed=run.run.seed)
 
 

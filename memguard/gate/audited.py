@@ -49,7 +49,7 @@ class Audited:
     @property
     def name(self) -> str:
         """Name of the run, or of the model."""
-        return self.report.run or self.report.model.name
+        return self.report.subject
 
 
 def find_audit_folder(folder: Path) -> Path:

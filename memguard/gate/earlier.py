@@ -47,7 +47,7 @@ def measure_increase(
     _check_settings(now, earlier, metric)
     counted = f"{count_row(row)}, minus {count_row(before)} of {earlier.name}"
     paired, why_not = None, "the metric is not yes or no by document"
-    if row.statistic == "rate" and row.model == "trained" and row.variant is None:
+    if row.statistic == "rate" and row.model == "trained":
         paired, why_not = _pair(now, earlier, metric, row, before)
     if paired is not None:
         difference, how = paired, "; paired, on the same documents"
@@ -107,6 +107,7 @@ def _describe_probe(audited: Audited, metric: MetricRow) -> dict[str, Any]:
         "continuation_tokens": method.continuation_tokens,
         "prefix_tokens": method.prefix_tokens,
         "window": method.window,
+        "load_as": audited.report.model.load_as,
     }
 
 

@@ -246,9 +246,8 @@ def _name(rule: Rule, selected: Selected, *, names_probe: bool) -> str:
     probe = metric.probe if metric and names_probe and not is_risk else rule.probe
     if probe:
         parts.insert(0, probe)
-    for word in (rule.variant, rule.statistic):
-        if word is not None:
-            parts.append(word)
+    if rule.statistic is not None:
+        parts.append(rule.statistic)
     if rule.model != "trained":
         parts.append(f"of the {rule.model} model")
     parts.append(f"on {selected.bucket or rule.on}")

@@ -32,7 +32,7 @@ EVERY_TRAINED = "trained"
 RISK, EPSILON, FINDINGS = "risk", "epsilon", "findings"
 LIMITS = ("at_most", "at_least", "above_control", "above_base")
 _FREE: Mapping[str, tuple[str, ...]] = {
-    RISK: ("on", "model", "variant", "at_most", "above_control", "above_base", "than"),
+    RISK: ("on", "model", "at_most", "above_control", "above_base", "than"),
     EPSILON: ("at_most",),
     FINDINGS: ("probe", "at_most"),
 }
@@ -68,7 +68,6 @@ class Rule(Settings):
         "one.",
     )
     model: str = Field("trained", description="trained, base or reference.")
-    variant: str | None = Field(None, description="A variant of the model, as int8.")
     statistic: Statistic | None = Field(
         None, description="Another statistic than the metric's own, as median."
     )

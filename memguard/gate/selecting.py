@@ -190,7 +190,6 @@ def _find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -
             parameters=metric.parameters,
             model=model,
             against=against,
-            variant=rule.variant,
         )
 
     row = find() if against is None else find(against=against, statistic="difference")
@@ -213,7 +212,7 @@ def _find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -
 
 
 def _explain_model(rule: Rule, report: AuditReport) -> str | None:
-    """Return why the audit cannot have rows of the model or variant that a rule names."""
+    """Return why the audit cannot have rows of the model that a rule names."""
     has_base = report.model.base is not None
     if not has_base and (rule.model == "base" or rule.above_base is not None):
         return "the audit scored no base model"
@@ -221,10 +220,6 @@ def _explain_model(rule: Rule, report: AuditReport) -> str | None:
     if rule.model not in known:
         near = suggest_near(rule.model, known) or f"; it has {_enumerate(known)}"
         return f"the audit has no rows of the model '{rule.model}'{near}"
-    variants = [variant.name for variant in report.variants]
-    if rule.variant is not None and rule.variant not in variants:
-        near = suggest_near(rule.variant, [*variants])
-        return f"the audit has no variant '{rule.variant}'{near}"
     return None
 
 

@@ -28,7 +28,7 @@ _HEAD = """\
 #   on          a bucket; trained: every trained bucket, each judged; (trained): the pooled one
 #   limit       one of at_most, at_least, above_control, above_base (largest difference that passes)
 #   than        folder of an earlier audit: at_most limits the increase since
-#   narrow by   probe, parameters, model, variant, statistic
+#   narrow by   probe, parameters, model, statistic
 """
 _TAIL = """
 # Levels of the audit's verdict that pass: none-found, inconclusive, extracted, memorized.
@@ -48,7 +48,7 @@ def render_policy(report: AuditReport) -> str:
     Args:
         report: of the audit.
     """
-    lines = [_HEAD.format(name=fmt.clean_name(report.run or report.model.name, 60)), "gate:"]
+    lines = [_HEAD.format(name=fmt.clean_name(report.subject, 60)), "gate:"]
     has_risk = any(metric.risk_rank is not None for metric in report.tables.metrics)
     is_trained = any(row.role in TRAINED_ROLES for row in report.tables.buckets)
     if has_risk and is_trained:
@@ -80,7 +80,7 @@ def _list_rules(metric: MetricRow, report: AuditReport) -> Iterator[str]:
         for row in report.tables.select(
             metric.probe, metric.metric, parameters=metric.parameters, model="trained", step=None
         )
-        if row.against is None and row.variant is None and row.statistic == metric.statistic
+        if row.against is None and row.statistic == metric.statistic
     ]
     rows = [row for row in rows if row.ci is not None]
     places = [row.bucket if _is_own_place(row, report) else EVERY_TRAINED for row in rows]

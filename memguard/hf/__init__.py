@@ -14,7 +14,7 @@ load.py              a folder, or random weights, into a model: plain, over devi
 stored_model.py      a checkpoint that is read tensor by tensor, or an adapter with its base
 nf4_base.py          the base of an adapter that was trained on 4-bit weights
 merged_weights.py    base and adapter as one source of merged weights
-variants.py          a model as it may be shipped: adapter unmerged, or quantised
+load_as.py           a model as it may be shipped: its adapter merged, or quantised
 meta_build.py        a model on the meta device, whose buffers have their values
 stored_names.py      a checkpoint's tensors under the names and in the layouts of the modules
 stored_form.py       the reverse: what transformers would store for a model

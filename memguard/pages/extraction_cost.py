@@ -121,7 +121,7 @@ def build_extraction_cost(report: AuditReport) -> Section:
     """Build the section; if nothing was measured, it gives the reason."""
     tables = report.tables
     attacks = list_attacks(tables)
-    has_cost = any(row.variant is None for row in tables.select("sampling", "never"))
+    has_cost = bool(tables.select("sampling", "never"))
     lead = [*(_LEAD if has_cost or attacks else ()), _summarise(report, attacks)]
     if not has_cost:
         lead.append(explain_absence(report, "sampling", "does not measure the cost of sampling"))
@@ -208,7 +208,7 @@ def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
         f"Decoding: greedy{f' and sampling ({sampling})' if sampling else ''}. For each document "
         "the cheapest method counts; greedy decoding takes one query if its text is verbatim."
     ]
-    if any(row.num_matched for row in report.tables.select("sampling", "never", variant=None)):
+    if any(row.num_matched for row in report.tables.select("sampling", "never")):
         notes.append("'never': every decoding method excludes a token of the text.")
     return tuple(notes)
 

@@ -10,7 +10,7 @@ A column of results is data, the key of its rows and how they are shown:
 
     bucket_table   a row for each bucket, below it that of the base model
     pivot          a row for each item; `key` gives what an item adds to the key of each column:
-                   a variant, a seed, the parameters of a window, a bucket
+                   a seed, the parameters of a window, a bucket
 
     pivot(tables, "By window", Column("Window", name), values_by_bucket, windows,
           key=lambda window: {"parameters": window.parameters})
@@ -48,7 +48,7 @@ class ResultColumn:
     metric: str
     _: KW_ONLY
     key: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `Tables.find`: parameters, statistic, against, bucket, variant, ..."""
+    """Further arguments of `Tables.find`: parameters, statistic, against, bucket, ..."""
     minus_control: bool = False
     """Whether to show the difference from the control in place of the value."""
     how: How = "full"

@@ -26,7 +26,7 @@ and is counted, never NaN or 0. A `schema` name changes when readers of the old 
 """
 
 from memguard.records.audit import (
-    VARIANT_LIBRARIES,
+    QUANTISING_LIBRARIES,
     AdapterIdentity,
     AuditReport,
     AuditResults,
@@ -35,12 +35,11 @@ from memguard.records.audit import (
     CutDocuments,
     DataIdentity,
     Finding,
+    LoadAs,
     Method,
     ModelIdentity,
     ProbeRun,
     TrainingSummary,
-    Variant,
-    VariantName,
     WatchedLine,
     WatchedStep,
 )

@@ -4,6 +4,7 @@ header   what was audited and how, which probes ran, verdict, banners, findings
 tables   every number, see `tables.py`
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -187,17 +188,32 @@ class AdapterIdentity(Record):
     base_weights_sha256: str
 
 
+LoadAs = Literal["stored", "merged", "int8", "nf4"]
+"""Form in which a model is loaded for its audit: as stored, its adapter merged, or quantised."""
+QUANTISING_LIBRARIES: Mapping[LoadAs, str] = {"int8": "torchao", "nf4": "bitsandbytes"}
+"""Library that quantises the weights; those of the extra `quant`."""
+
+
 class ModelIdentity(Record):
     """Weights that were audited."""
 
     name: str
     weights_sha256: str
+    """Of the stored weights, in whatever form they were loaded."""
+    load_as: LoadAs = "stored"
+    """A report of another form is not that of the run or of the stored weights."""
+    load_as_detail: str = ""
+    """How the loaded weights were made, and the library that quantised them; "" as stored."""
     num_parameters: int
     base: str | None
     """Model that was scored for comparison."""
     base_weights_sha256: str | None
     adapter: AdapterIdentity | None = None
     """null: the model has weights of its own."""
+
+    def write_form(self) -> str:
+        """Return how the model was loaded, to follow its name; "" as stored."""
+        return "" if self.load_as == "stored" else f", loaded as {self.load_as}"
 
 
 class DataIdentity(Record):
@@ -251,22 +267,6 @@ class TrainingSummary(Record):
     stopped_by_budget: bool = False
 
 
-VariantName = Literal["model", "adapter", "merged", "int8", "nf4"]
-"""`model`: the weights of a model without an adapter, always its first variant."""
-VARIANT_LIBRARIES: dict[VariantName, str] = {"int8": "torchao", "nf4": "bitsandbytes"}
-"""Library that quantises a variant; those of the extra `quant`."""
-
-
-class Variant(Record):
-    """A form of the model; its rates are rows with this variant."""
-
-    name: VariantName
-    description: str
-    """Weights and the library that quantised them."""
-    reason_not_generated: str | None
-    """null if texts were generated for near-verbatim matches."""
-
-
 class AuditResults(Record):
     """The parts of a report that are computed from the measurements."""
 
@@ -287,7 +287,7 @@ class AuditResults(Record):
 class AuditHeader(Record):
     """What was audited, and how."""
 
-    schema_name: Literal["memguard.report/5"] = Field("memguard.report/5", alias="schema")
+    schema_name: Literal["memguard.report/6"] = Field("memguard.report/6", alias="schema")
     tool_version: str
     code_sha256: str
     """Hash of memguard's source files that audited, see `runtime.environment.hash_code`."""
@@ -298,11 +298,14 @@ class AuditHeader(Record):
     data: DataIdentity
     training: TrainingSummary | None
     method: Method
-    variants: list[Variant] = Field(default_factory=list)
-    """Empty unless they were requested; the others are compared with the first one."""
     environment: dict[str, str]
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @property
+    def subject(self) -> str:
+        """Name of the run, or of the model, and the form in which it was loaded."""
+        return f"{self.run or self.model.name}{self.model.write_form()}"
 
 
 class AuditReport(AuditResults, AuditHeader):

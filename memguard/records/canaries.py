@@ -10,7 +10,7 @@ from pathlib import Path
 from memguard.records.record import PRIVATE_MODE
 from memguard.records.row_files import ColumnTypes, build_table, load_rows, save_table
 
-SCHEMA_NAME = "memguard.canaries/1"
+SCHEMA_NAME = "memguard.canaries/2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,15 +27,13 @@ class CanaryScore:
     num_loss_tokens: int | None
     """Tokens of it that received loss at least once; None if not recorded."""
     exposure_bits: float | None
-    exposure_extrapolated_bits: float | None
     verbatim: bool
 
 
 _TYPES: ColumnTypes = {
     **dict.fromkeys(("was_trained", "verbatim"), "bool"),
     **dict.fromkeys(("num_secret_tokens", "num_repetitions", "num_loss_tokens"), "int64"),
-    **dict.fromkeys(("nll", "base_nll"), "float64"),
-    **dict.fromkeys(("exposure_bits", "exposure_extrapolated_bits"), "float64"),
+    **dict.fromkeys(("nll", "base_nll", "exposure_bits"), "float64"),
 }
 
 

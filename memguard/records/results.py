@@ -1,16 +1,14 @@
 """The results table: one row for each number of an audit or a comparison.
 
-    key      setting, seed, variant, step, model, against, probe, parameters, metric, statistic,
-             bucket
+    key      setting, seed, step, model, against, probe, parameters, metric, statistic, bucket
     counts   num_documents, num_matched, num_clusters, num_matched_clusters, num_missing, num_other
     value    value, low, high, interval
     control  minus_control, minus_control_low, minus_control_high
     reason   missing_because
 
-A row with `against` is a paired difference on the same documents: from the base model (`base`),
-from the first variant (`variant:merged`) or from the first setting (`setting:none`).
-`minus_control` is the row's value minus that of the control. Buckets in parentheses are groups that
-are no bucket:
+A row with `against` is a paired difference on the same documents: from the base model (`base`) or
+from the first setting (`setting:none`). `minus_control` is the row's value minus that of the
+control. Buckets in parentheses are groups that are no bucket:
 
     (trained)            all trained documents
     (members)            trained documents with a membership score
@@ -61,9 +59,9 @@ Method = Literal[
 is estimated on the control; t is Student's, over seeds or over the items of a task; bootstrap draws
 items; pooled covers documents or items, and seeds, see `compare.front`."""
 
-SCHEMA_NAME = "memguard.results/1"
+SCHEMA_NAME = "memguard.results/2"
 """Stored in the metadata of the parquet file."""
-NUM_KEY_FIELDS = 11
+NUM_KEY_FIELDS = 10
 TRAINED, MEMBERS = "(trained)", "(members)"
 SECRETS, REFERENCE_SECRETS = "(secrets)", "(reference secrets)"
 MOST_TRAINED = "(trained most often)"
@@ -73,13 +71,12 @@ NO_DOCUMENTS = "no documents"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultRow:
-    """One number with its interval; the first eleven fields are its key."""
+    """One number with its interval; the first ten fields are its key."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     setting: str | None = None
     seed: int | None = None
-    variant: str | None = None
     step: int | None = None
     model: str = "trained"
     """trained, base, or reference."""

@@ -245,10 +245,10 @@ class Tables(Record):
             metric: of the row.
             bucket: of the row.
             statistic: of the row; None takes rate, mean, auc, score or difference.
-            **key: `parameters`, `model`, `against`, `variant`, `step`, `setting`, `seed`; left out,
+            **key: `parameters`, `model`, `against`, `step`, `setting`, `seed`; left out,
                 they are those of the audited model: "", trained and None.
         """
-        start = tuple(key.get(name) for name in ("setting", "seed", "variant", "step"))
+        start = tuple(key.get(name) for name in ("setting", "seed", "step"))
         start += (key.get("model", "trained"), key.get("against"))
         start += (probe, key.get("parameters", ""), metric)
         usual = ("difference",) if key.get("against") else ("rate", "mean", "auc", "score")

@@ -12,7 +12,6 @@ the page of an audit; the sections of probes are in `audit.probes`
     audit_summary.py       summary tables by bucket; the list of findings
     audit_doses.py         extraction by number of repetitions
     audit_watched.py       audits during training
-    audit_variants.py      forms in which the model may be shipped
     audit_utility.py       benchmark tasks on the trained and the base model
     audit_others.py        probes of other packages
 the page of a comparison

@@ -23,7 +23,6 @@ from memguard.report.audit_summary import (
     write_findings_note,
 )
 from memguard.report.audit_utility import build_utility
-from memguard.report.audit_variants import build_variants
 from memguard.report.audit_watched import build_watched
 from memguard.report.facts import (
     describe_data,
@@ -100,7 +99,9 @@ def digest_report(
         attacks=_build_attacks(report),
         dose_tables=tuple(filter(None, (build_trends(report), build_copies(report)))),
         evidence=_build_evidence(report),
-        training=describe_training(report.training) if report.training else (),
+        training=describe_training(report.training, report.model.load_as)
+        if report.training
+        else (),
         training_note=(
             "Held-out NLL measures utility: a mitigation should lower the extraction rate without "
             "raising it."
@@ -120,14 +121,15 @@ def digest_report(
 def _write_heading(report: AuditReport) -> str:
     # The name alone can be a word such as "none", which reads as a missing title.
     if report.run is not None:
-        return f"Run '{fmt.clean_name(report.run, 120)}'"
-    return f"Model '{fmt.clean_name(report.model.name, 120)}'"
+        heading = f"Run '{fmt.clean_name(report.run, 120)}'"
+    else:
+        heading = f"Model '{fmt.clean_name(report.model.name, 120)}'"
+    return f"{heading}{report.model.write_form()}"
 
 
 def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
     """Build the sections of further probes; those that do not apply are omitted."""
     sections = (
-        build_variants(report),
         *(PROBES[name].section(report) for name in _EVIDENCE if name in PROBES),
         build_utility(report),
         *build_others(report),

@@ -99,7 +99,7 @@ def build_change_from_base(report: AuditReport) -> Table | None:
     columns = [
         ResultColumn(heading, "extraction", metric, key={"against": "base"}, why_not="not measured")
         for heading, metric in added
-        if report.tables.select("extraction", metric, against="base", variant=None)
+        if report.tables.select("extraction", metric, against="base")
     ]
     buckets = [bucket.bucket for bucket in report.tables.buckets]
     rows = [column.find(report.tables, bucket=name) for column in columns for name in buckets]

@@ -10,6 +10,8 @@ from memguard.records import (
     AuditReport,
     Budget,
     DataIdentity,
+    LoadAs,
+    ModelIdentity,
     TrainingSummary,
 )
 from memguard.report.texts import describe_loss_change, describe_overlap
@@ -24,6 +26,7 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
     parts = () if adapter is None else (_describe_adapter(adapter),)
     return (
         Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
+        *_describe_form(report.model),
         *parts,
         Fact("Parameters", fmt.count(report.model.num_parameters)),
         Fact(
@@ -38,6 +41,16 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
             fmt.time(report.created),
             detail=f"memguard {fmt.clean_name(report.tool_version, 40)}",
         ),
+    )
+
+
+def _describe_form(model: ModelIdentity) -> tuple[Fact, ...]:
+    """Report that the numbers are not those of the stored weights; nothing if they are."""
+    if model.load_as == "stored":
+        return ()
+    made = fmt.clean_text(model.load_as_detail)
+    return (
+        Fact("Loaded as", model.load_as, detail=f"{made}; the stored weights were not audited"),
     )
 
 
@@ -56,7 +69,7 @@ _PRIVACY_LIMITS = (
 )
 
 
-def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
+def describe_training(training: TrainingSummary, load_as: LoadAs = "stored") -> tuple[Fact, ...]:
     """List mitigations, privacy, cost of training and loss on held-out documents."""
     mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations[:20]]
     heldout = [f"{fmt.count(training.heldout_num_documents)} documents"]
@@ -80,7 +93,9 @@ def describe_training(training: TrainingSummary) -> tuple[Fact, ...]:
             "Held-out NLL",
             fmt.number(training.heldout_nll),
             detail=describe_loss_change(training.heldout_nll, training.base_heldout_nll),
-        ),
+        )
+        if load_as == "stored"
+        else Fact("Held-out NLL", "not measured", detail="Training measured the stored model."),
         Fact("Held-out on", ", ".join(heldout)),
         Fact("Steps", fmt.count(training.num_steps)),
         Fact("Supervised tokens", fmt.count(training.num_supervised_tokens)),

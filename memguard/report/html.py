@@ -88,7 +88,8 @@ def _find_run_path(report: AuditReport, folder: Path | None) -> str | None:
     Returns:
         None if the report is not in the `audit/` of a run.
     """
-    if folder is None or report.run is None or folder.resolve().name != "audit":
+    is_run = report.run is not None and report.model.load_as == "stored"
+    if folder is None or not is_run or folder.resolve().name != "audit":
         return None
     path = os.path.relpath(folder.resolve().parent)
     # Not in quotes, because the page writes commands in quotes.

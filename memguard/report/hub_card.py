@@ -169,7 +169,7 @@ def _list_tasks(report: AuditReport) -> Iterator[dict[str, Any]]:
     """Yield the benchmark tasks of an audit, on the trained model."""
     tasks: dict[str, list[ResultRow]] = {}
     for row in report.tables.results:
-        is_own = row.model == "trained" and row.against is None and row.variant is None
+        is_own = row.model == "trained" and row.against is None
         if row.probe == UTILITY and row.bucket == ITEMS and is_own and row.value is not None:
             tasks.setdefault(row.parameters.removeprefix("task="), []).append(row)
     for task, rows in tasks.items():

@@ -6,7 +6,7 @@ Pages state what was measured and its result, never that a model is free of risk
 from memguard.pages import formatting as fmt
 from memguard.pages.page import Fact
 from memguard.pages.probe_runs import write_not_run, write_ran
-from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport
+from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport, ModelIdentity
 
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by ID and hash only. IDs, names and paths may be "
@@ -44,6 +44,17 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         "that the model repeats in other words.",
         *([f"Not run: {not_run}."] if not_run else []),
         _write_arithmetic(report),
+        *_write_form(report.model),
+    )
+
+
+def _write_form(model: ModelIdentity) -> tuple[str, ...]:
+    """Limit the numbers to the form in which the model was loaded; nothing as stored."""
+    if model.load_as == "stored":
+        return ()
+    return (
+        f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
+        "stored weights, and other forms, may give out more.",
     )
 
 
@@ -101,7 +112,7 @@ def has_attacks(report: AuditReport) -> bool:
 
 
 def _count_tiny(report: AuditReport) -> int:
-    rows = report.tables.select("extraction", "tiny_margin", variant=None)
+    rows = report.tables.select("extraction", "tiny_margin")
     return sum(row.num_matched or 0 for row in rows)
 
 

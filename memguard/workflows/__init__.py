@@ -24,7 +24,6 @@ audit_context.py   resources of an audit other than its models
 audit_progress.py  shows the work of an audit, and how much of it is done
 audit_work.py      work of a run's audit, predicted from its documents, and whether it may begin
 generation_plan.py time in which a run's audits generate text, predicted before training
-audit_variants.py  forms of a model as it may be shipped, on the documents of its audit
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares

@@ -16,7 +16,6 @@ from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import run_audit
 from memguard.audit.suite import load_audit_suite
-from memguard.audit.variants import ComparedVariants
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.data.identity_key import IdentityKey
 from memguard.errors import ConfigError, MemguardError
@@ -24,6 +23,7 @@ from memguard.hf import adapter_files
 from memguard.hf.assembly import find_sizes
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
+from memguard.hf.load_as import LoadedForm
 from memguard.model.evaluation import keep_random_states
 from memguard.pages.probe_runs import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
@@ -63,8 +63,7 @@ from memguard.workflows.audit_utility import (
     open_alone,
     open_on_all,
 )
-from memguard.workflows.audit_variants import VariantPlan, plan_variants
-from memguard.workflows.audited_model import LazyModel, find_base_quantization
+from memguard.workflows.audited_model import LazyModel, choose_form, find_base_quantization
 from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
 from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.requests import make_command
@@ -116,7 +115,7 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
             console,
             command=make_command(),
             check_folder=check_folder,
-            variants=plan_variants(request, settings, target, distributed),
+            form=choose_form(request, settings, runtime.world_size),
             tasks=tasks,
         )
         is_in_memory = isinstance(request.audited, ModelInMemory)
@@ -236,7 +235,8 @@ def is_current(
     """
     method = report.method
     return (
-        method.probes == load_audit_suite(config.audit).describe_probes()
+        report.model.load_as == "stored"
+        and method.probes == load_audit_suite(config.audit).describe_probes()
         and method.dtype == config.audit.dtype
         and method.sample_size == config.audit.max_documents_per_bucket
         and method.window == config.audit.window
@@ -276,7 +276,7 @@ def _audit(
     *,
     command: str,
     check_folder: Callable[[], None] | None,
-    variants: VariantPlan | None = None,
+    form: LoadedForm | None = None,
     tasks: "Sequence[OpenedTask]" = (),
 ) -> AuditReport:
     """Check the inputs, run the probes on each model in turn, write report and records."""
@@ -299,6 +299,7 @@ def _audit(
         revision: str | None = None,
         base: str | None = None,
         quantization: Literal["nf4"] | None = None,
+        form: LoadedForm | None = None,
     ) -> LazyModel:
         return LazyModel(
             model,
@@ -310,23 +311,23 @@ def _audit(
             distributed=distributed,
             limit=limit,
             quantization=quantization,
+            form=form,
         )
 
     def open_base() -> LazyModel | None:
         if target.base is None:
             return None
-        form = find_base_quantization(target)
-        return open_model(target.base, target.base_revision, quantization=form)
+        quantization = find_base_quantization(target)
+        return open_model(target.base, target.base_revision, quantization=quantization)
 
-    model, base = open_model(target.model, base=target.adapter_base), open_base()
+    model, base = open_model(target.model, base=target.adapter_base, form=form), open_base()
+    if form is not None:
+        console.info(f"audit: the model is loaded as {form.name}: {form.describe()}")
     started = time.perf_counter()
     with (
         console.phase("audit"),
         _reporting_lost_folder(check_folder),
-        show_progress(console, has_variants=variants is not None, has_tasks=bool(tasks)) as (
-            show,
-            meter,
-        ),
+        show_progress(console, has_tasks=bool(tasks)) as (show, meter),
     ):
         context = open_audit_context(target, settings, runtime, show, meter)
         utility = UtilityRun(
@@ -355,22 +356,19 @@ def _audit(
             context=context,
             also_measure=utility.measure,
         )
-        compared = ComparedVariants()
-        if variants is not None:
-            compared = variants.measure(target, hashes[target.model], suite, context, console)
     wall_s = time.perf_counter() - started
     method = describe_method(suite, settings, target.seed, command, wall_s, tasks)
-    banners += utility.list_banners(has_variants=variants is not None)
+    banners += utility.list_banners()
 
     def write() -> AuditReport:
         if check_folder is not None:
             check_folder()
-        names = name_models(target, model.num_parameters, hashes, sums)
-        summary = add_tables(target, outcome.summary, compared.tables, utility)
-        report = build_report(target, summary, names, method, banners, runtime, compared.variants)
+        names = name_models(target, model.num_parameters, hashes, sums, form)
+        summary = add_tables(target, outcome.summary, names.load_as, utility)
+        report = build_report(target, summary, names, method, banners, runtime)
         if settings.excerpts:
             write_excerpts(target, outcome)
-        save_scores(outcome.scores.with_columns(compared.columns), target.out / SCORES)
+        save_scores(outcome.scores, target.out / SCORES)
         save_results(report.tables.results, target.out / RESULTS)
         (target.out / CANARIES).unlink(missing_ok=True)
         if outcome.canaries:

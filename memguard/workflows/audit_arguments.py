@@ -1,6 +1,6 @@
 """The arguments of an audit as Python has them: models and documents in memory, or their names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def make_audit_request(
     out: str | Path | None,
     form: FormatConfig | None = None,
     seed: int = 0,
-    variants: Sequence[str] = (),
+    load_as: str = "stored",
     settings: Mapping[str, Any],
     counts: TrainedCounts | None = None,
     identity_key: str | Path | None = None,
@@ -38,7 +38,7 @@ def make_audit_request(
         out: folder of the report; None: the run's own.
         form: how the documents are read; None: by their columns.
         seed: decides which documents are sampled.
-        variants: forms of the model to compare.
+        load_as: form in which the model is loaded.
         settings: fields of `AuditConfig`.
         counts: how often the members were trained; None if nobody counted.
         identity_key: file of the key of the documents' hashes; None: in the user's configuration
@@ -66,7 +66,7 @@ def make_audit_request(
         mesh=None,
         settings=given,
         seed=seed,
-        variants=tuple(variants),
+        load_as=load_as,
         counts=counts,
         identity_key=identity_key,
     )

@@ -20,7 +20,7 @@ class ShowStage(Protocol):
 
 @contextmanager
 def show_progress(
-    console: Console, *, has_variants: bool = False, has_tasks: bool = False
+    console: Console, *, has_tasks: bool = False
 ) -> Iterator[tuple[ShowStage, WorkMeter]]:
     """Yield what an audit calls while it runs.
 
@@ -30,14 +30,12 @@ def show_progress(
 
     Args:
         console: of this process.
-        has_variants: whether variants are audited afterwards, whose work is not counted.
-        has_tasks: whether benchmark tasks run on the models, whose work is not counted either.
+        has_tasks: whether benchmark tasks run on the models, whose work is not counted.
     """
 
     def announce(bounds: AuditBounds) -> None:
         tasks = "; the tasks of 'audit.utility' come besides" if has_tasks else ""
-        also = "; the variants come after that" if has_variants else ""
-        console.info(f"audit: {bounds.describe()}{tasks}{also}")
+        console.info(f"audit: {bounds.describe()}{tasks}")
 
     meter = WorkMeter(on_bounds=announce)
     with ExitStack() as stack:

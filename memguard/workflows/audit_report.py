@@ -8,17 +8,17 @@ from memguard.audit.benchmarks.rows import tabulate_utility
 from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.run import AuditOutcome
 from memguard.audit.suite import Suite
-from memguard.audit.training import HELDOUT_NLL, tabulate_training
+from memguard.audit.training import tabulate_training
 from memguard.config import AuditConfig
 from memguard.records import (
     PRIVATE_MODE,
     AuditReport,
     AuditResults,
     Banner,
+    LoadAs,
     Method,
     ModelIdentity,
-    Tables,
-    Variant,
+    TrainingSummary,
     format_now,
     merge_tables,
     write_atomically,
@@ -33,27 +33,32 @@ if TYPE_CHECKING:
 
 
 def add_tables(
-    target: AuditTarget, summary: AuditResults, variants: Tables, utility: UtilityRun
+    target: AuditTarget, summary: AuditResults, load_as: LoadAs, utility: UtilityRun
 ) -> AuditResults:
-    """Return the results with the rows of the training, of the variants and of the tasks.
+    """Return the results with the rows of the training and of the tasks.
 
     Args:
         target: of the audit.
         summary: results of the probes.
-        variants: rows of the variants.
+        load_as: form in which the model was loaded.
         utility: tasks that ran; their entry follows those of the suite's probes.
     """
-    training = tabulate_training(target.training, target.watched)
-    if HELDOUT_NLL in training.metrics:
-        variants = variants.model_copy(update={"metrics": ()})
+    training = tabulate_training(_choose_training(target, load_as), target.watched, load_as)
     tasks = tabulate_utility(utility.list_results(), seed=SEED)
     run = utility.describe_run()
     return summary.model_copy(
         update={
-            "tables": merge_tables([summary.tables, training, variants, tasks]),
+            "tables": merge_tables([summary.tables, training, tasks]),
             "probe_runs": [*summary.probe_runs, *([] if run is None else [run])],
         }
     )
+
+
+def _choose_training(target: AuditTarget, load_as: LoadAs) -> TrainingSummary | None:
+    """Return the training; its loss is left out where it is not that of the loaded weights."""
+    if target.training is None or load_as == "stored":
+        return target.training
+    return target.training.model_copy(update={"heldout_nll": None})
 
 
 def build_report(
@@ -63,7 +68,6 @@ def build_report(
     method: Method,
     banners: Sequence[Banner],
     runtime: Runtime,
-    variants: Sequence[Variant],
 ) -> AuditReport:
     """Return the report.
 
@@ -74,7 +78,6 @@ def build_report(
         method: its settings.
         banners: shown before those of the results.
         runtime: of this rank.
-        variants: that were audited.
     """
     parts: dict[str, Any] = dict(summary)
     notes = [Banner(level="note", text=text) for text in target.notes]
@@ -87,9 +90,8 @@ def build_report(
         run=target.run,
         model=model,
         data=target.data,
-        training=target.training,
+        training=_choose_training(target, model.load_as),
         method=method,
-        variants=list(variants),
         environment=describe_environment(runtime.device, runtime.world_size),
     )
 

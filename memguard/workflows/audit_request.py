@@ -17,9 +17,9 @@ from memguard.data.identity_key import (
     load_identity_key,
 )
 from memguard.data.tables import Table
-from memguard.errors import ConfigError, check_name, require_library, shorten
+from memguard.errors import MAX_PATH, ConfigError, check_name, require_library, shorten
 from memguard.hf.adapter_files import is_adapter
-from memguard.records import VARIANT_LIBRARIES, VariantName, format_now
+from memguard.records import QUANTISING_LIBRARIES, LoadAs, format_now
 from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.audit_output import is_own_audit
 from memguard.workflows.requests import check_paths, read_mesh
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from memguard.workflows.model_in_memory import ModelInMemory
 
 _KEY_SETTING = "--identity-key"
-_OF_ADAPTERS: tuple[VariantName, ...] = ("adapter", "merged")
-_CHOICES: tuple[VariantName, ...] = tuple(name for name in get_args(VariantName) if name != "model")
+_FORMS: tuple[LoadAs, ...] = get_args(LoadAs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +52,8 @@ class AuditRequest:
     settings: dict[str, Any]
     """Fields of `AuditConfig` that were given."""
     seed: int
-    variants: tuple[str, ...] = ()
-    """Value of `--variants`, split at commas."""
+    load_as: str = "stored"
+    """Form in which the audited model is loaded, a `LoadAs`."""
     counts: TrainedCounts | None = None
     """How often the members were trained, where training was counted; they have its ids."""
     style: Style = "options"
@@ -69,6 +68,15 @@ class AuditRequest:
             ConfigError: arguments that contradict each other, or a value out of range.
         """
         problems = []
+        if self.load_as not in _FORMS:
+            problems.append(
+                f"'--load-as' must be one of {', '.join(_FORMS[1:])}; got "
+                f"'{shorten(ascii(self.load_as)[1:-1])}'"
+            )
+        elif self.run is not None and self.load_as != "stored" and is_own_audit(self.run, self.out):
+            problems.append(
+                "--load-as needs --out: a folder for its report, which is not that of the run"
+            )
         if (self.run is None) == (self.model is None):
             problems.append(
                 "give either the folder of a RUN, or --model DIR with --members FILE for a model "
@@ -157,16 +165,16 @@ def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int
     """Check that the documents, models and suite of `memguard audit` exist.
 
     Raises:
-        ConfigError: the suite is missing or invalid; device_map or variants with several
-            processes; variants that the model does not have, or whose library is missing;
-            benchmark tasks that do not exist, or without their library.
+        ConfigError: the suite is missing or invalid; device_map with several processes; a form
+            in which the model cannot be loaded; benchmark tasks that do not exist, or without
+            their library.
         DataError: documents are missing.
         ModelError: a folder is missing, or has no checkpoint.
     """
     audited = request.audited
     has_adapter = isinstance(audited, str) and is_adapter(audited)
     check_device_map(settings, world_size=num_processes, is_adapter=has_adapter)
-    check_variants(request.variants, audited, settings, num_processes)
+    check_load_as(request.load_as, audited, settings, num_processes)
     documents = {
         "--members": _list_paths(request.members),
         "--nonmembers": _list_paths(request.nonmembers),
@@ -228,67 +236,40 @@ def _list_paths(given: Sequence[str | Table]) -> list[str]:
     return [source for source in given if isinstance(source, str)]
 
 
-def check_variants(
-    names: tuple[str, ...],
-    model: "str | ModelInMemory",
-    settings: AuditConfig,
-    num_processes: int,
-) -> tuple[VariantName, ...]:
-    """Return the variants to audit; the others are compared with the first one.
-
-    A model without an adapter is the first one itself, as `model`.
+def check_load_as(
+    load_as: str, model: "str | ModelInMemory", settings: AuditConfig, num_processes: int
+) -> LoadAs:
+    """Return the form in which the audited model is loaded.
 
     Args:
-        names: as given; empty for no variants.
+        load_as: as checked by `AuditRequest.check`.
         model: folder or hub id of the audited model.
         settings: of the audit.
         num_processes: of the audit.
 
     Raises:
-        ConfigError: an unknown or repeated name, a model that has no such variant, several
-            processes, a model that is already quantised, or a missing library.
+        ConfigError: a form that the model does not have, several processes, a model that is
+            already quantised, or a missing library.
     """
-    if not names:
-        return ()
-    unknown = [name for name in names if name not in _CHOICES]
-    if unknown or len(set(names)) < len(names):
-        raise ConfigError(
-            f"'--variants' must give each of {', '.join(_CHOICES)} at most once, separated by "
-            f"commas; got '{shorten(ascii(','.join(names))[1:-1])}'"
-        )
+    form = cast("LoadAs", load_as)
+    if form == "stored":
+        return form
     if not isinstance(model, str):
-        raise ConfigError("'--variants' needs the folder of a model; save the model and audit that")
-    given = cast("tuple[VariantName, ...]", names)
-    if is_adapter(model):
-        if len(given) < 2:
-            other = "merged" if given[0] == "adapter" else "adapter"
-            raise ConfigError(
-                "'--variants' compares the others with the first one and needs two or more; got "
-                f"'{given[0]}'. Write {other},{given[0]}"
-            )
-    else:
-        wrong = [name for name in given if name in _OF_ADAPTERS]
-        if wrong:
-            raise ConfigError(
-                f"'--variants': '{wrong[0]}' needs a model with an adapter, and '{model}' has "
-                "none: its own weights are the first variant. Choose from int8, nf4"
-            )
-        given = ("model", *given)
+        raise ConfigError("'--load-as' needs the folder of a model; save the model and audit that")
+    if form == "merged" and not is_adapter(model):
+        raise ConfigError(
+            f"'--load-as' merged needs a model with an adapter, and '{shorten(model, MAX_PATH)}' "
+            "has none. Leave it out"
+        )
     if num_processes > 1:
-        raise ConfigError(
-            f"'--variants' needs one process; got {num_processes}. Audit the variants without "
-            "--nproc"
-        )
+        raise ConfigError(f"'--load-as' needs one process; got {num_processes}. Leave out --nproc")
     if settings.device_map is not None:
-        raise ConfigError("'--variants' and 'audit.device_map' cannot be combined; remove one")
-    quantised = [name for name in given if name in VARIANT_LIBRARIES]
-    if quantised and has_ternary_weights(model):
-        raise ConfigError(
-            f"'--variants': '{quantised[0]}' needs a model that is not quantised; the layers of "
-            f"'{model}' already round their weights ('quantization_config' in its config.json). "
-            "Audit it without --variants"
-        )
-    for name in given:
-        if (library := VARIANT_LIBRARIES.get(name)) is not None:
-            require_library(library, f"'--variants': {name}", extra="quant")
-    return given
+        raise ConfigError("'--load-as' and 'audit.device_map' cannot be combined; remove one")
+    if (library := QUANTISING_LIBRARIES.get(form)) is not None:
+        if has_ternary_weights(model):
+            raise ConfigError(
+                f"'--load-as' {form} needs a model that is not quantised; the layers of "
+                f"'{shorten(model, MAX_PATH)}' already round their weights. Leave it out"
+            )
+        require_library(library, f"'--load-as': {form}", extra="quant")
+    return form

@@ -209,16 +209,12 @@ class UtilityRun:
             reason_not_run=None if num_items else reasons,
         )
 
-    def list_banners(self, *, has_variants: bool) -> list[Banner]:
-        """Return what the page says about tasks and models that are left out."""
-        banners = [
+    def list_banners(self) -> list[Banner]:
+        """Return what the page says about tasks that are left out."""
+        return [
             Banner(level="warning", text=f"The task {name} did not run on every model: {reason}.")
             for name, reason in self.refused.items()
         ]
-        if self.tasks and has_variants:
-            text = "The benchmark tasks ran on the model and its base, not on the variants."
-            banners.append(Banner(level="note", text=text))
-        return banners
 
     def report(self, tables: Tables) -> None:
         """Print a line for each task that ran, from the tables of the audit."""

@@ -1,9 +1,9 @@
 """A model of an audit: loaded at its first use and kept in memory until its last.
 
-A folder or hub id is loaded plain, over several devices, on a mesh or as a variant; a model in
-memory is borrowed from the program, see `model_in_memory`. An adapter is merged; one that was
-trained on a base in NF4 is audited as it was trained: beside weights in NF4, of which no dense copy
-is made. Layers that y or x splits cannot be in NF4, and are merged.
+A folder or hub id is loaded plain, over several devices, on a mesh or in another form (`load_as`);
+a model in memory is borrowed from the program, see `model_in_memory`. An adapter is merged; one
+that was trained on a base in NF4 is audited as it was trained: beside weights in NF4, of which no
+dense copy is made. Layers that y or x splits cannot be in NF4, and are merged.
 """
 
 import gc
@@ -32,13 +32,14 @@ from memguard.hf.load import (
     load_sharded,
     plan_devices,
 )
+from memguard.hf.load_as import LoadedForm
 from memguard.hf.stored_model import find_quantization
-from memguard.hf.variants import VariantForm
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.planner.meta_model import outline_model
 from memguard.runtime import Runtime
 from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.audit_request import AuditRequest, check_load_as
 from memguard.workflows.model_in_memory import ModelInMemory
 from memguard.workflows.setup import DistributedContext
 
@@ -65,6 +66,25 @@ def find_base_quantization(target: AuditTarget) -> Literal["nf4"] | None:
     return adapter.base_quantization if is_own else None
 
 
+def choose_form(
+    request: AuditRequest, settings: AuditConfig, num_processes: int
+) -> LoadedForm | None:
+    """Return the form in which an audited model is loaded; None: as it is stored.
+
+    Weights are rounded to the precision of the run that trained them, as its export does.
+
+    Raises:
+        ConfigError: see `check_load_as`.
+    """
+    name = check_load_as(request.load_as, request.audited, settings, num_processes)
+    if name == "stored":
+        return None
+    stored = settings.dtype
+    if request.run_config is not None:
+        stored = "bf16" if request.run_config.train.precision == "bf16" else "fp32"
+    return LoadedForm(name=name, stored=DTYPES[stored], dtype=DTYPES[settings.dtype])
+
+
 class LazyModel:
     """A model for `run_audit`; `free` releases it, or gives back a model in memory."""
 
@@ -78,7 +98,7 @@ class LazyModel:
         settings: AuditConfig,
         attn: str | None,
         distributed: DistributedContext,
-        form: VariantForm | None = None,
+        form: LoadedForm | None = None,
         limit: GenerationLimit | None = None,
         quantization: Literal["nf4"] | None = None,
     ) -> None:
@@ -93,7 +113,7 @@ class LazyModel:
             settings: the audit's.
             attn: attention implementation.
             distributed: this process and the mesh it is part of.
-            form: of a variant, on one process; None loads the model as it is.
+            form: of the loaded weights, on one process; None loads them as they are stored.
             limit: longest time that it and other models generate; None: no limit.
             quantization: form of the linear layers of a model without an adapter; None: as stored.
         """

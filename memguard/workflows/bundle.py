@@ -160,6 +160,7 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     audit, notes = request.audit, []
     _refuse_damaged_audit(request)
     report, written = load_audit_report(audit), load_audit_files(audit)
+    check_stored(audit, report)
     if trained is not None:
         check_same_run(request.folder, trained, report)
     members = {
@@ -324,8 +325,21 @@ def _refuse_damaged_audit(request: BundleRequest) -> None:
     _refuse(request.audit.parent, damages, render)
 
 
+def check_stored(folder: Path, report: AuditReport) -> None:
+    """Refuse a report of a model that was loaded in another form than the stored one.
+
+    Raises:
+        RecordError: names the form.
+    """
+    if (load_as := report.model.load_as) != "stored":
+        raise RecordError(
+            f"the audit in '{folder}' is of the model loaded as {load_as}, not of its stored "
+            "weights. Audit without --load-as"
+        )
+
+
 def check_same_run(folder: Path, trained: TrainedRun, report: AuditReport) -> None:
-    """Refuse a report of other weights or documents than those of the run that it is in.
+    """Refuse a report of another form, weights or documents than those of the run that it is in.
 
     Args:
         folder: of the run.
@@ -335,6 +349,7 @@ def check_same_run(folder: Path, trained: TrainedRun, report: AuditReport) -> No
     Raises:
         RecordError: says what differs.
     """
+    check_stored(folder / "audit", report)
     summary = load_summary(folder)
     for what, is_same in (
         ("weights", report.model.weights_sha256 == _hash_weights(folder, trained)),

@@ -34,7 +34,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "dedup": (("rensa",), "the mitigation deduplicate with near-copies"),
     "quant": (
         ("torchao", "bitsandbytes"),
-        "adapter.quantization, and audits of int8 and nf4 (--variants)",
+        "adapter.quantization, and audits of int8 and nf4 (--load-as)",
     ),
     "bench": (("lm-eval",), "benchmark tasks as utility (audit.utility, audit --utility)"),
 }

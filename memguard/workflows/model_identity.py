@@ -6,6 +6,7 @@ from pathlib import Path
 from memguard.errors import ModelError, escape_name
 from memguard.hf.adapter_files import is_adapter, read_adapter
 from memguard.hf.identity import hash_sums, list_model_files, split_sums, sum_model
+from memguard.hf.load_as import LoadedForm
 from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
 from memguard.runtime import Runtime
@@ -90,6 +91,7 @@ def name_models(
     num_parameters: int,
     hashes: Hashes,
     sums: Sums,
+    form: LoadedForm | None = None,
 ) -> ModelIdentity:
     """Return names and hashes for the report.
 
@@ -98,6 +100,7 @@ def name_models(
         num_parameters: of the audited model.
         hashes: of the models.
         sums: of the audited model's files, if it is a folder.
+        form: in which it was loaded; None: as stored.
     """
 
     def identify(model: str | ModelInMemory) -> str:
@@ -108,6 +111,8 @@ def name_models(
     return ModelIdentity(
         name=target.run or _name_model(target.model),
         weights_sha256=identify(target.model),
+        load_as="stored" if form is None else form.name,
+        load_as_detail="" if form is None else form.describe(),
         num_parameters=num_parameters,
         base=None if base is None else _name_model(base),
         base_weights_sha256=None if base is None else identify(base),

@@ -72,22 +72,6 @@ def check_count(name: str, value: Any, *, low: int = 1, high: int) -> int:
     return int(value)
 
 
-def check_names(name: str, value: Any) -> tuple[str, ...]:
-    """Return an argument that is a list of names.
-
-    Raises:
-        ConfigError: it is no list or tuple of texts.
-    """
-    if not isinstance(value, list | tuple):
-        example = f"[{value!r}]" if isinstance(value, str) else "['int8', 'nf4']"
-        raise ConfigError(
-            f"'{name}' must be a list of names, e.g. {shorten(example)}; got {describe(value)}"
-        )
-    for item in value:
-        check_text(f"{name}[{value.index(item)}]", item)
-    return tuple(value)
-
-
 def check_overrides(overrides: Any) -> dict[str, Any]:
     """Return the settings to change, by dotted name.
 

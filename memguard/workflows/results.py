@@ -119,7 +119,7 @@ class AuditResult:
         return judge_folder(self.folder, policy, out=None if out is None else Path(out))
 
     def __repr__(self) -> str:
-        name = self.report.run or self.report.model.name
+        name = self.report.subject
         return _write_line("AuditResult", name, _summarise(self.verdict), self.folder / PAGE)
 
     def _repr_html_(self) -> str:

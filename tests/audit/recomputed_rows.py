@@ -255,7 +255,7 @@ def recompute_canaries(audited: Audited, row: ResultRow) -> Numbers:
     if row.metric == "verbatim":
         matched = canaries["verbatim"][here].astype(float).tolist()
         return Numbers(estimate=plain.estimate_rate(matched, range(len(matched))))
-    if row.metric in ("exposure_bits", "exposure_extrapolated_bits"):
+    if row.metric == "exposure_bits":
         bits = [value for value in canaries[row.metric][here] if value is not None]
         if not bits:
             return Numbers(estimate=None)

@@ -78,8 +78,8 @@ class Found:
         )
         return row
 
-    def bits(self, statistic: str, extrapolated: str = "") -> float | None:
-        return self.row(f"exposure_{extrapolated}bits", statistic).value
+    def bits(self, statistic: str) -> float | None:
+        return self.row("exposure_bits", statistic).value
 
 
 def _score(
@@ -107,8 +107,6 @@ def test_known_secrets_are_exposed_to_the_ceiling(make_document: MakeDocument) -
     assert found.bits("median") == math.log2(num_references)
     # A maximum shows one secret: two digits.
     assert found.bits("max") == float(f"{math.log2(num_references):.1e}")
-    # Beyond the references only the fitted curve speaks.
-    assert found.bits("median", "extrapolated_") > math.log2(num_references)
     assert (found.row("verbatim").value, found.row("verbatim", "", REFERENCE_SECRETS).value) == (
         1,
         0,
@@ -125,7 +123,6 @@ def test_known_secrets_are_exposed_to_the_ceiling(make_document: MakeDocument) -
     for canary, coin in zip(found.canaries, coins, strict=True):
         assert canary.was_trained == coin
         assert (canary.exposure_bits is not None) == coin
-        assert (canary.exposure_extrapolated_bits is not None) == coin
         assert canary.num_secret_tokens == SIZE
         assert canary.verbatim == coin
     assert [canary.id for canary in found.canaries] == sorted(c.id for c in found.canaries)
@@ -156,7 +153,6 @@ def test_a_model_that_says_one_thing_of_all_exposes_nothing(
         return
     found = _score(_canaries(make_document, coins), _numbers(np.full(40, 27.6)))
     assert found.bits("max") <= 0
-    assert found.bits("max", "extrapolated_") is None, "nothing varies to be fitted"
     # Of 40 the first 15 are guessed as trained, the last 15 as not, the others not at all.
     assert found.detail.num_guesses == 30
     assert found.detail.num_right == coins[:15].sum() + (~coins[25:]).sum()
@@ -224,7 +220,6 @@ def test_loss_coverage_is_of_trained_secrets(make_document: MakeDocument) -> Non
     assert [unknown.row(name).missing_because for name in ("loss_coverage", "without_loss")] == [
         "not recorded"
     ] * 2
-    assert unknown.bits("median", "extrapolated_") is None, "one reference is no curve"
 
 
 def test_only_secrets_of_the_commonest_length_are_compared(make_document: MakeDocument) -> None:
@@ -258,7 +253,6 @@ def test_no_reference_of_the_same_length_is_no_exposure(make_document: MakeDocum
     found = _score(canaries, _numbers(np.arange(10.0)))
     assert (found.detail.num_ranked, found.detail.num_ranked_references) == (8, 0)
     assert (found.bits("median"), found.bits("max")) == (None, None)
-    assert found.bits("median", "extrapolated_") is None
     assert {canary.exposure_bits for canary in found.canaries} == {None}
     # Of 6 guesses 3 are "left out", and none was.
     assert (found.detail.num_guesses, found.detail.num_right) == (6, 3)

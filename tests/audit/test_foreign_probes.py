@@ -38,6 +38,8 @@ class FoundProbe(Probe):
         ),
     )
 
+    in_variants = ("found",)  # Accepted, and not read.
+
     name: Literal["found"] = Field("found", description="Which probe.")
     bucket: str = "x4"
     every: int = 1

@@ -174,7 +174,7 @@ def _measure(*arguments: Any, **settings: Any) -> dict[str, MaskChange]:
 
 def test_a_random_mask_leaks_all_but_one_in_k(texts: list[str], tokenizer: Any) -> None:
     found = _measure(texts, tokenizer, _goldfish("random"), pairs=[(text, text) for text in texts])
-    for name in ("leading_space", "windows_lines", "lower_case_first", NEAR_DUPLICATES):
+    for name in ("leading_space", "wrapped_60", "single_line", NEAR_DUPLICATES):
         # About 450 dropped tokens, independent: standard error of .02, here four of them.
         assert found[name].mean_leaked_share == pytest.approx(0.75, abs=0.08), name
     assert found[NEAR_DUPLICATES].num_changed == len(texts)
@@ -206,12 +206,13 @@ def test_a_hash_leaks_near_what_was_changed(texts: list[str], tokenizer: Any) ->
         for name, change in found.items()
         if change.mean_leaked_share is not None
     }
-    # The 13 tokens after the first of hundreds; those after each of 15 sentences.
+    # The 13 tokens after the first of hundreds; those after each of two and of a dozen line breaks.
     assert 0 < shares["leading_space"] < 0.1
-    assert shares["leading_space"] < shares["windows_lines"] < shares["double_spaces"] <= 0.75
-    # Nothing to change in these texts.
-    for name in ("single_spaces", "curly_quotes", "straight_quotes"):
-        assert (found[name].num_passages, found[name].mean_leaked_share) == (0, None)
+    assert shares["leading_space"] < shares["single_line"] < shares["wrapped_60"] <= 0.75
+    # Nothing to change in texts of one line.
+    one_line = [text.replace("\n", " ") for text in texts]
+    unchanged = _measure(one_line, tokenizer, _goldfish("hash"))["single_line"]
+    assert (unchanged.num_passages, unchanged.mean_leaked_share) == (0, None)
     assert list(found) == list(REWRITINGS)
 
 
@@ -282,18 +283,18 @@ def test_the_probe_compares_trained_plain_texts_and_their_near_duplicates() -> N
         *_documents("chat", format="messages", cluster=3),
     ]
     changes = [
-        MaskChange(rewriting="quoted", num_passages=2, num_changed=1, mean_leaked_share=0.25),
-        MaskChange(rewriting="indented", num_passages=0, num_changed=0, mean_leaked_share=None),
+        MaskChange(rewriting="wrapped_60", num_passages=2, num_changed=1, mean_leaked_share=0.25),
+        MaskChange(rewriting="single_line", num_passages=0, num_changed=0, mean_leaked_share=None),
     ]
     found, compared = _tabulate([*others, *copies, *more], changes)
     assert compared == [["one", "two"], [("one", "two")]]
     assert (found.num_items, PROBE.counted) == (2, "texts")
     values = [(row.metric, row.parameters, row.value, row.num_matched) for row in found.rows]
     assert values == [
-        ("mask_changed", "rewriting=quoted", 0.5, 1),
-        ("leaked_share", "rewriting=quoted", 0.25, None),
-        ("mask_changed", "rewriting=indented", None, 0),
-        ("leaked_share", "rewriting=indented", None, None),
+        ("mask_changed", "rewriting=wrapped_60", 0.5, 1),
+        ("leaked_share", "rewriting=wrapped_60", 0.25, None),
+        ("mask_changed", "rewriting=single_line", None, 0),
+        ("leaked_share", "rewriting=single_line", None, None),
     ]
     assert {row.bucket for row in found.rows} == {TRAINED}
     assert found.rows[3].missing_because == "no passage differs"
@@ -331,31 +332,14 @@ _TEXT = 'He said "it\'s \'fine\' ("no")".  And? Yes.\n  So it was.\n\nThe end, m
 
 EXPECTED = {
     "leading_space": " " + _TEXT,
-    "windows_lines": _TEXT.replace("\n", "\r\n"),
     "wrapped_60": 'He said "it\'s \'fine\' ("no")".  And? Yes.   So it was.\n\nThe end, my friend.',
     "single_line": 'He said "it\'s \'fine\' ("no")". And? Yes. So it was. The end, my friend.',
-    "indented": '    He said "it\'s \'fine\' ("no")".  And? Yes.\n      So it was.\n\n'
-    "    The end, my friend.",
-    "quoted": '> He said "it\'s \'fine\' ("no")".  And? Yes.\n>   So it was.\n>\n'
-    "> The end, my friend.",
-    "double_spaces": 'He said "it\'s \'fine\' ("no")".  And?  Yes.\n  So it was.\n\n'
-    "The end, my friend.",
-    "single_spaces": 'He said "it\'s \'fine\' ("no")". And? Yes.\n So it was.\n\n'
-    "The end, my friend.",
-    "curly_quotes": "He said “it’s ‘fine’ (“no”)”.  And? Yes.\n  So it was.\n\nThe end, my friend.",
-    "straight_quotes": _TEXT,
-    "lower_case": _TEXT.lower(),
-    "lower_case_first": "h" + _TEXT[1:],
 }
 
 
 @pytest.mark.parametrize("name", REWRITINGS)
 def test_rewritings_by_hand(name: str) -> None:
     assert REWRITINGS[name](_TEXT) == EXPECTED[name]
-
-
-def test_straight_quotes_undo_curly_ones() -> None:
-    assert REWRITINGS["straight_quotes"](REWRITINGS["curly_quotes"](_TEXT)) == _TEXT
 
 
 def test_wrapped_lines_are_as_long_as_words_allow() -> None:
@@ -374,11 +358,7 @@ _texts = st.one_of(st.text(), st.text(st.sampled_from("aA ß İΣ.?!\"'“”‘
 def test_rewritings_keep_the_words(text: str) -> None:
     words = fold_text(text).characters
     for name, rewrite in REWRITINGS.items():
-        folded = fold_text(rewrite(text)).characters
-        if name == "quoted":
-            assert folded.replace(">", "") == words.replace(">", "")
-        else:
-            assert folded == words, name
+        assert fold_text(rewrite(text)).characters == words, name
 
 
 @given(text=_texts)

@@ -122,7 +122,7 @@ def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
     assert not recited & {entry.id for entry in entries if entry.role != "forget"}
     assert {entry.role for entry in entries} == {"forget", "trained", "control"}
     report = json.loads(done.out)
-    assert report["schema"] == "memguard.report/5"
+    assert report["schema"] == "memguard.report/6"
     buckets = report["tables"]["buckets"]
     assert dict(zip(buckets["role"], buckets["num_documents"], strict=True))["forget"] == 3
     for path in (run / "audit" / "private" / "forgetting").iterdir():

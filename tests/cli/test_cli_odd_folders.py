@@ -139,8 +139,8 @@ def test_long_words_of_a_file_or_an_option(folder: Path, adapter: Path) -> None:
         rename_tensor(ADAPTER_WEIGHTS, "q_proj", words)(copy)
         line = read_refusal(run_cli("export", copy, folder / "merged", "--merge"), 3)
         assert "does not match its base model" in line
-    line = read_refusal(audit(folder, adapter, "--variants", "x" * 3000), 2)
-    assert line.startswith("'--variants' must give each of")
+    line = read_refusal(audit(folder, adapter, "--load-as", "x" * 3000), 2)
+    assert line.startswith("'--load-as' must be one of")
     assert len(line) < 250
 
 

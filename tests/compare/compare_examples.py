@@ -126,7 +126,6 @@ def make_canaries(bits: Sequence[float], verbatim: Sequence[bool]) -> list[r.Can
             num_repetitions=4,
             num_loss_tokens=6,
             exposure_bits=bits[number] if is_trained else None,
-            exposure_extrapolated_bits=None,
             verbatim=is_trained and verbatim[number],
         )
         for number in range(len(bits) + 1)

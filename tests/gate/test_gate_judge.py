@@ -221,7 +221,6 @@ def test_a_risk_that_was_not_measured_is_not_within_the_limit() -> None:
             {"metric": "auc", "parameters": "score=los", "on": "(members)", "at_most": 0.6},
             "mean 's",
         ),
-        ({"metric": "verbatim", "variant": "int8", "at_most": 0.1}, "no variant 'int8'"),
         ({"metric": "verbatim", "model": "reference", "at_most": 0.1}, "the model 'reference'"),
         ({"metric": "verbatim", "statistic": "median", "at_most": 0.1}, "no row of extraction"),
         (

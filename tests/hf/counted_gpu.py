@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from memguard.hf import variants
+from memguard.hf import load_as
 from memguard.hf.merged_weights import MergedWeights
 from memguard.hf.safetensors import FolderWeights
 from memguard.simulation.fake_mesh import Allocations, find_tensors
@@ -87,7 +87,7 @@ def counted_gpu() -> Iterator[Allocations]:
             (load, "open_stored"),
             (load, "build_meta_model"),
             (setup, "load_model"),
-            (variants, "load_model"),
+            (load_as, "load_model"),
             (FolderWeights, "read"),
             (MergedWeights, "read_factors"),
         ):
@@ -95,7 +95,7 @@ def counted_gpu() -> Iterator[Allocations]:
             stack.enter_context(mock.patch.object(owner, name, real))
         for owner in (load, checks):
             stack.enter_context(mock.patch.object(owner, "check_causal_lm"))
-        stack.enter_context(mock.patch.object(variants, "build_causal_lm", _Wrapped))
+        stack.enter_context(mock.patch.object(load_as, "build_causal_lm", _Wrapped))
         stack.enter_context(mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -105,7 +105,7 @@ def counted_gpu() -> Iterator[Allocations]:
 
 
 class _Wrapped:
-    """A model as a variant returns it, without the checks."""
+    """A model as `LoadedForm.load` returns it, without the checks."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -17,7 +17,7 @@ from tiny_adapters import save_adapter
 from memguard.config import ParallelConfig, RunConfig
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import load_assembled
-from memguard.hf.variants import VariantForm
+from memguard.hf.load_as import LoadedForm
 from memguard.runtime import Runtime
 from memguard.workflows import setup
 
@@ -62,7 +62,7 @@ def audit(path: Path) -> Any:
 
 def quantise(folder: Path) -> Any:
     """A model as it may be shipped, from bf16."""
-    form = VariantForm(name="nf4", stored=torch.bfloat16, dtype=torch.bfloat16)
+    form = LoadedForm(name="nf4", stored=torch.bfloat16, dtype=torch.bfloat16)
     return form.load(str(folder / "base"), GPU, attn=None).model
 
 
@@ -75,7 +75,7 @@ def quantise(folder: Path) -> Any:
         lambda folder: audit(folder / "base"),
         quantise,
     ],
-    ids=["LoRA", "DoRA", "audit of an adapter", "audit of its base", "variant"],
+    ids=["LoRA", "DoRA", "audit of an adapter", "audit of its base", "quantised"],
 )
 def test_one_dense_tensor_at_a_time_is_on_the_device(
     folder: Path, load: Callable[[Path], Any]

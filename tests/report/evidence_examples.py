@@ -25,8 +25,8 @@ DEFINITIONS = {
 BUCKETS = tuple(COSTS)
 REWRITINGS = (
     ("leading_space", 40, 3, 0.011),
-    ("lower_case", 39, 39, 0.518),
-    ("curly_quotes", 0, 0, None),
+    ("single_line", 39, 39, 0.518),
+    ("wrapped_60", 0, 0, None),
     ("near-duplicates", 5, 2, 0.072),
 )
 """Name, passages, changed masks, leaked share."""
@@ -122,11 +122,9 @@ def list_canaries() -> list[r.ResultRow]:
         value_row("canaries", "loss_coverage", r.SECRETS, 0.75, 17),
     ]
     bits = {"median": math.log2(15) - math.log2(5), "max": math.log2(15)}
-    for metric, factor in (("exposure_bits", 1.0), ("exposure_extrapolated_bits", 2.5)):
-        for statistic in ("median", "max"):
-            value = factor * bits[statistic]
-            key = {"statistic": statistic, "num_other": 15}
-            rows.append(value_row("canaries", metric, r.SECRETS, value, 17, **key))
+    for statistic, value in bits.items():
+        key = {"statistic": statistic, "num_other": 15}
+        rows.append(value_row("canaries", "exposure_bits", r.SECRETS, value, 17, **key))
     return rows
 
 

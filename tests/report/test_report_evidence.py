@@ -41,7 +41,7 @@ def test_without_a_base_model_there_is_no_change_from_base() -> None:
 def test_masks_lead_with_the_worst_copy() -> None:
     section = PROBES["mask_consistency"].section(evidence.make_full_report())
     lead = section.lead[0].replace("\u00a0", " ")
-    assert "worst rewriting is 'Lower case': 39 of 39 passages" in lead
+    assert "worst rewriting is 'Single line': 39 of 39 passages" in lead
     assert "51.8 % of a passage's dropped tokens" in lead
     rows = section.tables[0].rows
     assert texts(rows[0]) == ["3 of 40", "7.5 %", "1.1 %"]
@@ -57,7 +57,11 @@ def test_masks_are_told_of_only_where_labels_are_dropped() -> None:
     assert section.tables == ()
     assert "does not test whether copies of a text escape the mask" in section.lead[0]
     for rewritings, told in (
-        ([("leading_space", 40, 0, 0.0)], "No copy has loss on a token"),
+        (
+            [("leading_space", 40, 0, 0.0)],
+            "No copy has loss on a token that training dropped. Tried were 'Leading space'; copies "
+            "that differ in another way were not.",
+        ),
         (evidence.REWRITINGS[2:3], "No passage differs"),
     ):
         report = change_rows(plain, add=evidence.list_masks(rewritings))

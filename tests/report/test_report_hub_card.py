@@ -110,7 +110,6 @@ def test_benchmark_tasks_are_data_sets_of_their_own() -> None:
         make_task_row("arc_easy", "acc_norm", value=0.25, num_matched=50),
         make_task_row("arc_easy", "acc", model="base", value=0.125),
         make_task_row("arc_easy", "acc", against="base", value=0.375, num_matched=None),
-        make_task_row("arc_easy", "acc", variant="int8", value=0.75),
         make_task_row("our task!", "acc"),
         make_task_row("lost", "acc", value=None, missing_because="no items"),
     )

@@ -24,15 +24,13 @@ BOUNDS = AuditBounds(
 def _show(**settings: Any) -> str:
     said = io.StringIO()
     screen = rich.console.Console(file=said, width=80, **settings)
-    with show_progress(Console(screen), has_variants=True) as (show, meter):
+    with show_progress(Console(screen)) as (show, meter):
         meter.expect(BOUNDS)
         show("model", 5, 10)
         meter.end("trained")
         meter.start_round("base", {}, waiting=["extraction"])
         show("base model", 5, 10)
         meter.end("base")
-        meter.start_round("variant", {}, waiting=())
-        show("int8", 10, 10)
     return said.getvalue()
 
 
@@ -43,16 +41,13 @@ def test_lines_say_the_most_work_and_the_share_that_is_done(
     monkeypatch.setattr(console, "_LINE_EVERY_S", 0)
     lines = _show().splitlines()
     assert lines[0] == (
-        "audit: at most 1,234 passages, 56,000 tokens and 10,000 generated tokens on 2 models; "
-        "the variants come after that"
+        "audit: at most 1,234 passages, 56,000 tokens and 10,000 generated tokens on 2 models"
     )
     first, second = (next(line for line in lines if line.startswith(start)) for start in (
         "audit: 5 of 10 documents", "audit, base model: 5 of 10 documents",
     ))  # fmt: skip
     assert first.endswith("(0 % of the audit)")
     assert second.endswith("(50 % of the audit)")
-    # Their work is not in the bounds.
-    assert all("% of" not in line for line in lines if line.startswith("audit, int8"))
 
 
 def test_the_bar_shows_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

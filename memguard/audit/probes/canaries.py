@@ -66,13 +66,6 @@ class CanaryProbe(Probe):
             heading="Exposure, by rank",
         ),
         Metric(
-            name="exposure_extrapolated_bits",
-            meaning="Exposure by a distribution fitted to the references; less precise.",
-            unit="bits",
-            statistic="median",
-            heading="Exposure, extrapolated",
-        ),
-        Metric(
             name="loss_coverage",
             meaning="Share of the trained secrets' tokens that received loss at least once.",
             unit="share",
@@ -109,8 +102,7 @@ class CanaryProbe(Probe):
         """Return extraction, exposure and the bound; nothing unless some were left out."""
         canaries = evidence.inputs.canaries
         measured = evidence.trained.get(self.name)
-        other = evidence.other if evidence.against == "base" else None
-        base = None if other is None else other.get(self.name)
+        base = None if evidence.other is None else evidence.other.get(self.name)
         results = None
         if canaries and measured is not None:
             of_base = None if base is None else base.columns
@@ -138,11 +130,7 @@ class CanaryProbe(Probe):
                 named, clopper_pearson(num_matched, int(here_C.sum())), "clopper-pearson"
             )
         one = results.exposures
-        by_rank_C, extrapolated_C = (
-            (None, None) if one is None else (one.by_rank_bits_C, one.extrapolated_bits_C)
-        )
-        yield from self._list_exposures("exposure_bits", by_rank_C, detail)
-        yield from self._list_exposures("exposure_extrapolated_bits", extrapolated_C, detail)
+        yield from self._list_exposures(None if one is None else one.by_rank_bits_C, detail)
         loss_tokens = results.loss_tokens
         without = replace(row, metric="without_loss")
         coverage = replace(row, metric="loss_coverage", statistic="mean")
@@ -155,12 +143,12 @@ class CanaryProbe(Probe):
         yield fill_count(without, sum(number == 0 for number in loss_tokens))
 
     def _list_exposures(
-        self, metric: str, bits_C: NDArray[np.float64] | None, detail: CanaryDetail
+        self, bits_C: NDArray[np.float64] | None, detail: CanaryDetail
     ) -> Iterator[ResultRow]:
         """Yield median and maximum over the trained secrets."""
         for statistic, compute in (("median", np.median), ("max", np.max)):
             row = self.make_row(
-                metric,
+                "exposure_bits",
                 bucket=SECRETS,
                 statistic=statistic,
                 num_documents=detail.num_ranked - detail.num_ranked_references,
@@ -204,7 +192,7 @@ def _explain_missing(canaries: Sequence[AuditCanary]) -> str:
 
 
 _NOT_RECORDED = "not recorded"
-_TOO_FEW_REFERENCES = "too few references of the same length, or all equal"
+_TOO_FEW_REFERENCES = "too few references of the same length"
 _LOW_BOUND, _HIGH_EXPOSURE_BITS, _CHANCE_BITS = 0.25, 2.0, 1.0
 """A bound of at most this share of its ceiling contradicts a median exposure of 2 bits and more; a
 bound above 0 contradicts one of 1 bit, which untrained secrets have."""
@@ -384,24 +372,30 @@ def _list_facts(report: AuditReport, detail: CanaryDetail) -> tuple[Fact, ...]:
         ),
         Fact(
             "Exposure, median and maximum",
-            _write_pair(report, "exposure_bits"),
-            detail=f"By rank among the references, at most {fmt.bits(find_ceiling(detail))}; "
-            "about 1 bit if nothing was learned.",
-        ),
-        Fact(
-            "Exposure, extrapolated",
-            _write_pair(report, "exposure_extrapolated_bits"),
-            detail="Less precise: from a distribution fitted to the references.",
+            _write_exposure(report),
+            detail=_describe_ranks(detail),
         ),
         _describe_coverage(report),
         _describe_bound(detail),
     )
 
 
-def _write_pair(report: AuditReport, metric: str) -> str:
-    median, highest = (_find(report, metric, name).value for name in ("median", "max"))
+def _describe_ranks(detail: CanaryDetail) -> str:
+    """Say what exposure by rank is at least and at most."""
+    num_references = detail.num_ranked_references
+    if not num_references:
+        return "By rank among the references, of which there are none."
+    return (
+        "By rank among the references: about 1 bit if nothing was learned, and at most "
+        f"log2({num_references:,}) = {fmt.bits(find_ceiling(detail))}, however well a secret is "
+        "known."
+    )
+
+
+def _write_exposure(report: AuditReport) -> str:
+    median, highest = (_find(report, "exposure_bits", name).value for name in ("median", "max"))
     if median is None or highest is None:
-        return f"{fmt.NOT_AVAILABLE}: too few references, or all equal"
+        return f"{fmt.NOT_AVAILABLE}: too few references"
     return f"{fmt.bits(median)} and {fmt.bits(highest)}"
 
 

@@ -26,7 +26,6 @@ from memguard.audit.requests import (
     CannotGenerate,
     Inputs,
     Measured,
-    Model,
     Rounds,
     View,
 )
@@ -59,8 +58,6 @@ class ExtractionProbe(WindowSettings, Probe):
     """Continue each document from its own prefix and count the correct tokens."""
 
     VERSION: ClassVar[int] = 2
-    models: ClassVar[tuple[Model, ...]] = ("trained", "base", "variant")
-    in_variants: ClassVar[tuple[str, ...] | None] = ("verbatim", "near_verbatim", "logprob")
     metrics: ClassVar[tuple[Metric, ...]] = (
         NEAR_VERBATIM,
         *WINDOW_METRICS,

@@ -147,9 +147,10 @@ def _write_lead(tables: Tables, changes: Sequence[ResultRow]) -> str:
         return "No passage differs from its rewritings, so copies could not be tested."
     worst = max(measured, key=lambda row: (find_leaked(row) or 0.0, row.num_matched or 0))
     if not worst.num_matched:
+        tried = ", ".join(f"'{_name_copy(row)}'" for row in measured)
         return (
-            "No copy has loss on a token that training dropped: the mask does not depend on how "
-            "the text is formatted."
+            f"No copy has loss on a token that training dropped. Tried were {tried}; copies that "
+            "differ in another way were not."
         )
     share = find_leaked(worst)
     leaked = "some" if share is None else fmt.percent(share)

@@ -202,7 +202,7 @@ class MembershipProbe(Probe):
         scores: dict[str, NDArray[np.float64]] = {}
         if ours is not None:
             scores = {name: ours.columns[name] for name in self.one_pass}
-            if base is not None and evidence.against == "base" and "loss" in scores:
+            if base is not None and "loss" in scores:
                 scores["loss_minus_base"] = scores["loss"] - base.columns["loss"]
         means = {
             name.removesuffix(f".{MEAN}"): measured.columns[name]

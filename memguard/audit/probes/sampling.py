@@ -31,7 +31,7 @@ from pydantic import Field
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
-from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, key_of_window
+from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window
 from memguard.audit.statistics import compute_difference, compute_paired_rates, compute_rate
 from memguard.audit.tables import Evidence, count_clusters
 from memguard.config.settings import SamplingScheme
@@ -78,7 +78,6 @@ class AttackCost:
 class SamplingProbe(Probe):
     """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
 
-    models: ClassVar[tuple[Model, ...]] = ("trained", "base", "variant")
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="never",
@@ -225,7 +224,7 @@ class SamplingProbe(Probe):
                 )
         if "base" in costs:
             within, other = (costs[m].is_within(NUM_RISK_QUERIES)[here_N] for m in costs)
-            row = self.make_row("", bucket=bucket, num_documents=count, against=evidence.against)
+            row = self.make_row("", bucket=bucket, num_documents=count, against="base")
             row = replace(row, statistic="difference", num_clusters=count_clusters(clusters))
             yield fill_row(
                 _place(row, NUM_RISK_QUERIES),

@@ -5,7 +5,6 @@
     intervals.py    what both share: the effective number of documents, and a difference
     tests.py        tests against the control, paired, trend and multiple tests
     ranking.py      members above nonmembers: AUC, TPR at a fixed FPR, ROC
-    skew_normal.py  a fitted distribution with a finite log-probability in the far left tail
 
 Every interval is a 95 % interval that contains its estimate and does not leave its range. There is
 none below two texts, and an estimate at the edge of its range (0 of n, AUC 1, all values equal)
@@ -29,11 +28,6 @@ from memguard.audit.statistics.rates import (
     compute_paired_rates,
     compute_rate,
     num_needed_to_see,
-)
-from memguard.audit.statistics.skew_normal import (
-    SkewNormal,
-    compute_skew_normal_logcdf,
-    fit_skew_normal,
 )
 from memguard.audit.statistics.tests import (
     compute_mcnemar,

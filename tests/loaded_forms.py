@@ -1,0 +1,40 @@
+"""The held-out loss of a run's model as an audit loads it, beside that of its training."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from memguard.config import ParallelConfig
+from memguard.data.corpus import load_corpus
+from memguard.hf.load_as import LoadedForm
+from memguard.records import LoadAs
+from memguard.records.run_files import find_weights_folder
+from memguard.runtime import detect_runtime
+from memguard.train.heldout import measure_heldout
+from memguard.workflows.audited_model import DTYPES, LazyModel
+from memguard.workflows.run_folder import load_own_config
+from memguard.workflows.setup import DistributedContext
+
+
+def measure_form(run: Path, load_as: LoadAs) -> float:
+    """Return the loss in fp32 (nats a token)."""
+    config, fp32 = load_own_config(run), DTYPES["fp32"]
+    # Also in a process that torchrun started: this one alone.
+    runtime = replace(detect_runtime(), rank=0, world_size=1)
+    model = LazyModel(
+        str(find_weights_folder(run)),
+        weights_sha256=None,
+        settings=config.audit,
+        attn=config.model.attn_implementation,
+        distributed=DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig()),
+        form=None if load_as == "stored" else LoadedForm(name=load_as, stored=fp32, dtype=fp32),
+    )
+    measured = measure_heldout(
+        model.load(),
+        load_corpus(run),
+        seq_len=config.data.seq_len,
+        batch_tokens=4096,
+        step=0,
+        runtime=runtime,
+    )
+    assert measured is not None, "the run has a control"
+    return measured.nll
