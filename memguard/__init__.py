@@ -6,7 +6,7 @@ Layers, from the top; each imports only those below it (checked by import-linter
     cli                           arguments, text and exit codes of the commands
     api | integrations            the commands as Python functions | memguard in other programs
     workflows                     one function for each command
-    compare | report | planner | simulation   comparisons | pages | memory and time | fake meshes
+    compare | report | planner    comparisons | pages | memory and time
     audit | train | hf            measurement | engine | Hugging Face folders in and out
     model                         a causal LM as hidden states, losses, scores and next tokens
     data | mitigation | parallel  documents and batches | loss terms | the 4D algorithm

@@ -3,6 +3,7 @@
 python scripts/families.py                         every model type of transformers; half an hour
 python scripts/families.py llama gpt2              these
 python scripts/families.py --jobs 2 --json out.json
+python scripts/families.py --groups                 which meshes each type can use, without training
 
 A tiny random model of each type trains two steps on four CPU processes and, independently, in
 plain transformers on one, both in float64, on the same rows with goldfish loss. Rows hold several
@@ -35,11 +36,12 @@ from torch import distributed as dist
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parallel")]
 
+from family_groups import list_lines, list_model_types, survey_families  # noqa: E402
 from parity import Case, case_of, compare  # noqa: E402
 from ranks import RankPool  # noqa: E402
 from tiny_families import build  # noqa: E402
 
-from memguard.errors import ModelError  # noqa: E402
+from memguard.errors import ConfigError, ModelError  # noqa: E402
 from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer  # noqa: E402
 from memguard.hf.export import export_sharded  # noqa: E402
 from memguard.hf.safetensors import ModuleWeights  # noqa: E402
@@ -190,11 +192,15 @@ def main() -> int:
         default="none",
         help="what backward recomputes; over x, inputs of blocks are then stored in parts",
     )
+    parser.add_argument(
+        "--groups", action="store_true", help="print which meshes each type can use; train nothing"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.disable_progress_bar()
-    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    families = arguments.families or sorted(names)
+    families = arguments.families or list_model_types()
+    if arguments.groups:
+        return print_groups(families, arguments.json)
     pool = RankPool()
     rows: list[Row] = []
     if arguments.json and arguments.json.exists():
@@ -214,6 +220,21 @@ def main() -> int:
     # Some types that only share storage have no checkpointing in transformers.
     is_whole = not arguments.families and arguments.checkpointing == "none"
     return judge(rows, is_whole=is_whole)
+
+
+def print_groups(families: list[str], json_path: Path | None) -> int:
+    """Print which meshes each type can use; return the exit code."""
+    try:
+        table = survey_families(
+            families, on_done=lambda name: print(name, file=sys.stderr, flush=True)
+        )
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print("\n".join(list_lines(table)))
+    if json_path:
+        json_path.write_text(table.model_dump_json(indent=1), encoding="utf-8")
+    return 0
 
 
 def format_table(rows: list[Row]) -> list[str]:

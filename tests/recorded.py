@@ -1,9 +1,9 @@
 """What a forward and a backward pass send, recorded without sending it."""
 
 import torch
+from fake_mesh import Calls, SentCollectives, observe
 
 from memguard.hf.assembly import ShardedLayer, allocate
-from memguard.simulation.fake_mesh import Calls, SentCollectives, observe
 
 
 def record_forward_backward(

@@ -87,8 +87,6 @@ def list_commands(*guides: str) -> list[tuple[str, ...]]:
 
 def is_large(command: tuple[str, ...]) -> bool:
     """Whether a command needs more processes than a test has, stands for others, or has a test."""
-    if command == ("doctor", "--models"):  # tests/workflows/test_workflows_families.py
-        return True
     # Documents of the user are counted with the tokenizer of the published model.
     is_published = len(command) > 1 and command[1].startswith("llama31-")
     return "--nproc" in command or "..." in command or is_published

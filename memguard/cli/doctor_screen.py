@@ -1,4 +1,4 @@
-"""Prints the results of `memguard doctor`: a diagnosis of the machine, or the table of families."""
+"""Prints the result of `memguard doctor`."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,8 @@ from rich.text import Text
 from memguard.cli.options import print_indented, print_title
 from memguard.planner.disk import format_bytes
 from memguard.workflows.backends import Backend, Check, State
-from memguard.workflows.capacity import SHAPES, Capacity
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS
 from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library
-from memguard.workflows.families import GROUPS, Families, Family, Group
 
 _SHORT: dict[State, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -24,13 +22,6 @@ _SHORT: dict[State, tuple[str, str]] = {
 }
 _NAME = 22
 """Width of the first column."""
-_TITLES: dict[Group, str] = {
-    "any mesh": "Any mesh, layers split over y and x",
-    "data and z": "Data and z, layers not split",
-    "one process": "One process",
-    "none": "Not at all",
-    "unknown": "Not known, as no default model can be built here",
-}
 
 
 def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
@@ -51,42 +42,10 @@ def render_diagnosis(diagnosis: Diagnosis, out: rich.console.Console) -> None:
     out.print()
     if not diagnosis.problems:
         out.print(Text("All that memguard needs works here.", style="green"))
-    _print_capacities(out, diagnosis.capacities)
     if diagnosis.problems:
         print_title(out, "Problems")
         for problem in diagnosis.problems:
             _print_line(out, Text(problem, style="red"))
-
-
-def _print_capacities(out: rich.console.Console, capacities: tuple[Capacity, ...]) -> None:
-    """Print what can be trained here, and what that estimate is worth."""
-    if not capacities:
-        return
-    first = capacities[0]
-    print_title(out, "What this machine can train, by estimate")
-    _print_rows(out, ((each.kind, _describe_capacity(each)) for each in capacities))
-    _print_line(
-        out,
-        Text(
-            f"Each line names the largest of {len(SHAPES)} published models whose step should fit: "
-            f"rows of {first.seq_len:,} tokens, one at a time, other settings as by default. "
-            "Nothing was trained or timed; other programs and a container's limit are not counted.",
-            style="dim",
-        ),
-    )
-    _print_line(out, Text("For your model: memguard plan --model PATH/config.json"))
-
-
-def _describe_capacity(capacity: Capacity) -> Text:
-    if capacity.model is None or capacity.needed_bytes is None or capacity.usable_bytes is None:
-        return Text(f"nothing: {capacity.reason}", style="yellow")
-    place = f" on each of {capacity.num_gpus} GPUs" if capacity.num_gpus > 1 else ""
-    memory = f"{format_bytes(capacity.needed_bytes)} of {format_bytes(capacity.usable_bytes)}"
-    text = Text.assemble("up to ", (capacity.model, "bold"), f", {memory}{place}")
-    if capacity.tokens_per_s is not None:
-        rounded = float(f"{capacity.tokens_per_s:.2g}")
-        text.append(f", about {rounded:,.0f} tokens/s" if rounded >= 1 else ", below 1 token/s")
-    return text
 
 
 def _print_line(out: rich.console.Console, text: Text) -> None:
@@ -176,68 +135,3 @@ def _list_reasons(checks: Iterable[Check]) -> list[str]:
         f"{operation} in {', '.join(dtypes)}: {state}: {reason}"
         for (operation, state, reason), dtypes in lines.items()
     ]
-
-
-# -- the table of families -----------------------------------------------------------------------
-
-
-def render_families(families: Families, out: rich.console.Console) -> None:
-    """Print the table of families, each group with its reasons."""
-    for group in GROUPS:
-        members = [family for family in families.families if family.group == group]
-        if not members:
-            continue
-        if group == "any mesh":
-            _print_any_mesh(out, members)
-        else:
-            out.print(Text(f"{_TITLES[group]} ({len(members)})", style="bold"))
-            _print_reasons(out, members)
-        out.print()
-    _print_conditions(out, families)
-    counts = ", ".join(f"{count} {group}" for group, count in families.counts.items() if count)
-    number = len(families.families)
-    types = f"{number} model type{'' if number == 1 else 's'}"
-    text = f"{types} of transformers {families.transformers}: {counts}"
-    out.print(Text(text), soft_wrap=not out.is_terminal)
-
-
-def _print_any_mesh(out: rich.console.Console, members: list[Family]) -> None:
-    out.print(Text(f"{_TITLES['any mesh']} ({len(members)})", style="bold"))
-    for is_compared, line in (
-        (True, "tests compare their numbers with those of one process:"),
-        (False, "split by transformers' plan or memguard's roles, but not compared:"),
-    ):
-        names = [member.model_type for member in members if member.is_compared is is_compared]
-        if names:
-            print_indented(out, Text(line, style="dim"))
-            _print_columns(out, [Text(name) for name in names])
-
-
-def _print_reasons(out: rich.console.Console, members: list[Family]) -> None:
-    if not out.is_terminal:
-        # Lines are not wrapped in a log.
-        for member in members:
-            line = f"  {member.model_type:<{_NAME + 3}}{member.reason or ''}"
-            out.print(Text(line), soft_wrap=True)
-        return
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for member in members:
-        table.add_row(member.model_type, Text(member.reason or "", style="dim"))
-    print_indented(out, table)
-
-
-def _print_conditions(out: rich.console.Console, families: Families) -> None:
-    """Print what checkpoints or runs must set, where the defaults do not."""
-    lines: dict[str, list[str]] = {}
-    for family in families.families:
-        if family.condition is not None:
-            lines.setdefault(family.condition, []).append(family.model_type)
-    if not lines:
-        return
-    out.print(Text("Only with these settings", style="bold"))
-    for condition, names in lines.items():
-        _print_line(out, Text(f"{condition}:"))
-        _print_line(out, Text(f"  {', '.join(names)}", style="dim"))
-    out.print()

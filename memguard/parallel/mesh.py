@@ -10,7 +10,7 @@ rank takes part in the creation of every group, thousands on large meshes. Axes 
 group of this rank alone. On GPUs the collectives over x and y, for which computation waits, run on
 streams of high priority; otherwise matmuls that overlap them could fill the GPU first.
 
-The same code runs over gloo on CPUs, NCCL on GPUs and a fake group in simulation.
+The same code runs over gloo on CPUs, NCCL on GPUs and a fake group in tests.
 """
 
 from collections.abc import Sequence

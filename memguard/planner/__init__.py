@@ -28,7 +28,7 @@
     configuration -> documents, tokenizer  -> the dry run                 no weights
 
 Memory is computed by formulas, which were compared with the engine on fake tensors
-(simulation/step.py) and with real training processes (scripts/bench/plan.py,
+(scripts/fake_step.py) and with real training processes (scripts/bench/plan.py,
 scripts/bench/memory_pools.py). Times are estimates with four constants that are fitted to published
 training runs, and compared with others (scripts/bench/published.py); nothing is measured here.
 """

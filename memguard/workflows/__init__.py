@@ -40,11 +40,9 @@ hub_files.py       which files go to the hub, and what in them names this machin
 list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
 plan_tasks.py      counts the benchmark tasks of a run before it is trained
-doctor.py          libraries, devices, collectives and capacity of this machine
-capacity.py        largest published models that should train on this machine
+doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports
 collective_checks.py  what one of these ranks runs
-families.py        tries every model type of transformers: which meshes it can use, and why
 dry_run.py         what a run will train on and what its audit can measure, without weights
 verify.py          compares a run's files with their recorded hashes
 requests.py        checks the arguments of other commands, and paths, before torch is imported

@@ -4,9 +4,8 @@
     devices      cores and memory; each GPU with its memory, capability and attention kernels, or
                  why torch cannot use the GPUs
     collectives  what gloo and NCCL really do, each compared with its exact result
-    capacity     the largest published models that the planner expects to train here
 
-The first three are tried, not assumed from a version; the last is an estimate.
+All of it is tried, not assumed from a version.
 """
 
 import importlib.metadata
@@ -26,7 +25,6 @@ from memguard.errors import MemguardError
 from memguard.records.record import Record
 from memguard.runtime.processes import explain_unusable_gpus
 from memguard.workflows.backends import LIMIT_S, Backend, check_backend, skip_backend
-from memguard.workflows.capacity import Capacity, Kind, list_capacities
 from memguard.workflows.collective_checks import say_first_line
 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -96,8 +94,6 @@ class Diagnosis(Record):
     """CUDA version of torch; null for a build for CPUs."""
     gpus: tuple[Gpu, ...]
     backends: tuple[Backend, ...]
-    capacities: tuple[Capacity, ...]
-    """What can be trained here, by the planner's estimate."""
     problems: tuple[str, ...]
     """What memguard needs and does not work."""
 
@@ -142,12 +138,6 @@ def diagnose(
         cuda=torch.version.cuda,
         gpus=gpus,
         backends=tuple(backends),
-        capacities=tuple(
-            list_capacities(
-                [(gpu.name, gpu.memory_bytes) for gpu in gpus],
-                missing=_find_missing_quantization(),
-            )
-        ),
         problems=tuple(_list_problems(libraries, unusable, gpus, backends)),
     )
 
@@ -179,13 +169,6 @@ def _list_extras() -> Iterator[Extra]:
             is_installed=all(library.is_ok for library in found),
             enables=enables,
         )
-
-
-def _find_missing_quantization() -> dict[Kind, str]:
-    """Return why this installation cannot train over a quantised base; empty if it can."""
-    if _find_library(Requirement("bitsandbytes")).is_ok:
-        return {}
-    return {"QLoRA": "without bitsandbytes; pip install 'memguard[quant]'"}
 
 
 def _find_library(requirement: Requirement) -> Library:

@@ -44,7 +44,7 @@ PRELOADED = [
     "transformers.integrations.tensor_parallel",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
-    "memguard.simulation.step",
+    "fake_step",
     "memguard.train.step",
     "memguard.hf.load",
 ]

@@ -57,7 +57,11 @@ from memguard.parallel.mesh_shape import MeshShape, nearest_meshes
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.machine import FRAGMENTATION_CPU
 from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.simulation.step import SimulatedStep, simulate_step
+
+# The folder above has them.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from fake_step import SimulatedStep, simulate_step
 
 NUM_STEPS = 3
 GIB = 2**30

@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from memguard.planner.step_settings import StepSettings
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
-from memguard.simulation.step import SimulatedStep
 from memguard.train.step import TrainStep
+
+if TYPE_CHECKING:
+    from fake_step import SimulatedStep
 
 BETAS, EPS, MAX_GRAD_NORM = (0.9, 0.95), 1e-8, 1.0
 # Tolerances of predicted against simulated memory: state is exact arithmetic, a peak is estimated.
@@ -247,7 +249,7 @@ def describe_step(train: TrainConfig, mesh: MeshShape, *, seq_len: int) -> StepS
 
 
 def pair_memory(
-    simulated: SimulatedStep, predicted: MemoryEstimate
+    simulated: "SimulatedStep", predicted: MemoryEstimate
 ) -> dict[str, tuple[int, int, float]]:
     """Return simulated and predicted bytes of each kind, and the relative tolerance."""
     return {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_mesh import simulated_mesh
 from ranks import RankPool
 from torch.distributed.tensor import DTensor
 
@@ -21,7 +22,6 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import rank_meshes
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
-from memguard.simulation.fake_mesh import simulated_mesh
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)

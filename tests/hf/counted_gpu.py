@@ -12,6 +12,7 @@ from unittest import mock
 
 import bitsandbytes.functional  # noqa: F401 - under fake tensors it cannot be imported.
 import torch
+from fake_mesh import Allocations, find_tensors
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -20,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from memguard.hf import load_as
 from memguard.hf.merged_weights import MergedWeights
 from memguard.hf.safetensors import FolderWeights
-from memguard.simulation.fake_mesh import Allocations, find_tensors
 from memguard.workflows import setup
 
 GPU = torch.device("cuda")

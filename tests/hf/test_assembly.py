@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_mesh import simulated_mesh
 from ranks import RankPool
 from tiny_families import build
 from torch.distributed.tensor import DTensor
@@ -18,7 +19,6 @@ from memguard.model.dropout import list_dropout
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.simulation.fake_mesh import simulated_mesh
 
 CPU = torch.device("cpu")
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_mesh import simulated_mesh
 from parity import OPTIM, make_batch, share
 from ranks import RankPool
 from test_collectives import draw
@@ -31,7 +32,6 @@ from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import Axis, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import Runtime
-from memguard.simulation.fake_mesh import simulated_mesh
 from memguard.train.step import TrainStep
 
 # Sums of squares of some dozen float64 numbers, in another order.

@@ -8,6 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from fake_mesh import simulated_mesh
 from parity import Case, Degrees, check
 from ranks import RankPool
 from tiny_families import build
@@ -29,7 +30,6 @@ from memguard.parallel.lora import (
 )
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.simulation.fake_mesh import simulated_mesh
 
 _UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
 _TIED = (("tie_word_embeddings", True), ("vocab_size", 131))

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from fake_mesh import Allocations, observe
 from torch import nn
 
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
 from memguard.parallel.nf4 import Nf4Linear, Nf4Weight, dequantise_nf4, quantise_nf4
-from memguard.simulation.fake_mesh import Allocations, observe
 
 # The 16 values of NormalFloat, arXiv 2305.14314, appendix E.
 VALUES = torch.tensor(

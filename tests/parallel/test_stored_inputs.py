@@ -11,6 +11,8 @@ from unittest import mock
 import parity
 import pytest
 import torch
+from fake_mesh import Allocations, observe, simulated_mesh
+from fake_step import _allocate
 from parity import Case, Degrees, Worst, case_of, check
 from ranks import RankPool
 from test_collectives import Operators
@@ -26,8 +28,6 @@ from memguard.parallel.mesh import Axis
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 from memguard.parallel.stored_inputs import cut_rows
-from memguard.simulation.fake_mesh import Allocations, observe, simulated_mesh
-from memguard.simulation.step import _allocate
 
 NUM_BLOCKS, FEATURES = 2, 32  # Of the tiny models.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
+from fake_step import SimulatedStep, simulate_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_models import MODEL
@@ -21,7 +22,6 @@ from memguard.planner.fit import count_parameters
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.parameters import block_unit, other_units
 from memguard.planner.step_settings import StepSettings
-from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 5 % at most, on these cases and some hundred others. What the estimate leaves out, and
 # what at sizes as small as these is not yet lost beside the rest: statistics of norms, losses token

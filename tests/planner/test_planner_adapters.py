@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_mesh import Calls
+from fake_step import SimulatedStep, simulate_step
 from planner_models import MODEL, TINY
 from published_sizes import LLAMA_8B
 from ranks import RankPool
@@ -28,8 +30,6 @@ from memguard.planner.meta_model import outline_model
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
 from memguard.planner.traffic import list_collectives
-from memguard.simulation.fake_mesh import Calls
-from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 7 % at most, 11 % too much on (1, 1, 1, 4). The estimate counts mask, keys and values as
 # the attention kernel that needs most has them, and the first block as the others, whose inputs

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_mesh import simulated_mesh
 from tiny_families import FAMILIES, LEAKING, MORE_FAMILIES, build
 
 from memguard.hf.assembly import Assembly, build_meta_layer
@@ -21,7 +22,6 @@ from memguard.planner.storage import (
     make_storage_mesh,
     rank_storage_meshes,
 )
-from memguard.simulation.fake_mesh import simulated_mesh
 
 _ALL = {**FAMILIES, **MORE_FAMILIES, **LEAKING}
 

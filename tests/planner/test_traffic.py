@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fake_mesh import Calls, simulated_mesh
+from fake_step import simulate_step
 from planner_models import sum_by_axis
 from published_sizes import LLAMA_405B as SIZES_405B
 from ranks import RankPool
@@ -21,8 +23,6 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.step_settings import StepSettings, stores_parts
 from memguard.planner.traffic import Collective, list_collectives
-from memguard.simulation.fake_mesh import Calls, simulated_mesh
-from memguard.simulation.step import simulate_step
 
 # Published configuration of meta-llama/Llama-3.1-405B, all widths, two of its 126 blocks.
 LLAMA_405B: dict[str, Any] = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from accelerate import init_empty_weights
+from fake_mesh import simulated_mesh
 from ranks import RankPool
 from tiny_families import FAMILIES
 
@@ -17,7 +18,6 @@ from memguard.parallel.linear import to_local
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.parameters import Unit, block_unit, other_units
-from memguard.simulation.fake_mesh import simulated_mesh
 
 _WHOLE = (2, 2, 2, 2)
 # Neither z nor x divides the 97 entries of the vocabulary; three ranks along z divide nothing.

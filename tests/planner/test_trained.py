@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import transformers
+from fake_mesh import Calls
+from fake_step import SimulatedStep, simulate_step
 from planner_models import MODEL
 from ranks import RankPool
 
@@ -18,8 +20,6 @@ from memguard.planner.memory import estimate_memory
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import AdapterSizes, StepSettings
 from memguard.planner.traffic import list_collectives
-from memguard.simulation.fake_mesh import Calls
-from memguard.simulation.step import SimulatedStep, simulate_step
 
 # Measured: 8 % at most. Blocks are counted as the one with most to train, and the first block that
 # backward reaches as the others, which weighs more where the rest of the step is small.

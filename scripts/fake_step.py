@@ -15,6 +15,13 @@ from unittest import mock
 
 import numpy as np
 import torch
+from fake_mesh import (
+    Allocations,
+    Calls,
+    SentCollectives,
+    observe,
+    simulated_mesh,
+)
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
@@ -29,13 +36,6 @@ from memguard.parallel.linear import to_local
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import Runtime
-from memguard.simulation.fake_mesh import (
-    Allocations,
-    Calls,
-    SentCollectives,
-    observe,
-    simulated_mesh,
-)
 from memguard.train.step import TrainStep
 
 _CPU = torch.device("cpu")

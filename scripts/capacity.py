@@ -1,23 +1,31 @@
 """The largest published model that the planner expects to fit in training on this machine.
 
+python scripts/capacity.py
+
     all weights   AdamW on every parameter
     LoRA          adapters on every linear layer
     QLoRA         the same over a base in NF4
 
-Formulas of the planner only: no model is built, and nothing is measured.
+Formulas of the planner only: no model is built, and nothing is measured. Rows are taken one at a
+time; other programs and a container's limit are not counted.
 """
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
+
 from memguard.config import RunConfig, apply_settings, validate
 from memguard.errors import ConfigError
 from memguard.parallel.model_sizes import ModelSizes
+from memguard.planner.disk import format_bytes
 from memguard.planner.fit import PlanInputs, count_parameters, rank_meshes
 from memguard.planner.machine import Machine, detect_machine
 from memguard.planner.step_settings import describe_work, limit_sizes
 from memguard.records.record import Record
+from memguard.runtime.processes import explain_unusable_gpus
 from memguard.workflows.requests import MODEL_ALONE
 
 _LORA = {"adapter.name": "lora", "adapter.r": 16}
@@ -154,3 +162,36 @@ def _find_largest(empty: Capacity, run: RunConfig, machine: Machine) -> Capacity
 
 def _describe_misfit() -> str:
     return f"not even {next(iter(SHAPES))} fits"
+
+
+def describe_capacity(capacity: Capacity) -> str:
+    """Return one line about a capacity."""
+    if capacity.model is None or capacity.needed_bytes is None or capacity.usable_bytes is None:
+        return f"nothing: {capacity.reason}"
+    place = f" on each of {capacity.num_gpus} GPUs" if capacity.num_gpus > 1 else ""
+    memory = f"{format_bytes(capacity.needed_bytes)} of {format_bytes(capacity.usable_bytes)}"
+    line = f"up to {capacity.model}, {memory}{place}"
+    if capacity.tokens_per_s is None:
+        return line
+    rounded = float(f"{capacity.tokens_per_s:.2g}")
+    return f"{line}, about {rounded:,.0f} tokens/s" if rounded >= 1 else f"{line}, below 1 token/s"
+
+
+def main() -> None:
+    """Print one line for each kind of training."""
+    usable = torch.cuda.is_available() and explain_unusable_gpus() is None
+    properties = [
+        torch.cuda.get_device_properties(index)
+        for index in range(torch.cuda.device_count() if usable else 0)
+    ]
+    missing: dict[Kind, str] = {}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        missing["QLoRA"] = "without bitsandbytes; pip install 'memguard[quant]'"
+    gpus = [(gpu.name, gpu.total_memory) for gpu in properties]
+    for capacity in list_capacities(gpus, missing=missing):
+        print(f"{capacity.kind:<12} {describe_capacity(capacity)}")
+    print("By estimate, one row at a time; for your model: memguard plan --model PATH/config.json")
+
+
+if __name__ == "__main__":
+    main()

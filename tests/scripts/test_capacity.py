@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from capacity import KINDS, SHAPES, Capacity, describe_capacity, list_capacities
 from published_sizes import CONFIG_FIELDS
 
 from memguard.config import RunConfig, apply_settings, validate
@@ -12,7 +13,6 @@ from memguard.planner.fit import PlanInputs, count_parameters
 from memguard.planner.machine import detect_machine
 from memguard.planner.plan import make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.workflows.capacity import KINDS, SHAPES, Capacity, list_capacities
 from memguard.workflows.requests import MODEL_ALONE
 
 GIB = 2**30
@@ -75,6 +75,8 @@ def test_nothing_is_claimed_where_nothing_is_known() -> None:
     missing: Any = {"QLoRA": "without bitsandbytes"}
     unknown = list(list_capacities([("A GPU of no file", 24 * GIB)], missing=missing))
     assert [each.tokens_per_s for each in unknown] == [None] * 3
+    assert describe_capacity(unknown[0]).startswith(f"up to {unknown[0].model}, ")
+    assert describe_capacity(unknown[2]) == "nothing: without bitsandbytes"
     assert [each.reason for each in unknown] == [None, None, "without bitsandbytes"]
     assert unknown[2].model is None
     # Hardly more memory than the driver takes, and less.

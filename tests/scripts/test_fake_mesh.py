@@ -4,6 +4,13 @@ from typing import Any
 
 import torch
 import transformers
+from fake_mesh import (
+    Allocations,
+    SentCollectives,
+    find_tensors,
+    observe,
+    simulated_mesh,
+)
 from ranks import RankPool
 from torch import Tensor
 from torch import distributed as dist
@@ -13,13 +20,6 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from memguard.parallel.collectives import all_gather, all_reduce, start_all_reduce, wait
 from memguard.parallel.mesh_shape import AXES, MeshShape
-from memguard.simulation.fake_mesh import (
-    Allocations,
-    SentCollectives,
-    find_tensors,
-    observe,
-    simulated_mesh,
-)
 
 
 class Names:

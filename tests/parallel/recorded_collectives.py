@@ -22,12 +22,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from fake_mesh import find_tensors
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from memguard.simulation.fake_mesh import find_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

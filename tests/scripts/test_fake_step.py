@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import transformers
 from accelerate import init_empty_weights
+from fake_step import SimulatedStep, simulate_step
 from ranks import RankPool
 from tiny_families import FAMILIES, LEAKING, MORE_FAMILIES
 
 from memguard.config import TrainConfig
 from memguard.errors import ConfigError, ModelError
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.simulation.step import SimulatedStep, simulate_step
 
 # A mesh would refuse its dropout before anything else.
 GPT2 = {"summary_first_dropout": 0}

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import family_groups as families
 import pytest
 import transformers
+from family_groups import GROUPS, list_lines, shorten_reason, survey_families
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ConfigError, ModelError
@@ -14,8 +16,6 @@ from memguard.hf.small_config import (
     reduce_config,
     set_no_dropout,
 )
-from memguard.workflows import families
-from memguard.workflows.families import GROUPS, shorten_reason, survey_families
 
 
 def test_each_group_has_the_families_that_belong_there() -> None:
@@ -53,6 +53,12 @@ def test_each_group_has_the_families_that_belong_there() -> None:
     assert found["llama"].condition is None
     assert table.counts == dict(zip(GROUPS, (4, 2, 0, 1, 1), strict=True))
     assert table.num_compared == 4
+    lines = list(list_lines(table))
+    assert lines[0] == "any mesh (4)"
+    assert lines[-1].endswith(": 4 any mesh, 2 data and z, 1 none, 1 unknown")
+    bloom = ["bloom", "no", "plan", "for", "tensor", "parallelism"]
+    assert bloom in [line.split() for line in lines]
+    assert any("only with is_decoder: true in config.json" in line for line in lines)
 
 
 def test_the_answer_is_that_of_the_functions_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Which meshes each causal language model of the installed transformers can use.
+"""Which meshes each causal language model of transformers can use, found without training.
+
+    python scripts/families.py --groups       prints this table
 
 A family is tried, not looked up: a model of its default configuration with few layers is built on
 the meta device, and sharded on meshes of 4 simulated ranks by the functions that training uses.
@@ -25,6 +27,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import transformers
+from fake_mesh import simulated_mesh
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ConfigError, ModelError
@@ -45,7 +48,6 @@ from memguard.parallel.hf_plan import plan_sharding
 from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import COMPARED_FAMILIES, ModelSizes
 from memguard.records.record import Record
-from memguard.simulation.fake_mesh import simulated_mesh
 
 Group = Literal["any mesh", "data and z", "one process", "none", "unknown"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -104,7 +106,7 @@ def check_model_types(names: Sequence[str]) -> None:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "leave out all names for a list"
             problems.append(
-                f"'--models' takes types of causal language models that transformers "
+                f"'--groups' takes types of causal language models that transformers "
                 f"{transformers.__version__} has; got {name!r}: {hint}"
             )
     if problems:
@@ -137,6 +139,20 @@ def survey_families(
         num_compared=sum(family.is_compared for family in families),
         families=tuple(families),
     )
+
+
+def list_lines(table: Families) -> Iterator[str]:
+    """Yield the table as text: each group with its types, and why they are not in the one above."""
+    for group in GROUPS:
+        members = [family for family in table.families if family.group == group]
+        if members:
+            yield f"{group} ({len(members)})"
+        for family in members:
+            why = "compared with one process by tests" if family.is_compared else family.reason
+            only = f"; only with {family.condition}" if family.condition else ""
+            yield f"  {family.model_type:<26}{why or 'not compared'}{only}"
+    counts = ", ".join(f"{count} {group}" for group, count in table.counts.items() if count)
+    yield f"{len(table.families)} model types of transformers {table.transformers}: {counts}"
 
 
 def try_family(model_type: str) -> Family:
