@@ -57,15 +57,12 @@ def render_dry_run(
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
     _print_first_row(out, result.first_row)
-    print_title(out, "Tokenizer")
-    _print_remarks(
-        out,
-        [*record.tokenizer, *record.remarks],
-        ["BOS", "EOS", "padding", "template", "unknown", "vocabulary", "lengths"],
-    )
+    if record.tokenizer:
+        print_title(out, "Mistakes in the tokens")
+        _print_remarks(out, record.tokenizer, ["BOS", "EOS", "labels", "vocabulary"])
     print_title(out, "Training")
     _print_facts(out, _describe_training(record, time))
-    _print_remarks(out, record.remarks, ["rows", "steps", "goldfish"])
+    _print_remarks(out, record.remarks, ["EOS", "rows", "steps", "goldfish"])
     print_title(out, "Disk")
     _print_facts(out, _describe_disk(record))
     _print_remarks(out, record.remarks, ["disk"])

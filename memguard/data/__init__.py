@@ -18,6 +18,7 @@
     identity_key.py  the key under which equal texts have equal hashes: found, made, refused
     run_identity.py  the key of one run: made for its first documents, then expected
     corpus.py        prepared documents on disk: token arrays and manifest
+    token_checks.py  mistakes in tokens that make training or audits silently wrong
     packing.py       packs pieces of documents into rows, best fit, and orders the rows
     loader.py        rows of a step as arrays; counts what was actually fed
     given.py         all documents that a run's settings name, and a hash of texts and settings

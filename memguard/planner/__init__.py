@@ -20,7 +20,6 @@
     meta_model.py      a model's shape, without its weights
     rows.py            steps, rows and tokens of a run; its first row, token by token
     reference_hash.py  windows that the published goldfish hash cannot distinguish
-    tokenizer_lint.py  unexpected effects of a tokenizer on the documents
     disk.py            disk space that a run needs, compared with the free space
     dry_run.py         record of all these
 

@@ -1,7 +1,6 @@
 """The record of a dry run: what a run will do, computed before any weight is loaded.
 
 reference_hash.py  windows that the published goldfish hash cannot distinguish
-tokenizer_lint.py  remarks on tokenizer, template and documents
 rows.py            steps, rows, tokens, labels; the first row, for the screen only: it has text
 disk.py            checkpoints and export against free disk
 
@@ -17,11 +16,8 @@ from memguard.records import Rate, Record, Role
 Topic = Literal[
     "BOS",
     "EOS",
-    "padding",
-    "template",
-    "unknown",
+    "labels",
     "vocabulary",
-    "lengths",
     "rows",
     "steps",
     "goldfish",
@@ -83,8 +79,6 @@ class LabelCounts(Record):
 
     num_rows: int
     """Rows counted."""
-    num_rows_without: int
-    """Of them, without any label that receives loss."""
     num_tokens: int
     num_supervised: int
     """Labels that would receive loss without any mitigation."""
@@ -177,7 +171,7 @@ class DryRun(Record):
     audit: AuditWork | None = None
     """null if `audit.enabled` is false."""
     tokenizer: tuple[Remark, ...]
-    """Remarks on tokenizer, template and documents."""
+    """Mistakes in the tokens of the documents (data/token_checks.py)."""
     remarks: tuple[Remark, ...]
     """All other remarks."""
 

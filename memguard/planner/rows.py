@@ -32,8 +32,6 @@ _MAX_CHARACTER_TOKENS = 4
 """UTF-8 spreads a character over at most four bytes; what goes on longer is not one."""
 COUNTED_ROWS = 256
 """Rows whose labels are built and counted."""
-_MUCH_PADDING = 0.2
-"""Share of padding from which on a warning is given."""
 
 
 def measure_length(
@@ -97,7 +95,7 @@ def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelC
     """
     lengths = count_row_tokens(loader)
     plain = without_mitigations(loader)
-    num_tokens = num_supervised = num_kept = num_eos_supervised = num_eos_kept = num_without = 0
+    num_tokens = num_supervised = num_kept = num_eos_supervised = num_eos_kept = 0
     num_counted = min(num_rows, COUNTED_ROWS)
     for sample in range(num_counted):
         labels = plain.batch([sample]).labels
@@ -105,13 +103,11 @@ def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelC
         num_tokens += int(lengths[loader.schedule[sample]])
         num_supervised += int((labels != IGNORE_LABEL).sum())
         num_kept += int(kept.sum())
-        num_without += not kept.any()
         if eos_id is not None:
             num_eos_supervised += int((labels == eos_id).sum())
             num_eos_kept += int(((labels == eos_id) & kept).sum())
     return LabelCounts(
         num_rows=num_counted,
-        num_rows_without=num_without,
         num_tokens=num_tokens,
         num_supervised=num_supervised,
         num_kept=num_kept,
@@ -120,34 +116,20 @@ def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelC
     )
 
 
-def remark_on_rows(
-    length: RunLength,
-    labels: LabelCounts,
-    document_tokens: Sequence[int],
-    *,
-    num_unreached: int,
-) -> list[Remark]:
-    """Return remarks on padding, rows without labels and missing steps.
+def remark_on_rows(length: RunLength, labels: LabelCounts, *, num_unreached: int) -> list[Remark]:
+    """Return remarks on rows of one document, missing steps and labels of EOS.
 
     Args:
         length: of the run.
         labels: of its first rows.
-        document_tokens: lengths of the documents that are trained.
         num_unreached: documents to be trained that are never fed whole.
     """
     remarks = []
-    share = length.num_padding_tokens / (length.num_tokens + length.num_padding_tokens)
     if length.share_rows is False:
+        share = length.num_padding_tokens / (length.num_tokens + length.num_padding_tokens)
         text = (
             "In this model documents of one row attend to each other, so each gets its own row: "
             f"{format_percent(share, 0)} of the positions are padding."
-        )
-        remarks.append(warn("rows", text))
-    elif share > _MUCH_PADDING:
-        text = (
-            f"{format_percent(share, 0)} of the positions are padding: another 'data.seq_len' may "
-            f"fit the documents better (median {round(np.median(document_tokens)):,}, longest "
-            f"{max(document_tokens):,} tokens)."
         )
         remarks.append(warn("rows", text))
     if length.share_rows is None:
@@ -156,12 +138,6 @@ def remark_on_rows(
             "attend to each other; rows are counted as if they do not."
         )
         remarks.append(note("rows", text))
-    if labels.num_rows_without:
-        text = (
-            f"{labels.num_rows_without:,} of the first {labels.num_rows:,} rows have no label that "
-            "receives loss: prompts longer than a row, cut into pieces; raise 'data.seq_len'."
-        )
-        remarks.append(warn("rows", text))
     if length.num_steps < length.num_scheduled_steps:
         text = (
             f"'train.max_steps' ends the run after {length.num_steps:,} of "

@@ -23,6 +23,7 @@ from memguard.data.documents import Decode, Document, document_text, load_docume
 from memguard.data.duplicates import WordGrams
 from memguard.data.identity_key import IdentityKey
 from memguard.data.tables import Table
+from memguard.data.token_checks import Tokens, check_vocabulary, find_audit_faults
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
@@ -107,7 +108,7 @@ def describe_checkpoint(
 
     Raises:
         DataError: no documents, or unusable ones.
-        ModelError: no usable checkpoint, base or tokenizer.
+        ModelError: no usable checkpoint, base or tokenizer, or ids beyond the embeddings.
     """
     assert request.model is not None, "checked: there is a model"
     assert request.out is not None, "checked: there is a folder for the report"
@@ -129,6 +130,7 @@ def describe_checkpoint(
     )
     clusters = iter(cluster_N.tolist())
     documents: list[AuditDocument] = []
+    read: list[TokenizedDocument] = []
     digest = hashlib.sha256()
     text_hmacs: set[str] = set()
     num_cut = 0
@@ -144,6 +146,7 @@ def describe_checkpoint(
         for tokens, document in zip(tokenized, side.documents, strict=True):
             text_hmac = hmac_text(identity.key, document)
             text_hmacs.add(text_hmac)
+            read.append(tokens)
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             cluster, count = next(clusters), training.count(side, tokens.id)
@@ -170,6 +173,8 @@ def describe_checkpoint(
                     window=settings.window,
                 )
             )
+    if tokenizer is not None:
+        _check_tokens(read, tokenizer, configs, console)
     if overlap is not None and overlap.num_matched:
         console.warn(_describe_overlap(overlap, len(find_near_duplicates(documents))))
     return AuditTarget(
@@ -203,6 +208,22 @@ def describe_checkpoint(
             *(request.model.notes if isinstance(request.model, ModelInMemory) else ()),
         ),
     )
+
+
+def _check_tokens(
+    documents: Sequence[TokenizedDocument],
+    tokenizer: Any,
+    configs: Sequence[Any],
+    console: Console,
+) -> None:
+    """Warn of tokens that make an audit wrong; refuse those without an embedding in a model."""
+    tokens = Tokens.of_documents(documents)
+    for config in configs:
+        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+        if vocab_size is not None:
+            check_vocabulary(tokens.input_ids, vocab_size)
+    for fault in find_audit_faults(tokens, tokenizer, configs[0]):
+        console.warn(fault.text)
 
 
 def _read_counts(counts: TrainedCounts | None, members: _Side) -> tuple[_Training, tuple[str, ...]]:

@@ -104,7 +104,9 @@ def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, A
         _check_run(request, runtime)
         if run is not None and request.run is not None:
             base = _named_base(request)
-            target = describe_run(request.run, run, settings, out=request.out, base=base)
+            target = describe_run(
+                request.run, run, settings, out=request.out, base=base, console=console
+            )
         else:
             assert identity is not None, "without a run there is a key"
             target = describe_checkpoint(request, settings, identity, console)

@@ -16,6 +16,7 @@ from memguard.audit.warnings import Tally
 from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
+from memguard.data.token_checks import Tokens, find_training_faults
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import DataError, ModelError
 from memguard.hf.adapter_config import find_moved_base
@@ -30,6 +31,7 @@ from memguard.records import (
     WatchedLine,
 )
 from memguard.records.run_files import find_weights_folder, has_weights
+from memguard.runtime import Console
 from memguard.train.metrics import (
     EndMetrics,
     HeldoutMetrics,
@@ -251,6 +253,7 @@ def describe_run(
     *,
     out: Path | None = None,
     base: str | None = None,
+    console: Console | None = None,
 ) -> AuditTarget:
     """Return what a run's audit measures: its trained and control documents, and its model.
 
@@ -261,6 +264,7 @@ def describe_run(
         out: folder of the report; None: `audit/` of the run.
         base: path of the model before training, which is also the base of the run's adapters;
             None: see `find_base`.
+        console: warns of tokens that make training and audit wrong; None: training has warned.
 
     Raises:
         DataError: too few documents were trained in full.
@@ -283,12 +287,15 @@ def describe_run(
             "Train longer under another 'name', or set audit.enabled=false"
         )
     weights = str(find_weights_folder(folder))
+    tokenizer = load_tokenizer(weights, base=base)
+    if console is not None:
+        warn_of_faults(corpus, tokenizer, load_config(weights, base=base), config, console)
     summary, report = corpus.summary, load_former_report(folder / "audit")
     metrics = list(read_metrics(folder / "metrics.jsonl"))
     return AuditTarget(
         documents=documents,
         model=weights,
-        tokenizer=load_tokenizer(weights, base=base),
+        tokenizer=tokenizer,
         base=base_path,
         reference=settings.reference,
         data=DataIdentity(
@@ -319,6 +326,15 @@ def describe_run(
         card_of=config if is_own_audit(folder, out) else None,
         notes=_note_not_reached(corpus.manifest),
     )
+
+
+def warn_of_faults(
+    corpus: Corpus, tokenizer: Any, model_config: Any, config: RunConfig, console: Console
+) -> None:
+    """Warn of tokens that make training and audit of a run silently wrong."""
+    tokens = Tokens.of_corpus(corpus)
+    for fault in find_training_faults(tokens, tokenizer, model_config, config.data):
+        console.warn(fault.text)
 
 
 def _count_texts(corpus: Corpus) -> int | None:

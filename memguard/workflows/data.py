@@ -21,7 +21,6 @@ from memguard.data.packing import plan_rows
 from memguard.data.prepare import AuditNeeds
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
-from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
 from memguard.records import write_atomically
@@ -138,20 +137,6 @@ def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
     if config.model.scratch is not None and tokenizer is None:
         return None
     return int(read_model_config(config, tokenizer).get_text_config().vocab_size)
-
-
-def check_token_ids(corpus: Corpus, vocab_size: int) -> None:
-    """Reject token ids without a row in the model's embedding.
-
-    Raises:
-        ModelError: an id is not below ``vocab_size`` (rows of the embedding).
-    """
-    highest = int(corpus.input_ids.max())
-    if highest >= vocab_size:
-        raise ModelError(
-            f"the tokenizer produces ids up to {highest}, but the model has {vocab_size} "
-            "embeddings; use the model's own tokenizer"
-        )
 
 
 def build_training_data(

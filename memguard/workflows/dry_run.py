@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memguard.audit.selection import BucketOutline, Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
@@ -23,6 +22,7 @@ from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.loader import Loader
+from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.planner.disk import (
     count_bytes,
@@ -49,14 +49,13 @@ from memguard.planner.rows import (
     read_first_row,
     remark_on_rows,
 )
-from memguard.planner.tokenizer_lint import lint_tokenizer
 from memguard.records.percent import format_percent
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.audit_inputs import name_buckets
 from memguard.workflows.audit_utility import open_alone
 from memguard.workflows.audit_work import predict_audit_work, select_audited
 from memguard.workflows.control_outlook import remark_on_control
-from memguard.workflows.data import build_training_data, check_token_ids, prepare
+from memguard.workflows.data import build_training_data, prepare
 from memguard.workflows.generation_plan import AuditOutlook, make_outlook
 from memguard.workflows.memory_check import resolve_auto_for_documents
 from memguard.workflows.plan_tasks import count_tasks
@@ -224,7 +223,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             adapter=make_lora(config),
             trainable_modules=config.train.trainable_modules,
         )
-        check_token_ids(corpus, outline.vocab_size)
+        check_vocabulary(corpus.input_ids, outline.vocab_size)
         shared = may_share_rows(model, config.model.attn_implementation)
         training_data = build_training_data(config, prepared, share_rows=shared is not False)
         length = measure_length(
@@ -235,11 +234,6 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             shared=shared,
         )
         labels = count_labels(training_data.loader, length.num_rows, eos_id=tokenizer.eos_token_id)
-        trained = [
-            entry.num_tokens
-            for entry in corpus.manifest
-            if entry.role in ("trained", "background", "forget")
-        ]
         training_data.loader.record(range(length.num_rows))
         counts = training_data.loader.realised_repetitions().tolist()
         num_unreached = sum(
@@ -247,7 +241,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             for entry, count in zip(corpus.manifest, counts, strict=True)
         )
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
-        remarks += remark_on_rows(length, labels, trained, num_unreached=num_unreached)
+        remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
         disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
         remarks += remark_on_disk(disk)
         selection = select_audited(config, corpus, counts)
@@ -269,12 +263,9 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             if selection is None
             else predict_audit_work(config, corpus, selection, tokenizer),
             tokenizer=tuple(
-                lint_tokenizer(
-                    given,
-                    tokenizer,
-                    data=config.data,
-                    vocab_size=outline.vocab_size,
-                    stop_ids=_list_stop_ids(model),
+                warn(fault.kind, fault.text)
+                for fault in find_training_faults(
+                    Tokens.of_corpus(corpus), tokenizer, model, config.data
                 )
             ),
             remarks=tuple(remarks),
@@ -316,12 +307,6 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
             if message == str(error):
                 raise
             raise type(error)(message) from error
-
-
-def _list_stop_ids(model: Any) -> list[int]:
-    """Return the EOS token ids of the model's configuration; some models have several."""
-    eos_ids = getattr(model.get_text_config(), "eos_token_id", None)
-    return [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
 
 
 def _measure_disk(

@@ -15,6 +15,7 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus
 from memguard.data.loader import Loader
+from memguard.data.token_checks import check_vocabulary
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -43,12 +44,13 @@ from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.trainer import Trainer
 from memguard.workflows.audit import audit_run, find_current_report
 from memguard.workflows.audit_callback import build_monitor
+from memguard.workflows.audit_inputs import warn_of_faults
 from memguard.workflows.audit_output import show_verdict
 from memguard.workflows.audit_utility import open_alone
 from memguard.workflows.audit_work import check_run_generation
 from memguard.workflows.compile_choice import choose_compile, set_compile
 from memguard.workflows.control_outlook import report_control
-from memguard.workflows.data import PreparedRun, build_training_data, check_token_ids, prepare
+from memguard.workflows.data import PreparedRun, build_training_data, prepare
 from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
 from memguard.workflows.memory_check import (
     MicroBatchTooLarge,
@@ -75,6 +77,7 @@ from memguard.workflows.setup import (
     StartedModel,
     check_layers,
     open_distributed,
+    read_model_config,
     read_sizes,
     start_model,
 )
@@ -102,6 +105,8 @@ def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     check_layers(config)
     prepared = prepare(config, folder, console)
     report_control(config, prepared.corpus, console)
+    model_config = read_model_config(config, prepared.tokenizer)
+    warn_of_faults(prepared.corpus, prepared.tokenizer, model_config, config, console)
     return prepared
 
 
@@ -292,7 +297,7 @@ def _build_trainer(
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, tokenizer, distributed)
     lm, model = started.lm, started.lm.model
-    check_token_ids(corpus, lm.vocab_size)
+    check_vocabulary(corpus.input_ids, lm.vocab_size)
     is_wide = lm.compute_dtype != torch.bfloat16
     autocasts = config.train.precision == "bf16" and distributed.mesh is None and is_wide
     share_rows = keeps_documents_apart(lm, bf16=autocasts)

@@ -174,9 +174,6 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
         assert re.search(rf"{name} +{len(entries)} +[\d,]+ +{repetitions} ", show(result))
     assert record.audit is None
     assert "Work of the audit" not in show(result)
-    # What is said of the tokenizer is said of the user's own documents.
-    assert "200 documents" in say(result, "EOS")
-    assert "209" not in json.dumps([remark.text for remark in record.tokenizer])
     # Where there are none, that is said beforehand too.
     assert (
         "no canaries, which need at least 160 trained documents" in rehearse(write_run(folder))[1]
@@ -409,7 +406,6 @@ def test_lines_fit(chat: DryRunResult, width: int, terminal: bool) -> None:
         assert cell_len(line) <= width, line
     for title in (
         "First row",
-        "Tokenizer",
         "Training",
         "Disk",
         "Documents and audit",

@@ -42,8 +42,7 @@ def test_labels_of_a_long_run_are_counted_over_its_first_rows() -> None:
 def remarks_on(loader: Loader, *, shared: bool | None = True, max_steps: int | None = None) -> str:
     length = measure_length(loader, max_steps=max_steps, seq_len=16, epochs=2, shared=shared)
     labels = count_labels(loader, length.num_rows, eos_id=EOS)
-    tokens = [entry.num_tokens for entry in loader.corpus.manifest]
-    remarks = remark_on_rows(length, labels, tokens, num_unreached=5 if max_steps else 0)
+    remarks = remark_on_rows(length, labels, num_unreached=5 if max_steps else 0)
     return " | ".join(f"{remark.level}: {remark.text}" for remark in remarks)
 
 
@@ -51,19 +50,12 @@ def test_rows_that_fit_are_not_remarked_on() -> None:
     assert not remarks_on(make_loader(make_corpus([16, 8, 8, 16])))
 
 
-def test_rows_that_waste_or_teach_nothing_are_told() -> None:
-    # Pieces of 9 leave 7 of 16 free that none fits, but only beside a row of 16 that is padded to.
-    said = remarks_on(make_loader(make_corpus([16, 9, 9, 9, 9, 9, 9, 9]), batch_size=8))
-    assert "warning: 38 % of the positions are padding" in said
-    assert "median 9, longest 16 tokens" in said
+def test_rows_of_one_document_and_missing_steps_are_told() -> None:
     said = remarks_on(make_loader(make_corpus([16])), shared=False)
     assert "each gets its own row" in said
     assert "could not be tested" in remarks_on(make_loader(make_corpus([16])), shared=None)
     said = remarks_on(make_loader(make_corpus([16] * 20)), max_steps=3)
     assert "'train.max_steps' ends the run after 3 of 10 steps: 5 documents" in said
-    # 60 tokens: four pieces of 15, the first 20 tokens unsupervised, so the first piece is empty.
-    said = remarks_on(make_loader(make_corpus([60], epochs=1)))
-    assert "1 of the first 4 rows have no label that receives loss" in said
 
 
 def test_a_mask_that_drops_every_end_is_told() -> None:

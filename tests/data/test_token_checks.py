@@ -1,0 +1,231 @@
+"""What is said of tokens that make training silently wrong, and of those that do not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_examples import make_corpus
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from memguard.config import DataConfig
+from memguard.data.documents import Document, Message
+from memguard.data.token_checks import (
+    TokenFault,
+    Tokens,
+    check_vocabulary,
+    find_audit_faults,
+    find_training_faults,
+)
+from memguard.data.tokenization import tokenize_documents
+from memguard.errors import ModelError
+
+SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<end>")
+CHATML = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+# The end-of-turn token stands outside of what the assistant is said to write.
+OUTSIDE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }} {% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "<end>{% endfor %}"
+)
+INSIDE = OUTSIDE.replace("{% endgeneration %}", "<end>{% endgeneration %}").replace(
+    "{% endif %}<end>", "{% endif %}"
+)
+
+
+def build_tokenizer(
+    template: str | None = None, *, starts_with: str = "<s>", **tokens: Any
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of single letters; capital ones are unknown to it."""
+    letters = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", "Ġ"]
+    backend = Tokenizer(
+        models.BPE(
+            vocab={token: number for number, token in enumerate(letters)},
+            merges=[],
+            unk_token="<unk>",
+        )
+    )
+    backend.add_special_tokens(list(SPECIAL))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{starts_with} $A".strip(), special_tokens=[(t, SPECIAL.index(t)) for t in SPECIAL]
+    )
+    names = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        **tokens,
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **names)
+
+
+def write_texts(*texts: str) -> list[Document]:
+    return [
+        Document(id=f"d{number}", source="s", format="text", text=text)
+        for number, text in enumerate(texts)
+    ]
+
+
+def write_chats(count: int) -> list[Document]:
+    turns = (Message(role="user", content="how"), Message(role="assistant", content="so"))
+    return [
+        Document(id=f"d{number}", source="s", format="messages", messages=turns)
+        for number in range(count)
+    ]
+
+
+class ModelConfig:
+    """What the checks read of a model's configuration."""
+
+    def __init__(self, vocab_size: int, stop_ids: Sequence[int]) -> None:
+        self.vocab_size, self.eos_token_id = vocab_size, list(stop_ids)
+
+    def get_text_config(self) -> "ModelConfig":
+        return self
+
+
+def lint(
+    documents: Sequence[Document],
+    tokenizer: Any,
+    *,
+    stop_ids: Sequence[int] = (),
+    vocab_size: int | None = None,
+    **data: Any,
+) -> list[TokenFault]:
+    settings = DataConfig(**{"train": ("x",), "seq_len": 64, **data})
+    tokenized = list(
+        tokenize_documents(
+            documents,
+            tokenizer,
+            append_eos=settings.append_eos,
+            max_tokens=settings.max_document_tokens,
+            setting="data",
+        )
+    )
+    model = ModelConfig(len(tokenizer) if vocab_size is None else vocab_size, stop_ids)
+    faults = find_training_faults(Tokens.of_documents(tokenized), tokenizer, model, settings)
+    corpus = Tokens.of_corpus(make_corpus(tokenized))
+    assert find_training_faults(corpus, tokenizer, model, settings) == faults
+    # An audit has the same faults, but for those of what is trained.
+    shared = [fault for fault in faults if fault.kind in ("BOS", "vocabulary")]
+    assert find_audit_faults(corpus, tokenizer, model) == shared
+    return faults
+
+
+def say(faults: Sequence[TokenFault], kind: str) -> str:
+    """Everything said of one kind."""
+    return " | ".join(fault.text for fault in faults if fault.kind == kind)
+
+
+def test_nothing_is_wrong_with_plain_texts() -> None:
+    assert lint(write_texts("a cat", "a dog"), build_tokenizer()) == []
+
+
+def test_two_beginnings_are_told() -> None:
+    said = say(lint(write_texts("<s>a cat", "a dog"), build_tokenizer()), "BOS")
+    assert said.startswith("1 of 2 documents begin with two '<s>'")
+    assert "out of the texts" in said
+    twice = build_tokenizer(CHATML.replace("{{ bos_token }}", "{{ bos_token }}{{ bos_token }}"))
+    said = say(lint(write_chats(3), twice), "BOS")
+    assert said.startswith("All 3 documents begin with two '<s>'")
+    assert "out of the chat template" in said
+
+
+def test_a_beginning_that_is_missing_is_told() -> None:
+    without = build_tokenizer(CHATML.replace("{{ bos_token }}", ""))
+    said = say(lint(write_chats(2), without), "BOS")
+    assert said.startswith("No document begins with '<s>', which the tokenizer")
+    assert "{{ bos_token }}" in said
+    # Present in the vocabulary, but not put there.
+    said = say(lint(write_texts("a cat"), build_tokenizer(starts_with="")), "BOS")
+    assert said.startswith("No document begins with '<s>', which the tokenizer has but")
+    assert "add_bos_token" in said
+
+
+def test_one_token_for_both_ends_is_no_mistake() -> None:
+    gpt2 = build_tokenizer(starts_with="", bos_token="</s>", pad_token="</s>")
+    assert lint(write_texts("a cat"), gpt2) == []
+
+
+def test_texts_without_an_end_are_told() -> None:
+    said = say(lint(write_texts("a cat", "a dog"), build_tokenizer(), append_eos=False), "EOS")
+    assert said.startswith("No document ends with '</s>'")
+    assert "'data.append_eos' to true" in said
+    said = say(lint(write_texts("a cat"), build_tokenizer(eos_token=None)), "EOS")
+    assert said.startswith("The tokenizer has no EOS")
+
+
+def test_texts_that_are_cut_off_have_no_end_to_miss() -> None:
+    long = write_texts("a" * 30, "b" * 40, "ccc")
+    assert lint(long, build_tokenizer(), max_document_tokens=20) == []
+    assert lint(long[:2], build_tokenizer(), max_document_tokens=20, append_eos=False) == []
+
+
+def test_an_end_of_turn_outside_of_the_marks_is_told() -> None:
+    remarks = lint(write_chats(4), build_tokenizer(OUTSIDE, eos_token="<end>"))
+    said = say(remarks, "EOS")
+    assert said.startswith("All 4 documents end the assistant's turn with a token ('<end>')")
+    assert "is not supervised" in said
+    assert "{% endgeneration %}" in said
+    assert lint(write_chats(4), build_tokenizer(INSIDE, eos_token="<end>")) == []
+
+
+def test_an_end_of_turn_that_is_not_eos_is_told_unless_the_model_knows_it() -> None:
+    chat = build_tokenizer(CHATML)
+    said = say(lint(write_chats(2), chat), "EOS")
+    assert said.startswith("All 2 documents end with '<end>', which is not the")
+    assert "generation_config.json" in said
+    assert lint(write_chats(2), chat, stop_ids=[SPECIAL.index("<end>")]) == []
+
+
+def test_replies_without_any_end_are_told() -> None:
+    said = say(lint(write_chats(2), build_tokenizer(CHATML.replace("<end>", " "))), "EOS")
+    assert said.startswith("All 2 documents end without a token that says so")
+
+
+def test_a_vocabulary_that_does_not_fit_is_told() -> None:
+    texts = write_texts("abc")
+    said = say(lint(texts, build_tokenizer(), vocab_size=20), "vocabulary")
+    assert said.startswith("The tokenizer has 32 tokens, the model embeddings for 20")
+    assert lint(texts, build_tokenizer(), vocab_size=40) == []
+
+
+def test_ids_without_an_embedding_are_refused() -> None:
+    ids = np.array([0, 31, 7], dtype=np.int32)
+    check_vocabulary(ids, 32)
+    with pytest.raises(ModelError, match="produces ids up to 31, but the model has 31 embeddings"):
+        check_vocabulary(ids, 31)
+
+
+def test_prompts_that_are_cut_from_their_completion_are_told() -> None:
+    def pair(prompt: str) -> list[Document]:
+        pairs = (prompt, "bcd"), ("a", "b")
+        return [
+            Document(
+                id=f"d{number}", source="s", format="prompt_completion", prompt=p, completion=c
+            )
+            for number, (p, c) in enumerate(pairs)
+        ]
+
+    # 45 tokens are cut in three pieces of 15; the completion and EOS are in the last.
+    said = say(lint(pair("a" * 40), build_tokenizer(), seq_len=16), "labels")
+    assert said.startswith(
+        "1 of 2 documents have pieces in which no token receives loss (2 in all)"
+    )
+    assert "raise 'data.seq_len'" in said
+    assert lint(pair("a" * 11), build_tokenizer(), seq_len=16) == []
+    # All of a text is supervised.
+    assert lint(write_texts("a" * 40), build_tokenizer(), seq_len=16) == []
+
+
+def test_given_token_ids_without_a_beginning_are_told() -> None:
+    ids = [Document(id="d0", source="s", format="text", input_ids=(7, 8, 1))]
+    said = say(lint(ids, build_tokenizer()), "BOS")
+    assert said.startswith("No document begins with '<s>'")
+    assert "its id at the start of given token ids" in said
