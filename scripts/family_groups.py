@@ -27,6 +27,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import transformers
+from default_configs import FEW_LAYERS, make_default_config, set_no_dropout
 from fake_mesh import simulated_mesh
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -35,13 +36,7 @@ from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.hf.checkpoint import say_in_one_line
 from memguard.hf.load import count_parameters
 from memguard.hf.meta_build import build_on_meta
-from memguard.hf.small_config import (
-    FEW_LAYERS,
-    RUNNABLE,
-    make_default_config,
-    reduce_config,
-    set_no_dropout,
-)
+from memguard.hf.small_config import RUNNABLE, reduce_config
 from memguard.model.checks import build_causal_lm, explain_head
 from memguard.model.dropout import list_dropout
 from memguard.parallel.hf_plan import plan_sharding

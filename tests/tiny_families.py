@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 import transformers
+from default_configs import make_default_config, set_no_dropout
 
-from memguard.hf.small_config import RUNNABLE, make_default_config, reduce_config, set_no_dropout
+from memguard.hf.small_config import RUNNABLE, reduce_config
 
 VOCAB_SIZE = 97
 

@@ -1,13 +1,13 @@
 """Prints the result of `memguard plan`: the meshes, and the memory of the first by kind.
 
-Of a model whose memory and time cannot be estimated: what a rank stores, and what is not known.
+Of a model whose memory and time cannot be estimated: what a rank stores at least.
 """
 
 import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import rich.console
 from rich.table import Table
@@ -18,15 +18,13 @@ from memguard.cli.task_screen import render_tasks
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
 from memguard.planner.generation import GenerationPlan, describe_generation
-from memguard.planner.plan import MeshPlan, MeshRecord, Plan, PlanRecord
-from memguard.planner.storage import StorageMesh, StoragePlan
+from memguard.planner.plan import MeshPlan, Plan
+from memguard.planner.storage import LeastMemory
 from memguard.runtime import format_duration
 from memguard.workflows.generation_plan import check_generation, list_models
 from memguard.workflows.plan import Planned
 from memguard.workflows.plan import plan as make_plan
 from memguard.workflows.requests import PlanRequest
-
-MeshT = TypeVar("MeshT", bound=MeshRecord)
 
 _NUM_SHOWN = 8
 _KINDS = {
@@ -48,8 +46,14 @@ def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True)
         out: standard output.
         has_gpus: whether a rank of the machine has a GPU; otherwise it is a process on a CPU.
     """
-    _print_headline(out, plan, f"{_format_count(plan.num_parameters)} parameters")
+    text = Text(plan.model, style="bold")
+    count = _format_count(plan.num_parameters)
+    text.append(f"  {count} parameters on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
+    out.print(text, highlight=False)
     out.print(_step(plan), style="dim", highlight=False)
+    if plan.least is not None:
+        _print_least(plan.least, plan.num_meshes, out)
+        return
     shown = _list_shown(plan.meshes, plan.requested)
     out.print()
     out.print(_count(plan), highlight=False)
@@ -63,17 +67,23 @@ def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True)
     out.print(Sentence("Estimates. " + "; ".join(plan.assumptions) + ".", "dim"))
 
 
-def _print_headline(out: rich.console.Console, plan: PlanRecord, parameters: str) -> None:
-    text = Text(plan.model, style="bold")
-    text.append(f"  {parameters} on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
-    out.print(text, highlight=False)
+def _print_least(least: LeastMemory, num_meshes: int, out: rich.console.Console) -> None:
+    """Print what is known of a model whose step is not predicted."""
+    text = (
+        f"Not predicted: memory and tokens/s of a step, and which of {num_meshes:,} valid "
+        f"mesh{'' if num_meshes == 1 else 'es'} it fits, because {least.not_predicted}."
+    )
+    known = least.describe()
+    out.print()
+    out.print(Sentence(text, "yellow"))
+    out.print(Sentence(f"{known[:1].upper()}{known[1:]}.", "yellow"))
 
 
 def _format_count(number: int) -> str:
     return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
 
 
-def _list_shown(meshes: Sequence[MeshT], requested: MeshT | None) -> list[MeshT]:
+def _list_shown(meshes: Sequence[MeshPlan], requested: MeshPlan | None) -> list[MeshPlan]:
     """Return the requested mesh, then the first of the others."""
     shown = list(meshes[:_NUM_SHOWN])
     if requested is None:
@@ -106,7 +116,7 @@ def _count(plan: Plan) -> str:
     order = "the fastest" if plan.num_fitting else "the closest to fitting"
     first = f"; yours, then {order}" if plan.requested is not None else f"; {order} first"
     number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
-    verb = "fits" if plan.num_fitting < 2 else "fit"
+    verb = "fits" if (plan.num_fitting or 0) < 2 else "fit"
     return f"{number} of {plan.num_meshes:,} meshes {verb}{first}"
 
 
@@ -153,64 +163,6 @@ def _kinds(mesh: MeshPlan, owner: str) -> Table:
     return table
 
 
-# -- a model whose memory cannot be estimated -------------------------------------------------
-
-
-def render_storage_plan(plan: StoragePlan, out: rich.console.Console) -> None:
-    """Print a plan: parameters, valid meshes with what a rank stores, and what is not known."""
-    _print_headline(out, plan, _describe_parameters(plan))
-    split = (
-        "layers can be split over y and x"
-        if plan.can_be_split
-        else "layers are not split: data and z only"
-    )
-    out.print(f"{plan.family}: {split}", style="dim", highlight=False)
-    shown = _list_shown(plan.meshes, plan.requested)
-    out.print()
-    out.print(_count_possible(plan), highlight=False)
-    print_indented(out, _storage_table(shown))
-    out.print()
-    # The same reason for all but the number of active parameters.
-    reason = plan.not_predicted["activations"]
-    out.print(
-        "Not predicted: activations, buffers, traffic and tokens/s, because "
-        f"{reason}. A step needs more than what is stored.",
-        style="yellow",
-        highlight=False,
-    )
-
-
-def _describe_parameters(plan: StoragePlan) -> str:
-    total = f"{_format_count(plan.num_parameters)} parameters"
-    active = plan.num_active_parameters
-    if active is None:
-        return f"{total}, number per token unknown"
-    return total if active == plan.num_parameters else f"{total}, {_format_count(active)} per token"
-
-
-def _count_possible(plan: StoragePlan) -> str:
-    meshes = f"{plan.num_meshes:,} valid mesh{'' if plan.num_meshes == 1 else 'es'}"
-    yours = "; yours first" if plan.requested is not None else ""
-    holds = "holds" if plan.num_possible == 1 else "hold"
-    return f"{meshes}, of which {plan.num_possible:,} {holds} what a rank stores{yours}"
-
-
-def _storage_table(meshes: list[StorageMesh]) -> Table:
-    table = _start_table("weights", "gradients", "moments", "at least", "available")
-    for mesh in meshes:
-        memory = mesh.memory
-        least = Text(format_bytes(memory.at_least), style="" if mesh.can_fit else "red")
-        table.add_row(
-            *(f"{getattr(mesh, axis):,}" for axis in AXES),
-            format_bytes(memory.weights),
-            "" if memory.gradients is None else format_bytes(memory.gradients),
-            "" if memory.optimizer is None else format_bytes(memory.optimizer),
-            least,
-            format_bytes(memory.usable),
-        )
-    return table
-
-
 # -- the command ---------------------------------------------------------------------------------
 
 
@@ -232,10 +184,7 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
     planned = make_plan(request, with_audit=not with_documents)
     printed: dict[str, Any] = {}
     if not as_json:
-        if isinstance(planned.plan, Plan):
-            render_plan(planned.plan, out, has_gpus=planned.machine.has_gpus)
-        else:
-            render_storage_plan(planned.plan, out)
+        render_plan(planned.plan, out, has_gpus=planned.machine.has_gpus)
     if with_documents:
         # Imported here, because the plan of a model alone does not need torch.
         from memguard.cli.dry_run_screen import render_dry_run
@@ -281,7 +230,7 @@ def estimate_training(planned: Planned, num_steps: int) -> float | None:
         None if the mesh does not fit, or if the speed of the machine or of the family is not known.
     """
     plan = planned.plan
-    if isinstance(plan, StoragePlan) or "peak_tflops" in planned.machine.assumed:
+    if plan.least is not None or "peak_tflops" in planned.machine.assumed:
         return None
     speed = (plan.requested or plan.meshes[0]).speed
     return None if speed is None else num_steps * speed.step_s
@@ -291,8 +240,8 @@ def _describe_time(planned: Planned, training_s: float | None) -> str | None:
     """Return how long training takes, or why that is not known; None if no step fits."""
     plan, machine = planned.plan, planned.machine
     unknown = None
-    if isinstance(plan, StoragePlan):
-        unknown = f"there is no formula for the layers of '{plan.family}'"
+    if plan.least is not None:
+        unknown = f"there is no formula for the layers of '{plan.least.family}'"
     elif not machine.has_gpus:
         unknown = "the speed of a CPU is not known"
     elif "peak_tflops" in machine.assumed:
@@ -301,7 +250,6 @@ def _describe_time(planned: Planned, training_s: float | None) -> str | None:
         return f"not predicted, because {unknown}; 'memguard train' shows the time left"
     if training_s is None:
         return None
-    assert isinstance(plan, Plan), "other plans have no time"
     mesh = plan.requested or plan.meshes[0]
     return (
         f"about {format_duration(training_s)} for all steps as {mesh.describe()}; loading, saving "

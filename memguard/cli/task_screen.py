@@ -9,10 +9,10 @@ from rich.text import Text
 from memguard.cli.dry_run_screen import MODEL_NAMES
 from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.pages import formatting as fmt
-from memguard.planner.plan import PlanRecord
+from memguard.planner.plan import Plan
 
 
-def render_tasks(plan: PlanRecord, models: Sequence[str], out: rich.console.Console) -> None:
+def render_tasks(plan: Plan, models: Sequence[str], out: rich.console.Console) -> None:
     """Print the benchmark tasks of a plan; nothing if the run has none.
 
     Args:
@@ -36,7 +36,7 @@ def render_tasks(plan: PlanRecord, models: Sequence[str], out: rich.console.Cons
         print_indented(out, Sentence(text, "dim"))
 
 
-def _print_counts(plan: PlanRecord, models: Sequence[str], out: rich.console.Console) -> None:
+def _print_counts(plan: Plan, models: Sequence[str], out: rich.console.Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     table.add_column("each model", overflow="fold")
     for name in ("items", "forwards", "tokens", "generated", "minutes"):

@@ -1,7 +1,7 @@
 """Loads and exports Hugging Face folders, whole or by shards; no other package does either.
 
 checkpoint_files.py  selects and checks the files to read: names, index, headers; no torch
-small_config.py      default and reduced configurations of a family, for trials
+small_config.py      reduced configurations of a family, for trials
 config_fields.py     refuses configuration fields that no model has; no torch
 adapter_config.py    reads adapter_config.json, and locates the base that it names; no torch
 adapter_files.py     reads and checks a peft folder: layers, ranks, base; no torch

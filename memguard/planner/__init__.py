@@ -15,7 +15,7 @@
     plan.py            the plan: which meshes fit, and what would help if none does
     generation.py      time in which audits generate text on a mesh
     task_time.py       time in which benchmark tasks run on a mesh
-    storage.py         the plan of families that memory.py does not know: storage of a rank
+    storage.py         what a rank stores at least, of families that memory.py does not know
 
     meta_model.py      a model's shape, without its weights
     rows.py            steps, rows and tokens of a run; its first row, token by token

@@ -33,6 +33,7 @@ from memguard.planner.step_settings import (
 )
 
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
+BETTER_MACHINE = "use GPUs with more memory, more of them, or a smaller model"
 SCRATCH = "model.scratch"
 """Name of a model that has no path."""
 _MAX_NODES_TRIED = 256
@@ -85,7 +86,7 @@ class PlanInputs:
         return requested, meshes
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields of `PlanRecord` that repeat these."""
+        """Return the fields of `Plan` that repeat these."""
         return {
             "model": self.name,
             "machine": self.machine.name,

@@ -6,7 +6,6 @@ model of the same family with random weights.
 """
 
 import copy
-import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -107,43 +106,9 @@ def measure_storage(config: Any, *, name: str, unknown: str) -> ModelStorage:
         family=family,
         sizes=sizes,
         num_parameters=count_parameters(model),
-        num_active=count_active(model),
         elements=tuple((*axes, count) for axes, count in sorted(elements.items())),
         unknown=unknown,
     )
-
-
-def count_active(model: Any) -> int | None:
-    """Return the parameters that one token uses; None if that is not known.
-
-    With experts these are all others and, of each layer's experts, as many as the configuration
-    gives a token.
-    """
-    config = model.config.get_text_config()
-    chosen = getattr(config, "num_experts_per_tok", None)
-    has_experts = any(
-        isinstance(value, int) and value > 1 and "expert" in field
-        for field, value in config.to_dict().items()
-    )
-    if not has_experts:
-        return count_parameters(model)
-    if not isinstance(chosen, int) or getattr(config, "zero_expert_num", None):
-        return None
-    num_active, num_found = 0, 0
-    for name, parameter in model.named_parameters():
-        match = re.search(r"(?:^|\.)experts\.(\d+\.)?", name)
-        if match is None:
-            num_active += parameter.numel()
-            continue
-        num_experts = parameter.shape[0]
-        if match[1] is not None:  # A list with a module for each expert.
-            experts = model.get_submodule(name[: match.end() - len(match[1]) - 1])
-            num_experts = len(list(experts.children()))
-        if not 0 < chosen <= num_experts:
-            return None
-        num_found += 1
-        num_active += parameter.numel() * chosen // num_experts
-    return num_active if num_found else None
 
 
 def may_share_rows(config: Any, attn: str | None) -> bool | None:

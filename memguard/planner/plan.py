@@ -1,7 +1,7 @@
 """`memguard plan`: the meshes on which a step fits, and settings that would make one fit. No torch.
 
-The records are those of `memguard plan --json`. Families whose memory and time have no formula get
-a plan of their storage (storage.py), which shares the inputs and the basic records.
+The records are those of `memguard plan --json`. Of families whose memory and time have no formula a
+plan has only what a rank stores at least (storage.py).
 """
 
 from dataclasses import asdict, replace
@@ -11,12 +11,13 @@ from pydantic import Field
 
 from memguard.audit.benchmarks.work import TaskWork
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.accuracy import describe_spread
 from memguard.planner.cost import StepEstimate, estimate_step
 from memguard.planner.disk import format_bytes
 from memguard.planner.fit import (
+    BETTER_MACHINE,
     Fit,
     PlanInputs,
     count_parameters,
@@ -30,63 +31,17 @@ from memguard.planner.fit import (
 from memguard.planner.generation import GenerationPlan
 from memguard.planner.machine import THIS_MACHINE, Machine
 from memguard.planner.step_settings import Checkpointing, limit_sizes
+from memguard.planner.storage import LeastMemory, ModelStorage, find_least_memory
 from memguard.records.percent import format_percent
 from memguard.records.record import Record
 
-NUM_LISTED = 20
+_NUM_LISTED = 20
 """Meshes in the record of a plan."""
 _NUM_NEAR = 3
 _ADAPTER_R = 16
 
 
 # -- records ---------------------------------------------------------------------------------------
-
-
-class MeshRecord(Record):
-    """The degrees of a mesh."""
-
-    data: int
-    z: int
-    y: int
-    x: int
-
-    def describe(self) -> str:
-        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
-        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
-
-
-def degrees_of(mesh: MeshShape) -> dict[str, int]:
-    """Return the fields of `MeshRecord`."""
-    return {axis: mesh.degree(axis) for axis in AXES}
-
-
-class PlanRecord(Record):
-    """What every plan has."""
-
-    kind: str
-    version: Literal[1] = 1
-    model: str
-    num_parameters: int
-    machine: str
-    gpu: str
-    num_gpus: int
-    seq_len: int
-    batch_size: int | None
-    """null: one row on each rank that splits the batch."""
-    precision: Literal["fp32", "bf16"]
-    num_meshes: int
-    """Number of meshes that the model and the batch allow."""
-    generation: GenerationPlan | None = None
-    """Text that the audits of the run generate on the requested mesh, else on the first; null
-    without an audit or a mesh that fits."""
-    tasks: tuple[TaskWork, ...] = ()
-    """Benchmark tasks of the run's audit, with their time on the same mesh."""
-    tasks_not_counted: dict[str, str] = Field(default_factory=dict)
-    """Reason by task that is not in `tasks`: without the documents only those tasks are counted
-    that can be opened on this machine."""
-    command: str | None = None
-    """Trains the run on the requested mesh, or on the first if that does not fit; null if none
-    fits, or without a run's CONFIG."""
 
 
 class MemoryPlan(Record):
@@ -120,9 +75,13 @@ class SpeedPlan(Record):
     """Tokens of all ranks per second."""
 
 
-class MeshPlan(MeshRecord):
+class MeshPlan(Record):
     """One mesh and its settings."""
 
+    data: int
+    z: int
+    y: int
+    x: int
     fits: bool
     activation_checkpointing: Checkpointing
     micro_batch_size: int
@@ -131,6 +90,10 @@ class MeshPlan(MeshRecord):
     memory: MemoryPlan
     speed: SpeedPlan | None
     """null if it does not fit."""
+
+    def describe(self) -> str:
+        """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
+        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
 
     @property
     def headroom_bytes(self) -> int:
@@ -145,28 +108,56 @@ class Enough(Record):
     mesh: MeshPlan
 
 
-class Plan(PlanRecord):
+class Plan(Record):
     """The meshes on which a step of a model fits on a machine."""
 
     kind: Literal["plan"] = "plan"
-    num_fitting: int
-    requested: MeshPlan | None
+    version: Literal[1] = 1
+    model: str
+    num_parameters: int
+    machine: str
+    gpu: str
+    num_gpus: int
+    seq_len: int
+    batch_size: int | None
+    """null: one row on each rank that splits the batch."""
+    precision: Literal["fp32", "bf16"]
+    num_meshes: int
+    """Number of meshes that the model and the batch allow."""
+    num_fitting: int | None
+    """null: not predicted."""
+    generation: GenerationPlan | None = None
+    """Text that the audits of the run generate on the requested mesh, else on the first; null
+    without an audit or a mesh that fits."""
+    tasks: tuple[TaskWork, ...] = ()
+    """Benchmark tasks of the run's audit, with their time on the same mesh."""
+    tasks_not_counted: dict[str, str] = Field(default_factory=dict)
+    """Reason by task that is not in `tasks`: without the documents only those tasks are counted
+    that can be opened on this machine."""
+    command: str | None = None
+    """Trains the run on the requested mesh, or on the first if that does not fit; null if none
+    fits, or without a run's CONFIG."""
+    least: LeastMemory | None = None
+    """What a rank stores at least, if the step is not predicted; then no mesh is listed."""
+    requested: MeshPlan | None = None
     """The mesh that was requested."""
-    meshes: tuple[MeshPlan, ...]
+    meshes: tuple[MeshPlan, ...] = ()
     """Meshes that fit, fastest first, then those closest to fitting."""
-    enough: Enough | None
+    enough: Enough | None = None
     """Searched only if nothing fits."""
     adapter_r: int | None = None
     """Rank of the adapters that are trained; null trains the weights."""
     with_adapters: MeshPlan | None = None
     """A mesh of these GPUs on which training LoRA adapters of rank 16 instead of the weights fits.
     Searched only if the requested mesh, or every mesh, does not fit."""
-    remedies: tuple[str, ...]
+    remedies: tuple[str, ...] = ()
     """Settings of which each, changed alone, would make the requested mesh fit."""
-    assumptions: tuple[str, ...]
+    assumptions: tuple[str, ...] = ()
 
     def refuse_misfit(self) -> None:
         """Raise ConfigError if the requested mesh, or every mesh, needs more than is available."""
+        if self.least is not None:
+            self.least.refuse(self.gpu)
         if self.requested is not None and not self.requested.fits:
             where = f"the mesh {self.requested.describe()}"
             raise ConfigError(
@@ -204,9 +195,6 @@ class Plan(PlanRecord):
         return " or ".join(ways) or BETTER_MACHINE
 
 
-BETTER_MACHINE = "use GPUs with more memory, more of them, or a smaller model"
-
-
 def _describe_choice(mesh: MeshPlan) -> str:
     return (
         f"{mesh.describe()} with activation_checkpointing {mesh.activation_checkpointing} and "
@@ -231,7 +219,7 @@ def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
     machine, work = inputs.machine, inputs.work
     requested, meshes = inputs.list_meshes(limit_sizes(sizes, work.adapter))
     ranked, others = rank_meshes(sizes, meshes, work, machine)
-    plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:NUM_LISTED]]
+    plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:_NUM_LISTED]]
     plans += [make_mesh_plan(fit, None) for fit in others[:_NUM_NEAR]]
     first: MeshPlan | None = None
     remedies: list[str] = []
@@ -275,10 +263,27 @@ def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
     )
 
 
+def make_least_plan(model: ModelStorage, inputs: PlanInputs) -> Plan:
+    """Return the plan of a model whose step is not predicted.
+
+    Raises:
+        ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
+    """
+    least, num_meshes = find_least_memory(model, inputs)
+    return Plan(
+        **inputs.describe(),
+        num_parameters=model.num_parameters,
+        num_meshes=num_meshes,
+        num_fitting=None,
+        least=least,
+        adapter_r=None if inputs.work.adapter is None else inputs.work.adapter.r,
+    )
+
+
 def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     """Build the record of one mesh."""
     return MeshPlan(
-        **degrees_of(fit.mesh),
+        **{axis: fit.mesh.degree(axis) for axis in AXES},
         fits=fit.fits,
         activation_checkpointing=fit.settings.checkpointing,
         micro_batch_size=fit.micro_batch_size,

@@ -1,41 +1,26 @@
-"""What is certain of any family: stored weights, gradients and moments of a rank. No torch.
-
-The formulas of `memory` and `cost` are of families with the layers of Llama. Of others the planner
-knows the parameters, counted on the meta device, and how the sharding plan splits them:
+"""What is certain of a model whose step has no formula: what a rank stores at least. No torch.
 
     elements of a rank = sum over parameters of numel / (y if split over y) / (x if over x) / z
     bytes              = 4 of a weight, 4 of its gradient, 8 of AdamW's moments; of a frozen weight
                          only those of its dtype
 
-This is the mean over ranks, so that the fullest rank stores at least as much. All are allocated at
-the update of a step. A run is refused before training only if its storage alone exceeds a GPU's
-memory.
+This is the mean over ranks, so that the fullest rank stores at least as much. A run is refused only
+if that alone exceeds the memory of a GPU; activations and buffers, which come on top, are unknown.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import MeshShape, list_meshes
-from memguard.parallel.model_sizes import ModelSizes, Sizes
+from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.model_sizes import Sizes
 from memguard.planner.disk import format_bytes
-from memguard.planner.fit import PlanInputs
-from memguard.planner.machine import Machine
-from memguard.planner.plan import (
-    BETTER_MACHINE,
-    NUM_LISTED,
-    MeshRecord,
-    PlanRecord,
-    degrees_of,
-)
+from memguard.planner.fit import BETTER_MACHINE, PlanInputs
 from memguard.planner.step_settings import Work
 from memguard.records.record import Record
 
-_TRAINED_BYTES = 4
-_MOMENTS_BYTES = 8
+_TRAINED_BYTES = 4 + 4 + 8
 _NF4_BYTES = 0.5
 """Of a weight, without the scales."""
-_MAX_NODES_TRIED = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +33,6 @@ class ModelStorage:
     """What determines its valid meshes."""
     num_parameters: int
     """Tied parameters are counted once."""
-    num_active: int | None
-    """Parameters that one token uses; None if unknown. All, without experts."""
     elements: tuple[tuple[bool, bool, int], ...]
     """(split over y, split over x, number of elements)."""
     unknown: str
@@ -63,168 +46,84 @@ class ModelStorage:
         )
         return int(total / mesh.z)
 
+    def count_bytes(self, mesh: MeshShape, work: Work) -> int:
+        """Return the bytes that the fullest rank stores at least."""
+        count = self.count_stored(mesh)
+        if _trains_all(work):
+            return _TRAINED_BYTES * count
+        if work.adapter is None:
+            return 4 * count  # Frozen weights of chosen modules are in fp32.
+        return int((_NF4_BYTES if work.adapter.is_nf4 else work.compute_bytes) * count)
 
-class StorageMemory(Record):
-    """Memory of a rank, as far as it is known (bytes)."""
 
-    weights: int
-    gradients: int | None
-    """null if only a part of the weights, or an adapter, is trained."""
-    optimizer: int | None
-    activations: None = None
-    nll_chunk: None = None
-    buffers: None = None
-    needed: None = None
+class LeastMemory(Record):
+    """Memory that a rank needs at least, of a model whose step is not predicted (bytes)."""
+
+    family: str
+    not_predicted: str
+    """Why memory and speed of a step, and the meshes on which it fits, are not predicted."""
+    mesh: dict[str, int]
+    """Degrees of the requested mesh, or of the one that stores least."""
+    other_mesh: dict[str, int] | None
+    """A mesh that may hold it where the requested one cannot."""
+    stored: str
+    """What is counted."""
     at_least: int
-    """Sum of what is known."""
+    """Of the rank that stores most; activations and buffers come on top."""
     usable: int
     """Memory of a GPU that is available for tensors."""
 
-
-class StorageMesh(MeshRecord):
-    """One valid mesh and what a rank stores on it."""
-
-    can_fit: bool
-    """Whether what is known fits; false is certain, true is not."""
-    memory: StorageMemory
-    speed: None = None
-
-
-class StoragePlan(PlanRecord):
-    """The valid meshes of a model whose memory and time cannot be estimated."""
-
-    kind: Literal["storage_plan"] = "storage_plan"
-    family: str
-    num_active_parameters: int | None
-    """Parameters that one token uses; null if unknown."""
-    can_be_split: bool
-    """Whether y and x may be more than 1."""
-    num_possible: int
-    """Meshes on which what is known fits."""
-    requested: StorageMesh | None
-    """The mesh that was requested."""
-    meshes: tuple[StorageMesh, ...]
-    """The least split ones first, then those that store least on a rank."""
-    least_gpus: int | None
-    """Smallest number of GPUs on which what is known fits; searched only if no mesh can fit."""
-    not_predicted: dict[str, str]
-    """What is not predicted, and why."""
-
-    def refuse_misfit(self) -> None:
-        """Raise ConfigError if what is known does not fit on the requested mesh, or on any."""
-        if self.requested is not None and not self.requested.can_fit:
-            where = f"the mesh {self.requested.describe()}"
-            raise ConfigError(f"{where} {self._describe_lack(self.requested)}")
-        if self.requested is None and not self.num_possible:
-            least = min(self.meshes, key=lambda mesh: mesh.memory.at_least)
-            raise ConfigError(
-                f"no mesh of {self.num_gpus:,} × {self.gpu} can hold a step of {self.model}: "
-                f"{least.describe()} {self._describe_lack(least)}"
-            )
-
-    def _describe_lack(self, mesh: StorageMesh) -> str:
-        is_trained = mesh.memory.gradients is not None
-        kinds = "weights, gradients and moments" if is_trained else "weights"
-        ways = []
-        if self.num_possible:
-            ways.append(f"use the mesh {self.meshes[0].describe()}")
-        elif self.least_gpus is not None:
-            ways.append(f"use {self.least_gpus:,} GPUs or more")
-        if is_trained:
-            ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
+    def describe(self) -> str:
+        """Return a sentence of what is known."""
         return (
-            f"needs at least {format_bytes(mesh.memory.at_least)} for {kinds}; "
-            f"{format_bytes(mesh.memory.usable)} are available for tensors on each {self.gpu}; "
+            f"a rank stores at least {format_bytes(self.at_least)} of {self.stored} on "
+            f"{_write(self.mesh)}, {format_bytes(self.usable)} are available, and a step needs more"
+        )
+
+    def refuse(self, gpu: str) -> None:
+        """Raise ConfigError if this alone exceeds the memory of a GPU, which has this name."""
+        if self.at_least <= self.usable:
+            return
+        ways = [] if self.other_mesh is None else [f"use the mesh {_write(self.other_mesh)}"]
+        if "moments" in self.stored:
+            ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
+        raise ConfigError(
+            f"the mesh {_write(self.mesh)} needs at least {format_bytes(self.at_least)} for "
+            f"{self.stored}; "
+            f"{format_bytes(self.usable)} are available for tensors on each {gpu}; "
             f"{' or '.join(ways) or BETTER_MACHINE}"
         )
 
 
-def make_storage_plan(model: ModelStorage, inputs: PlanInputs) -> StoragePlan:
-    """Return the valid meshes, and what a rank stores on each.
+def find_least_memory(model: ModelStorage, inputs: PlanInputs) -> tuple[LeastMemory, int]:
+    """Return what a rank stores at least, and the number of valid meshes.
 
     Raises:
         ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
     """
-    machine, work = inputs.machine, inputs.work
+    work = inputs.work
     requested, meshes = inputs.list_meshes(model.sizes)
-    ranked = rank_storage_meshes(model, meshes, work, machine)
-    num_possible = sum(mesh.can_fit for mesh in ranked)
-    least = None
-    if not num_possible and machine.has_gpus:
-        least = find_least_gpus(model, work, machine)
-    return StoragePlan(
-        **inputs.describe(),
+    usable = inputs.machine.usable_bytes
+    smallest = min(meshes, key=lambda each: model.count_bytes(each, work))
+    mesh = requested or smallest
+    has_other = model.count_bytes(smallest, work) <= usable < model.count_bytes(mesh, work)
+    least = LeastMemory(
         family=model.family,
-        num_parameters=model.num_parameters,
-        num_active_parameters=model.num_active,
-        can_be_split=isinstance(model.sizes, ModelSizes),
-        num_meshes=len(meshes),
-        num_possible=num_possible,
-        requested=requested and make_storage_mesh(model, requested, work, machine),
-        meshes=tuple(ranked[:NUM_LISTED]),
-        least_gpus=least,
-        not_predicted=list_not_predicted(model),
+        not_predicted=model.unknown,
+        mesh={axis: mesh.degree(axis) for axis in AXES},
+        other_mesh={axis: smallest.degree(axis) for axis in AXES} if has_other else None,
+        stored="weights, gradients and moments" if _trains_all(work) else "weights",
+        at_least=model.count_bytes(mesh, work),
+        usable=usable,
     )
+    return least, len(meshes)
 
 
-def make_storage_mesh(
-    model: ModelStorage, mesh: MeshShape, work: Work, machine: Machine
-) -> StorageMesh:
-    """Return what a rank stores on a mesh; frozen weights are in fp32, those of adapters not."""
-    count, weight_bytes = model.count_stored(mesh), 4.0
-    if work.adapter is not None:
-        weight_bytes = _NF4_BYTES if work.adapter.is_nf4 else work.compute_bytes
-    is_trained = work.adapter is None and work.trained_modules is None
-    weights = int(weight_bytes * count)
-    gradients = _TRAINED_BYTES * count if is_trained else None
-    optimizer = _MOMENTS_BYTES * count if is_trained else None
-    at_least = weights + (gradients or 0) + (optimizer or 0)
-    return StorageMesh(
-        **degrees_of(mesh),
-        can_fit=at_least <= machine.usable_bytes,
-        memory=StorageMemory(
-            weights=weights,
-            gradients=gradients,
-            optimizer=optimizer,
-            at_least=at_least,
-            usable=machine.usable_bytes,
-        ),
-    )
+def _write(mesh: dict[str, int]) -> str:
+    """Write a mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
+    return f"({', '.join(f'{axis}={degree}' for axis, degree in mesh.items())})"
 
 
-def rank_storage_meshes(
-    model: ModelStorage,
-    meshes: list[MeshShape],
-    work: Work,
-    machine: Machine,
-) -> list[StorageMesh]:
-    """Return meshes that can fit, then the others; the least split and best shared ones first."""
-    plans = [make_storage_mesh(model, mesh, work, machine) for mesh in meshes]
-    return sorted(plans, key=lambda plan: (not plan.can_fit, plan.y * plan.x, -plan.z, plan.x))
-
-
-def find_least_gpus(model: ModelStorage, work: Work, machine: Machine) -> int | None:
-    """Return the smallest number of GPUs, parts of a node or nodes, that can hold what is known."""
-    node = machine.gpus_per_node
-    numbers = [part for part in range(1, node) if node % part == 0]
-    numbers += [count * node for count in range(1, _MAX_NODES_TRIED + 1)]
-    # On the mesh that shares all, no rank can store less than an equal part.
-    whole = make_storage_mesh(model, MeshShape(), work, machine).memory.at_least
-    for number in numbers:
-        if whole > number * machine.usable_bytes:
-            continue
-        for mesh in list_meshes(number, model.sizes, batch_size=work.batch_size):
-            if mesh.data == 1 and make_storage_mesh(model, mesh, work, machine).can_fit:
-                return number
-    return None
-
-
-def list_not_predicted(model: ModelStorage) -> dict[str, str]:
-    """Return what a plan of a model leaves out, and why."""
-    names = ("activations", "nll_chunk", "buffers", "needed", "traffic", "speed")
-    unknown = dict.fromkeys(names, model.unknown)
-    if model.num_active is None:
-        unknown["num_active_parameters"] = (
-            "the share of a token's experts does not follow from its configuration"
-        )
-    return unknown
+def _trains_all(work: Work) -> bool:
+    """Return whether every weight has a gradient and moments."""
+    return work.adapter is None and work.trained_modules is None

@@ -23,7 +23,7 @@ from memguard.data.documents import Decode, Document, document_text, load_docume
 from memguard.data.duplicates import WordGrams
 from memguard.data.identity_key import IdentityKey
 from memguard.data.tables import Table
-from memguard.data.token_checks import Tokens, check_vocabulary, find_audit_faults
+from memguard.data.token_checks import Tokens, find_audit_faults
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
@@ -108,7 +108,7 @@ def describe_checkpoint(
 
     Raises:
         DataError: no documents, or unusable ones.
-        ModelError: no usable checkpoint, base or tokenizer, or ids beyond the embeddings.
+        ModelError: no usable checkpoint, base or tokenizer.
     """
     assert request.model is not None, "checked: there is a model"
     assert request.out is not None, "checked: there is a folder for the report"
@@ -174,7 +174,8 @@ def describe_checkpoint(
                 )
             )
     if tokenizer is not None:
-        _check_tokens(read, tokenizer, configs, console)
+        for fault in find_audit_faults(Tokens.of_documents(read), tokenizer, configs[0]):
+            console.warn(fault.text)
     if overlap is not None and overlap.num_matched:
         console.warn(_describe_overlap(overlap, len(find_near_duplicates(documents))))
     return AuditTarget(
@@ -208,22 +209,6 @@ def describe_checkpoint(
             *(request.model.notes if isinstance(request.model, ModelInMemory) else ()),
         ),
     )
-
-
-def _check_tokens(
-    documents: Sequence[TokenizedDocument],
-    tokenizer: Any,
-    configs: Sequence[Any],
-    console: Console,
-) -> None:
-    """Warn of tokens that make an audit wrong; refuse those without an embedding in a model."""
-    tokens = Tokens.of_documents(documents)
-    for config in configs:
-        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
-        if vocab_size is not None:
-            check_vocabulary(tokens.input_ids, vocab_size)
-    for fault in find_audit_faults(tokens, tokenizer, configs[0]):
-        console.warn(fault.text)
 
 
 def _read_counts(counts: TrainedCounts | None, members: _Side) -> tuple[_Training, tuple[str, ...]]:

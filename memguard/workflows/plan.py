@@ -23,9 +23,9 @@ from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 from memguard.planner.fit import SCRATCH, PlanInputs, count_parameters
 from memguard.planner.generation import GenerationPlan
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
-from memguard.planner.plan import MeshPlan, MeshRecord, Plan, make_plan
+from memguard.planner.plan import MeshPlan, Plan, make_least_plan, make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.planner.storage import ModelStorage, StorageMesh, StoragePlan, make_storage_plan
+from memguard.planner.storage import ModelStorage
 from memguard.planner.task_time import estimate_task, knows_speed
 from memguard.workflows.generation_plan import (
     AuditOutlook,
@@ -42,7 +42,7 @@ from memguard.workflows.requests import PlanRequest, read_mesh
 class Planned:
     """A plan and what it was made from."""
 
-    plan: Plan | StoragePlan
+    plan: Plan
     run: RunConfig
     model: ModelSizes | ModelStorage
     machine: Machine
@@ -78,23 +78,19 @@ class Planned:
         )
         return tuple(task.model_copy(update={"minutes": estimate(task)}) for task in outlook.tasks)
 
-    def _shape(self, mesh: MeshRecord) -> MeshShape:
+    def _shape(self, mesh: MeshPlan) -> MeshShape:
         degrees = {axis: int(getattr(mesh, axis)) for axis in AXES}
         return MeshShape(order=self.run.parallel.order, **degrees)
 
 
-def _choose_mesh(plan: Plan | StoragePlan) -> MeshRecord | None:
+def _choose_mesh(plan: Plan) -> MeshPlan | None:
     """Return the requested mesh, or the first; None if it does not fit."""
-    mesh = plan.requested or plan.meshes[0]
-    return mesh if _fits(mesh) else None
-
-
-def _fits(mesh: MeshPlan | StorageMesh) -> bool:
-    return mesh.can_fit if isinstance(mesh, StorageMesh) else mesh.fits
+    mesh = plan.requested or next(iter(plan.meshes), None)
+    return mesh if mesh is not None and mesh.fits else None
 
 
 def plan(request: PlanRequest, *, with_audit: bool = True) -> Planned:
-    """Plan the meshes that fit a training step; of other families what is certain.
+    """Plan the meshes that fit a training step; of other families what a step needs at least.
 
     The audit is that of an assumed number of documents, with the tasks that can be opened here.
 
@@ -147,16 +143,15 @@ def plan(request: PlanRequest, *, with_audit: bool = True) -> Planned:
     return replace(planned, plan=made).add_audit(assume_outlook(run, tasks.counted))
 
 
-def _make_train_command(
-    request: PlanRequest, plan: Plan | StoragePlan, machine: Machine
-) -> str | None:
+def _make_train_command(request: PlanRequest, plan: Plan, machine: Machine) -> str | None:
     """Return the command that trains the run; of several nodes that of each."""
-    fitting = [mesh for mesh in (plan.requested, *plan.meshes) if mesh is not None and _fits(mesh)]
-    if request.arguments is None or not fitting:
+    mesh = _choose_degrees(plan)
+    if request.arguments is None or mesh is None:
         return None
     words = list(request.arguments)
-    if request.mesh is not None or fitting[0] is not plan.requested:
-        words += [f"parallel.{axis}={getattr(fitting[0], axis)}" for axis in AXES]
+    is_run_mesh = plan.least is not None or (plan.requested is not None and plan.requested.fits)
+    if request.mesh is not None or not is_run_mesh:
+        words += [f"parallel.{axis}={degree}" for axis, degree in mesh.items()]
     num_nodes = -(-plan.num_gpus // machine.gpus_per_node)
     if num_nodes > 1:
         start = f"torchrun --nnodes={num_nodes} --nproc-per-node={machine.gpus_per_node}"
@@ -167,10 +162,20 @@ def _make_train_command(
     return f"memguard train {shlex.join(words)}"
 
 
-def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan | StoragePlan:
-    """Return the plan of a model whose memory can be estimated, or that of its storage."""
+def _choose_degrees(plan: Plan) -> dict[str, int] | None:
+    """Return the degrees of the requested mesh, or else of the first; None if neither fits."""
+    if plan.least is not None:
+        return plan.least.mesh if plan.least.at_least <= plan.least.usable else None
+    for mesh in (plan.requested, *plan.meshes):
+        if mesh is not None and mesh.fits:
+            return {axis: getattr(mesh, axis) for axis in AXES}
+    return None
+
+
+def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan:
+    """Return the plan of a model; of one whose step is not predicted, what it needs at least."""
     if isinstance(model, ModelStorage):
-        return make_storage_plan(model, inputs)
+        return make_least_plan(model, inputs)
     return make_plan(model, inputs)
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from memguard.pages.page import Fact
     from memguard.planner.plan import MeshPlan, Plan
-    from memguard.planner.storage import StorageMesh, StoragePlan
     from memguard.records.diff import AuditDiff
     from memguard.records.gate import GateResult
 
@@ -237,19 +236,18 @@ class CompareResult:
 class PlanResult:
     """Which meshes hold a training step."""
 
-    plan: "Plan | StoragePlan"
-    """A storage plan for a family whose memory and time cannot be estimated."""
+    plan: "Plan"
+    """Without meshes for a family whose memory and time cannot be estimated."""
 
     @property
     def verdict(self) -> str:
         """Which mesh is best, or what would make one fit."""
         plan = self.plan
         where = f"{plan.num_gpus:,} x {plan.gpu}"
-        if plan.kind == "storage_plan":
+        if plan.least is not None:
             return (
-                f"{plan.num_possible:,} of {plan.num_meshes:,} meshes of {where} hold the weights, "
-                f"gradients and moments of {plan.model}; what else a step needs is not predicted, "
-                f"because {plan.not_predicted['activations']}"
+                f"Memory and speed of a step of {plan.model} on {where} are not predicted, because "
+                f"{plan.least.not_predicted}; {plan.least.describe()}"
             )
         if plan.num_fitting:
             best = next(mesh for mesh in plan.meshes if mesh.fits)
@@ -331,14 +329,13 @@ def _describe_training(report: AuditReport) -> "tuple[Fact, ...]":
     return (Fact("Training", f"{training.num_steps:,} steps, {names}{loss}"),)
 
 
-def _describe_fit(mesh: "MeshPlan | StorageMesh") -> tuple[str, str]:
+def _describe_fit(mesh: "MeshPlan") -> tuple[str, str]:
     """Return the memory and the speed of a mesh, for the card of a plan."""
     from memguard.planner.disk import format_bytes
 
     memory = mesh.memory
-    needed = "unknown" if memory.needed is None else format_bytes(memory.needed)
     speed = "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}"
-    return f"{needed} of {format_bytes(memory.usable)}", speed
+    return f"{format_bytes(memory.needed)} of {format_bytes(memory.usable)}", speed
 
 
 def _find(folder: Path, name: str) -> Path:

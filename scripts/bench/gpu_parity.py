@@ -37,7 +37,7 @@ def sample_meshes(num_ranks: int) -> list[Degrees]:
 
 def compare_meshes(meshes: list[Degrees], runtime: Runtime) -> dict[str, Any]:
     """Return the largest relative differences on each mesh; every rank must call this."""
-    for folder in (TESTS, TESTS / "parallel"):
+    for folder in (TESTS, TESTS / "parallel", TESTS.parent / "scripts"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     import parity

@@ -12,9 +12,9 @@ from cli_examples import write_run
 from plan_examples import check_refusal, flatten, plan, write_machine, write_model
 from published_sizes import CONFIG_FIELDS
 
-from memguard.cli.plan_screen import render_storage_plan
+from memguard.cli.plan_screen import render_plan
 from memguard.planner import machine as machine_module
-from memguard.planner.storage import StoragePlan
+from memguard.planner.plan import Plan
 
 
 def test_options_change_the_settings_of_a_run(folder: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_run_with_its_documents(folder: Path) -> None:
     assert outcome.code == 0
     assert "a step of 8 rows, 128 tokens per row, fp32" in outcome.out
     assert "only mesh fits" in outcome.out
-    for title in ("Tokenizer", "Training", "Disk", "Documents and audit"):
+    for title in ("First row", "Training", "Disk", "Documents and audit"):
         assert f"\n{title}\n" in outcome.out
     assert not (folder / "runs").exists()
 
@@ -161,30 +161,29 @@ def test_a_run_of_another_family_has_its_plan_and_the_rest(folder: Path) -> None
     assert "Training" in outcome.out
 
 
-def test_of_another_family_the_storage_is_shown_and_what_is_not_predicted(tmp_path: Path) -> None:
+def test_of_another_family_the_least_memory_is_shown_and_what_is_not_predicted(
+    tmp_path: Path,
+) -> None:
     path = write_bloom(tmp_path)
     outcome = plan("--model", path, "--machine", "dgx-h100", "--gpus", 4)
     assert outcome.code == 0, outcome.err
     text = flatten(outcome.out)
     assert "470.2 M parameters on 4 × H100 SXM 80 GB" in text
-    assert "bloom: layers are not split: data and z only" in text
-    assert "3 valid meshes, of which 3 hold what a rank stores" in text
-    assert f"Not predicted: activations, buffers, traffic and tokens/s, {NO_FORMULA}" in text
+    said = "Not predicted: memory and tokens/s of a step, and which of 3 valid meshes it fits, "
+    assert f"{said}{NO_FORMULA}" in text
     # 4 + 4 + 8 bytes of a quarter of the parameters.
-    assert "1 4 1 1 448.4 MiB 448.4 MiB 896.8 MiB 1.8 GiB 77.0 GiB" in text
-    assert "tokens/s" not in text.replace("traffic and tokens/s", "")
+    assert "A rank stores at least 1.8 GiB of weights, gradients and moments on (data=1" in text
+    assert "77.0 GiB are available, and a step needs more." in text
+    assert "meshes fit" not in text
 
 
 def test_json_of_another_family_has_null_and_the_reason(tmp_path: Path) -> None:
     path = write_bloom(tmp_path)
     printed = json.loads(plan("--model", path, "--machine", "h200", "--json").out)
-    assert printed["kind"] == "storage_plan"
-    (first, *_) = printed["meshes"]
-    for name in ("activations", "buffers", "needed"):
-        assert first["memory"][name] is None
-        assert NO_FORMULA.removeprefix("because ") in printed["not_predicted"][name]
-    assert first["speed"] is None
-    assert printed["num_active_parameters"] == printed["num_parameters"]
+    assert printed["kind"] == "plan"
+    assert (printed["num_fitting"], printed["meshes"], printed["requested"]) == (None, [], None)
+    assert NO_FORMULA.removeprefix("because ") in printed["least"]["not_predicted"]
+    assert printed["least"]["at_least"] == 16 * printed["num_parameters"] // 8
 
 
 def test_what_certainly_cannot_fit_is_refused(tmp_path: Path) -> None:
@@ -192,12 +191,10 @@ def test_what_certainly_cannot_fit_is_refused(tmp_path: Path) -> None:
     small = write_machine(tmp_path, memory_gib=5)
     outcome = plan("--model", path, "--machine", small, "--gpus", 2)
     assert outcome.code == 2
-    assert "of which 0 hold what a rank stores" in outcome.out
+    assert "Not predicted: " in outcome.out
     (line,) = outcome.err.splitlines()
-    assert "no mesh of 2 × H100 SXM 80 GB can hold a step of bloom" in line
-    assert "needs at least 3.5 GiB for weights, gradients and moments" in line
-    assert "use 4 GPUs or more" in line
-    # As it says.
+    assert "the mesh (data=1, z=2, y=1, x=1) needs at least 3.5 GiB for weights, gradients" in line
+    assert "are available for tensors on each H100 SXM 80 GB; train LoRA adapters" in line
     assert plan("--model", path, "--machine", small, "--gpus", 4).code == 0
     assert plan("--model", path, "--machine", small, "--gpus", 2, "--lora-r", 8).code == 0
     outcome = plan("--model", path, "--machine", small, "--mesh", "data=2,z=2")
@@ -210,12 +207,12 @@ def test_what_certainly_cannot_fit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_storage_plan_is_not_cut_off(width: int, tmp_path: Path) -> None:
+def test_a_plan_of_another_family_is_not_cut_off(width: int, tmp_path: Path) -> None:
     path = write_bloom(tmp_path)
     outcome = plan("--model", path, "--machine", "h200", "--mesh", "data=8,z=128", "--json")
     screen = io.StringIO()
     out = rich.console.Console(file=screen, width=width)
-    render_storage_plan(StoragePlan.model_validate_json(outcome.out), out)
+    render_plan(Plan.model_validate_json(outcome.out), out)
     assert max(map(len, screen.getvalue().splitlines())) <= width
     assert "…" not in screen.getvalue()
 

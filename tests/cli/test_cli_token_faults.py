@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-import transformers
-from cli_examples import make_texts, run_cli, succeed, write_jsonl, write_run
+from cli_examples import make_texts, succeed, write_jsonl, write_run
 
 TWICE = "<|endoftext|>" * 2
 SAID = "All {} documents begin with two '<|endoftext|>': the documents begin with one that"
@@ -30,16 +29,3 @@ def test_two_beginnings_are_told_by_each_command(folder: Path) -> None:
     length = ("--continuation-tokens", 8)
     arguments = ("--model", folder / "model", "--members", documents, "--out", folder / "foreign")
     assert SAID.format(40) in succeed("audit", *arguments, *length).err
-
-
-def test_a_tokenizer_of_another_model_is_refused_by_an_audit(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
-    model.resize_token_embeddings(300)
-    model.save_pretrained(folder / "narrow")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "narrow")
-    arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
-    outcome = run_cli("audit", "--model", folder / "narrow", *arguments)
-    assert outcome.code == 3
-    assert "but the model has 300 embeddings; use the model's own tokenizer" in outcome.err
-    assert not (folder / "out" / "report.json").exists()

@@ -8,20 +8,18 @@ import transformers
 from fake_mesh import simulated_mesh
 from tiny_families import FAMILIES, LEAKING, MORE_FAMILIES, build
 
+from memguard.config import ParallelConfig
+from memguard.errors import ConfigError
 from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.hf.load import count_parameters
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes, StorageOnly
+from memguard.planner.fit import PlanInputs
 from memguard.planner.machine import Machine
 from memguard.planner.meta_model import measure_storage
 from memguard.planner.step_settings import AdapterSizes, Work
-from memguard.planner.storage import (
-    ModelStorage,
-    find_least_gpus,
-    make_storage_mesh,
-    rank_storage_meshes,
-)
+from memguard.planner.storage import ModelStorage, find_least_memory
 
 _ALL = {**FAMILIES, **MORE_FAMILIES, **LEAKING}
 
@@ -36,34 +34,9 @@ def measure(family: str) -> ModelStorage:
 
 @pytest.mark.parametrize("family", _ALL)
 def test_parameters_are_those_of_the_built_model(family: str) -> None:
-    storage, model = measure(family), build(family)
-    assert storage.num_parameters == count_parameters(model)
+    storage = measure(family)
+    assert storage.num_parameters == count_parameters(build(family))
     assert sum(count for *_, count in storage.elements) == storage.num_parameters
-    fields = model.config.to_dict()
-    has_experts = "num_experts_per_tok" in fields or "moe_k" in fields
-    if not has_experts:
-        assert storage.num_active == storage.num_parameters
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
-def test_a_token_uses_the_others_and_its_share_of_the_experts(family: str) -> None:
-    model = build(family)
-    # Two of four experts.
-    assert (model.config.num_local_experts, model.config.num_experts_per_tok) == (4, 2)
-    in_experts = sum(
-        parameter.numel()
-        for module in model.modules()
-        if type(module).__name__.endswith("Experts")
-        for parameter in module.parameters()
-    )
-    assert in_experts > 0
-    assert measure(family).num_active == count_parameters(model) - in_experts // 2
-
-
-def test_experts_that_cost_nothing_leave_the_number_open() -> None:
-    config = make_config("mixtral")
-    config.zero_expert_num = 2
-    assert measure_storage(config, name="m", unknown="").num_active is None
 
 
 def test_layers_that_round_their_weights_are_not_split() -> None:
@@ -124,7 +97,6 @@ def make_storage(num_parameters: int) -> ModelStorage:
         family="f",
         sizes=StorageOnly(family="f"),
         num_parameters=num_parameters,
-        num_active=num_parameters,
         elements=((False, False, num_parameters),),
         unknown="no formula",
     )
@@ -132,23 +104,32 @@ def make_storage(num_parameters: int) -> ModelStorage:
 
 def test_bytes_of_weights_gradients_and_moments() -> None:
     model = make_storage(1000)
-    trained = make_storage_mesh(model, MeshShape(z=2), STEP, MACHINE).memory
-    assert (trained.weights, trained.gradients, trained.optimizer) == (2000, 2000, 4000)
-    assert trained.at_least == 8000
+    assert model.count_bytes(MeshShape(z=2), STEP) == (4 + 4 + 8) * 500
     frozen = Work(seq_len=1, adapter=AdapterSizes(r=1))
-    memory = make_storage_mesh(model, MeshShape(data=2), frozen, MACHINE).memory
-    assert (memory.weights, memory.gradients, memory.at_least) == (2000, None, 2000)
-    # What is unknown is null, not zero.
-    assert memory.model_dump()["activations"] is None
+    assert model.count_bytes(MeshShape(data=2), frozen) == 2 * 1000
+    in_nf4 = Work(seq_len=1, adapter=AdapterSizes(r=1, is_nf4=True))
+    assert model.count_bytes(MeshShape(), in_nf4) == 500
+    chosen = Work(seq_len=1, trained_modules=("lm_head",))
+    assert model.count_bytes(MeshShape(), chosen) == 4 * 1000
 
 
-def test_the_least_number_of_gpus_holds_the_storage() -> None:
-    # 16 bytes each, on GPUs with 1 GiB: 5 GiB need 5 GPUs, so 2 nodes of 4.
-    model = make_storage(5 * 2**30 // 16)
-    assert find_least_gpus(model, STEP, MACHINE) == 8
-    assert find_least_gpus(make_storage(100), STEP, MACHINE) == 1
-    ranked = rank_storage_meshes(model, [MeshShape(data=8), MeshShape(z=8)], STEP, MACHINE)
-    assert [(mesh.z, mesh.can_fit) for mesh in ranked] == [(8, True), (1, False)]
+def test_only_what_certainly_cannot_fit_is_refused() -> None:
+    # 16 bytes each: 3 GiB, on GPUs with 1 GiB.
+    model = make_storage(3 * 2**30 // 16)
+
+    def find(num_gpus: int, mesh: ParallelConfig | None = None) -> Any:
+        inputs = PlanInputs(name="m", machine=MACHINE, num_gpus=num_gpus, work=STEP, mesh=mesh)
+        return find_least_memory(model, inputs)
+
+    least, num_meshes = find(4)
+    assert (least.mesh, num_meshes) == ({"data": 1, "z": 4, "y": 1, "x": 1}, 3)
+    assert (least.at_least, least.usable) == (3 * 2**28, 2**30)
+    least.refuse("G")
+    with pytest.raises(ConfigError, match=r"needs at least 1.5 GiB for weights") as error:
+        find(2)[0].refuse("G")
+    assert "use the mesh" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"use the mesh \(data=1, z=4, y=1, x=1\) or train LoRA"):
+        find(4, ParallelConfig(data=2, z=2))[0].refuse("G")
 
 
 def test_sizes_of_families_that_can_be_split_give_their_meshes() -> None:

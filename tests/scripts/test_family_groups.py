@@ -5,17 +5,12 @@ from typing import Any
 import family_groups as families
 import pytest
 import transformers
+from default_configs import FEW_LAYERS, make_default_config, set_no_dropout
 from family_groups import GROUPS, list_lines, shorten_reason, survey_families
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ConfigError, ModelError
-from memguard.hf.small_config import (
-    FEW_LAYERS,
-    RUNNABLE,
-    make_default_config,
-    reduce_config,
-    set_no_dropout,
-)
+from memguard.hf.small_config import RUNNABLE, reduce_config
 
 
 def test_each_group_has_the_families_that_belong_there() -> None:
