@@ -13,7 +13,6 @@ from rich.text import Text
 
 from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.pages import formatting as fmt
-from memguard.planner.disk import format_bytes
 from memguard.planner.dry_run import AuditWork, BucketPrediction, DryRun, Remark, Topic
 from memguard.planner.rows import FirstRow, RowPiece, RowToken, State
 
@@ -62,10 +61,7 @@ def render_dry_run(
         _print_remarks(out, record.tokenizer, ["BOS", "EOS", "labels", "vocabulary"])
     print_title(out, "Training")
     _print_facts(out, _describe_training(record, time))
-    _print_remarks(out, record.remarks, ["EOS", "rows", "steps", "goldfish"])
-    print_title(out, "Disk")
-    _print_facts(out, _describe_disk(record))
-    _print_remarks(out, record.remarks, ["disk"])
+    _print_remarks(out, record.remarks, ["EOS", "rows", "steps", "goldfish", "disk"])
     print_title(out, "Documents and audit")
     _print_buckets(out, record.buckets)
     _print_left_out(out, record)
@@ -143,32 +139,13 @@ def _describe_training(record: DryRun, time: str | None) -> list[tuple[str, str]
     ]
 
 
-def _describe_disk(record: DryRun) -> list[tuple[str, str]]:
-    disk = record.disk
-    times = f"at most {disk.num_checkpoints}" if disk.num_checkpoints > 1 else "one"
-    present = f", {format_bytes(disk.present_bytes)} of it there" if disk.present_bytes else ""
-    return [
-        (
-            "checkpoints",
-            f"{format_bytes(disk.checkpoint_bytes)} each, {times} at a time "
-            f"({disk.num_parameters:,} parameters)",
-        ),
-        (f"{disk.export_folder}/", format_bytes(disk.export_bytes)),
-        ("documents", format_bytes(disk.prepared_bytes)),
-        (
-            "at most",
-            f"{format_bytes(disk.peak_bytes)}{present}; {format_bytes(disk.free_bytes)} free",
-        ),
-    ]
-
-
 def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     table.add_column("bucket", overflow="fold")
-    for name in ("documents", "tokens", "repeated", "audited", "if none", "if half"):
+    for name in ("documents", "tokens", "repeated", "audited", "if none"):
         table.add_column(name, justify="right", no_wrap=True)
     for bucket in buckets:
-        none, half = bucket.if_none, bucket.if_half
+        none = bucket.if_none
         table.add_row(
             Text(fmt.clean_name(bucket.bucket)),
             f"{bucket.num_documents:,}",
@@ -178,13 +155,12 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction
             else fmt.MISSING,
             fmt.MISSING if bucket.num_audited is None else f"{bucket.num_audited:,}",
             f"≤ {fmt.percent(none.ci[1])}" if none and none.ci else fmt.MISSING,
-            fmt.percent_range(half.ci) if half and half.ci else fmt.MISSING,
         )
     print_indented(out, table)
     if any(bucket.num_audited for bucket in buckets):
         text = (
-            "if none, if half: 95 % interval of the extraction rate if none or half of the audited "
-            "documents are extracted."
+            "if none: upper end of the 95 % interval of the extraction rate if no audited document is "
+            "extracted."
         )
         print_indented(out, Sentence(text, "dim"))
 

@@ -25,12 +25,15 @@ from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
 
+FaultKind = Literal["BOS", "EOS", "labels", "vocabulary"]
+_Found = tuple[FaultKind, str]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenFault:
     """One mistake in the tokens of documents."""
 
-    kind: Literal["BOS", "EOS", "labels", "vocabulary"]
+    kind: FaultKind
     text: str
     """One sentence with the way out; no text of a document."""
 
@@ -72,26 +75,14 @@ class Tokens:
         )
 
     @property
-    def num_documents(self) -> int:
-        """Number of documents."""
-        return len(self.is_text)
-
-    @property
     def lengths(self) -> NDArray[np.int64]:
         """``[N]`` tokens of each document."""
         return np.diff(self.offsets)
 
-    def write_all(self, count: int) -> str:
+    def say(self, count: int) -> str:
         """Write how many of the documents, as the start of a sentence."""
-        if count == self.num_documents > 1:
-            return f"All {count:,} documents"
-        return f"{count:,} of {self.num_documents:,} documents"
-
-    def write_none(self, count: int, verb: str) -> str:
-        """Write that so many documents do not do it."""
-        if count == self.num_documents:
-            return f"No document {verb}s"
-        return f"{count:,} of {self.num_documents:,} documents do not {verb}"
+        of = len(self.is_text)
+        return f"All {count:,} documents" if count == of > 1 else f"{count:,} of {of:,} documents"
 
 
 def check_vocabulary(input_ids: NDArray[np.int32], vocab_size: int) -> None:
@@ -117,16 +108,14 @@ def find_audit_faults(tokens: Tokens, tokenizer: Any, model_config: Any) -> list
         model_config: the model's transformers configuration.
     """
     stop_ids = _list_stop_ids(tokenizer, model_config)
-    return [
-        *_find_bos(tokens, tokenizer, stop_ids),
-        *_find_vocabulary(tokenizer, model_config),
-    ]
+    found = [*_find_bos(tokens, tokenizer, stop_ids), *_find_vocabulary(tokenizer, model_config)]
+    return [TokenFault(kind=kind, text=text) for kind, text in found]
 
 
 def find_training_faults(
     tokens: Tokens, tokenizer: Any, model_config: Any, data: DataConfig
 ) -> list[TokenFault]:
-    """Return mistakes in the documents of a run, which its training and its audit both have.
+    """Return mistakes in the documents of a run, for its training and its audit.
 
     Args:
         tokens: of the documents.
@@ -135,23 +124,25 @@ def find_training_faults(
         data: `max_document_tokens` and `seq_len` cut documents.
     """
     stop_ids = _list_stop_ids(tokenizer, model_config)
-    return [
-        *_find_bos(tokens, tokenizer, stop_ids),
-        *_find_open_texts(tokens, tokenizer, stop_ids, data),
-        *_find_open_replies(tokens, tokenizer, stop_ids, data),
-        *_find_unlabelled(tokens, data),
-        *_find_vocabulary(tokenizer, model_config),
+    # Documents as long as they may be are most likely cut off, and have no end to miss.
+    may_end = tokens.lengths != (data.max_document_tokens or -1)
+    found = [
+        *_find_open_texts(tokens, tokenizer, stop_ids, may_end),
+        *_find_open_replies(tokens, tokenizer, stop_ids, may_end),
+        *_find_unlabelled(tokens, data.seq_len),
     ]
+    faults = [TokenFault(kind=kind, text=text) for kind, text in found]
+    return [*find_audit_faults(tokens, tokenizer, model_config), *faults]
 
 
-def _list_stop_ids(tokenizer: Any, model_config: Any) -> frozenset[int]:
+def _list_stop_ids(tokenizer: Any, model_config: Any) -> list[int]:
     """Return EOS, and other ids that end a text according to the model's configuration."""
-    eos_ids = getattr(model_config.get_text_config(), "eos_token_id", None)
-    ids = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
-    return frozenset(id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None)
+    ids = getattr(model_config.get_text_config(), "eos_token_id", None)
+    ids = [ids] if isinstance(ids, int) else list(ids or ())
+    return [id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None]
 
 
-def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: frozenset[int]) -> Iterator[TokenFault]:
+def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterator[_Found]:
     bos = tokenizer.bos_token_id
     if bos is None:
         return
@@ -159,146 +150,127 @@ def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: frozenset[int]) -> Itera
     has_one = tokens.input_ids[starts] == bos
     has_two = has_one & (tokens.lengths > 1)
     has_two[has_two] = tokens.input_ids[starts[has_two] + 1] == bos
-    num_two, num_without = int(has_two.sum()), int((~has_one).sum())
-    name = _name(tokenizer, bos)
+    num_two, num_without, name = int(has_two.sum()), int((~has_one).sum()), _name(tokenizer, bos)
+    begin = f"{tokens.say(num_without)} begin without {name}"
     if num_two:
         where = (
             "the documents begin with one that the tokenizer adds again: take it out of the texts"
             if tokens.is_text[has_two].any()
             else "take one of them out of the chat template, or out of the messages"
         )
-        text = f"{tokens.write_all(num_two)} begin with two {name}: {where}."
-        yield TokenFault(kind="BOS", text=text)
+        yield "BOS", f"{tokens.say(num_two)} begin with two {name}: {where}."
     elif num_without and tokenizer("a")["input_ids"][:1] == [bos]:
-        text = (
-            f"{tokens.write_none(num_without, 'begin')} with {name}, which the tokenizer puts "
-            "before plain text: write {{ bos_token }} at the start of the chat template, and its "
-            "id at the start of given token ids."
+        yield (
+            "BOS",
+            f"{begin}, which the tokenizer puts before plain text: write {{{{ bos_token }}}} at "
+            "the start of the chat template, and its id at the start of given token ids.",
         )
-        yield TokenFault(kind="BOS", text=text)
     elif num_without and bos not in stop_ids:  # One token for both is right for GPT-2.
-        text = (
-            f"{tokens.write_none(num_without, 'begin')} with {name}, which the tokenizer has but "
-            "does not add: right only if the model was trained so, else set add_bos_token to true "
-            "in its tokenizer_config.json."
+        yield (
+            "BOS",
+            f"{begin}, which the tokenizer has but does not add: right only if the model was "
+            "trained so, else set add_bos_token to true in its tokenizer_config.json.",
         )
-        yield TokenFault(kind="BOS", text=text)
 
 
 def _find_open_texts(
-    tokens: Tokens, tokenizer: Any, stop_ids: frozenset[int], data: DataConfig
-) -> Iterator[TokenFault]:
+    tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int], may_end: NDArray[np.bool_]
+) -> Iterator[_Found]:
     """Yield a fault if plain texts have no end; all their tokens are supervised."""
-    if not tokens.is_text.any():
-        return
-    if tokenizer.eos_token_id is None:
-        text = (
-            "The tokenizer has no EOS: documents end without it, and the model never learns to "
-            "stop; set eos_token in its tokenizer_config.json."
-        )
-        yield TokenFault(kind="EOS", text=text)
-        return
+    eos = tokenizer.eos_token_id
     last = tokens.input_ids[tokens.offsets[1:] - 1]
-    is_open = tokens.is_text & ~np.isin(last, list(stop_ids)) & ~_is_cut(tokens, data)
-    if num_open := int(is_open.sum()):
-        text = (
-            f"{tokens.write_none(num_open, 'end')} with {_name(tokenizer, tokenizer.eos_token_id)}"
-            ", so that the model does not learn to stop there; set 'data.append_eos' to true, or "
-            "end given token ids with it."
+    num_open = int((tokens.is_text & ~np.isin(last, stop_ids) & may_end).sum())
+    if eos is None and tokens.is_text.any():
+        yield (
+            "EOS",
+            "The tokenizer has no EOS: documents end without it, and the model never learns to "
+            "stop; set eos_token in its tokenizer_config.json.",
         )
-        yield TokenFault(kind="EOS", text=text)
+    elif num_open:
+        yield (
+            "EOS",
+            f"{tokens.say(num_open)} end without {_name(tokenizer, eos)}: the model does not "
+            "learn to stop there; set 'data.append_eos' to true, or end given token ids with it.",
+        )
 
 
 def _find_open_replies(
-    tokens: Tokens, tokenizer: Any, stop_ids: frozenset[int], data: DataConfig
-) -> Iterator[TokenFault]:
+    tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int], may_end: NDArray[np.bool_]
+) -> Iterator[_Found]:
     """Yield faults in how completions and the assistant's last turns end."""
-    special = find_special_ids(tokenizer)
+    ends = {*stop_ids, *find_special_ids(tokenizer)}
     num_open = 0
     unsupervised: Counter[int] = Counter()
     others: Counter[int] = Counter()
-    is_cut = _is_cut(tokens, data)
     for index in np.flatnonzero(~tokens.is_text):
-        piece = slice(tokens.offsets[index], tokens.offsets[index + 1])
-        ids = tokens.input_ids[piece]
-        last = int(np.flatnonzero(tokens.supervised[piece])[-1])
-        after = int(ids[last + 1]) if last + 1 < len(ids) else None
+        ids = tokens.input_ids[tokens.offsets[index] : tokens.offsets[index + 1]]
+        supervised = tokens.supervised[tokens.offsets[index] : tokens.offsets[index + 1]]
+        last = int(np.flatnonzero(supervised)[-1])
+        after = [int(token) for token in ids[last + 1 : last + 2]]
         if int(ids[last]) in stop_ids:
             continue
-        if int(ids[last]) in special:
+        if int(ids[last]) in ends:
             others[int(ids[last])] += 1
-        elif after is not None and (after in stop_ids or after in special):
-            unsupervised[after] += 1
-        elif not is_cut[index]:
-            num_open += 1
+        elif ends.intersection(after):
+            unsupervised.update(after)
+        else:
+            num_open += bool(may_end[index])
     if unsupervised:
-        text = (
-            f"{tokens.write_all(unsupervised.total())} end the assistant's turn with a token "
-            f"({_name_first(tokenizer, unsupervised)}) that is not supervised: the model never "
-            "learns to stop. Move it before {% endgeneration %} in the chat template."
+        yield (
+            "EOS",
+            f"{tokens.say(unsupervised.total())} end the assistant's turn with a token "
+            f"({_name(tokenizer, *unsupervised)}) that is not supervised: the model never learns "
+            "to stop. Move it before {% endgeneration %} in the chat template.",
         )
-        yield TokenFault(kind="EOS", text=text)
     if others:
-        eos = tokenizer.eos_token_id
-        text = (
-            f"{tokens.write_all(others.total())} end with {_name_first(tokenizer, others)}, which "
-            f"is not the tokenizer's EOS ({'none' if eos is None else _name(tokenizer, eos)}): "
-            "generation stops there only if eos_token_id of the model's generation_config.json "
-            "lists it."
+        yield (
+            "EOS",
+            f"{tokens.say(others.total())} end with {_name(tokenizer, *others)}, which is not the "
+            "tokenizer's EOS: generation stops there only if eos_token_id of the model's "
+            "generation_config.json lists it.",
         )
-        yield TokenFault(kind="EOS", text=text)
     if num_open:
-        text = (
-            f"{tokens.write_all(num_open)} end without a token that says so: the model does not "
-            "learn to stop there. Set 'data.append_eos' to true, or write {{ eos_token }} after "
-            "the assistant's turns in the chat template."
+        yield (
+            "EOS",
+            f"{tokens.say(num_open)} end without a token that says so: the model does not learn to "
+            "stop there. Set 'data.append_eos' to true, or write {{ eos_token }} after the "
+            "assistant's turns in the chat template.",
         )
-        yield TokenFault(kind="EOS", text=text)
 
 
-def _find_unlabelled(tokens: Tokens, data: DataConfig) -> Iterator[TokenFault]:
+def _find_unlabelled(tokens: Tokens, seq_len: int) -> Iterator[_Found]:
     """Yield a fault if documents are cut so that pieces of them train nothing."""
     num_documents = num_pieces = 0
     # Of plain texts every token is supervised, and a whole reply has a label.
-    for index in np.flatnonzero(~tokens.is_text & (tokens.lengths > data.seq_len)):
-        start = tokens.offsets[index]
-        points = [0, *split_points(int(tokens.lengths[index]), data.seq_len)]
+    for index in np.flatnonzero(~tokens.is_text & (tokens.lengths > seq_len)):
+        start, points = tokens.offsets[index], split_points(int(tokens.lengths[index]), seq_len)
         # The first token of a piece has nothing before it that could predict it.
         num_without = sum(
             not tokens.supervised[start + begin + 1 : start + end].any()
-            for begin, end in pairwise(points)
+            for begin, end in pairwise((0, *points))
         )
         num_pieces += num_without
         num_documents += num_without > 0
     if num_pieces:
-        text = (
-            f"{tokens.write_all(num_documents)} have pieces in which no token receives loss "
+        yield (
+            "labels",
+            f"{tokens.say(num_documents)} have pieces in which no token receives loss "
             f"({num_pieces:,} in all): prompts longer than a row, cut from what they prompt; raise "
-            "'data.seq_len'."
+            "'data.seq_len'.",
         )
-        yield TokenFault(kind="labels", text=text)
 
 
-def _find_vocabulary(tokenizer: Any, model_config: Any) -> Iterator[TokenFault]:
-    size = len(tokenizer)
+def _find_vocabulary(tokenizer: Any, model_config: Any) -> Iterator[_Found]:
     vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
-    if vocab_size is not None and size > vocab_size:
-        text = (
-            f"The tokenizer has {size:,} tokens, the model embeddings for {vocab_size:,}: a text "
-            "with one of the others is refused; take the tokenizer that belongs to the model."
+    if vocab_size is not None and len(tokenizer) > vocab_size:
+        yield (
+            "vocabulary",
+            f"The tokenizer has {len(tokenizer):,} tokens, the model embeddings for "
+            f"{vocab_size:,}: a text with one of the others is refused; take the tokenizer that "
+            "belongs to the model.",
         )
-        yield TokenFault(kind="vocabulary", text=text)
 
 
-def _is_cut(tokens: Tokens, data: DataConfig) -> NDArray[np.bool_]:
-    """Return ``[N]`` which documents are as long as they may be, so most likely cut off."""
-    return np.asarray(tokens.lengths == (data.max_document_tokens or -1))
-
-
-def _name(tokenizer: Any, token_id: int) -> str:
-    """Write a token of the vocabulary."""
-    return f"'{tokenizer.convert_ids_to_tokens(token_id)}'"
-
-
-def _name_first(tokenizer: Any, counts: Counter[int]) -> str:
-    return ", ".join(_name(tokenizer, token_id) for token_id, _ in counts.most_common(3))
+def _name(tokenizer: Any, *token_ids: int) -> str:
+    """Write the first tokens of a list."""
+    return ", ".join(f"'{tokenizer.convert_ids_to_tokens(token)}'" for token in token_ids[:3])

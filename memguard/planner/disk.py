@@ -1,87 +1,47 @@
-"""Disk space that a run needs, compared with the free space.
+"""Disk space that a run needs at most, compared with the free space; sizes as text.
 
 during training  `keep_checkpoints` checkpoints, and the next one while it is written
 at the end       the kept checkpoints, and `model/` or `adapter/`
-checkpoint       trained weights and AdamW's two moments, fp32: 12 bytes a parameter, and headers
+checkpoint       trained weights and AdamW's two moments, fp32: 12 bytes a parameter
 
-The files of the audit are small in comparison.
+The files of the audit and the documents are small in comparison.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from memguard.planner.dry_run import DiskNeed, Remark, warn
+from memguard.planner.dry_run import Remark, note, warn
 
 _BYTES_PER_PARAMETER = 12
-"""Size of a checkpoint per parameter: weight and AdamW's two moments, fp32."""
-_BYTES_PER_TENSOR = 7400
-"""Headers of each parameter's four tensors in a checkpoint (torch 2.13, measured)."""
 _FREE_SHARE_TO_LEAVE = 0.05
 
 
-def measure_disk(
-    *,
-    num_parameters: int,
-    num_tensors: int,
-    num_pieces: int,
-    num_steps: int,
-    every_steps: int | None,
-    keep: int,
-    export_bytes: int,
-    prepared_bytes: int,
-    present_bytes: int,
-    free_bytes: int,
-    export_folder: Literal["model", "adapter"] = "model",
-) -> DiskNeed:
-    """Compute the disk space that a run needs.
+def remark_on_disk(
+    *, num_trained: int, num_checkpoints: int, keep: int, export_bytes: int, free_bytes: int
+) -> Remark:
+    """Return how much a run writes; a warning where it does not fit, or only just.
 
     Args:
-        num_parameters: trained parameters, tied ones counted once.
-        num_tensors: trained parameters that are separate tensors.
-        num_pieces: pieces of documents in the rows, each with a tally.
-        num_steps: steps of the run; the last one always writes a checkpoint.
-        every_steps: `train.checkpoint_every_steps`.
+        num_trained: trained parameters, tied ones counted once.
+        num_checkpoints: those that the run writes.
         keep: `train.keep_checkpoints`.
         export_bytes: size of `model/` or `adapter/`.
-        prepared_bytes: the documents' tokens.
-        present_bytes: checkpoints, model and tokens that are there already.
-        free_bytes: of the file system.
-        export_folder: what is exported.
+        free_bytes: of the file system, with what the run has written before.
     """
-    checkpoint = (
-        _BYTES_PER_PARAMETER * num_parameters + _BYTES_PER_TENSOR * num_tensors + 8 * num_pieces
-    )
-    written = -(-num_steps // every_steps) if every_steps else 1
+    checkpoint = _BYTES_PER_PARAMETER * num_trained
     # An old checkpoint is deleted when the next is complete.
-    most = min(written, keep + 1)
-    peak = max(most * checkpoint, min(written, keep) * checkpoint + export_bytes)
-    return DiskNeed(
-        num_parameters=num_parameters,
-        checkpoint_bytes=checkpoint,
-        num_checkpoints=most,
-        export_bytes=export_bytes,
-        prepared_bytes=prepared_bytes,
-        peak_bytes=peak + prepared_bytes,
-        present_bytes=present_bytes,
-        free_bytes=free_bytes,
-        export_folder=export_folder,
+    most = min(num_checkpoints, keep + 1)
+    peak = max(most * checkpoint, min(num_checkpoints, keep) * checkpoint + export_bytes)
+    times = "one" if most == 1 else f"at most {most}"
+    text = (
+        f"Checkpoints take {format_bytes(checkpoint)} each, {times} at a time, and the export "
+        f"{format_bytes(export_bytes)}: {format_bytes(peak)} in all; {format_bytes(free_bytes)} "
+        "are free."
     )
-
-
-def remark_on_disk(disk: DiskNeed) -> list[Remark]:
-    """Warn where a run does not fit, or only just."""
-    missing = disk.peak_bytes - disk.present_bytes - disk.free_bytes
-    if missing > 0:
-        text = (
-            f"The run needs {format_bytes(disk.peak_bytes - disk.present_bytes)} more on disk, "
-            f"{format_bytes(disk.free_bytes)} are free; lower 'train.keep_checkpoints', free some "
-            "space, or choose another 'output_dir'."
-        )
-        return [warn("disk", text)]
-    if -missing < _FREE_SHARE_TO_LEAVE * disk.free_bytes:
-        return [warn("disk", f"The run leaves only {format_bytes(-missing)} free on disk.")]
-    return []
+    if peak > free_bytes * (1 - _FREE_SHARE_TO_LEAVE):
+        ways = "Lower 'train.keep_checkpoints', free some space, or choose another 'output_dir'."
+        return warn("disk", f"{text} {ways}")
+    return note("disk", text)
 
 
 def find_existing_parent(folder: Path) -> Path:

@@ -88,24 +88,6 @@ class LabelCounts(Record):
     num_eos_kept: int
 
 
-class DiskNeed(Record):
-    """What a run leaves on disk against what is free (bytes)."""
-
-    num_parameters: int
-    """Trained ones: the model's, or those of its adapters."""
-    checkpoint_bytes: int
-    num_checkpoints: int
-    """At most at a time, the one being written included."""
-    export_bytes: int
-    export_folder: Literal["model", "adapter"] = "model"
-    prepared_bytes: int
-    peak_bytes: int
-    """Largest use at any time: checkpoints, then the kept ones and the export."""
-    present_bytes: int
-    """Part of it that exists already."""
-    free_bytes: int
-
-
 class BucketPrediction(Record):
     """One bucket as it will be audited if the run goes as planned."""
 
@@ -123,8 +105,6 @@ class BucketPrediction(Record):
     num_audited: int | None
     if_none: Rate | None
     """Extraction rate with its 95 % interval if no audited document is extracted."""
-    if_half: Rate | None
-    """Extraction rate with its 95 % interval if half of the audited documents are extracted."""
 
 
 class ProbeWork(Record):
@@ -166,7 +146,8 @@ class DryRun(Record):
     documents: DocumentCounts
     length: RunLength
     labels: LabelCounts
-    disk: DiskNeed
+    num_trained: int
+    """Trained parameters: the model's, or those of its adapters."""
     buckets: tuple[BucketPrediction, ...]
     audit: AuditWork | None = None
     """null if `audit.enabled` is false."""

@@ -39,8 +39,6 @@ class Outline:
     """Tied parameters are counted once."""
     num_trained: int
     """Those of adapters if there are any, of the chosen modules, or else all of them."""
-    num_tensors: int
-    """Trained parameters that are separate tensors."""
     vocab_size: int
     """Rows of the output embedding."""
 
@@ -70,11 +68,9 @@ def outline_model(
         raise ModelError(f"model '{name}' must have an output embedding; it has none")
     num_parameters = count_parameters(model)
     choose_trained(model, adapter, trainable_modules)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Outline(
         num_parameters=num_parameters,
-        num_trained=sum(parameter.numel() for parameter in trained),
-        num_tensors=len(trained),
+        num_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         vocab_size=head.weight.shape[0],
     )
 

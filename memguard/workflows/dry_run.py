@@ -4,7 +4,7 @@ Documents are prepared as in training, but in a temporary folder: the run's fold
 written. No weights are loaded.
 
 The statistical power of the audit follows from the numbers of documents: the confidence interval if
-none of n documents is extracted, and the interval if half of them are.
+none of n documents is extracted.
 """
 
 import os
@@ -21,22 +21,18 @@ from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
-from memguard.data.loader import Loader
 from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.planner.disk import (
     count_bytes,
     find_existing_parent,
-    measure_disk,
     remark_on_disk,
 )
 from memguard.planner.dry_run import (
     BucketPrediction,
-    DiskNeed,
     DocumentCounts,
     DryRun,
     Remark,
-    RunLength,
     note,
     warn,
 )
@@ -98,9 +94,6 @@ def predict_audit_intervals(
                 num_near_duplicates=None if outline is None else outline.num_near_duplicates,
                 num_audited=num_audited,
                 if_none=None if num_audited is None else clopper_pearson(0, num_audited),
-                if_half=None
-                if num_audited is None
-                else clopper_pearson(num_audited // 2, num_audited),
             )
         )
     order = ("control", "trained", "forget", "background", "heldout", "canary", "removed")
@@ -242,8 +235,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         )
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
-        disk = _measure_disk(config, folder, temporary, outline, training_data.loader, length)
-        remarks += remark_on_disk(disk)
+        remarks.append(_check_disk(config, folder, outline, length.num_steps))
         selection = select_audited(config, corpus, counts)
         buckets = predict_audit_intervals(corpus, counts, selection)
         if config.audit.enabled:
@@ -257,7 +249,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             ),
             length=length,
             labels=labels,
-            disk=disk,
+            num_trained=outline.num_trained,
             buckets=tuple(buckets),
             audit=None
             if selection is None
@@ -309,28 +301,19 @@ def _temporary_folder(folder: Path, borrowed: Path | None) -> Iterator[Path]:
             raise type(error)(message) from error
 
 
-def _measure_disk(
-    config: RunConfig,
-    folder: Path,
-    temporary: Path,
-    outline: Outline,
-    loader: Loader,
-    length: RunLength,
-) -> DiskNeed:
-    # Adapters are written in fp32, whatever the precision.
-    is_narrow = config.train.precision == "bf16" and config.adapter is None
-    # Frozen modules are exported too, the base of adapters is not.
-    num_exported = outline.num_parameters if config.adapter is None else outline.num_trained
-    return measure_disk(
-        num_parameters=outline.num_trained,
-        num_tensors=outline.num_tensors,
-        num_pieces=len(loader.rows.document),
-        num_steps=length.num_steps,
-        every_steps=config.train.checkpoint_every_steps,
-        keep=config.train.keep_checkpoints,
+def _check_disk(config: RunConfig, folder: Path, outline: Outline, num_steps: int) -> Remark:
+    """Return how much a run writes; what an earlier part of it has written needs no room again."""
+    train, is_adapted = config.train, config.adapter is not None
+    every = train.checkpoint_every_steps
+    # Frozen modules are exported too, the base of adapters is not; these are in fp32.
+    num_exported = outline.num_trained if is_adapted else outline.num_parameters
+    is_narrow = train.precision == "bf16" and not is_adapted
+    present = count_bytes(folder, ["adapter", "checkpoints", "model"])
+    return remark_on_disk(
+        num_trained=outline.num_trained,
+        # The last step always writes one.
+        num_checkpoints=-(-num_steps // every) if every else 1,
+        keep=train.keep_checkpoints,
         export_bytes=num_exported * (2 if is_narrow else 4),
-        export_folder="model" if config.adapter is None else "adapter",
-        prepared_bytes=count_bytes(temporary, ["prepared"]),
-        present_bytes=count_bytes(folder, ["adapter", "checkpoints", "model", "prepared"]),
-        free_bytes=shutil.disk_usage(find_existing_parent(folder)).free,
+        free_bytes=shutil.disk_usage(find_existing_parent(folder)).free + present,
     )

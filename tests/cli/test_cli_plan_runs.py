@@ -29,7 +29,7 @@ def test_a_run_with_its_documents(folder: Path) -> None:
     assert outcome.code == 0
     assert "a step of 8 rows, 128 tokens per row, fp32" in outcome.out
     assert "only mesh fits" in outcome.out
-    for title in ("First row", "Training", "Disk", "Documents and audit"):
+    for title in ("First row", "Training", "Documents and audit"):
         assert f"\n{title}\n" in outcome.out
     assert not (folder / "runs").exists()
 
@@ -78,7 +78,7 @@ def test_a_run_as_json(folder: Path) -> None:
     assert printed["dry_run"]["length"]["batch_size"] == 4
     without = json.loads(plan(path, "--no-documents", "--json").out)
     assert "dry_run" not in without
-    assert without["num_parameters"] == printed["dry_run"]["disk"]["num_parameters"]
+    assert without["num_parameters"] == printed["dry_run"]["num_trained"]
 
 
 def test_a_run_without_its_documents(folder: Path) -> None:

@@ -140,11 +140,11 @@ def test_two_beginnings_are_told() -> None:
 def test_a_beginning_that_is_missing_is_told() -> None:
     without = build_tokenizer(CHATML.replace("{{ bos_token }}", ""))
     said = say(lint(write_chats(2), without), "BOS")
-    assert said.startswith("No document begins with '<s>', which the tokenizer")
+    assert said.startswith("All 2 documents begin without '<s>', which the tokenizer")
     assert "{{ bos_token }}" in said
     # Present in the vocabulary, but not put there.
     said = say(lint(write_texts("a cat"), build_tokenizer(starts_with="")), "BOS")
-    assert said.startswith("No document begins with '<s>', which the tokenizer has but")
+    assert said.startswith("1 of 1 documents begin without '<s>', which the tokenizer has but")
     assert "add_bos_token" in said
 
 
@@ -155,7 +155,7 @@ def test_one_token_for_both_ends_is_no_mistake() -> None:
 
 def test_texts_without_an_end_are_told() -> None:
     said = say(lint(write_texts("a cat", "a dog"), build_tokenizer(), append_eos=False), "EOS")
-    assert said.startswith("No document ends with '</s>'")
+    assert said.startswith("All 2 documents end without '</s>'")
     assert "'data.append_eos' to true" in said
     said = say(lint(write_texts("a cat"), build_tokenizer(eos_token=None)), "EOS")
     assert said.startswith("The tokenizer has no EOS")
@@ -227,5 +227,5 @@ def test_prompts_that_are_cut_from_their_completion_are_told() -> None:
 def test_given_token_ids_without_a_beginning_are_told() -> None:
     ids = [Document(id="d0", source="s", format="text", input_ids=(7, 8, 1))]
     said = say(lint(ids, build_tokenizer()), "BOS")
-    assert said.startswith("No document begins with '<s>'")
+    assert said.startswith("1 of 1 documents begin without '<s>'")
     assert "its id at the start of given token ids" in said

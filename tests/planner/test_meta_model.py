@@ -17,7 +17,6 @@ def test_a_configuration_alone_has_the_parameters_of_its_model() -> None:
         model = build_scratch_model(config, vocab_size=300, tokenizer=None, seed=0, attn=None)
         outline = outline_model(model.config, name="m")
         assert outline.num_parameters == count_parameters(model)
-        assert outline.num_tensors == len(list(model.parameters()))
         assert outline.vocab_size == 300
 
 
