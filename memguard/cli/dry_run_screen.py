@@ -159,8 +159,8 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction
     print_indented(out, table)
     if any(bucket.num_audited for bucket in buckets):
         text = (
-            "if none: upper end of the 95 % interval of the extraction rate if no audited document is "
-            "extracted."
+            "if none: upper end of the 95 % interval of the extraction rate if no audited document "
+            "is extracted."
         )
         print_indented(out, Sentence(text, "dim"))
 
