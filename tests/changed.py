@@ -47,6 +47,7 @@ class _Imports:
         self._root = root
         self.tests = sorted(path.relative_to(root) for path in root.glob("tests/**/test_*.py"))
         helpers = [path for path in root.glob("tests/**/*.py") if not path.stem.startswith("test_")]
+        helpers += root.glob("scripts/*.py")  # pytest's `pythonpath`
         self._helpers = {path.stem: path for path in helpers}
         self._files = cache(self._find_files)
 
@@ -77,7 +78,7 @@ class _Imports:
     def _find_files(self, path: Path) -> frozenset[str]:
         files: set[str] = set()
         for target in self._list_targets(path):
-            if target.is_relative_to(self._root / "tests"):
+            if target in self._helpers.values():
                 files |= self._files(target)
             files.add(target.relative_to(self._root).as_posix())
         return frozenset(files)
