@@ -241,7 +241,6 @@ def compare(
             out=None if out is None else Path(out),
             jobs=None if jobs == 1 else jobs,
             fix=False,
-            keep_weights=False,
             num_processes=None,
             utility=utility,
         )

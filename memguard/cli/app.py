@@ -368,12 +368,6 @@ def compare(
             "--fix", help="For one RUN: train again with the fix its report suggests; compare both."
         ),
     ] = False,
-    keep_weights: Annotated[
-        bool,
-        typer.Option(
-            "--keep-weights", help="With --fix: train the same weights until they forget; audit."
-        ),
-    ] = False,
     utility: Annotated[
         str | None, typer.Option(help="For RUNs: the utility, 'heldout_nll' or a benchmark task.")
     ] = None,
@@ -392,7 +386,6 @@ def compare(
         out=out,
         jobs=jobs,
         fix=fix,
-        keep_weights=keep_weights,
         num_processes=nproc,
         utility=utility,
     )

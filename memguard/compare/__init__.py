@@ -29,7 +29,7 @@ from memguard.compare.comparison import (
     list_finished,
 )
 from memguard.compare.expansion import find_early_end
-from memguard.compare.fixes import Copies, Findings, Fix, find_fix, find_greedy_rate
+from memguard.compare.fixes import Copies, Findings, Fix, find_fix
 from memguard.compare.sweep import (
     Sweep,
     SweepRun,

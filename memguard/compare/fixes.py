@@ -8,7 +8,7 @@
 
 The first rule that applies is used. Only one change is made at a time, so that its effect can be
 measured. Nothing is changed if nothing was extracted, or if the control or the base model shows the
-same. To keep the weights and make them forget instead, see `memguard.workflows.fix`.
+same.
 """
 
 from collections.abc import Callable, Mapping
@@ -124,11 +124,11 @@ def _find_extracted_dose(report: AuditReport) -> int | None:
     A dose is a number of repetitions.
     """
     control = report.tables.control
-    ceiling = None if control is None else find_greedy_rate(report, control.bucket)
+    ceiling = None if control is None else _find_greedy_rate(report, control.bucket)
     if ceiling is None or ceiling.high is None or not report.dose_response:
         return None
     rates = {
-        bucket.num_repetitions: find_greedy_rate(report, bucket.bucket)
+        bucket.num_repetitions: _find_greedy_rate(report, bucket.bucket)
         for bucket in report.tables.buckets
         if bucket.role == "trained" and bucket.num_repetitions
     }
@@ -140,12 +140,12 @@ def _find_extracted_dose(report: AuditReport) -> int | None:
     return doses[0] if doses and len(doses) < len(rates) else None
 
 
-def find_greedy_rate(report: AuditReport, bucket: str, model: str = "trained") -> ResultRow | None:
+def _find_greedy_rate(report: AuditReport, bucket: str) -> ResultRow | None:
     """Return the near-verbatim rate of a bucket; the verbatim one if no text was generated."""
-    near = report.tables.find("extraction", "near_verbatim", bucket, model=model)
+    near = report.tables.find("extraction", "near_verbatim", bucket)
     if near is not None and near.is_known:
         return near
-    return report.tables.find("extraction", "verbatim", bucket, model=model)
+    return report.tables.find("extraction", "verbatim", bucket)
 
 
 def _lower_k(found: Findings) -> Fix | None:

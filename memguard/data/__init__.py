@@ -21,9 +21,8 @@
     token_checks.py  mistakes in tokens that make training or audits silently wrong
     packing.py       packs pieces of documents into rows, best fit, and orders the rows
     loader.py        rows of a step as arrays; counts what was actually fed
-    given.py         all documents that a run's settings name, and a hash of texts and settings
+    given.py         all documents that a run's settings name, also after its end; their hash
     prepare.py       read, tokenise, cluster, place, write: a run folder's manifest and tokens
-    forget_list.py   lists which documents of a finished run to forget and which to retain
 
     sources --documents--> Document --tokenization--> ids, supervised
             --duplicates--> clusters --buckets--> bucket, role, repetitions of each document

@@ -22,7 +22,6 @@ from memguard.data.tables import NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten
 
 __all__ = [
-    "MADE_ID",
     "Decode",
     "Document",
     "Format",
@@ -38,8 +37,6 @@ __all__ = [
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
 _NUM_IDS_SHOWN, _NUM_REASONS_SHOWN = 5, 5
-MADE_ID = "id_was_made"
-"""Column of files that memguard writes: whether the id was made of file name and row number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,8 +220,7 @@ def _read_documents(
 ) -> Iterator[Document | None]:
     """Yield the table's documents, None for rows without text; collect ids of invalid rows."""
     columns = list(layout.columns.values())
-    names = ("id", "source", MADE_ID)
-    extra = [name for name in names if name in table.columns and name not in columns]
+    extra = [name for name in ("id", "source") if name in table.columns and name not in columns]
     is_instruction = layout.format in ("alpaca", "sharegpt")
     read_row = read_instruction_row if is_instruction else read_plain_row
     for row, values in enumerate(table.read([*columns, *extra])):
@@ -232,7 +228,7 @@ def _read_documents(
         name, origin = f"{table.name}-{row:06d}", table.origin
         try:
             own = read_name(others.get("id"), "id")
-            has_own_id = own is not None and not (table.has_made_ids or others.get(MADE_ID))
+            has_own_id = own is not None and not table.has_made_ids
             name = own or name
             origin = read_name(others.get("source"), "source") or origin
             named = {"id": name, "source": origin, "has_own_id": has_own_id}

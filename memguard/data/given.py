@@ -1,9 +1,9 @@
-"""Loads all documents that a run's settings name, before they are assigned to buckets."""
+"""Loads all documents that a run's settings name: for a new run, and again after its end."""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ from typing import Any
 from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.documents import Document, load_settings, name_ids
+from memguard.data.identity_key import load_identity_key
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
+from memguard.records import ManifestEntry
+from memguard.records.run_files import load_summary
 from memguard.runtime import Console
 
 
@@ -130,3 +133,48 @@ def hash_content(
         digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
         digest.update(text.encode())
     return digest.hexdigest()
+
+
+def read_texts(
+    data: DataConfig,
+    run_folder: Path,
+    wanted: Sequence[ManifestEntry],
+    *,
+    cache_dir: Path,
+    has_chat_template: Callable[[], bool] = lambda: False,
+) -> dict[str, Document]:
+    """Return documents of a run by id, after checking that their texts have not changed.
+
+    Args:
+        data: settings of the finished run.
+        run_folder: contains the fingerprint of the key of the manifest's hashes.
+        wanted: entries of its manifest.
+        cache_dir: for derived sources.
+        has_chat_template: returns whether the run's tokenizer has a chat template.
+
+    Raises:
+        ConfigError: the identity key is not that of the run, or is where it must not be.
+        DataError: a source cannot be read, documents have changed since, or the identity key is
+            missing.
+    """
+    hmacs = {entry.id: entry.text_hmac for entry in wanted}
+    summary = load_summary(run_folder)
+    # Without it the documents cannot be compared with those of the run.
+    key = load_identity_key(
+        data.identity_key,
+        outside=[run_folder],
+        expected=None if summary is None else summary.identity_key,
+        of=f"'{run_folder}'",
+    ).key
+    unchanged: dict[str, Document] = {}
+    for _, loaded in load_settings(data, cache_dir, has_chat_template=has_chat_template):
+        for document in loaded.documents:
+            if hmacs.get(document.id) == hmac_text(key, document):
+                unchanged[document.id] = document
+    changed = [name for name in hmacs if name not in unchanged]
+    if changed:
+        raise DataError(
+            f"{len(changed)} of the documents of '{run_folder}' are missing or have changed since "
+            f"training ({name_ids(changed)}). Restore their original texts."
+        )
+    return unchanged

@@ -201,8 +201,8 @@ def _write_fixes(report: AuditReport, run_path: str | None) -> list[str]:
         return [f"Fine-tune again with {what}, or train these documents fewer times."]
     return [
         f"Train again with {what} and compare both runs: 'memguard compare {run_path} --fix'.",
-        "If these weights must be kept, make them forget the extracted documents: "
-        f"'memguard compare {run_path} --fix --keep-weights'.",
+        "If these weights must be kept, train them on with the mitigation 'npo' and the extracted "
+        "documents as 'data.forget'.",
     ]
 
 

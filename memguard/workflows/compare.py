@@ -8,7 +8,7 @@ from pathlib import Path
 from memguard.assets import find_asset
 from memguard.compare import load_sweep
 from memguard.errors import RecordError
-from memguard.records import AuditReport, Comparison, write_atomically
+from memguard.records import Comparison, write_atomically
 from memguard.records.audit_files import REPORT
 from memguard.records.comparison import COMPARISON, load_comparison
 from memguard.report import render_comparison
@@ -17,7 +17,7 @@ from memguard.workflows.requests import CompareRequest, check_sweep
 from memguard.workflows.run_folder import locked
 
 
-def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | None]:
+def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
     """Run `memguard compare`.
 
     Args:
@@ -39,12 +39,7 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | AuditReport | N
         return compare_folders(request.given, request.out, utility=request.utility)
     from memguard.workflows.fix import fix_run
 
-    fixed = fix_run(
-        Path(first),
-        request.out,
-        keep_weights=request.keep_weights,
-        num_processes=request.num_processes,
-    )
+    fixed = fix_run(Path(first), request.out, num_processes=request.num_processes)
     return fixed or (Path(first), None)
 
 

@@ -1,12 +1,10 @@
 """Trains a finished run again, changed according to its audit, and compares the two."""
 
-import math
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from memguard.compare import (
     Copies,
@@ -14,11 +12,8 @@ from memguard.compare import (
     find_early_end,
     find_extracted,
     find_fix,
-    find_greedy_rate,
 )
 from memguard.config import (
-    FormatConfig,
-    GoldfishConfig,
     RunConfig,
     apply_settings,
     dump_yaml,
@@ -26,10 +21,9 @@ from memguard.config import (
     validate,
 )
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
-from memguard.data.corpus import load_corpus
 from memguard.data.documents import document_text
 from memguard.data.duplicates import find_copies
-from memguard.data.forget_list import ForgetList, read_texts, write_forget_list
+from memguard.data.given import read_texts
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.records import (
@@ -51,126 +45,10 @@ from memguard.workflows.processes import choose_num_processes
 from memguard.workflows.run_folder import check_finished, check_same_settings
 from memguard.workflows.train import train_run
 
-# Settings of an unlearning run:
-_EPOCHS = 5
-_FORGOTTEN_TIMES = 6
-"""Repetitions of documents to be forgotten: one more than retained ones, to be trained last."""
-_LR_SHARE = 0.3
-"""Factor on the original learning rate: retained documents have been learned already."""
-_NATS_A_LABEL = 0.5
-"""A piece whose mean log-likelihood per label fell by this much is forgotten; NpoConfig.beta."""
-
-
-def make_forgetting_run(folder: Path, config: RunConfig, console: Console) -> RunConfig | None:
-    """Return an unlearning run, NAME-forget, that trains with 'npo' on extracted documents.
-
-    The lists of documents are written to the old run's private folder.
-
-    Args:
-        folder: of a finished run.
-        config: its settings.
-        console: reports what is forgotten.
-
-    Returns:
-        The run's settings; None if no trained document is extracted.
-
-    Raises:
-        DataError: documents have changed since, or none is left to be retained.
-    """
-    extracted = find_extracted(folder)
-    if not any(extracted.values()):
-        console.info("nothing to forget: no trained document is extracted near-verbatim")
-        return None
-    lists = write_forget_list(
-        config.data,
-        folder,
-        extracted,
-        seed=config.seed,
-        cache_dir=default_cache_dir(),
-        has_chat_template=lambda: _has_chat_template(folder),
-    )
-    console.info(
-        f"to be forgotten: {len(lists.forgotten):,} documents, extracted ones and their "
-        f"near-duplicates; retained: {lists.num_retained:,}"
-    )
-    return _make_run(config, folder, lists)
-
-
-def _make_run(config: RunConfig, folder: Path, lists: ForgetList) -> RunConfig:
-    goldfish = find_mitigation(config.mitigations, GoldfishConfig)
-    labels = _count_labels(folder, lists.forgotten, config.data.seq_len)
-    npo = {"name": "npo", "beta": float(f"{1 / (_NATS_A_LABEL * labels):.2g}")}
-    settings: dict[str, Any] = {
-        "name": f"{config.name}-forget",
-        "output_dir": str(folder.resolve().parent),
-        "model": {"path": str(find_weights_folder(folder))},
-        "mitigations": [*([goldfish.model_dump(mode="json")] if goldfish else []), npo],
-        # An adapter is merged: what it has memorized is unlearned in all weights.
-        "adapter": None,
-        "budget": None,
-        "optim.lr": float(f"{_LR_SHARE * config.optim.lr:.2g}"),
-        "train.epochs": _EPOCHS,
-        "train.max_steps": None,
-        # The lists have the usual columns, and texts as the run read them.
-        **{
-            f"data.{name}": field.get_default() for name, field in FormatConfig.model_fields.items()
-        },
-        "data.train": list(lists.train),
-        "data.forget": list(lists.forget),
-        "data.forget_repetitions": _FORGOTTEN_TIMES,
-        "data.control": list(lists.control),
-        "data.control_fraction": 0,
-        "data.heldout": list(lists.heldout),
-        "data.heldout_documents": 0,
-        "data.study": None,
-        "data.background": [],
-        "data.canaries": {"count": 0},
-        "audit.base": True,
-        "audit.enabled": True,
-    }
-    return RunConfig.model_validate(apply_settings(config.model_dump(mode="json"), settings))
-
-
-def _has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer of a finished run has a chat template."""
-    tokenizer = load_tokenizer(str(find_weights_folder(folder)))
-    return getattr(tokenizer, "chat_template", None) is not None
-
-
-def _count_labels(folder: Path, ids: Set[str], seq_len: int) -> float:
-    """Return the mean number of labels per piece of these documents, without prompts."""
-    corpus = load_corpus(folder)
-    counts = [
-        int(corpus.document(index).supervised.sum()) / math.ceil(entry.num_tokens / seq_len)
-        for index, entry in enumerate(corpus.manifest)
-        if entry.id in ids
-    ]
-    return max(1.0, fmean(counts))
-
-
-def describe_forgotten(report: AuditReport) -> str:
-    """Return how many forgotten and retained documents are extracted before and after."""
-    return "; ".join(
-        f"{name}: {_count(report, role, 'base')} extracted near-verbatim before, "
-        f"{_count(report, role, 'trained')} now"
-        for name, role in (("forgotten", "forget"), ("retained", "trained"))
-    )
-
-
-def _count(report: AuditReport, role: str, model: str) -> str:
-    found = [
-        find_greedy_rate(report, bucket.bucket, model)
-        for bucket in report.tables.buckets
-        if bucket.role == role
-    ]
-    rates = [rate for rate in found if rate is not None]
-    num_matched = sum(rate.num_matched or 0 for rate in rates)
-    return f"{num_matched:,} of {sum(rate.num_documents for rate in rates):,}"
-
 
 def fix_run(
-    folder: Path, out: Path | None, *, keep_weights: bool, num_processes: int | None
-) -> tuple[Path, Comparison | AuditReport] | None:
+    folder: Path, out: Path | None, *, num_processes: int | None
+) -> tuple[Path, Comparison] | None:
     """Train a run again with the change that its report suggests, and audit it.
 
     The new run, NAME-fix, and its settings, NAME-fix.yaml, are written next to the old run. The
@@ -179,12 +57,10 @@ def fix_run(
     Args:
         folder: of a finished run.
         out: folder of the comparison; None: ``comparison`` next to the run.
-        keep_weights: continue training its model until it forgets, instead of training again. No
-            comparison is written then: the new run's report has the earlier model as base.
         num_processes: number of training processes; None chooses it, as for a run.
 
     Returns:
-        The page, with the comparison or the new run's report; None if there was nothing to change.
+        The page and the comparison; None if there was nothing to change.
 
     Raises:
         ConfigError: the run's settings cannot be read or may have ended it early, or the folder of
@@ -209,27 +85,18 @@ def fix_run(
     if not report.verdict.may_be_fixed:
         console.info(_explain_no_fix(report.verdict))
         return None
-    if keep_weights:
-        again = make_forgetting_run(folder, config, console)
-        if again is None:
-            return None
-        _train(again, num_processes, console)
-        audit = Path(again.output_dir) / again.name / "audit"
-        after = load_audit_report(audit)
-        console.info(describe_forgotten(after))
-        return audit / "report.html", after
     if ends_early := find_early_end(config):
         raise ConfigError(
             f"'{folder}' may have been ended early by '{ends_early}': a change would alter the "
             "repetitions of its documents, and the runs could not be compared. Train again without "
-            "it, or use --keep-weights"
+            "it"
         )
     copies = _count_copies(folder, config, report, console)
     fix = find_fix(Findings(config=config, report=report, copies=copies))
     if fix is None:
         console.info(
             "no further change is possible: goldfish already drops every second label, and the "
-            "number of epochs cannot be reduced; --keep-weights makes the model forget"
+            "number of epochs cannot be reduced; 'data.forget' with 'npo' makes the model forget"
         )
         return None
     fixed, beside = f"{config.name}-fix", folder.resolve().parent
@@ -326,3 +193,9 @@ def _count_copies(
         num_extracted=len(extracted),
         num_extracted_with_copy=sum(e.id in extracted and e.cluster in copied for e in trained),
     )
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Return whether the tokenizer of a finished run has a chat template."""
+    tokenizer = load_tokenizer(str(find_weights_folder(folder)))
+    return getattr(tokenizer, "chat_template", None) is not None

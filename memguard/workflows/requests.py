@@ -86,7 +86,6 @@ class CompareRequest:
     out: Path | None
     jobs: int | None
     fix: bool
-    keep_weights: bool
     num_processes: int | None
     """Value of `--nproc`; None if left out."""
     utility: str | None = None
@@ -103,8 +102,6 @@ class CompareRequest:
         Raises:
             ConfigError: names the first contradiction.
         """
-        if self.keep_weights and not self.fix:
-            raise ConfigError("--keep-weights needs --fix")
         if (self.num_processes or 1) > 1 and not self.fix:
             raise ConfigError("--nproc needs --fix; a sweep trains several runs with --jobs")
         if not self.are_runs:
@@ -126,10 +123,6 @@ class CompareRequest:
         if self.fix and self.utility is not None:
             raise ConfigError(
                 "--utility does not go with --fix; compare the two RUNs with it afterwards"
-            )
-        if self.keep_weights and self.out is not None:
-            raise ConfigError(
-                "--out is the folder of a comparison, and --keep-weights writes none; remove it"
             )
 
 

@@ -3,14 +3,12 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cli_examples import read_json, run_cli, write_run, write_texts
 from damage import flip_byte
 
 from memguard.config import load_run_config
-from memguard.records import Comparison, load_manifest
+from memguard.records import Comparison
 from memguard.records.audit_files import save_audit_files
 from memguard.records.comparison import load_comparison
 from memguard.records.run_files import add_hash_line
@@ -89,46 +87,6 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
     save_audit_files(path.parent, has_card=True)
 
 
-def test_weights_that_are_kept_are_made_to_forget(run: Path) -> None:
-    say(run, level="memorized", reason="control")
-    scores = run / "audit" / "records.parquet"
-    before = pq.read_table(scores)
-    none = run_cli("compare", run, "--fix", "--keep-weights", "--json")
-    assert (none.code, json.loads(none.out)) == (0, None)
-    assert "nothing to forget" in none.err
-    # Let three of its documents come back.
-    trained = before.column("role").to_pylist()
-    told = [
-        role == "trained" and trained[:n].count("trained") < 3 for n, role in enumerate(trained)
-    ]
-    place = before.schema.get_field_index("extraction.near_verbatim")
-    pq.write_table(before.set_column(place, "extraction.near_verbatim", pa.array(told)), scores)
-    save_audit_files(scores.parent, has_card=True)
-    recited = {
-        name for name, is_told in zip(before.column("id").to_pylist(), told, strict=True) if is_told
-    }
-    done = run_cli("compare", run, "--fix", "--keep-weights", "--json")
-    pq.write_table(before, scores)
-    save_audit_files(scores.parent, has_card=True)
-    assert done.code == 0, done.err
-    assert "to be forgotten: 3 documents" in done.err
-    assert "forgotten: 0 of 3 extracted near-verbatim before, 0 of 3 now; retained: " in done.err
-    again = load_run_config(run.with_name("run-forget") / "config.yaml")
-    assert again.model.path == str(run / "model")
-    assert [one.name for one in again.mitigations] == ["goldfish", "npo"]
-    assert (again.optim.lr, again.train.epochs, again.data.forget_repetitions) == (9e-4, 5, 6)
-    entries = load_manifest(run.with_name("run-forget") / "manifest.jsonl")
-    assert {entry.id for entry in entries if entry.role == "forget"} == recited
-    assert not recited & {entry.id for entry in entries if entry.role != "forget"}
-    assert {entry.role for entry in entries} == {"forget", "trained", "control"}
-    report = json.loads(done.out)
-    assert report["schema"] == "memguard.report/6"
-    buckets = report["tables"]["buckets"]
-    assert dict(zip(buckets["role"], buckets["num_documents"], strict=True))["forget"] == 3
-    for path in (run / "audit" / "private" / "forgetting").iterdir():
-        assert path.stat().st_mode & 0o777 == 0o600
-
-
 def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) -> None:
     say(run, level="memorized", reason="control")
     path = run / "config.yaml"
@@ -168,9 +126,7 @@ def test_what_is_damaged_is_not_fixed(run: Path, name: str, way_out: str) -> Non
     [
         (("quickstart", "--fix"), "--fix needs a finished RUN"),
         (("{run}", "{run}", "--fix"), "--fix takes one RUN; got 2"),
-        (("{run}", "--keep-weights"), "--keep-weights needs --fix"),
         (("{run}", "--nproc", "2"), "--nproc needs --fix"),
-        (("{run}", "--fix", "--keep-weights", "--out", "x"), "--keep-weights writes none"),
     ],
 )
 def test_what_is_refused(run: Path, arguments: tuple[str, ...], reason: str) -> None:

@@ -119,7 +119,6 @@ def make_request(*given: str, fix: bool = False) -> CompareRequest:
         out=None,
         jobs=None,
         fix=fix,
-        keep_weights=False,
         num_processes=None,
         utility="quiz",
     )

@@ -48,17 +48,15 @@ def test_ids_made_of_file_names_and_numbers_are_not_the_users_own(tmp_path):
     (tmp_path / "one.txt").write_text("one")
     (tmp_path / "two.txt").write_text("a<|endoftext|>b")
     rows = [{"id": "a", "text": "x"}, {"id": "", "text": "x"}, {"text": "x"}]
-    # Lists of documents to forget keep the ids of the run, which may be made.
-    made = {"id": "x-000001", "text": "x", "id_was_made": True}
     files = [
         tmp_path / "one.txt",
         tmp_path / "two.txt",
         write_jsonl(tmp_path / "x.jsonl", *rows),
-        write_jsonl(tmp_path / "forget.jsonl", {"id": "b", "text": "x"}, made | {"id": "c"}),
+        write_jsonl(tmp_path / "y.jsonl", {"id": "b", "text": "x"}),
     ]
     found = {d.id: d.has_own_id for file in files for d in load(file).documents}
     assert [name for name, is_own in found.items() if is_own] == ["a", "b"]
-    assert len(found) == 8
+    assert len(found) == 7
     table = make_table(datasets.Dataset.from_list(rows[:2]), name="m")
     loaded = load_documents((table,), setting="m", cache_dir=tmp_path).documents
     assert [(d.id, d.has_own_id) for d in loaded] == [("a", True), ("m-000001", False)]

@@ -1,4 +1,4 @@
-"""Alpaca and sharegpt in a run: prepared, not near-duplicates, with canaries, forgotten again."""
+"""Alpaca and sharegpt in a run: prepared, not near-duplicates, with canaries, read again."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,8 @@ import pytest
 from prepare_examples import prepare_as
 
 from memguard.config import RunConfig
-from memguard.data.documents import load_documents
-from memguard.data.forget_list import read_texts, write_forget_list
-from memguard.data.identity_key import load_identity_key
-from memguard.data.tokenization import hmac_text, train_bpe
+from memguard.data.given import read_texts
+from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 from memguard.records import load_manifest
 
@@ -104,7 +102,7 @@ def test_settings_that_read_the_same_texts_prepare_nothing_again(
     ("name", "data"),
     [("alpaca", {}), ("alpaca", {"template": "stanford"}), ("sharegpt", {})],
 )
-def test_texts_of_a_run_are_found_again_and_written_with_the_usual_columns(
+def test_texts_of_a_run_are_found_again(
     name: str, data: dict[str, Any], folder: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     config, run = make_config(folder, name, **data), tmp_path / "run"
@@ -117,13 +115,3 @@ def test_texts_of_a_run_are_found_again_and_written_with_the_usual_columns(
         # Without the template that the run had, the texts are others.
         with pytest.raises(DataError, match=f"{COUNT} of the documents of .* have changed"):
             read_texts(config.data, run, entries, cache_dir=tmp_path)
-    text = path.read_text().replace('"num_repetitions":null', '"num_repetitions":1')
-    path.write_text(text)
-    trained = [entry.id for entry in load_manifest(path) if entry.role == "trained"]
-    extracted = {id: number < 2 for number, id in enumerate(trained)}
-    lists = write_forget_list(config.data, run, extracted, seed=0, **with_template)
-    key = load_identity_key(None).key
-    hmacs = {entry.id: entry.text_hmac for entry in entries}
-    # Read without settings, as the run that forgets reads them.
-    loaded = load_documents(lists.forget, setting="data.forget", cache_dir=tmp_path).documents
-    assert {d.id: hmac_text(key, d) for d in loaded} == {id: hmacs[id] for id in trained[:2]}
