@@ -1,4 +1,4 @@
-"""Made-up finished runs whose files hold 200 texts that must not leave the machine."""
+"""Made-up finished runs whose files hold 206 texts that must not leave the machine."""
 
 import json
 import shutil
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bundle_examples import make_report, make_rows, write_audit, write_audited_run
+from bundle_examples import make_counts, make_report, make_rows, write_audit, write_audited_run
+from result_examples import make_tables, rate_row
 
 from memguard import records as r
 from memguard.hf.identity import hash_sums, hash_weights
@@ -27,14 +28,19 @@ class Planted:
     secrets: tuple[str, ...]
     names: tuple[str, ...]
     paths: tuple[str, ...]
+    buckets: tuple[str, ...]
+    probe: str
+    key: str
+    """An identity key, in hexadecimal digits."""
 
     @property
     def all(self) -> tuple[str, ...]:
-        return self.texts + self.ids + self.secrets + self.names + self.paths
+        documents = self.texts + self.ids + self.secrets
+        return (*documents, *self.names, *self.paths, *self.buckets, self.probe, self.key)
 
 
 def plant(folder: Path) -> Planted:
-    """Return 200 texts; paths are those of the names in a folder of their own."""
+    """Return 206 texts; paths are those of the names in a folder of their own."""
     draw = np.random.default_rng(7)
 
     def word() -> str:
@@ -47,6 +53,9 @@ def plant(folder: Path) -> Planted:
         secrets=tuple(" ".join(f"{n:02}" for n in draw.integers(0, 99, 6)) for _ in range(40)),
         names=names,
         paths=tuple(str(folder / f"secret_{n}" / name) for n, name in enumerate(names)),
+        buckets=tuple(f"ward {word()}" for _ in range(4)),
+        probe=f"inhouse_{word()}",
+        key=draw.bytes(32).hex(),
     )
 
 
@@ -79,7 +88,7 @@ def write_planted_run(
     (weights / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     everything = "\n".join(planted.all)
     # Training would seal such files, had they been in the folder that it wrote.
-    for name in ("optimizer.pt", "training_args.bin", planted.names[3], "notes.txt"):
+    for name in ("optimizer.pt", "memguard-identity.key", planted.names[3], "notes.txt"):
         (weights / name).write_text(everything)
     base_sums = {name.removeprefix("base/"): item for name, item in BASE_SUM.items()}
     trained = sum_trained(folder, run_key="k", step=1, base=base_sums if is_adapter else None)
@@ -94,7 +103,7 @@ def write_planted_run(
 def write_planted_audit(
     folder: Path, planted: Planted, *, level: r.Level = "inconclusive", **changes: Any
 ) -> None:
-    """Write the audit of such a run; its warnings name documents, files and paths."""
+    """Write the audit of such a run: buckets, warnings, findings and probes have planted names."""
     trained = load_trained(folder)
     weights = folder / trained.folder
     if trained.folder == "adapter":
@@ -105,8 +114,40 @@ def write_planted_audit(
     report = make_report(hashed, 60, run=folder.name)
     named = [planted.ids[0], planted.ids[1], planted.names[0], planted.paths[1], str(folder)]
     banners = [r.Banner(level="note", text=f"A probe names '{text}' here.") for text in named]
-    verdict = report.verdict.model_copy(update={"level": level})
-    report = report.model_copy(update={"banners": banners, "verdict": verdict, **changes})
+    worst = planted.buckets[1]
+    test = r.VerdictTest(
+        documents="bucket",
+        bucket=worst,
+        trained=make_counts(2, 4),
+        control=make_counts(0, 4),
+        p_value=0.2,
+        level=0.01,
+    )
+    verdict = report.verdict.model_copy(
+        update={
+            "level": level,
+            "sentence": f"2 of 4 documents of '{worst}' were extracted, 0 of 4 unseen ones.",
+            "scope": f"{report.verdict.scope} Not run: {planted.probe}.",
+            "bucket": worst,
+            "test": test,
+        }
+    )
+    roles: tuple[r.Role, ...] = ("control", "trained", "trained", "forget")
+    buckets = [
+        r.BucketRow(bucket=name, role=role, num_repetitions=n, num_documents=4)
+        for n, (name, role) in enumerate(zip(planted.buckets, roles, strict=True))
+    ]
+    rows = [rate_row("extraction", "near_verbatim", name, 2, 4) for name in planted.buckets]
+    run = r.ProbeRun(
+        name=planted.probe, version=1, num_documents=None, reason_not_run=planted.paths[0]
+    )
+    values = {
+        "banners": banners,
+        "verdict": verdict,
+        "tables": make_tables(rows, buckets),
+        "probe_runs": [*report.probe_runs, run],
+    }
+    report = report.model_copy(update={**values, **changes})
     secrets = "\n".join(planted.secrets)
     (folder / "audit" / "canaries.parquet").write_text(secrets)
     write_audit(folder / "audit", report, make_rows(60), has_card=True)

@@ -15,7 +15,6 @@
     verify_screen.py  prints the result of `memguard verify`
     diff_screen.py    prints the result of `memguard diff`
     gate_screen.py    prints the result of `memguard gate`
-    hub_screen.py     prints what `memguard export --to` sends, and the card
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.
 """

@@ -1,12 +1,15 @@
 """Commands on the folders of finished runs, audits and sweeps."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memguard.cli.options import Json, print_result, say
 from memguard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memguard.workflows.hub import HubRequest
 
 
 def export(
@@ -47,34 +50,31 @@ def export(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Base model: its present location, or for --to its hub id."),
+        typer.Option(help="Base model: for --merge its present location, for --to its hub id."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Merge an adapter into its base model, or send a run's weights to the hub.
 
     --merge compares logits with those of adapter and base, and writes nothing if they differ by
-    more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else.
+    more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else, to a
+    private repository unless --public is given.
     """
     if to is not None:
-        from memguard.cli.hub_screen import send_to_hub
-        from memguard.workflows.hub_export import HubExportRequest
+        if merge or out is not None or dtype is not None:
+            raise ConfigError("OUT, --merge and --dtype are for a merge; --to sends a run as it is")
+        from memguard.workflows.hub import HubRequest
 
-        send_to_hub(
-            HubExportRequest(
-                folder=folder,
-                to=to,
-                is_public=public,
-                is_dry_run=dry_run,
-                allow_extracted=allow_extracted,
-                allow_unaudited=allow_unaudited,
-                base=base,
-                merge=merge,
-                out=out,
-                dtype=dtype,
-            ),
-            as_json=as_json,
+        request = HubRequest(
+            folder=folder,
+            to=to,
+            is_public=public,
+            is_dry_run=dry_run,
+            allow_extracted=allow_extracted,
+            allow_unaudited=allow_unaudited,
+            base=base,
         )
+        _send_to_hub(request, as_json=as_json)
         return
     for option, is_given in (
         ("--dry-run", dry_run),
@@ -93,12 +93,38 @@ def export(
         raise ConfigError("OUT, the folder of the merged model, is missing")
     from memguard.workflows.requests import ExportRequest
 
-    request = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
-    request.check()
+    merged = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
+    merged.check()
     say("export: loading torch, transformers and peft")
     from memguard.workflows.export import export_merged
 
-    print_result(as_json, export_merged(request).describe(), out)
+    print_result(as_json, export_merged(merged).describe(), out)
+
+
+def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from memguard.cli.verify_screen import shown_reading
+    from memguard.workflows.hub import export_to_hub
+
+    with shown_reading("export") as on_read:
+        export = export_to_hub(request, on_read)
+    if as_json:
+        typer.echo(json.dumps(asdict(export), indent=2))
+        return
+    if export.url is not None:
+        typer.echo(export.url)
+        return
+    visibility = "public" if export.is_public else "private"
+    typer.echo(f"would go to hub:{export.repo} ({visibility}); nothing was sent:")
+    for file in export.files:
+        typer.echo(f"  {file['name']}  {file['num_bytes']:,} bytes")
+    for name in export.left_out:
+        typer.echo(f"  {name}  stays here: not on the list of files of a model")
+    if export.needs:
+        typer.echo(f"it is sent with {export.needs} only; verdict: {export.verdict or 'none'}")
+    typer.echo(f"README.md:\n\n{export.card}", nl=False)
 
 
 def report(

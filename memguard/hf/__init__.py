@@ -7,7 +7,6 @@ adapter_config.py    reads adapter_config.json, and locates the base that it nam
 adapter_files.py     reads and checks a peft folder: layers, ranks, base; no torch
 identity.py          hashes of all files that are read; no torch
 hub.py               asks once whether the hub answers, before a download
-hub_upload.py        sends files to a repository of the hub in one commit; no torch
 tokenizer_files.py   checks the files of a tokenizer; names the file and the field
 checkpoint.py        configuration and tokenizer of a checkpoint, before its weights are read
 load.py              a folder, or random weights, into a model: plain, over devices, or sharded

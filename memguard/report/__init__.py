@@ -31,7 +31,7 @@ the page for those who sign a release
 other forms
     card.py                results as cards in notebooks
     model_card.py          README.md of an exported or a merged model
-    hub_card.py            README.md of a model on a hub, with the block of results that it shows
+    hub_card.py            README.md of a model on a hub, by counts and roles alone
 
 The components of pages are in `memguard.pages`. The page modules compute every number and sentence;
 templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template

@@ -19,7 +19,7 @@ from memguard.report.audit_watched import describe_budget
 from memguard.report.facts import describe_privacy
 from memguard.report.texts import describe_loss_change, write_limits
 
-MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
 """Characters that are escaped in texts of records."""
 _LONGEST_CONFIG = 20_000
 _LOCAL = "(local path)"
@@ -39,8 +39,8 @@ def render_model_card(
         config_yaml: resolved configuration; settings that hold a local path or null, or that
             do not change the weights, are omitted.
     """
-    config = read_config(config_yaml)
-    mitigations = list_mitigations(config)
+    config = _read_config(config_yaml)
+    mitigations = _list_mitigations(config)
     is_adapter = (config or {}).get("adapter") is not None
     sections = [
         _write_front_matter(report, base_model, mitigations, is_adapter=is_adapter),
@@ -52,7 +52,7 @@ def render_model_card(
             has_base=base_model is not None,
         ),
         "## Memorization audit",
-        *(write_audit(report) if report else [NO_AUDIT]),
+        *(_write_audit(report) if report else [NO_AUDIT]),
         "## How to load",
         *([NEEDS_BASE] if is_adapter else []),
         HOW_TO_LOAD,
@@ -61,7 +61,7 @@ def render_model_card(
         shown = {key: value for key, value in config.items() if key not in _NOT_SHOWN}
         if _name_base(base_model) is None and isinstance(shown.get("model"), dict):
             shown["model"] = {**shown["model"], "path": None}
-        sections += ["## Configuration", show_config(shown)]
+        sections += ["## Configuration", _show_config(shown)]
     return "\n\n".join(sections) + "\n"
 
 
@@ -83,7 +83,7 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 ```"""
 
 
-def read_config(config_yaml: str) -> dict[str, Any] | None:
+def _read_config(config_yaml: str) -> dict[str, Any] | None:
     """Return the settings of a YAML text; None if it is not a mapping.
 
     Args:
@@ -96,11 +96,11 @@ def read_config(config_yaml: str) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return the mitigations of a configuration.
 
     Args:
-        config: from `read_config`.
+        config: from `_read_config`.
     """
     listed = (config or {}).get("mitigations") or []
     return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
@@ -112,7 +112,7 @@ def escape(text: str) -> str:
     Args:
         text: of a record.
     """
-    return MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
+    return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
 def _name_base(base_model: str | None) -> str | None:
@@ -189,14 +189,8 @@ def write_origin(
     )
 
 
-def write_audit(report: AuditReport, *, is_for_hub: bool = False) -> list[str]:
-    """Return the paragraphs on the audit: verdict, warnings, rates, costs, limitations.
-
-    Args:
-        report: of the audit.
-        is_for_hub: omits the hash of the documents, with which a reader who has all of them but
-            one could test guesses of that one, and the place of the page.
-    """
+def _write_audit(report: AuditReport) -> list[str]:
+    """Return the paragraphs on the audit: verdict, warnings, rates, costs, limitations."""
     verdict = report.verdict
     parts = [f"**{escape(verdict.describe())}**"]
     parts.append(escape(f"{verdict.membership.sentence} {verdict.scope}"))
@@ -219,18 +213,12 @@ def write_audit(report: AuditReport, *, is_for_hub: bool = False) -> list[str]:
         parts.append(f"{fact.term}: {escape(f'{fact.value}. {fact.detail}')}")
     parts.append("Scope and limitations:")
     parts.append("\n".join(f"- {escape(limit)}" for limit in write_limits(report)))
-    measured = (
+    parts.append(
         f"Measured by memguard {escape(report.tool_version)} on weights "
-        f"`{_code(fmt.hash(report.model.weights_sha256))}`{_write_adapter(report)}"
+        f"`{_code(fmt.hash(report.model.weights_sha256))}`{_write_adapter(report)} and documents "
+        f"`{_code(fmt.hash(report.data.documents_sha256))}`, {escape(report.created)}. The full "
+        "report is `audit/report.html` in the folder of the run."
     )
-    if is_for_hub:
-        parts.append(f"{measured}, {escape(report.created)}.")
-    else:
-        parts.append(
-            f"{measured} and documents `{_code(fmt.hash(report.data.documents_sha256))}`, "
-            f"{escape(report.created)}. The full report is `audit/report.html` in the folder of "
-            "the run."
-        )
     return parts
 
 
@@ -301,7 +289,7 @@ def _write_rate(rate: ResultRow | None) -> str:
     return f"{fmt.counts(rate)}, {fmt.percent(rate.value)} ({fmt.percent_ci(rate.ci)})"
 
 
-def show_config(config: dict[str, Any]) -> str:
+def _show_config(config: dict[str, Any]) -> str:
     """Return settings as a block of YAML, without local paths.
 
     Args:
@@ -352,7 +340,7 @@ def render_merged_card(result: Mapping[str, Any]) -> str:
     sections = [
         _dump_front_matter("transformers", base, []),
         "# Merged model",
-        *write_merged(result, f"`{base}`" if base else "a local base model"),
+        *_write_merged(result, f"`{base}`" if base else "a local base model"),
         "What these weights memorized has not been measured; `memguard audit --model` measures it."
         + ("" if result["is_base_form_known"] else _OVER_4_BITS),
         "## How to load",
@@ -361,7 +349,7 @@ def render_merged_card(result: Mapping[str, Any]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def write_merged(result: Mapping[str, Any], base: str) -> list[str]:
+def _write_merged(result: Mapping[str, Any], base: str) -> list[str]:
     """Return the paragraphs on an adapter and the base that it was merged into.
 
     Args:

@@ -28,21 +28,32 @@ READING_GUIDE = (
 
 def write_limits(report: AuditReport) -> tuple[str, ...]:
     """Return the scope and limitations of an audit, and the probes that did not run."""
+    coverage, attacker, bound, arithmetic = write_counted_limits(report)
+    not_run = write_not_run(report)
+    return (
+        coverage,
+        attacker,
+        bound,
+        f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal data "
+        "that the model repeats in other words.",
+        *([f"Not run: {not_run}."] if not_run else []),
+        arithmetic,
+    )
+
+
+def write_counted_limits(report: AuditReport) -> tuple[str, str, str, str]:
+    """Return the limitations that name nothing: fixed words and counts."""
     method = report.method
     prefix = (
         f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
         if method.prefix_tokens is None
         else f"the {method.prefix_tokens} true tokens before the continuation"
     )
-    not_run = write_not_run(report)
     return (
         _write_coverage(report),
         f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
         "An attacker without that text may extract less.",
         _write_bound(report),
-        f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal data "
-        "that the model repeats in other words.",
-        *([f"Not run: {not_run}."] if not_run else []),
         _write_arithmetic(report),
         *_write_form(report.model),
     )

@@ -35,8 +35,7 @@ bundle.py          packs the files of an audit, with their hashes, into one arch
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 export.py          merges an adapter into its base model and compares the logits
-hub_export.py      sends a run's model or adapter to the hub, with a card, or lists what it would
-hub_files.py       which files go to the hub, and what in them names this machine
+hub.py             sends a run's model or adapter to the hub, with a card, or lists what it would
 list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
 plan_tasks.py      counts the benchmark tasks of a run before it is trained

@@ -1,7 +1,7 @@
 """Real runs of a tiny model sent to a hub on this machine, by a process of its own.
 
-Model, adapter, and adapter merged into its base. The documents have 200 texts, ids, secrets and
-names that the hub must not receive, in whatever form its client sends them.
+A model and an adapter. The documents have 200 texts, ids, secrets and names that the hub must not
+receive, nor the identity key, in whatever form its client sends them.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from cli_examples import run_cli, save_tiny_model, write_jsonl, write_run
 from hub_stand_in import TOKEN, HubStandIn, serve_hub
 
 from memguard.data.corpus import load_corpus
+from memguard.data.identity_key import load_identity_key
 
 pytestmark = pytest.mark.slow
 NUM_DOCUMENTS, NUM_WATCHED, NUM_CANARIES = 210, 96, 8
@@ -67,7 +68,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     planted = (*words[:NUM_WATCHED], *ids[:NUM_WATCHED], *secrets)
     assert len(set(planted)) == 200, len(set(planted))
     places = ("clinic-letters", "full-clinic", "small-clinic", str(folder), folder.name)
-    return Runs(folder=folder, planted=(*planted, *places))
+    identity = load_identity_key(None)
+    return Runs(
+        folder=folder, planted=(*planted, *places, identity.key.hex(), identity.fingerprint)
+    )
 
 
 def read_secrets(run: Path) -> list[str]:
@@ -98,10 +102,10 @@ def start(hub: HubStandIn, home: Path, *arguments: object) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize("kind", ["model", "adapter", "merged"])
+@pytest.mark.parametrize("kind", ["model", "adapter"])
 def test_a_run_on_the_hub(runs: Runs, tmp_path: Path, kind: str) -> None:
     run = runs.folder / "runs" / ("full-clinic" if kind == "model" else "small-clinic")
-    arguments = [run, "--to", "hub:notes", *(["--merge"] if kind == "merged" else [])]
+    arguments = [run, "--to", "hub:notes"]
     with serve_hub() as hub:
         # Offline, as the suite is, and without a token.
         planned = run_cli("export", *arguments, "--dry-run", "--json")

@@ -9,13 +9,12 @@ from huggingface_hub import constants
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, ModelError
-from memguard.workflows.hub_files import (
+from memguard.workflows.hub import (
+    HubRequest,
+    _find_base,
+    _is_allowed,
+    _list_places,
     clean_file,
-    find_base_id,
-    find_datasets,
-    is_allowed,
-    list_places,
-    read_license,
 )
 
 
@@ -29,10 +28,9 @@ def make_config(model: str | None = "base", **data: Any) -> RunConfig:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Cache of the hub with one model and one dataset."""
+    """Cache of the hub with one model."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("models--org--base", "datasets--org--texts"):
-        (tmp_path / "hub" / name).mkdir(parents=True)
+    (tmp_path / "hub" / "models--org--base").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "hub"
 
@@ -43,26 +41,26 @@ def test_files_of_a_model_may_be_sent_and_no_others() -> None:
         *("model.safetensors.index.json", "config.json", "adapter_config.json"),
         *("generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja"),
     ):
-        assert is_allowed(name), name
+        assert _is_allowed(name), name
     for name in (
         *("manifest.jsonl", "records.parquet", "config.yaml", "optimizer.pt", "training_args.bin"),
         *("metrics.jsonl", "trained.json", "audit/report.json", "input_ids.npy", "README.md"),
         *("memguard-identity.key", "other.safetensors", "model.safetensors.old", "CONFIG.JSON"),
         *("model-1-of-2.safetensors", "sub/config.json", "../config.json", "__0_0.distcp"),
     ):
-        assert not is_allowed(name), name
+        assert not _is_allowed(name), name
 
 
 def test_fields_that_name_places_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     fields = {"model_type": "llama", "text_config": {"_name_or_path": "/srv/x", "vocab_size": 4}}
     path.write_text(json.dumps({"_name_or_path": "/srv/x", **fields}))
-    content = clean_file(path, base=None, places=[])
+    content = clean_file(path, None, frozenset())
     assert content is not None
     assert json.loads(content) == {"model_type": "llama", "text_config": {"vocab_size": 4}}
     # Without such a field the file is sent as it is, byte for byte.
     path.write_bytes(content)
-    assert clean_file(path, base=None, places=[]) is None
+    assert clean_file(path, None, frozenset()) is None
 
 
 @pytest.mark.parametrize(
@@ -73,91 +71,55 @@ def test_the_base_of_an_adapter(
 ) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({"base_model_name_or_path": "/srv/b", "revision": "v1", "r": 4}))
-    fields = json.loads(clean_file(path, base=base, places=[]) or b"")
+    fields = json.loads(clean_file(path, base, frozenset()) or b"")
     assert (fields["base_model_name_or_path"], fields["revision"], fields["r"]) == (*expected, 4)
 
 
 def test_a_place_in_another_field_is_refused(tmp_path: Path) -> None:
-    places = ["/srv/data/mails.jsonl", "mails.jsonl"]
-    for name, fields, at in (
-        ("config.json", {"a": [{"b": "see mails.jsonl"}]}, "a.b"),
-        ("tokenizer_config.json", {"extra": str(tmp_path)}, "extra"),
+    places = frozenset(("/srv/data/mails.jsonl", "mails.jsonl"))
+    for name, fields, text in (
+        ("config.json", {"a": [{"b": "see mails.jsonl"}]}, "see mails.jsonl"),
+        ("tokenizer_config.json", {"extra": str(tmp_path)}, str(tmp_path)),
         ("generation_config.json", {"x mails.jsonl": 1}, "x mails.jsonl"),
     ):
         (tmp_path / name).write_text(json.dumps(fields))
-        with pytest.raises(ModelError, match="a place of this machine: nothing is sent") as caught:
-            clean_file(tmp_path / name, base=None, places=places)
-        assert f"in '{at}'" in str(caught.value)
+        with pytest.raises(ModelError, match="a place of this machine: it is not sent") as caught:
+            clean_file(tmp_path / name, None, places)
+        assert f"names '{text}" in str(caught.value)
     (tmp_path / "chat_template.jinja").write_text("{# /srv/data/mails.jsonl #}")
     with pytest.raises(ModelError, match="a place of this machine"):
-        clean_file(tmp_path / "chat_template.jinja", base=None, places=places)
+        clean_file(tmp_path / "chat_template.jinja", None, places)
     # Tokens may look like paths, and words like names of files.
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "/", "unk_token": "/root"}')
     (tmp_path / "vocab.json").write_text('{"/usr/bin": 0, "mails.jsonl": 1}')
     for name in ("special_tokens_map.json", "vocab.json"):
-        assert clean_file(tmp_path / name, base=None, places=places) is None
+        assert clean_file(tmp_path / name, None, places) is None
 
 
 def test_places_are_paths_and_names_of_files(cache: Path) -> None:
-    config = make_config(train=["/srv/data/mails.jsonl", "docs/notes.txt", "org/texts:en@v1"])
-    places = list_places(Path("/srv/runs/run"), config, {"org/texts"})
+    config = make_config(train=["/srv/data/mails.jsonl", "docs/notes.txt"])
+    places = _list_places(Path("/srv/runs/run"), config, None)
     assert {
         *("/srv/data/mails.jsonl", "mails.jsonl", "docs/notes.txt", "notes.txt"),
-        *(str(cache.parent / "docs/notes.txt"), "/srv/runs", "/srv/runs/run"),
-        *(str(cache.parent), str(cache.parent / "base")),
+        *("/srv/runs", "/srv/runs/run", str(cache.parent)),
     } <= places
-    assert not any("org/texts" in place for place in places)
     assert all(len(place) > 5 for place in places)
-    assert "/srv/tokenizer" in list_places(Path("run"), make_config(None), set())
+    assert "/srv/tokenizer" in _list_places(Path("run"), make_config(None), None)
+    # A base that is named on the hub may be named in its configuration.
+    assert "org/base" not in _list_places(Path("run"), make_config("org/base"), "org/base")
+    assert "org/base" in _list_places(Path("run"), make_config("org/base"), None)
 
 
 def test_a_base_is_named_only_if_it_certainly_is_on_the_hub(cache: Path) -> None:
-    assert find_base_id(None, make_config("org/base")) == "org/base"
+    assert _find_base(make_config("org/base")) == "org/base"
     # A relative path of another working directory looks the same.
-    assert find_base_id(None, make_config("models/base")) is None
+    assert _find_base(make_config("models/base")) is None
     for path in ("/srv/base", "./base", None):
-        assert find_base_id(None, make_config(path)) is None
-    assert find_base_id("org/other", make_config("/srv/base")) == "org/other"
+        assert _find_base(make_config(path)) is None
     (cache.parent / "org" / "base").mkdir(parents=True)
-    assert find_base_id(None, make_config("org/base")) is None
-    assert find_base_id("org/base", make_config("/srv/base")) is None
-    with pytest.raises(ConfigError, match="'--base' must be a folder or a hub id"):
-        find_base_id("/srv/missing", make_config())
-
-
-def test_datasets_are_named_only_if_they_were_downloaded(cache: Path) -> None:
-    sources = ["org/texts:en@v1", "org/texts", "org/unknown", "docs/notes", "docstrings:json"]
-    assert find_datasets(make_config(train=sources)) == ("org/texts",)
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("license: apache-2.0", {"license": "apache-2.0"}),
-        (
-            "license: other\nlicense_name: our-terms\nlicense_link: https://x.org/a/LICENSE",
-            {
-                "license": "other",
-                "license_name": "our-terms",
-                "license_link": "https://x.org/a/LICENSE",
-            },
-        ),
-        ("license: other\nlicense_link: /srv/LICENSE", {"license": "other"}),
-        ("license: [mit]", {}),
-        ("license: 'of Acme, Inc.\n  and others'", {}),
-        ("license_name: our-terms", {}),
-        ("license: [", {}),
-        ("- license", {}),
-    ],
-)
-def test_the_license_of_the_base(
-    tmp_path: Path, cache: Path, header: str, expected: dict[str, str]
-) -> None:
-    (tmp_path / "README.md").write_text(f"---\n{header}\n---\n# Base\nlicense: no\n")
-    assert read_license(None, make_config(str(tmp_path))) == expected
-    snapshot = cache / "models--org--base" / "snapshots" / "c0ffee"
-    snapshot.mkdir(parents=True)
-    (snapshot / "README.md").write_bytes((tmp_path / "README.md").read_bytes())
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("c0ffee")
-    assert read_license("org/base", make_config("org/base")) == expected
+    assert _find_base(make_config("org/base")) is None
+    (cache.parent / "config.yaml").touch()
+    for base in ("org/base", "/srv/missing"):
+        request = HubRequest(folder=cache.parent, to="hub:x", base=base, is_dry_run=True)
+        with pytest.raises(ConfigError, match="'--base' must be a hub id with '--to'"):
+            request.check()
