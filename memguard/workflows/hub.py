@@ -139,7 +139,7 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
     operations = []
     for name in allowed:
         path = folder / trained.folder / name
-        cleaned = clean_file(path, base, places)
+        cleaned = _clean_file(path, base, places)
         operation = CommitOperationAdd(name, path if cleaned is None else cleaned)
         was_changed = operation.upload_info.sha256.hex() != trained.model[name].sha256
         if was_changed and cleaned is None:
@@ -189,17 +189,8 @@ def _is_allowed(name: str) -> bool:
     return name in _ALLOWED or _SHARD.fullmatch(name) is not None
 
 
-def clean_file(path: Path, base: str | None, places: frozenset[str]) -> bytes | None:
-    """Return what is sent instead of a file; None sends the file itself.
-
-    Args:
-        path: of a file that may be sent.
-        base: hub id of the base model; None if it is not named.
-        places: paths and names of files that must not leave.
-
-    Raises:
-        ModelError: one is in it where leaving it out may change the model.
-    """
+def _clean_file(path: Path, base: str | None, places: frozenset[str]) -> bytes | None:
+    """Return what is sent instead of a file; None sends the file itself."""
     if path.suffix == ".safetensors":
         return None
     if path.name not in _JSON:
@@ -243,7 +234,7 @@ def _is_place(text: str, places: frozenset[str]) -> bool:
 
 def _list_places(folder: Path, config: RunConfig, base: str | None) -> frozenset[str]:
     """Return paths, and names of files in the settings of a run, which must not leave."""
-    texts = {text for text in _list_texts(config.model_dump(mode="json")) if text != base}
+    texts = {*_list_texts(config.model_dump(mode="json"))} - {base, config.model.revision}
     places = {text for text in texts if "/" in text}
     places |= {Path(text).name for text in texts if Path(text).suffix}
     places |= {str(place) for place in (folder, folder.resolve(), Path.cwd(), Path.home())}
@@ -292,12 +283,9 @@ def _find_commit(api: HfApi, repo: str, export: HubExport) -> str | None:
     except RepositoryNotFoundError:
         api.create_repo(repo, private=not export.is_public)
         info = api.model_info(repo)
-    if info.private and export.is_public:
-        raise ConfigError(f"'hub:{repo}' is private, and --public was given: leave --public out")
-    if not info.private and not export.is_public:
-        raise ConfigError(
-            f"'hub:{repo}' is public: give --public if this model may be, or another name"
-        )
+    if bool(info.private) == export.is_public:
+        what = "private: leave --public out" if export.is_public else "public: give --public"
+        raise ConfigError(f"'hub:{repo}' is {what}, or give another name")
     names = {file["name"] for file in export.files}
     for name in (sibling.rfilename for sibling in info.siblings or ()):
         if name.endswith(_WEIGHTS) and name not in names:  # It would not be clear which are loaded.
@@ -310,9 +298,7 @@ def _explain(error: BaseException | None, repo: str) -> MemguardError | None:
     while error is not None:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404, 409):
-            return ConfigError(
-                f"'hub:{repo}': the hub refuses this token or name ({status}): {_LOGIN}"
-            )
+            return ConfigError(f"'hub:{repo}': token or name is refused ({status}): {_LOGIN}")
         is_network = type(error).__module__.startswith(("httpx", "httpcore"))
         if status is not None or is_network or isinstance(error, ConnectionError):
             said = f"answers {status}" if status else f"does not answer at {constants.ENDPOINT}"

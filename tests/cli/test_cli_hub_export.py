@@ -241,15 +241,15 @@ def test_what_the_hub_refuses(
     hub.repos["acme/closed"] = Repo()
     hub.repos["acme/full"] = Repo(files={"pytorch_model.bin": b"other weights"})
     refuse(export(run, to="hub:acme/open"), 2, "'hub:acme/open' is public: give --public")
-    refuse(export(run, "--public", to="hub:acme/closed"), 2, "is private, and --public was given")
+    refuse(export(run, "--public", to="hub:acme/closed"), 2, "is private: leave --public out")
     refuse(export(run, to="hub:acme/full"), 2, "has other weights, 'pytorch_model.bin'")
     for path, status, code, message in (
-        ("/api/repos/create", 403, 2, "'hub:acme/notes': the hub refuses this token or name (403)"),
-        ("/api/repos/create", 409, 2, "refuses this token or name (409)"),
-        ("/api/models/acme/closed/commit/main", 403, 2, "refuses this token or name (403)"),
+        ("/api/repos/create", 403, 2, "'hub:acme/notes': token or name is refused (403)"),
+        ("/api/repos/create", 409, 2, "token or name is refused (409)"),
+        ("/api/models/acme/closed/commit/main", 403, 2, "token or name is refused (403)"),
         ("/api/models/acme/closed/commit/main", 412, 3, "the hub answers 412"),
         ("/api/models/acme/closed/commit/main", 507, 3, "the hub answers 507"),
-        ("/acme/closed.git/info/lfs/objects/batch", 404, 2, "token or name (404)"),
+        ("/acme/closed.git/info/lfs/objects/batch", 404, 2, "token or name is refused (404)"),
     ):
         hub.answer = lambda _, asked, p=path, s=status: s if asked == p else None  # type: ignore[misc]
         to = "hub:acme/closed" if "closed" in path else "hub:acme/notes"
@@ -258,7 +258,7 @@ def test_what_the_hub_refuses(
     for repo in hub.repos.values():
         assert len(repo.commits) == 1, "nothing was committed"
     monkeypatch.setenv("HF_TOKEN", "hf_another")
-    refuse(export(run), 2, "token or name (401): set HF_TOKEN, or log in")
+    refuse(export(run), 2, "token or name is refused (401): set HF_TOKEN, or log in")
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError, ModelError
 from memguard.workflows.hub import (
     HubRequest,
+    _clean_file,
     _find_base,
     _is_allowed,
     _list_places,
-    clean_file,
 )
 
 
@@ -55,12 +55,12 @@ def test_fields_that_name_places_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     fields = {"model_type": "llama", "text_config": {"_name_or_path": "/srv/x", "vocab_size": 4}}
     path.write_text(json.dumps({"_name_or_path": "/srv/x", **fields}))
-    content = clean_file(path, None, frozenset())
+    content = _clean_file(path, None, frozenset())
     assert content is not None
     assert json.loads(content) == {"model_type": "llama", "text_config": {"vocab_size": 4}}
     # Without such a field the file is sent as it is, byte for byte.
     path.write_bytes(content)
-    assert clean_file(path, None, frozenset()) is None
+    assert _clean_file(path, None, frozenset()) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_base_of_an_adapter(
 ) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({"base_model_name_or_path": "/srv/b", "revision": "v1", "r": 4}))
-    fields = json.loads(clean_file(path, base, frozenset()) or b"")
+    fields = json.loads(_clean_file(path, base, frozenset()) or b"")
     assert (fields["base_model_name_or_path"], fields["revision"], fields["r"]) == (*expected, 4)
 
 
@@ -84,16 +84,16 @@ def test_a_place_in_another_field_is_refused(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(json.dumps(fields))
         with pytest.raises(ModelError, match="a place of this machine: it is not sent") as caught:
-            clean_file(tmp_path / name, None, places)
+            _clean_file(tmp_path / name, None, places)
         assert f"names '{text}" in str(caught.value)
     (tmp_path / "chat_template.jinja").write_text("{# /srv/data/mails.jsonl #}")
     with pytest.raises(ModelError, match="a place of this machine"):
-        clean_file(tmp_path / "chat_template.jinja", None, places)
+        _clean_file(tmp_path / "chat_template.jinja", None, places)
     # Tokens may look like paths, and words like names of files.
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "/", "unk_token": "/root"}')
     (tmp_path / "vocab.json").write_text('{"/usr/bin": 0, "mails.jsonl": 1}')
     for name in ("special_tokens_map.json", "vocab.json"):
-        assert clean_file(tmp_path / name, None, places) is None
+        assert _clean_file(tmp_path / name, None, places) is None
 
 
 def test_places_are_paths_and_names_of_files(cache: Path) -> None:
