@@ -38,6 +38,7 @@ def write_limits(report: AuditReport) -> tuple[str, ...]:
         "that the model repeats in other words.",
         *([f"Not run: {not_run}."] if not_run else []),
         arithmetic,
+        *_write_form(report.model),
     )
 
 
@@ -55,7 +56,6 @@ def write_counted_limits(report: AuditReport) -> tuple[str, str, str, str]:
         "An attacker without that text may extract less.",
         _write_bound(report),
         _write_arithmetic(report),
-        *_write_form(report.model),
     )
 
 
