@@ -33,7 +33,7 @@ _BESIDE_IDS: Mapping[str, FormatName] = {
     "prompt": "prompt_completion",
 }
 """Columns beside token ids that leave it open which is the document."""
-_NOT_TEXT = ("id", "source", "id_was_made")
+_NOT_TEXT = ("id", "source")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
