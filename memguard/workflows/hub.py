@@ -262,6 +262,8 @@ def _send(export: HubExport, operations: list[CommitOperationAdd]) -> HubExport:
         raise ConfigError(f"{why}. Give {export.needs} to send them all the same")
     api = HfApi(library_name="memguard", library_version=memguard.__version__)
     repo, message = export.repo, f"Model and audit, by memguard {memguard.__version__}"
+    has_no_statistics = constants.HF_HUB_DISABLE_TELEMETRY
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # Else every request names the libraries installed.
     try:
         repo = repo if "/" in repo else f"{api.whoami()['name']}/{repo}"
         parent = _find_commit(api, repo, export)
@@ -270,6 +272,8 @@ def _send(export: HubExport, operations: list[CommitOperationAdd]) -> HubExport:
         raise
     except Exception as error:
         raise (_explain(error, repo) or error) from error
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = has_no_statistics
     return replace(export, repo=repo, url=f"{api.endpoint}/{repo}", commit=commit.oid)
 
 

@@ -108,6 +108,8 @@ def test_the_hub_receives_the_listed_files_and_nothing_planted(
     assert again["commit"] == repo.commits[-1]
     assert len(repo.commits) == 2
     assert hub.count("PUT /objects/") == 1
+    # A request names memguard and huggingface_hub, and no other library that is installed.
+    assert not any("torch" in head.lower() for head, _ in hub.received)
 
 
 def test_a_planted_text_would_be_found(hub: HubStandIn, tmp_path: Path) -> None:
