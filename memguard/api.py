@@ -261,8 +261,7 @@ def plan(
 ) -> PlanResult:
     """Estimate memory and time of a training step on every mesh of a machine.
 
-    Documents are not read. `.plan.tasks` of the result are the run's benchmark tasks that can be
-    opened on this machine; `.plan.tasks_not_counted` has the reason for each of the others.
+    Documents are not read.
 
     Args:
         config: a run's YAML, the name of a shipped one, or its settings; None for a model alone.

@@ -18,9 +18,8 @@ running the probes
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> generated tokens
     token_loop.py          the loop over the new tokens of a batch
-    generation_time.py     how long that takes on a mesh, measured at its first steps
+    generation_time.py     its limit of time where weights are gathered for each token
     cache.py               rows of numbers, cached on disk and computed once
-    bounds.py              the most that an audit asks of its models, and how much of it is done
     context.py             the models, tokenizer, cache and process group of an audit
     probe.py               what a probe is: settings, metrics, measurement, rows, section
     requests.py            what probes ask of a model, and what they receive

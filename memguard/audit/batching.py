@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from memguard.audit.requests import LimitReached
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
@@ -109,6 +110,8 @@ class Batching:
         ranks are waiting in a collective.
 
         Raises:
+            LimitReached: generation has taken too long, see `generation_time`; with the results of
+                the batches before.
             ModelError: a token is outside the vocabulary, a row is longer than the model's maximum
                 length, a single job does not fit into memory, or logits are not finite.
         """
@@ -123,7 +126,11 @@ class Batching:
                 batch = self._lm.deal(batches)[0] or []
                 if self._measures_memory:
                     torch.cuda.reset_peak_memory_stats(self._lm.device)
-                done = self._try_batch(run_batch, batch, num_steps)
+                try:
+                    done = self._try_batch(run_batch, batch, num_steps)
+                except LimitReached as reason:
+                    # On every rank, in the same step.
+                    raise LimitReached(str(reason), self._gather(mine)) from None
                 if done is None:
                     self._halve([jobs[index] for index in batch])
                     continue
@@ -135,20 +142,15 @@ class Batching:
                 waiting = waiting[sum(map(len, batches)) :]
                 if on_progress is not None:
                     on_progress(len(jobs) - len(waiting), len(jobs))
+        gathered = self._gather(mine)
+        return [gathered[index] for index in range(len(jobs))]
+
+    def _gather(self, mine: dict[int, Result]) -> dict[int, Result]:
+        """Return the results of all ranks."""
         gathered: dict[int, Result] = {}
         for part in self.runtime.gather_objects(mine):
             gathered.update(part)
-        return [gathered[index] for index in range(len(jobs))]
-
-    def count_steps(self, jobs: Sequence[Job]) -> int:
-        """Return the steps of all rounds, if no text ends early; see `run`."""
-        waiting = sorted(range(len(jobs)), key=lambda index: -_count_tokens([jobs[index]]))
-        num_steps = 0
-        while waiting:
-            batches = self._take_round(waiting, jobs)
-            num_steps += max(jobs[index].num_new for batch in batches for index in batch)
-            waiting = waiting[sum(map(len, batches)) :]
-        return num_steps
+        return gathered
 
     def _take_round(self, waiting: Sequence[int], jobs: Sequence[Job]) -> list[list[int]]:
         """Return the next batches, at most one for each rank that splits the batch."""

@@ -74,6 +74,7 @@ def search_beams(
         on_progress: see `batching.Progress`.
 
     Raises:
+        LimitReached: see `Decoder.run`.
         ModelError: see `Batching.run`.
     """
     assert width >= 1, "at least one beam"

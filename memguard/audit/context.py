@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from memguard.audit.bounds import WorkMeter
 from memguard.audit.cache import RecordCache
 from memguard.audit.decoding import Decoder
 from memguard.audit.membership_scores import Codec
@@ -54,8 +53,6 @@ class AuditContext:
     cache: RecordCache | None = None
     peers: Runtime = field(default_factory=Runtime)
     on_progress: OnProgress | None = None
-    meter: WorkMeter = field(default_factory=WorkMeter)
-    """Compares what is done with the most that the audit asks of its models."""
     compare_masks: CompareMasks | None = None
     goldfish: Goldfish | None = None
     """The goldfish used in training, which an attacker may know; None if no labels were dropped."""

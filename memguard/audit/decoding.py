@@ -31,8 +31,8 @@ from memguard.audit.batching import (
     Result,
     find_longest_run,
 )
-from memguard.audit.generation_time import GenerationLimit, Pace
-from memguard.audit.requests import Prompt
+from memguard.audit.generation_time import Clock, GenerationLimit
+from memguard.audit.requests import LimitReached, Prompt
 from memguard.audit.token_loop import Choice, Choose, Continuation, IsDone, TokenLoop
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
@@ -89,11 +89,11 @@ class Decoder:
         is_alone = runtime.world_size == 1 and lm.device.type == "cpu"
         self._read_every = 1 if is_alone or not self._fits else _READ_EVERY
         self._limit = limit or GenerationLimit()
-        self._pace: Pace | None = None
+        self._clock: Clock | None = None
 
     def grow(self, *, is_cached: bool, room: int) -> GrowingRows:
         """Return rows that have not been started, see `GrowingRows`; their steps are timed."""
-        on_step = None if self._pace is None else self._pace.step
+        on_step = None if self._clock is None else self._clock.step
         return GrowingRows(self.lm, is_cached=is_cached, room=room, on_step=on_step)
 
     def run(
@@ -102,18 +102,25 @@ class Decoder:
         run_batch: RunCached[Result],
         on_progress: Progress | None = None,
     ) -> list[Result]:
-        """Return the results of ``run_batch``, in the order of the jobs; see `Batching.run`."""
+        """Return the results of ``run_batch``, in the order of the jobs; see `Batching.run`.
+
+        Raises:
+            LimitReached: where weights are gathered for each token; with the finished results.
+        """
         assert all(job.num_new >= 1 for job in jobs), "a continuation has a token"
         # Evaluated in the first batch: on all ranks, and after the jobs were checked.
         is_cached = cache(lambda: self._agree_on_cache(jobs))
-        self._pace = None
-        if not self._fits:
-            num_steps = self._batching.count_steps(jobs)
-            self._pace = Pace(limit=self._limit, runtime=self._runtime, num_steps=num_steps)
+        self._clock = None if self._fits else Clock(limit=self._limit, runtime=self._runtime)
+
+        def run_timed(batch: Sequence[int], num_steps: int) -> BatchResult[Result]:
+            if self._clock is not None:
+                self._clock.begin_batch()
+            return run_batch(batch, num_steps, is_cached())
+
         with self.lm.keep_gathered(fits=self._fits):
             return self._batching.run(
                 jobs,
-                lambda batch, num_steps: run_batch(batch, num_steps, is_cached()),
+                run_timed,
                 on_progress,
             )
 
@@ -229,7 +236,11 @@ class Decoder:
         on_progress: Progress | None,
         is_done: IsDone | None = None,
     ) -> list[list[Continuation]]:
-        """Return ``num_samples`` continuations of each request."""
+        """Return ``num_samples`` continuations of each request.
+
+        Raises:
+            LimitReached: with the continuations of the requests that are finished, by index.
+        """
         pairs = [
             (index, sample)
             for index, request in enumerate(requests)
@@ -260,7 +271,14 @@ class Decoder:
                 copies=[distinct.index(index) for index, _ in rows],
             )
 
-        by_request = dict(zip(pairs, self.run(jobs, run, on_progress), strict=True))
+        try:
+            by_request = dict(zip(pairs, self.run(jobs, run, on_progress), strict=True))
+        except LimitReached as reason:
+            texts: dict[int, list[Continuation]] = {}
+            for job in sorted(reason.finished):
+                texts.setdefault(pairs[job][0], []).append(reason.finished[job])
+            whole = {index: of for index, of in texts.items() if len(of) == num_samples}
+            raise LimitReached(str(reason), whole) from None
         return [
             [by_request.get((index, sample), _NOTHING) for sample in range(num_samples)]
             for index in range(len(requests))

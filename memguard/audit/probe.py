@@ -3,7 +3,6 @@
     measure     a generator: yields requests, receives a matrix of numbers for each
     tabulate    the measurements -> rows, metrics, details, columns of records.parquet
     section     a report -> the section of its page that shows the results
-    bound       settings, lengths of the items -> at most so many passages and tokens
 
 A probe is one file of `probes/`, or one of another package (`plugins.py`). With `measure` and
 `metrics` alone it has a row for each metric and bucket, with base model, differences and control,
@@ -85,56 +84,6 @@ class Summary:
     """By ``trained`` and ``base``: [N] 1 if one of the probe's risks extracts a document, 0 if
     none, NaN if it was not tried."""
     canaries: Sequence[CanaryScore] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ItemSizes:
-    """The items of an audit before anything is measured: N documents."""
-
-    prefix_N: NDArray[np.int64]
-    """Tokens before the continuation."""
-    continuation_N: NDArray[np.int64]
-    bucket_N: NDArray[np.object_]
-    num_canaries: int = 0
-    canary_tokens: int = 0
-    """Tokens of all canaries together."""
-    lowercase_tokens: int = 0
-    """Tokens of the windows' texts in lower case; 0 without a tokenizer, or if no probe needs them.
-    """
-    has_goldfish: bool = False
-    has_reference: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all windows."""
-        return int(self.prefix_N.sum() + self.continuation_N.sum())
-
-    def choose(self, size: int | None) -> NDArray[np.bool_]:
-        """Return the documents of the largest possible sample of ``size`` of each bucket."""
-        chosen_N = np.zeros(len(self.bucket_N), dtype=bool)
-        order = np.argsort(-(self.prefix_N + self.continuation_N), kind="stable")
-        for bucket in np.unique(self.bucket_N.astype(str)):
-            chosen_N[order[self.bucket_N[order] == bucket][:size]] = True
-        return chosen_N
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """The most that a probe asks of one model."""
-
-    passages: int = 0
-    """Passages that are scored, and prompts that are continued."""
-    tokens: int = 0
-    """Of the passages and prompts."""
-    decoded: int = 0
-    """Tokens that are generated, beams and samples counted each."""
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            passages=self.passages + other.passages,
-            tokens=self.tokens + other.tokens,
-            decoded=self.decoded + other.decoded,
-        )
 
 
 class Probe(Settings):
@@ -303,9 +252,3 @@ class Probe(Settings):
     def section(cls, report: AuditReport) -> Section | None:
         """Return the section of the page; None leaves the table of `metrics` to the page."""
         return None
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Return the most that this probe asks of one model: by default a pass over each item."""
-        if not self.models:
-            return Work()
-        return Work(passages=len(sizes.prefix_N), tokens=sizes.num_tokens)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from memguard.audit.bounds import list_bounds
 from memguard.audit.canaries import AuditCanary
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
@@ -94,12 +93,9 @@ def run_audit(
         has_reference=reference is not None,
         compare_masks=context.compare_masks,
     )
-    models: list[Model] = ["trained"]
-    models += [] if base is None else ["base"]
-    models += [] if reference is None else ["reference"]
-    context.meter.expect(list_bounds(suite, inputs, models))
     failed: dict[str, str] = {}
-    run = partial(Runner, context=context, seed=seed, packages=suite.packages)
+    stopped: set[tuple[Model, str]] = set()
+    run = partial(Runner, context=context, seed=seed, packages=suite.packages, stopped=stopped)
 
     def measure(audited: AuditedModel, kind: Model, name: str) -> dict[str, Measured]:
         with run(audited=audited, model=kind, name=name) as runner:
@@ -132,6 +128,7 @@ def run_audit(
                 tally=tally,
                 cut=find_cut(documents, windows, window=window),
                 is_other_kind=is_other_kind,
+                is_limited=any(kind == "trained" or name in failed for kind, name in stopped),
             ),
         ),
         scores=scores,

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from memguard.audit.beams import BeamRequest, search_beams
+from memguard.audit.beams import BeamRequest, Beams, search_beams
 from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
 from memguard.audit.contained import Guard
 from memguard.audit.context import AuditContext, AuditedModel
@@ -27,14 +27,17 @@ from memguard.audit.requests import (
     Generate,
     Generated,
     Inputs,
+    LimitReached,
     Measured,
     Model,
+    NotAllGenerated,
     Prompt,
     Request,
     Rounds,
     Score,
     View,
 )
+from memguard.audit.token_loop import Continuation
 
 _SHARD_ITEMS = 2048
 """Items scored at a time: this limits the token results in memory, and their numbers are stored
@@ -56,6 +59,8 @@ class Runner:
     """Of sampled texts."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Packages of the probes that are not memguard's, by name of the probe."""
+    stopped: set[tuple[Model, str]] = field(default_factory=set)
+    """Models and probes whose text was not all generated, because the limit of time was reached."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,13 +117,7 @@ class Runner:
                     )
                     started = partial(_start, probe, inputs, view, running)
                     _advance(probe.name, started, running, done, guard)
-            self.context.meter.start_round(
-                self.model,
-                {name: requests for name, (_, requests) in running.items()},
-                waiting=[probe.name for probe in waiting],
-            )
             self._run_round(running, done, guard)
-        self.context.meter.end(self.model)
         return done
 
     def _run_round(
@@ -140,6 +139,8 @@ class Runner:
                     for request in requests
                 ]
             except CannotGenerate as reason:
+                if isinstance(reason, LimitReached):
+                    self.stopped.add((self.model, name))
                 answer = partial(rounds.throw, reason)
             else:
                 answer = partial(rounds.send, answers)
@@ -169,7 +170,6 @@ class Runner:
             schemes=tuple(dict.fromkeys(s for r in group for s in r.selection.schemes)),
         )
         num_items = sum(size > 0 for size in sizes)
-        self.context.meter.begin(group)
         report = self._report(next((r.stage for r in group if r.stage), ""))
         num_cached = num_items - len(missing)
         if report is not None and num_cached:
@@ -220,7 +220,6 @@ class Runner:
 
     def _generate(self, request: Generate, guard: Guard) -> ScoreMatrix:
         store = self._open(request, request.prompts)
-        self.context.meter.begin([request])
         items = sorted(store.missing, key=lambda item: (-_size(request.prompts[item]), item))
         decoder = self.audited.decoder() if items else None
         if decoder is not None:
@@ -232,12 +231,30 @@ class Runner:
             for start in range(0, len(items), _SHARD_ITEMS):
                 shard = items[start : start + _SHARD_ITEMS]
                 prompts = [p for item in shard if (p := request.prompts[item]) is not None]
-                span = (start / len(items), len(shard) / len(items))
-                texts = self._decode(request, decoder, shard, prompts, span)
-                rows = guard.reduce(request, shard, texts)
-                if rows is not None:
-                    store.add(shard, rows)
+                try:
+                    texts = self._decode(request, decoder, shard, prompts, (start, len(items)))
+                except LimitReached as reason:
+                    found = {shard[n]: _to_generated(t) for n, t in reason.finished.items()}
+                    # Cached, so that another audit goes on from here.
+                    self._keep(store, request, list(found), list(found.values()), guard)
+                    num_left = len(items) - start - len(found)
+                    text = f"{num_left:,} of {len(items):,} texts were not generated: {reason}"
+                    raise NotAllGenerated(text, store.finish()) from None
+                self._keep(store, request, shard, texts, guard)
         return store.finish()
+
+    def _keep(
+        self,
+        store: StoredNumbers,
+        request: Generate,
+        items: Sequence[int],
+        texts: Sequence[Generated],
+        guard: Guard,
+    ) -> None:
+        """Reduce the texts of some items to numbers, and store these."""
+        rows = guard.reduce(request, items, texts) if items else None
+        if rows is not None:
+            store.add(items, rows)
 
     def _decode(
         self,
@@ -245,9 +262,10 @@ class Runner:
         decoder: Decoder,
         items: Sequence[int],
         prompts: Sequence[Prompt],
-        span: tuple[float, float],
+        place: tuple[int, int],
     ) -> list[Generated]:
-        report = self._report(request.stage, span)
+        show, (start, total) = self._report(request.stage), place
+        report = None if show is None else lambda done, _: show(start + done, total)
         if request.beams is not None:
             free, costs = request.is_free, request.guess_costs
             searched = search_beams(
@@ -292,24 +310,10 @@ class Runner:
             peers=self.context.peers,
         )
 
-    def _report(
-        self, stage: str, span: tuple[float, float] = (0.0, 1.0)
-    ) -> Callable[[int, int], None] | None:
-        """Return a function that shows progress; None if none is shown.
-
-        Args:
-            stage: of the requests.
-            span: begin and width of what it covers, as parts of the requests.
-        """
-        show, meter = self.context.on_progress, self.context.meter
-        if show is None or not stage:
-            return None
-
-        def report(done: int, total: int) -> None:
-            meter.advance(span[0] + span[1] * done / total)
-            show(stage, done, total)
-
-        return report
+    def _report(self, stage: str) -> Callable[[int, int], None] | None:
+        """Return a function that shows the progress of a stage; None if none is shown."""
+        show = self.context.on_progress
+        return partial(show, stage) if show is not None and stage else None
 
 
 def _start(
@@ -378,6 +382,13 @@ def _cover(whole: Passage, part: Passage) -> Passage:
         first_label=min(whole.first_label, part.first_label),
         first_choice=first_choice,
     )
+
+
+def _to_generated(found: Beams | Sequence[Continuation]) -> Generated:
+    """Return beams, or the continuations of one prompt, as a probe receives them."""
+    if isinstance(found, Beams):
+        return Generated(samples=found.ids_WS)
+    return Generated(samples=np.stack([t.token_ids for t in found]), min_gap=found[0].min_gap)
 
 
 def _size(prompt: Prompt | None) -> int:

@@ -134,6 +134,8 @@ class Circumstances:
     cut: CutDocuments | None
     is_other_kind: bool
     """Whether the control was given and is another kind of text than the trained documents."""
+    is_limited: bool = False
+    """Whether the limit of generation time ended a probe, whose rest was not generated."""
 
 
 def summarise(
@@ -169,6 +171,9 @@ def summarise(
                 + sum(o.num_not_auditable + o.num_not_sampled for o in outlines if o.was_trained),
                 num_too_short=sum(o.num_not_auditable for o in outlines if o.was_trained),
                 was_generated=generated.get("reason_not_generated") is None,
+                num_generated=generated.get("num_generated", 0),
+                num_not_generated=generated.get("num_not_generated", 0),
+                is_limited=circumstances.is_limited,
                 is_collapsed=is_collapsed(scores),
                 is_other_kind=circumstances.is_other_kind,
             ),
@@ -184,6 +189,11 @@ def summarise(
             not_run=[run.name for run in probe_runs if run.num_documents is None],
         )
     )
+    probe_runs += [
+        _describe_left(probe, str(generated["reason_not_generated"]))
+        for probe in suite.probes
+        if probe.name == "extraction" and generated.get("num_not_generated")
+    ]
     return AuditResults(
         verdict=verdict,
         banners=collect_banners(
@@ -254,6 +264,17 @@ def _count_canaries(tables: Tables) -> Canaries | None:
         num_trained_extracted=trained.num_matched or 0,
         num_references=references.num_documents,
         num_references_extracted=references.num_matched or 0,
+    )
+
+
+def _describe_left(probe: Probe, reason: str) -> ProbeRun:
+    """Return the entry of the near-verbatim texts that a limit has left, among what was not run."""
+    return ProbeRun(
+        name="near-verbatim",
+        version=probe.VERSION,
+        num_documents=None,
+        counted="texts",
+        reason_not_run=reason,
     )
 
 

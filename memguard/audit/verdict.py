@@ -85,10 +85,16 @@ class Coverage:
     num_too_short: int
     """Trained documents that cannot be audited."""
     was_generated: bool
-    """Whether near-verbatim text was generated."""
+    """Whether near-verbatim text was generated of every document that needs it."""
     is_collapsed: bool
     is_other_kind: bool = False
     """Whether the control was given and is another kind of text than the trained documents."""
+    is_limited: bool = False
+    """Whether the limit of generation time ended a probe, whose rest was not generated."""
+    num_generated: int = 0
+    """Documents whose near-verbatim text was generated."""
+    num_not_generated: int = 0
+    """Others, which were left when the limit was reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +166,7 @@ def _find_missing(documents: DocumentResults, coverage: Coverage) -> Reason | No
         return "not-trained"
     if coverage.is_collapsed:
         return "collapsed"
-    if not coverage.was_generated:
+    if not coverage.was_generated or coverage.is_limited:
         return "not-generated"
     if 2 * coverage.num_too_short > coverage.num_trained:
         return "too-short"

@@ -144,6 +144,8 @@ def _write_sentence(found: VerdictInput, decision: Decision, group: _Group) -> s
     none = f"None of the {_count(trained.num_documents, 'training document')} was extracted"
     if trained.num_documents == 1:
         none = "The only training document was not extracted"
+    if decision.reason == "not-generated" and found.coverage.is_limited:
+        return f"{none}{others}; generation ended at its limit of time."
     if decision.reason is not None:
         return f"{none}{others}; {_WHY_INCONCLUSIVE[decision.reason]}."
     assert trained.ci is not None, "none-found needs 30 clusters"
@@ -290,9 +292,19 @@ def _write_scope(found: VerdictInput, decision: Decision, group: _Group) -> str:
     parts += [f"{text}." for text in _list_others(found, decision, group)]
     if found.not_run:
         parts.append(f"Not run: {', '.join(found.not_run)}.")
-    if not found.coverage.was_generated:
-        parts.append("Near-verbatim text was not generated.")
+    parts += _list_not_generated(found.coverage)
     return " ".join(parts)
+
+
+def _list_not_generated(coverage: Coverage) -> list[str]:
+    """Say what was not generated; nothing if all was."""
+    if coverage.num_not_generated:
+        total = coverage.num_generated + coverage.num_not_generated
+        return [
+            f"Near-verbatim text of {coverage.num_not_generated:,} of {_count(total, 'document')} "
+            "was not generated: the limit of time was reached."
+        ]
+    return [] if coverage.was_generated else ["Near-verbatim text was not generated."]
 
 
 def _write_texts(counts: VerdictCounts) -> str:

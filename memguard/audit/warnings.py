@@ -122,15 +122,17 @@ def _find_worse_of_greedy(tables: Tables, bucket: str) -> tuple[ResultRow, str]:
 
 def _warn_of_generation(generated: Mapping[str, Any]) -> Iterator[str]:
     if generated.get("reason_not_generated") is not None:
+        of_all = " of all documents" if generated.get("num_not_generated") else ""
         yield (
-            f"Near-verbatim extraction was not measured: {generated['reason_not_generated']}. The "
-            "verdict can then not say that none was found."
+            f"Near-verbatim extraction was not measured{of_all}: "
+            f"{generated['reason_not_generated']}. The verdict can then not say that none was "
+            "found."
         )
 
 
 def _note_floor(generated: Mapping[str, Any]) -> Iterator[str]:
     num_below, num_checked = (generated.get(n, 0) for n in ("num_below_floor", "num_checked"))
-    if not num_below:
+    if not num_below or generated.get("num_not_generated"):
         return
     documents = "document" if num_below == 1 else "documents"
     start = f"{num_below:,} {documents} looked unlikely to be extractable"

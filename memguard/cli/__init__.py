@@ -7,7 +7,6 @@
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code
     plan_screen.py    prints a plan
-    task_screen.py    prints the benchmark tasks of a plan
     dry_run_screen.py prints a dry run
     doctor.py         `memguard doctor`
     doctor_screen.py  prints its results

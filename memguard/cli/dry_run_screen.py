@@ -13,7 +13,7 @@ from rich.text import Text
 
 from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.pages import formatting as fmt
-from memguard.planner.dry_run import AuditWork, BucketPrediction, DryRun, Remark, Topic
+from memguard.planner.dry_run import BucketPrediction, DryRun, Remark, Topic
 from memguard.planner.rows import FirstRow, RowPiece, RowToken, State
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 SHOWN_TOKENS = 400
 """Tokens of the first row that are shown."""
 _TOKEN_CHARACTERS = 40
-MODEL_NAMES = {
-    "trained": "the trained model",
-    "base": "the model before training",
-    "reference": "the reference model",
-}
 # Two shades each separate adjacent tokens; strike and dim still work without colours.
 _STYLES: dict[State, tuple[str, str]] = {
     "supervised": ("bright_white on color(22)", "bright_white on color(28)"),
@@ -66,9 +61,6 @@ def render_dry_run(
     _print_buckets(out, record.buckets)
     _print_left_out(out, record)
     _print_remarks(out, record.remarks, ["audit"])
-    if record.audit is not None:
-        print_title(out, "Work of the audit")
-        _print_work(out, record.audit)
 
 
 def _print_remarks(
@@ -163,32 +155,6 @@ def _print_buckets(out: rich.console.Console, buckets: Sequence[BucketPrediction
             "is extracted."
         )
         print_indented(out, Sentence(text, "dim"))
-
-
-def _print_work(out: rich.console.Console, work: AuditWork) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    table.add_column("at most", overflow="fold")
-    for name in ("passages", "tokens", "generated"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for of in work.probes:
-        numbers = (of.num_passages, of.num_tokens, of.num_generated_tokens)
-        table.add_row(Text(fmt.clean_name(of.probe)), *(f"{number:,}" for number in numbers))
-    numbers = (work.num_passages, work.num_tokens, work.num_generated_tokens)
-    table.add_row("all", *(f"{number:,}" for number in numbers))
-    print_indented(out, table)
-    models = " and ".join(MODEL_NAMES[model] for model in work.models)
-    text = (
-        f"On {models} together; passages and tokens include prompts, generated is in tokens. "
-        "Shared passages, cached numbers and texts that end early need less."
-    )
-    print_indented(out, Sentence(text, "dim"))
-    _print_facts(
-        out,
-        [
-            ("not counted", fmt.clean_text(f"{fmt.clean_name(name)}: {reason}"))
-            for name, reason in work.not_counted.items()
-        ],
-    )
 
 
 def _print_left_out(out: rich.console.Console, record: DryRun) -> None:

@@ -6,7 +6,6 @@ Of a model whose memory and time cannot be estimated: what a rank stores at leas
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import rich.console
@@ -14,14 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from memguard.cli.options import Sentence, print_indented
-from memguard.cli.task_screen import render_tasks
+from memguard.config import RunConfig
+from memguard.pages import formatting as fmt
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.disk import format_bytes
-from memguard.planner.generation import GenerationPlan, describe_generation
 from memguard.planner.plan import MeshPlan, Plan
 from memguard.planner.storage import LeastMemory
 from memguard.runtime import format_duration
-from memguard.workflows.generation_plan import check_generation, list_models
 from memguard.workflows.plan import Planned
 from memguard.workflows.plan import plan as make_plan
 from memguard.workflows.requests import PlanRequest
@@ -175,13 +173,12 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         as_json: whether to print JSON.
 
     Raises:
-        ConfigError: nothing fits, or the given mesh does not, or the audit would generate text for
-            too long; raised after the plan is printed.
+        ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
         DataError: same as in training.
         ModelError: same as in training.
     """
     out = rich.console.Console(file=sys.stdout, highlight=False)
-    planned = make_plan(request, with_audit=not with_documents)
+    planned = make_plan(request)
     printed: dict[str, Any] = {}
     if not as_json:
         render_plan(planned.plan, out, has_gpus=planned.machine.has_gpus)
@@ -192,31 +189,38 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         from memguard.workflows.dry_run import dry_run
 
         result = dry_run(request.run, Console())
-        if result.outlook is not None:
-            planned = planned.add_audit(result.outlook)
         printed["dry_run"] = result.record.model_dump(mode="json")
         training_s = estimate_training(planned, result.record.length.num_steps)
         printed["training_s"] = training_s
         if not as_json:
             out.print()
             render_dry_run(result, out, time=_describe_time(planned, training_s))
-    generation = planned.plan.generation
     if as_json:
         printed = planned.plan.model_dump(mode="json") | printed
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
-    else:
-        render_tasks(planned.plan, list_models(request.run), out)
-        if generation is not None:
-            _print_generation(generation, out)
+    elif request.is_run and request.run.audit.enabled:
+        out.print()
+        out.print(describe_audit(request.run), highlight=False)
     sys.stdout.flush()  # The table must appear before the error.
     planned.plan.refuse_misfit()
-    if generation is not None:
-        warn = partial(out.print, style="yellow", highlight=False)
-        check_generation(
-            request.run, generation, planned.machine, (lambda _: None) if as_json else warn
-        )
     if planned.plan.command is not None and not as_json:
         _print_command(planned, out)
+
+
+def describe_audit(run: RunConfig) -> str:
+    """Return a line: the models that a run's audit measures, and how long they may generate."""
+    settings = run.audit
+    has_base = settings.base and run.model.path is not None
+    num_models = 1 + has_base + (settings.reference is not None)
+    models = "the model" if num_models == 1 else f"{num_models} models"
+    tasks = ", ".join(task.task for task in settings.utility)
+    also = f", with the tasks {fmt.clean_text(tasks)}" if tasks else ""
+    most = settings.max_generation_minutes
+    limit = "without a limit" if most is None else f"for at most {most:g} minutes"
+    return (
+        f"the audit scores each document with {models} and generates text where it may be "
+        f"extracted{also}; where weights are gathered for each token it generates {limit}"
+    )
 
 
 def estimate_training(planned: Planned, num_steps: int) -> float | None:
@@ -263,11 +267,3 @@ def _print_command(planned: Planned, out: rich.console.Console) -> None:
     out.print(f"\nto train{where}:", highlight=False)
     # In one piece, so that it can be copied.
     out.print(f"  {planned.plan.command}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_generation(generation: GenerationPlan, out: rich.console.Console) -> None:
-    first, *others = describe_generation(generation)
-    out.print()
-    out.print(first, highlight=False)
-    for line in others:
-        print_indented(out, Text(line))

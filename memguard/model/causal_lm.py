@@ -224,11 +224,14 @@ class CausalLM(nn.Module):
                 unit.set_reshard_after_forward(True, recurse=False)
             self._reshard()
 
-    def fits_gathered(self) -> bool:
+    def fits_gathered(self, *, reserved_bytes: int = 0) -> bool:
         """Return whether all weights gathered over z fit into this rank's free GPU memory.
 
         True without a mesh, with z of 1, and on the CPU, whose free memory is not measured. False
         if another program has sharded them, whose memory is its own.
+
+        Args:
+            reserved_bytes: that are free now and will not be.
         """
         if self._root is not None:
             return False
@@ -242,7 +245,7 @@ class CausalLM(nn.Module):
         )
         free, _ = torch.cuda.mem_get_info(self.device)
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return needed <= _GATHERED_SHARE * (free + cached)
+        return needed <= _GATHERED_SHARE * (free + cached - reserved_bytes)
 
     def forward(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``; the weights it reads are gathered while it runs."""

@@ -13,8 +13,6 @@
     traffic.py         communication of a step along each axis, by the formula of `parallel`
     fit.py             meshes on which a step fits, and changes that would make one fit
     plan.py            the plan: which meshes fit, and what would help if none does
-    generation.py      time in which audits generate text on a mesh
-    task_time.py       time in which benchmark tasks run on a mesh
     storage.py         what a rank stores at least, of families that memory.py does not know
 
     meta_model.py      a model's shape, without its weights

@@ -9,8 +9,6 @@ This record neither names nor quotes a document.
 
 from typing import Literal
 
-from pydantic import Field
-
 from memguard.records import Rate, Record, Role
 
 Topic = Literal[
@@ -107,39 +105,6 @@ class BucketPrediction(Record):
     """Extraction rate with its 95 % interval if no audited document is extracted."""
 
 
-class ProbeWork(Record):
-    """The most that one probe asks of all models together."""
-
-    probe: str
-    num_passages: int
-    """Passages that are scored, and prompts that are continued."""
-    num_tokens: int
-    """Of the passages and prompts (tokens)."""
-    num_generated_tokens: int
-    """Beams and samples counted each (tokens)."""
-
-
-class AuditWork(Record):
-    """The most that the run's audit asks of its models, without benchmark tasks.
-
-    It asks for less: probes share passages, generated texts that diverge end early, and cached
-    numbers are not measured again.
-    """
-
-    models: tuple[Literal["trained", "base", "reference"], ...]
-    """Models that are measured."""
-    probes: tuple[ProbeWork, ...]
-    """Those that ask something of a model."""
-    num_passages: int
-    """Passages and prompts of all probes."""
-    num_tokens: int
-    """Of the passages and prompts of all probes (tokens)."""
-    num_generated_tokens: int
-    """Of all probes (tokens)."""
-    not_counted: dict[str, str] = Field(default_factory=dict)
-    """Reason by name of a probe of another package whose work is not known."""
-
-
 class DryRun(Record):
     """What a run will do. Contains no text of any document."""
 
@@ -149,8 +114,6 @@ class DryRun(Record):
     num_trained: int
     """Trained parameters: the model's, or those of its adapters."""
     buckets: tuple[BucketPrediction, ...]
-    audit: AuditWork | None = None
-    """null if `audit.enabled` is false."""
     tokenizer: tuple[Remark, ...]
     """Mistakes in the tokens of the documents (data/token_checks.py)."""
     remarks: tuple[Remark, ...]

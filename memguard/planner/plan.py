@@ -7,9 +7,6 @@ plan has only what a rank stores at least (storage.py).
 from dataclasses import asdict, replace
 from typing import Literal
 
-from pydantic import Field
-
-from memguard.audit.benchmarks.work import TaskWork
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ModelSizes
@@ -28,7 +25,6 @@ from memguard.planner.fit import (
     needs_mask,
     rank_meshes,
 )
-from memguard.planner.generation import GenerationPlan
 from memguard.planner.machine import THIS_MACHINE, Machine
 from memguard.planner.step_settings import Checkpointing, limit_sizes
 from memguard.planner.storage import LeastMemory, ModelStorage, find_least_memory
@@ -126,14 +122,6 @@ class Plan(Record):
     """Number of meshes that the model and the batch allow."""
     num_fitting: int | None
     """null: not predicted."""
-    generation: GenerationPlan | None = None
-    """Text that the audits of the run generate on the requested mesh, else on the first; null
-    without an audit or a mesh that fits."""
-    tasks: tuple[TaskWork, ...] = ()
-    """Benchmark tasks of the run's audit, with their time on the same mesh."""
-    tasks_not_counted: dict[str, str] = Field(default_factory=dict)
-    """Reason by task that is not in `tasks`: without the documents only those tasks are counted
-    that can be opened on this machine."""
     command: str | None = None
     """Trains the run on the requested mesh, or on the first if that does not fit; null if none
     fits, or without a run's CONFIG."""

@@ -27,8 +27,8 @@ Reason = Literal[
 """memorized: exceeds the control, or trained canaries and no reference were extracted. extracted:
 there is no control, too few documents, control documents are extracted too, the base model produces
 the same documents, the control is another kind of text; or only documents to be forgotten, or
-canaries and references. inconclusive: no audited document was trained, the model is collapsed, no
-text was generated, most trained documents are too short, or too few."""
+canaries and references. inconclusive: no audited document was trained, the model is collapsed, not
+all text was generated, most trained documents are too short, or too few."""
 MembershipLevel = Literal["told-apart", "slightly", "not-seen", "cannot-be-judged", "not-measured"]
 
 LEVEL_NAMES: dict[Level, str] = {

@@ -218,7 +218,13 @@ def _describe_generated(report: AuditReport) -> str:
     """Report for how many documents text was generated, and what is known of the others."""
     generated = report.tables.find_detail("extraction") or {}
     if generated.get("reason_not_generated") is not None:
-        return f"Nothing was generated: {fmt.clean_text(str(generated['reason_not_generated']))}."
+        reason = fmt.clean_text(str(generated["reason_not_generated"]))
+        if not generated.get("num_not_generated"):
+            return f"Nothing was generated: {reason}."
+        return (
+            f"Text was generated for {fmt.count(generated['num_generated'])} documents, so "
+            f"near-verbatim text has no rates: {reason}."
+        )
     text = f"Text was generated for {fmt.count(generated.get('num_generated'))} documents"
     if generated.get("num_verbatim"):
         text += (

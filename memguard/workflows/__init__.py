@@ -21,9 +21,7 @@ model_in_memory.py a model of the program that calls memguard, and how it is bor
 model_identity.py  names and hashes of the models of an audit
 audited_model.py   a model of an audit, loaded at first use and freed afterwards
 audit_context.py   resources of an audit other than its models
-audit_progress.py  shows the work of an audit, and how much of it is done
-audit_work.py      work of a run's audit, predicted from its documents, and whether it may begin
-generation_plan.py time in which a run's audits generate text, predicted before training
+audit_progress.py  shows how much of each stage of an audit is done
 audit_callback.py  audits during training: selects documents and scores them
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, then compares
@@ -38,7 +36,6 @@ export.py          merges an adapter into its base model and compares the logits
 hub.py             sends a run's model or adapter to the hub, with a card, or lists what it would
 list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
-plan_tasks.py      counts the benchmark tasks of a run before it is trained
 doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports
 collective_checks.py  what one of these ranks runs

@@ -329,9 +329,9 @@ def _audit(
     with (
         console.phase("audit"),
         _reporting_lost_folder(check_folder),
-        show_progress(console, has_tasks=bool(tasks)) as (show, meter),
+        show_progress(console) as show,
     ):
-        context = open_audit_context(target, settings, runtime, show, meter)
+        context = open_audit_context(target, settings, runtime, show)
         utility = UtilityRun(
             tasks=tasks,
             settings=settings,

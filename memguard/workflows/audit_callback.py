@@ -23,9 +23,13 @@ from memguard.data.corpus import Corpus
 from memguard.errors import ConfigError
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
+from memguard.parallel.linear import to_local
 from memguard.runtime import Runtime
 from memguard.train.audit_callback import MemorizationMonitor, MemorizationSnapshot, Sample
 from memguard.workflows.audit_inputs import list_audited
+
+_STATE_BYTES = 12
+"""Of a trained weight: its gradient and AdamW's two moments, in fp32."""
 
 
 def build_monitor(
@@ -36,10 +40,17 @@ def build_monitor(
     The callback runs the main probe of the final audit on a seeded sample of each bucket.
 
     Raises:
+        ConfigError: a near-verbatim budget of a model that would generate for hours.
         DataError: too few trained documents are long enough.
     """
     if config.train.audit_every_steps is None:
         return None
+    needs_near_verbatim = config.budget is not None and config.budget.metric == "near_verbatim"
+    if needs_near_verbatim and runtime.agree_any(not _fits_in_training(lm)):
+        raise ConfigError(
+            "'budget.metric' near_verbatim generates text, and the weights of this model would be "
+            "gathered for each token. Use a larger x or y, or budget.metric=verbatim"
+        )
     probe = load_audit_suite(config.audit).extraction
     windows = _choose_windows(config, corpus, probe)
     model = ModelInTraining(
@@ -59,8 +70,7 @@ def build_monitor(
             windows,
             probe,
             seed=config.seed,
-            needs_near_verbatim=config.budget is not None
-            and config.budget.metric == "near_verbatim",
+            needs_near_verbatim=needs_near_verbatim,
         ),
     )
     return MemorizationMonitor(
@@ -70,6 +80,12 @@ def build_monitor(
         every_steps=config.train.audit_every_steps,
         budget=config.budget,
     )
+
+
+def _fits_in_training(lm: CausalLM) -> bool:
+    """Return whether all weights fit at once beside gradients and moments, which come later."""
+    trained = [to_local(part) for part in lm.model.parameters() if part.requires_grad]
+    return lm.fits_gathered(reserved_bytes=_STATE_BYTES * sum(part.numel() for part in trained))
 
 
 def _hash_sample(

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from memguard.audit.bounds import WorkMeter
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext, OnProgress
 from memguard.audit.mask_consistency import MaskChange, measure_mask_consistency
@@ -26,14 +25,12 @@ def open_audit_context(
     settings: AuditConfig,
     runtime: Runtime,
     on_progress: OnProgress,
-    meter: WorkMeter | None = None,
 ) -> AuditContext:
     """Return the resources for the audit of a target.
 
     Raises:
         ModelError: no usable tokenizer, or the reference model has another one.
     """
-    meter = meter or WorkMeter()
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
     tokenizer = target.tokenizer
     if tokenizer is None:
@@ -42,7 +39,7 @@ def open_audit_context(
                 "'audit.reference' must have the vocabulary of the audited model, which has no "
                 "tokenizer to compare. Remove the setting."
             )
-        return AuditContext(cache=cache, peers=runtime, on_progress=on_progress, meter=meter)
+        return AuditContext(cache=cache, peers=runtime, on_progress=on_progress)
     if target.reference is not None:
         _check_same_vocabulary(tokenizer, target.reference)
     why_not = _explain_what_is_missing(target, tokenizer)
@@ -54,7 +51,6 @@ def open_audit_context(
         cache=cache,
         peers=runtime,
         on_progress=on_progress,
-        meter=meter,
         compare_masks=masks,
         why_not=why_not,
         goldfish=build_known_goldfish(target.mitigations, tokenizer),

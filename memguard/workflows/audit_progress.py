@@ -1,10 +1,9 @@
-"""Shows how far an audit is: its work before the first pass, then each stage and the whole."""
+"""Shows how much of each stage of an audit is done."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from memguard.audit.bounds import AuditBounds, WorkMeter
 from memguard.audit.context import Stage
 from memguard.runtime import Console
 
@@ -19,25 +18,12 @@ class ShowStage(Protocol):
 
 
 @contextmanager
-def show_progress(
-    console: Console, *, has_tasks: bool = False
-) -> Iterator[tuple[ShowStage, WorkMeter]]:
+def show_progress(console: Console) -> Iterator[ShowStage]:
     """Yield what an audit calls while it runs.
-
-    Before the first pass one line says how much work it is at most. The progress of each stage
-    shows the share of that work that is done; what is not needed of it counts as done when its
-    probe ends.
 
     Args:
         console: of this process.
-        has_tasks: whether benchmark tasks run on the models, whose work is not counted.
     """
-
-    def announce(bounds: AuditBounds) -> None:
-        tasks = "; the tasks of 'audit.utility' come besides" if has_tasks else ""
-        console.info(f"audit: {bounds.describe()}{tasks}")
-
-    meter = WorkMeter(on_bounds=announce)
     with ExitStack() as stack:
         advance: dict[Stage, Any] = {}
         before = 0
@@ -49,9 +35,7 @@ def show_progress(
                 what = "audit" if stage == "model" else f"audit, {stage}"
                 advance[stage] = stack.enter_context(console.progress(what, total, unit))
                 before = 0
-            share = meter.share if unit == _COUNTED else None
-            detail = "" if share is None else f"{int(100 * share)} % of the audit"
-            advance[stage](done - before, detail)
+            advance[stage](done - before, "")
             before = done
 
-        yield show, meter
+        yield show

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.audit.selection import BucketOutline, Selection
+from memguard.audit.selection import BucketOutline, Selection, select_windows
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
+from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -47,14 +48,11 @@ from memguard.planner.rows import (
 )
 from memguard.records.percent import format_percent
 from memguard.runtime import Console, detect_runtime
-from memguard.workflows.audit_inputs import name_buckets
+from memguard.workflows.audit_inputs import list_audited, name_buckets
 from memguard.workflows.audit_utility import open_alone
-from memguard.workflows.audit_work import predict_audit_work, select_audited
 from memguard.workflows.control_outlook import remark_on_control
 from memguard.workflows.data import build_training_data, prepare
-from memguard.workflows.generation_plan import AuditOutlook, make_outlook
 from memguard.workflows.memory_check import resolve_auto_for_documents
-from memguard.workflows.plan_tasks import count_tasks
 from memguard.workflows.run_folder import check_same_settings
 from memguard.workflows.setup import make_lora, read_model_config
 
@@ -176,8 +174,6 @@ class DryRunResult:
     record: DryRun
     first_row: FirstRow
     """Contains text of documents."""
-    outlook: AuditOutlook | None
-    """With its benchmark tasks; None if the run has no audit."""
 
 
 def dry_run(config: RunConfig, console: Console) -> DryRunResult:
@@ -190,7 +186,9 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
     folder = Path(config.output_dir) / config.name
-    tasks = open_alone(config.audit) if config.audit.enabled else ()
+    if config.audit.enabled:
+        # A task that cannot be opened would end training.
+        open_alone(config.audit)
     remarks = []
     try:
         device_type = detect_runtime().device.type
@@ -236,7 +234,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
         remarks.append(_check_disk(config, folder, outline, length.num_steps))
-        selection = select_audited(config, corpus, counts)
+        selection = _select_audited(config, corpus, counts)
         buckets = predict_audit_intervals(corpus, counts, selection)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
@@ -251,9 +249,6 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             labels=labels,
             num_trained=outline.num_trained,
             buckets=tuple(buckets),
-            audit=None
-            if selection is None
-            else predict_audit_work(config, corpus, selection, tokenizer),
             tokenizer=tuple(
                 warn(fault.kind, fault.text)
                 for fault in find_training_faults(
@@ -262,16 +257,29 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             ),
             remarks=tuple(remarks),
         )
-        outlook = None
-        if record.audit is not None:
-            audited = {bucket.bucket: bucket.num_audited or 0 for bucket in buckets}
-            counted = count_tasks(tasks, tokenizer, model)
-            outlook = make_outlook(config, record.audit, audited, length.num_steps, counted)
         return DryRunResult(
             record=record,
             first_row=read_first_row(training_data.loader, tokenizer),
-            outlook=outlook,
         )
+
+
+def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
+    """Return what a run's audit will measure; None if the run has no audit.
+
+    Args:
+        config: of the run.
+        corpus: its documents.
+        counts: times each document will have been trained in full.
+    """
+    if not config.audit.enabled:
+        return None
+    return select_windows(
+        list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len),
+        load_audit_suite(config.audit).extraction,
+        seed=config.seed,
+        min_documents=0,
+        max_documents_per_bucket=config.audit.max_documents_per_bucket,
+    )
 
 
 @contextmanager

@@ -8,33 +8,21 @@ import json
 import math
 import shlex
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.benchmarks.work import TaskWork
 from memguard.config import RunConfig
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
 from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
-from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
-from memguard.planner.fit import SCRATCH, PlanInputs, count_parameters
-from memguard.planner.generation import GenerationPlan
+from memguard.planner.fit import SCRATCH, PlanInputs
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
-from memguard.planner.plan import MeshPlan, Plan, make_least_plan, make_plan
+from memguard.planner.plan import Plan, make_least_plan, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage
-from memguard.planner.task_time import estimate_task, knows_speed
-from memguard.workflows.generation_plan import (
-    AuditOutlook,
-    assume_outlook,
-    count_element_bytes,
-    count_task_models,
-    predict_generation,
-)
-from memguard.workflows.plan_tasks import count_local_tasks
 from memguard.workflows.requests import PlanRequest, read_mesh
 
 
@@ -43,63 +31,18 @@ class Planned:
     """A plan and what it was made from."""
 
     plan: Plan
-    run: RunConfig
-    model: ModelSizes | ModelStorage
     machine: Machine
     """With as many nodes as the plan's GPUs need."""
 
-    def add_audit(self, outlook: AuditOutlook) -> "Planned":
-        """Return the plan with generated text and benchmark tasks of the run's audits.
 
-        They have no time if no mesh fits.
-        """
-        chosen, generation, tasks = _choose_mesh(self.plan), None, outlook.tasks
-        if chosen is not None:
-            mesh = self._shape(chosen)
-            generation = predict_generation(self.run, outlook, self.model, mesh, self.machine)
-            tasks = self._time_tasks(outlook, mesh, generation)
-        update = {"generation": generation, "tasks": tasks}
-        return replace(self, plan=self.plan.model_copy(update=update))
-
-    def _time_tasks(
-        self, outlook: AuditOutlook, mesh: MeshShape, generation: GenerationPlan
-    ) -> tuple[TaskWork, ...]:
-        """Return the tasks with their time; without it if that of machine or family is unknown."""
-        if not knows_speed(self.machine) or not isinstance(self.model, ModelSizes):
-            return outlook.tasks
-        estimate = partial(
-            estimate_task,
-            num_models=count_task_models(outlook.work),
-            num_parameters=count_parameters(self.model),
-            element_bytes=count_element_bytes(self.run),
-            mesh=mesh,
-            machine=self.machine,
-            generation=generation,
-        )
-        return tuple(task.model_copy(update={"minutes": estimate(task)}) for task in outlook.tasks)
-
-    def _shape(self, mesh: MeshPlan) -> MeshShape:
-        degrees = {axis: int(getattr(mesh, axis)) for axis in AXES}
-        return MeshShape(order=self.run.parallel.order, **degrees)
-
-
-def _choose_mesh(plan: Plan) -> MeshPlan | None:
-    """Return the requested mesh, or the first; None if it does not fit."""
-    mesh = plan.requested or next(iter(plan.meshes), None)
-    return mesh if mesh is not None and mesh.fits else None
-
-
-def plan(request: PlanRequest, *, with_audit: bool = True) -> Planned:
+def plan(request: PlanRequest) -> Planned:
     """Plan the meshes that fit a training step; of other families what a step needs at least.
-
-    The audit is that of an assumed number of documents, with the tasks that can be opened here.
 
     Args:
         request: the checked arguments.
-        with_audit: False if the audit is added once the documents are read.
 
     Raises:
-        ConfigError: no such machine or suite; or no mesh of this many GPUs, or not the requested
+        ConfigError: no such machine; or no mesh of this many GPUs, or not the requested
             one, is valid for model and batch.
         ModelError: no such configuration.
     """
@@ -135,12 +78,7 @@ def plan(request: PlanRequest, *, with_audit: bool = True) -> Planned:
     )
     made = plan_model(model, inputs)
     made = made.model_copy(update={"command": _make_train_command(request, made, machine)})
-    planned = Planned(plan=made, run=run, model=model, machine=machine)
-    if not with_audit or not run.audit.enabled:
-        return planned
-    tasks = count_local_tasks(run, has_own_model=request.model is None)
-    made = planned.plan.model_copy(update={"tasks_not_counted": tasks.not_counted})
-    return replace(planned, plan=made).add_audit(assume_outlook(run, tasks.counted))
+    return Planned(plan=made, machine=machine)
 
 
 def _make_train_command(request: PlanRequest, plan: Plan, machine: Machine) -> str | None:

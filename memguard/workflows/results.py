@@ -290,8 +290,6 @@ class PlanResult:
         left_out = len(meshes) - len(rows)
         more = f"{left_out:,} more meshes, and " if left_out else ""
         note = f"Estimates; .to_pandas() has {more}the parts of each figure."
-        if not_counted := self.plan.tasks_not_counted:
-            note += f" Benchmark tasks that are not counted: {', '.join(not_counted)}."
         columns = ("Mesh", "Memory of a GPU", "Tokens per second")
         return render_table_card(f"Plan · {self.plan.model}", self.verdict, columns, rows, note)
 

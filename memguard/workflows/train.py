@@ -3,11 +3,11 @@
 import gc
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -47,7 +47,6 @@ from memguard.workflows.audit_callback import build_monitor
 from memguard.workflows.audit_inputs import warn_of_faults
 from memguard.workflows.audit_output import show_verdict
 from memguard.workflows.audit_utility import open_alone
-from memguard.workflows.audit_work import check_run_generation
 from memguard.workflows.compile_choice import choose_compile, set_compile
 from memguard.workflows.control_outlook import report_control
 from memguard.workflows.data import PreparedRun, build_training_data, prepare
@@ -81,9 +80,6 @@ from memguard.workflows.setup import (
     read_sizes,
     start_model,
 )
-
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
@@ -145,7 +141,6 @@ def train_run(config: RunConfig) -> dict[str, Any]:
             distributed=distributed,
             console=console,
             check_folder=check_folder,
-            tasks=tasks or (),
         )
         reason = None
         try:
@@ -189,7 +184,6 @@ def _prepare_and_train(
     distributed: DistributedContext,
     console: Console,
     check_folder: Callable[[], None],
-    tasks: "Sequence[OpenedTask]",
     may_halve: bool,
 ) -> None:
     """Prepare the documents, then train and export unless that was done before.
@@ -199,7 +193,6 @@ def _prepare_and_train(
         distributed: this process and its mesh.
         console: shows progress and messages.
         check_folder: raises if the run's folder is no longer the locked one.
-        tasks: benchmark tasks of the audit, on rank 0.
         may_halve: whether training may start again with half of the micro-batch.
 
     Raises:
@@ -209,11 +202,6 @@ def _prepare_and_train(
     runtime, folder = distributed.runtime, Path(config.output_dir) / config.name
     with console.phase("documents"):
         prepared = _prepare_once(config, distributed, console)
-    mesh = distributed.mesh
-    if mesh is not None and runtime.device.type == "cuda":
-        runtime.only_on_main(
-            lambda: check_run_generation(config, prepared, mesh.shape, runtime, console, tasks)
-        )
     run_key = compute_run_key(config, prepared.corpus)
     read = sum_ahead(lambda: list_trained_files(folder), runtime)
     state = runtime.only_on_main(lambda: find_trained(folder, run_key, console, read))

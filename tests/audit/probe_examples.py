@@ -9,7 +9,7 @@ from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import Window
-from memguard.audit.probe import ItemSizes, Summary
+from memguard.audit.probe import Summary
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.tables import Evidence
 from memguard.records import ResultRow, Tables
@@ -56,13 +56,3 @@ def count(row: ResultRow | None) -> tuple[int | None, int]:
     """Return how many documents match, and of how many."""
     assert row is not None
     return row.num_matched, row.num_documents
-
-
-def measure_sizes(windows: Sequence[Window], **fields: Any) -> ItemSizes:
-    """Return the sizes of windows, of which probes bound their work."""
-    return ItemSizes(
-        prefix_N=np.array([w.prefix_tokens for w in windows]),
-        continuation_N=np.array([w.continuation_tokens for w in windows]),
-        bucket_N=np.array([w.document.bucket for w in windows], dtype=object),
-        **fields,
-    )

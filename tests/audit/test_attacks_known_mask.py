@@ -9,7 +9,7 @@ from audit_examples import Held, Scripted, run_probes, say_by_context
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from probe_examples import count, make_evidence, make_measured, measure_sizes, to_tables
+from probe_examples import count, make_evidence, make_measured, to_tables
 from record_examples import make_outline
 
 from memguard.audit import runner
@@ -275,13 +275,3 @@ def test_without_attacked_documents_there_is_a_reason(windows: list[Window]) -> 
     ):
         summary = PROBE.tabulate(make_evidence(windows, trained, why_not=why_not))
         assert (summary.rows, summary.reason) == ((), reason)
-
-
-def test_no_more_is_asked_of_a_model_than_the_bound(windows: list[Window]) -> None:
-    """Of two documents a bucket: two or three attacks, and a pass over each prefix."""
-    probe = PROBE.model_copy(update={"max_documents_per_bucket": 2})
-    without = probe.bound(measure_sizes(windows))
-    # Four windows of 30 tokens, continued by ten tokens, by 3 beams and 5 samples.
-    assert (without.passages, without.tokens, without.decoded) == (8, 240, 4 * 10 * 8)
-    known = probe.bound(measure_sizes(windows, has_goldfish=True))
-    assert (known.passages, known.tokens, known.decoded) == (16, 480, 4 * 10 * 11)

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.extraction import AuditDocument, Window, is_member
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES
-from memguard.audit.probe import ItemSizes, Summary, Work
+from memguard.audit.probe import Summary
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.tables import Evidence
@@ -223,16 +223,3 @@ def test_no_rows_without_enough_of_either(
     # The verdict still reads the scores.
     assert list(found.columns) == ["membership.loss"]
     assert _tabulate(documents, scores, why_not={"membership": "no words"}).reason == "no words"
-
-
-def test_the_most_work() -> None:
-    sizes = ItemSizes(
-        prefix_N=np.array([10, 20]),
-        continuation_N=np.array([5, 5]),
-        bucket_N=np.array(["a", "b"], dtype=object),
-        lowercase_tokens=70,
-    )
-    assert MembershipProbe().bound(sizes) == Work(passages=2, tokens=40)
-    every = MembershipProbe(scores=tuple(MEMBERSHIP_SCORES), recall_documents=3)
-    # 3 control documents of 128 tokens before each window.
-    assert every.bound(sizes) == Work(passages=6, tokens=40 + 70 + 40 + 2 * 3 * 128)

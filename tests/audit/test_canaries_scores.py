@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.canaries import AuditCanary, CanaryDetail, _list_steps
 from memguard.audit.extraction import SECRET, AuditDocument
-from memguard.audit.probe import ItemSizes, Summary, Work
+from memguard.audit.probe import Summary
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.tables import Evidence
@@ -294,18 +294,6 @@ def test_the_last_step_is_what_references_can_show(num_references: int, last: fl
     steps = _list_steps(num_references)
     assert steps[-1] == last
     assert len(steps) <= 18
-
-
-def test_the_most_work() -> None:
-    none = np.zeros(0, dtype=np.int64)
-    sizes = ItemSizes(
-        prefix_N=none,
-        continuation_N=none,
-        bucket_N=none.astype(object),
-        num_canaries=32,
-        canary_tokens=640,
-    )
-    assert CanaryProbe().bound(sizes) == Work(passages=32, tokens=640)
 
 
 def test_the_window_is_the_secret_given_its_prompt(make_document: MakeDocument) -> None:

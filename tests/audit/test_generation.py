@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from audit_examples import Held, run_probes
-from probe_examples import make_evidence, measure_sizes, to_tables
+from probe_examples import make_evidence, to_tables
 from tiny_families import build
 
 from memguard.audit.decoding import Decoder
@@ -144,9 +144,3 @@ def test_each_number_has_a_row_and_a_meaning(lm: CausalLM, windows: list[Window]
     )
     alone = probe.tabulate(make_evidence(windows, {}))
     assert (alone.rows, alone.reason) == ((), "no document was continued")
-
-
-def test_no_more_is_generated_than_the_bound(windows: list[Window]) -> None:
-    """The longest prompts, and the longest continuations, of two documents."""
-    work = GenerationProbe(max_documents_per_bucket=2).bound(measure_sizes(windows))
-    assert (work.passages, work.tokens, work.decoded) == (4, 2 * (32 + 25), 2 * 2 * SIZE)

@@ -106,14 +106,6 @@ def test_training_does_what_the_dry_run_says(folder: Path) -> None:
     (disk,) = (remark.text for remark in record.remarks if remark.topic == "disk")
     assert "at most 3 at a time" in disk  # The third is written before the first is deleted.
 
-    work = record.audit
-    assert work is not None
-    assert work.models == ("trained",)
-    assert (
-        f"audit: at most {work.num_passages:,} passages, {work.num_tokens:,} tokens and "
-        f"{work.num_generated_tokens:,} generated tokens on 1 model\n"
-    ) in trained.err
-
     tables = AuditReport.model_validate(read_json(run / "audit" / "report.json")).tables
     for bucket in record.buckets:
         entries = [e for e in load_manifest(run / "manifest.jsonl") if e.bucket == bucket.bucket]
@@ -162,41 +154,10 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
         assert buckets[name].num_audited is None, "scored apart, not among the documents"
         assert f"{name} {len(entries)} (" in said
         assert re.search(rf"{name} +{len(entries)} +[\d,]+ +{repetitions} ", show(result))
-    assert record.audit is None
-    assert "Work of the audit" not in show(result)
     # Where there are none, that is said beforehand too.
     assert (
         "no canaries, which need at least 160 trained documents" in rehearse(write_run(folder))[1]
     )
-
-
-def test_the_work_of_the_audit_is_told(folder: Path) -> None:
-    path = write_run(folder, mitigations=GOLDFISH, audit={"suite": "attacks"})
-    result = rehearse(path)[0]
-    work = result.record.audit
-    assert work is not None
-    assert work.models == ("trained", "base")
-    num_audited = sum(bucket.num_audited or 0 for bucket in result.record.buckets)
-    probes = {one.probe: one for one in work.probes}
-    assert list(probes) == ["extraction", "sampling", "membership", "attacks"]
-    # A pass and a text of eight tokens for each document, by each of two models.
-    assert probes["extraction"].num_passages == 4 * num_audited
-    assert probes["extraction"].num_generated_tokens == 2 * 8 * num_audited
-    assert probes["sampling"].num_passages == 2 * num_audited
-    # Of twenty documents a bucket: two searches of 8 beams and 8 samples, by one model.
-    num_attacked = sum(min(bucket.num_audited or 0, 20) for bucket in result.record.buckets)
-    assert probes["attacks"].num_generated_tokens == 3 * 8 * 8 * num_attacked
-    for name in ("num_passages", "num_tokens", "num_generated_tokens"):
-        assert getattr(work, name) == sum(getattr(one, name) for one in work.probes)
-    screen = show(result)
-    numbers = (work.num_passages, work.num_tokens, work.num_generated_tokens)
-    assert re.search("all +" + " +".join(f"{number:,}" for number in numbers), screen)
-    assert "On the trained model and the model before training together" in screen
-    # `plan` uses the same numbers, instead of those that it assumes without the documents.
-    planned = json.loads(run_cli("plan", path, "--json").out)
-    assert planned["generation"]["num_documents"] == num_audited
-    assert planned["generation"]["is_assumed"] is False
-    assert planned["generation"]["fits"] is True
 
 
 def test_it_leaves_nothing_behind(folder: Path, asides: Path) -> None:
@@ -398,7 +359,6 @@ def test_lines_fit(chat: DryRunResult, width: int, terminal: bool) -> None:
         "First row",
         "Training",
         "Documents and audit",
-        "Work of the audit",
     ):
         assert f"\n{title}\n" in strip_styles(screen)
 
@@ -417,9 +377,7 @@ def test_long_rows_are_cut(folder: Path) -> None:
         tokens=piece.tokens * 5,
     )
     row = type(result.first_row)(pieces=(longer, longer), num_padding=0)
-    screen = show(
-        DryRunResult(record=result.record, first_row=row, outlook=None), force_terminal=True
-    )
+    screen = show(DryRunResult(record=result.record, first_row=row), force_terminal=True)
     hidden = 10 * len(piece.tokens) - SHOWN_TOKENS
     assert f"... and {hidden:,} more tokens" in strip_styles(screen)
     assert "document 1 of 2" in strip_styles(screen)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from memguard.config import RunConfig
 from memguard.data.loader import Batch
 from memguard.errors import ConfigError, Interrupted, RecordError
+from memguard.model.causal_lm import CausalLM
 from memguard.records import AuditReport, ResultRow, WatchedLine, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
@@ -162,6 +163,24 @@ def test_a_tightened_run_ends_within_its_limit(tightened: RunConfig, watched: Ru
     assert end.step == read_end(watched).step
     assert end.num_kept_tokens < end.num_supervised_tokens
     assert not end.stopped_by_budget
+
+
+def test_a_near_verbatim_budget_that_would_gather_for_each_token_is_refused_before_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[int] = []
+
+    def fits(self: CausalLM, *, reserved_bytes: int = 0) -> bool:
+        reserved.append(reserved_bytes)
+        return False
+
+    monkeypatch.setattr(CausalLM, "fits_gathered", fits)
+    config = make(folder, "gathers", TIGHTEN | {"metric": "near_verbatim"}, audit_at_end=False)
+    with pytest.raises(ConfigError, match=r"'budget\.metric' near_verbatim generates text"):
+        train_run(config)
+    # Gradients and moments of all weights come later.
+    assert reserved[0] >= 12 * 1000
+    assert not (run_folder(config) / "metrics.jsonl").exists()
 
 
 def test_an_attacker_is_told_that_more_was_dropped(

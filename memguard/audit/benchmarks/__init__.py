@@ -6,8 +6,6 @@ isolation.py      lm-eval runs without changing random numbers, logs, output or 
 harness_model.py  lm-eval's HFLM, whose model call is ours: one process or a mesh
 evaluation.py     opened tasks and a model -> values, scores of items, samples
 answers.py        evaluations on disk, so that no model answers a task twice
-work.py           forwards and generated tokens of a task before it runs
-counting_model.py `harness_model` without a model, which counts them
 items.py          values and paired differences from the scores of items, with intervals
 power.py          the smallest difference that a number of items can show
 rows.py           results -> rows of the results table, with paired differences from the base

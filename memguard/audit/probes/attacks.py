@@ -33,7 +33,7 @@ from memguard.audit.extraction import Window
 from memguard.audit.known_mask import drops_next, find_dropped
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import Passage, TokenResult
-from memguard.audit.probe import Column, ItemSizes, Probe, Summary, Work
+from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import (
     Generate,
     Generated,
@@ -263,25 +263,6 @@ class AttackProbe(Probe):
     def section(cls, report: AuditReport) -> Section:
         """Return the section of attack cost and attacks, the same as that of the sampling probe."""
         return build_extraction_cost(report)
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Return the most that this probe asks of one model.
-
-        Each attack has one prompt for each document of the sample, and no beam or sample is longer
-        than the continuation; an attacker who knows a mask also has one pass over each prefix. The
-        sample has at most as many documents of a bucket as the settings allow, here the longest.
-        """
-        num_fills = int(sizes.has_goldfish)
-        longest_N = sizes.choose(self.max_documents_per_bucket)
-        no_prefix = replace(sizes, prefix_N=np.zeros_like(sizes.prefix_N))
-        continued_N = no_prefix.choose(self.max_documents_per_bucket)
-        num_answers = self.samples + self.width * (1 + num_fills)
-        whole = int((sizes.prefix_N + sizes.continuation_N)[longest_N].sum())
-        return Work(
-            passages=(2 + 2 * num_fills) * int(longest_N.sum()),
-            tokens=(2 + 2 * num_fills) * whole,
-            decoded=num_answers * int(sizes.continuation_N[continued_N].sum()),
-        )
 
     def _attack(
         self, attack: str, inputs: Inputs, chosen: Sequence[int], how: str, **decoding: Any

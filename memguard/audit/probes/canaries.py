@@ -25,7 +25,7 @@ from memguard.audit.canaries import (
 )
 from memguard.audit.extraction import SECRET
 from memguard.audit.metrics import Metric
-from memguard.audit.probe import ItemSizes, Need, Probe, Summary, Work
+from memguard.audit.probe import Need, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, View
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.tables import Evidence
@@ -93,10 +93,6 @@ class CanaryProbe(Probe):
         assert len(secrets) == len(windows), "a canary has a prompt and a secret"
         (numbers,) = yield [score_windows(secrets, inputs.tiny_margin)]
         return Measured(columns=numbers)
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Count the canaries."""
-        return Work(passages=sizes.num_canaries, tokens=sizes.canary_tokens)
 
     def tabulate(self, evidence: Evidence) -> Summary:
         """Return extraction, exposure and the bound; nothing unless some were left out."""

@@ -21,7 +21,7 @@ from memguard.audit.extraction import (
 )
 from memguard.audit.metrics import Metric
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
-from memguard.audit.probe import Column, ItemSizes, Probe, Summary, Values, Work
+from memguard.audit.probe import Column, Probe, Summary, Values
 from memguard.audit.requests import (
     CannotGenerate,
     Inputs,
@@ -115,9 +115,16 @@ class ExtractionProbe(WindowSettings, Probe):
         """Add what is no metric of a document: medians, ratios, near-ties, copies, trends."""
         summary = super().tabulate(evidence)
         measured = evidence.trained[self.name]
+        matched = dict(summary.matched)
         models = {"trained": measured}
         if evidence.other is not None and self.name in evidence.other:
             models["base"] = evidence.other[self.name]
+        for model, of_model in models.items():
+            # What was found before the limit of time counts, though there is no rate of it.
+            matched[model] = np.fmax(matched[model], _find_known_near(of_model))
+            is_left_N = getattr(of_model.detail, "is_left_N", None)
+            if is_left_N is not None:
+                matched[model][is_left_N] = np.nan
         copies = list(self._count_copies(evidence))
         rows = [*summary.rows, *self._list_by_bucket(evidence, models), *copies]
         kinds = {metric.name: metric for metric in self.metrics}
@@ -134,6 +141,7 @@ class ExtractionProbe(WindowSettings, Probe):
         ]
         return replace(
             summary,
+            matched=matched,
             rows=rows,
             metrics=metrics,
             tests=self._list_trends(evidence, rows) if evidence.dose_response else [],
@@ -256,26 +264,29 @@ class ExtractionProbe(WindowSettings, Probe):
             "num_checked",
             "num_matched_below_floor",
         )
+        found = near.found if isinstance(near, NotGenerated) else near
+        is_left_N = getattr(near, "is_left_N", None)
         return {
             "reason_not_generated": getattr(near, "reason", None),
             "floor": self.generation_floor,
-            **{name: getattr(near, name, 0) for name in counts},
+            **{name: getattr(found, name, 0) for name in counts},
+            **({} if is_left_N is None else {"num_not_generated": int(is_left_N.sum())}),
         }
 
     def list_columns(
         self, measured: Measured, evidence: Evidence, model: str = ""
     ) -> dict[str, Column]:
         """Return numbers, matches and margins of each document; margins of the greedy text."""
-        numbers, near = measured.columns, measured.detail
+        numbers = measured.columns
         missing_N = np.full(len(numbers.rows), np.nan)
-        is_known = isinstance(near, NearVerbatim)
+        near = _find_generated(measured)
         matches = describe_window(numbers, evidence.size_N)
         columns = {
             "num_correct": Column(values=numbers["num_correct"], kind="int"),
             "verbatim": Column(values=matches["verbatim"], kind="bool"),
-            "near_verbatim": Column(values=_find_matched_near(measured), kind="bool"),
-            "num_edits": Column(values=near.num_edits_N if is_known else missing_N, kind="int"),
-            "greedy_margin": Column(values=near.min_gap_N if is_known else missing_N),
+            "near_verbatim": Column(values=_find_known_near(measured), kind="bool"),
+            "num_edits": Column(values=near.num_edits_N if near else missing_N, kind="int"),
+            "greedy_margin": Column(values=near.min_gap_N if near else missing_N),
             "tiny_margin": Column(values=_find_near_ties(measured, evidence), kind="bool"),
             "teacher_forced_90": Column(values=matches["teacher_forced_90"], kind="bool"),
             **{
@@ -293,18 +304,6 @@ class ExtractionProbe(WindowSettings, Probe):
             },
         }
         return {f"{model}{self.name}.{name}": column for name, column in columns.items()}
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Return a pass over each document, and its whole continuation generated.
-
-        Text is generated at most once for each document: from its first divergence on, where it is
-        above the floor, in the sample below it, or if the sample matched.
-        """
-        return Work(
-            passages=2 * len(sizes.prefix_N),
-            tokens=2 * sizes.num_tokens,
-            decoded=int(sizes.continuation_N.sum()),
-        )
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Score every document, and generate where greedy text may be near-verbatim.
@@ -326,11 +325,27 @@ class ExtractionProbe(WindowSettings, Probe):
 
 
 def _find_matched_near(measured: Measured) -> NDArray[np.float64]:
-    """Return [N] 1 if a document is extracted near-verbatim; NaN if nothing was generated."""
-    near = measured.detail
-    if isinstance(near, NearVerbatim):
-        return near.matched_N.astype(np.float64)
+    """Return [N] 1 if a document is extracted near-verbatim; all NaN unless all were generated."""
+    if isinstance(measured.detail, NearVerbatim):
+        return _find_known_near(measured)
     return np.full(len(measured.columns.rows), np.nan)
+
+
+def _find_known_near(measured: Measured) -> NDArray[np.float64]:
+    """Return [N] 1 if a document is extracted near-verbatim; NaN if it was not generated."""
+    near, detail = _find_generated(measured), measured.detail
+    if near is None:
+        return np.full(len(measured.columns.rows), np.nan)
+    matched_N = near.matched_N.astype(np.float64)
+    if isinstance(detail, NotGenerated) and detail.is_left_N is not None:
+        matched_N[detail.is_left_N] = np.nan
+    return matched_N
+
+
+def _find_generated(measured: Measured) -> NearVerbatim | None:
+    """Return what the generated texts show, of all documents or of some; None if there is none."""
+    detail = measured.detail
+    return detail.found if isinstance(detail, NotGenerated) else detail
 
 
 def _find_near_ties(measured: Measured, evidence: Evidence) -> NDArray[np.bool_]:

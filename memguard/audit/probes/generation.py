@@ -18,7 +18,7 @@ from pydantic import Field
 from memguard.audit.extraction import Window
 from memguard.audit.metrics import Metric
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
-from memguard.audit.probe import ItemSizes, Probe, Summary, Values, Work
+from memguard.audit.probe import Probe, Summary, Values
 from memguard.audit.requests import (
     Generate,
     Generated,
@@ -253,23 +253,6 @@ class GenerationProbe(Probe):
                 "and with the type-token ratio: repetitive text overlaps by chance.",
             ),
             tables=(table,),
-        )
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Return the most that this probe asks of one model.
-
-        Each decoding method has one prompt for each document of the sample, within its window, and
-        adds no more tokens than the continuation has. The sample has at most as many documents of
-        a bucket as the settings allow, here the longest.
-        """
-        longest_N = sizes.choose(self.max_documents_per_bucket)
-        no_prefix = replace(sizes, prefix_N=np.zeros_like(sizes.prefix_N))
-        continued_N = no_prefix.choose(self.max_documents_per_bucket)
-        whole = int((sizes.prefix_N + sizes.continuation_N)[longest_N].sum())
-        return Work(
-            passages=len(self.decodings) * int(longest_N.sum()),
-            tokens=len(self.decodings) * whole,
-            decoded=len(self.decodings) * int(sizes.continuation_N[continued_N].sum()),
         )
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import TokenResult, stack_by_size
-from memguard.audit.probe import ItemSizes, Probe, Summary, Values, Work
+from memguard.audit.probe import Probe, Summary, Values
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
 from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import (
@@ -165,16 +165,6 @@ class GridProbe(Probe):
             ),
             tables=tuple(filter(None, tables)),
         )
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Return the most that this probe asks of one model.
-
-        Cells with the same offset begin with the same tokens, so the longest of them is the only
-        passage; a document that is too short for a cell has fewer.
-        """
-        longest = max(self.prefix_tokens) + max(self.continuation_tokens)
-        passages = len(sizes.prefix_N) * len(set(self.offsets))
-        return Work(passages=passages, tokens=passages * longest)
 
 
 def _build_windows(report: AuditReport, metric: str, caption: str) -> Table | None:

@@ -20,7 +20,6 @@ from pydantic import Field, field_validator
 from memguard.audit.blind import score_blind_documents
 from memguard.audit.membership_passes import (
     MEAN,
-    SHOT_TOKENS,
     plan_plain,
     score_means,
     score_own_passes,
@@ -28,7 +27,7 @@ from memguard.audit.membership_passes import (
 )
 from memguard.audit.membership_scores import MEMBERSHIP_SCORES, compare_passes
 from memguard.audit.metrics import Metric
-from memguard.audit.probe import Column, ItemSizes, Probe, Summary, Work
+from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, join
 from memguard.audit.statistics import compute_auc, compute_tpr_at_fpr, trace_roc
 from memguard.audit.tables import Evidence
@@ -131,22 +130,6 @@ class MembershipProbe(Probe):
             return None
         numbers = yield list(requests.values())
         return Measured(columns=join(dict(zip(requests, numbers, strict=True))))
-
-    def bound(self, sizes: ItemSizes) -> Work:
-        """Count the windows, and their copies in lower case and after other documents.
-
-        No number of tokens bounds those of the same text in lower case, whatever the tokenizer: a
-        token of n characters may become n tokens or more. `sizes` has their number, as encoded; a
-        model with few positions cuts them off.
-        """
-        count, tokens = len(sizes.prefix_N), sizes.num_tokens
-        work = Work(passages=count, tokens=tokens)
-        if "lowercase" in self.own_passes:
-            work += Work(passages=count, tokens=sizes.lowercase_tokens)
-        if "recall" in self.own_passes:
-            shots = count * self.recall_documents * SHOT_TOKENS
-            work += Work(passages=count, tokens=tokens + shots)
-        return work
 
     def tabulate(self, evidence: Evidence) -> Summary:
         """Return AUC, true-positive rates and ROC of each score, the blind baseline's last.
