@@ -11,8 +11,8 @@ from result_examples import make_rate, make_tables, rate_row
 from memguard import records as r
 from memguard.config import RunConfig, dump_yaml
 from memguard.hf.identity import hash_weights
-from memguard.records.audit_files import save_audit_files
-from memguard.records.gate import GATE, JUNIT, SARIF, SUMMARY, SUMMARY_PAGE, GateResult, Judgement
+from memguard.records.audit_files import PAGE, save_audit_files
+from memguard.records.gate import GATE, JUNIT, SUMMARY, GateResult, Judgement
 from memguard.records.manifest import ManifestEntry, hash_plan, save_manifest
 from memguard.records.record import save_record
 from memguard.records.results import save_results
@@ -217,7 +217,7 @@ def write_audited_run(
 def write_gate(folder: Path, report: Path, policy: str = "gate: []\n") -> Path:
     """Write the result of a policy that passed, for the report.json at ``report``."""
     folder.mkdir(parents=True)
-    for name in (JUNIT, SARIF, SUMMARY, SUMMARY_PAGE):
+    for name in (JUNIT, SUMMARY, PAGE):
         (folder / name).write_text(f"this is {name}\n")
     result = GateResult(
         tool_version="0.1.0",
@@ -235,7 +235,7 @@ def write_gate(folder: Path, report: Path, policy: str = "gate: []\n") -> Path:
         ],
         accepted=[],
         num_findings=0,
-        files={name: sum_file(folder / name) for name in (JUNIT, SARIF, SUMMARY, SUMMARY_PAGE)},
+        files={name: sum_file(folder / name) for name in (JUNIT, SUMMARY, PAGE)},
     )
     save_sealed(result, folder / GATE)
     return folder

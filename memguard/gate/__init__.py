@@ -13,8 +13,6 @@ judging
     template.py      a policy to begin with, from an audit's own metrics
 what is written
     junit.py         junit.xml
-    sarif.py         report.sarif
-    sarif_rules.py   its rules
     summary.py       summary.md
     markdown.py      tables and escaping in Markdown
 findings

@@ -37,7 +37,7 @@ verdict: [none-found]
 # Findings that a person accepted; outside of run folders, relative to this file.
 # triage: triage.yaml
 
-# How the model will be released, for the page for signing: internal, api or open-weights.
+# How the model will be released, for the page to sign: internal, api or open-weights.
 # release: internal
 """
 

@@ -1,4 +1,4 @@
-"""What a gate judged, as texts: for the summary of a pull request and the page for signing.
+"""What a gate judged, as texts: for the summary of a pull request and the page to sign.
 
     worst_first          the judgements in the order in which they decide
     describe_judgement   counts, value with interval, limit and documents needed of one of them

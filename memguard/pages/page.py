@@ -6,6 +6,7 @@ Strings are ready to show: cleaned and formatted, not yet escaped. Numbers occur
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
+PageColour = Literal["red", "amber", "green", "grey"]
 Tone = Literal["", "base", "control", "dominated"]
 """Style of a row: base model, control, dominated setting (grey), or "" for all others."""
 
@@ -219,7 +220,9 @@ class _Page:
 class AuditPage(_Page):
     """Everything else that the audit template shows."""
 
-    colour: Literal["red", "amber", "green", "grey"]
+    gate: "GateHead | None"
+    """None except on the page of a gate."""
+    colour: PageColour
     """Of the first section: the worse of verdict and membership."""
     verdict: Notice
     tiles: tuple[Fact, ...]
@@ -248,6 +251,22 @@ class AuditPage(_Page):
     probes: tuple[Fact, ...]
     """Probes that ran."""
     probes_not_run: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateHead:
+    """What a gate decided of the audit, above its results."""
+
+    colour: PageColour
+    outcome: Notice
+    verdict: str
+    """That of the audit, which a policy may overrule."""
+    contrast: str
+    """"" unless the gate passes under a verdict that alarms."""
+    facts: tuple[Fact, ...]
+    judgements: Table
+    accepted_note: str
+    accepted: Table | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

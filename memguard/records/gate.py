@@ -1,7 +1,8 @@
 """The result of `memguard gate`: what a policy asked of an audit, and what was answered.
 
     gate.json      the result; its last field is the hash of the rest
-    junit.xml, report.sarif, summary.md, summary.html    the same for other programs and readers
+    junit.xml, summary.md    the same for other programs and for a pull request
+    report.html    the report of the audit with the decision at its head, to sign
 
 Judged is the 95 % interval of a row of results: within the limit it passes, beyond it it fails,
 across it nothing is decided. What a policy names and the audit lacks cannot be judged.
@@ -14,7 +15,7 @@ from typing import Final, Literal
 from pydantic import ConfigDict, Field
 
 from memguard.errors import RecordError, UnreadableError
-from memguard.records.audit_files import AUDIT_FILES, REPORT, load_audit_files
+from memguard.records.audit_files import AUDIT_FILES, PAGE, REPORT, load_audit_files
 from memguard.records.record import Record
 from memguard.records.sealed import (
     Damage,
@@ -29,9 +30,8 @@ from memguard.records.verdict import Level
 
 GATE: Final = "gate.json"
 GATE_FOLDER = "gate"
-JUNIT, SARIF = "junit.xml", "report.sarif"
-SUMMARY, SUMMARY_PAGE = "summary.md", "summary.html"
-GATE_FILES = (GATE, JUNIT, SARIF, SUMMARY, SUMMARY_PAGE)
+JUNIT, SUMMARY = "junit.xml", "summary.md"
+GATE_FILES = (GATE, JUNIT, SUMMARY, PAGE)
 
 Outcome = Literal["pass", "fail", "cannot-be-judged", "inconclusive"]
 EXIT_CODES: dict[Outcome, int] = {"fail": 10, "cannot-be-judged": 12, "inconclusive": 11, "pass": 0}

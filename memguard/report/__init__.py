@@ -9,6 +9,7 @@ rendering
     facts.py               lists of facts: identity, training, data, method, environment
 the page of an audit; the sections of probes are in `audit.probes`
     audit_page.py          an audit report -> the contents of its page
+    gate_head.py           the gate's decision at the head of that page
     audit_summary.py       summary tables by bucket; the list of findings
     audit_doses.py         extraction by number of repetitions
     audit_watched.py       audits during training
@@ -24,10 +25,6 @@ the page of a comparison
     comparison_others.py   tables of the probes of other packages
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
-the page for those who sign a release
-    release_page.py        the result of a gate and its audit -> summary.html, one printed page
-    release_sections.py    what was trained, asked, found, judged and not tested
-    attack_classes.py      attack classes of the sources that were read, and how each was tested
 other forms
     card.py                results as cards in notebooks
     model_card.py          README.md of an exported or a merged model
@@ -37,7 +34,7 @@ The components of pages are in `memguard.pages`. The page modules compute every 
 templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template
 engine escapes it, and the page's policy forbids scripts and network access. Rendering is
 deterministic: a link is the only part that depends on other files. matplotlib is imported when a
-chart is drawn, and the module of a page when it is first used: the page of a gate needs no probe.
+chart is drawn, and the module of a page when it is first used.
 """
 
 import typing

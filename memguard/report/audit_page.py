@@ -3,7 +3,7 @@
 from memguard.audit.suite import PROBES
 from memguard.pages import formatting as fmt
 from memguard.pages.membership import warn_of_blind
-from memguard.pages.page import AuditPage, Fact, Link, Notice, Section
+from memguard.pages.page import AuditPage, Fact, GateHead, Link, Notice, Section
 from memguard.pages.probe_runs import describe_not_run, describe_probes
 from memguard.records import LEVEL_NAMES, AuditReport, VerdictCounts
 from memguard.report.audit_doses import (
@@ -48,7 +48,11 @@ _EVIDENCE = ("grid", "generation", "membership", "canaries", "mask_consistency")
 
 
 def digest_report(
-    report: AuditReport, links: tuple[Link, ...] = (), *, run_path: str | None = None
+    report: AuditReport,
+    links: tuple[Link, ...] = (),
+    *,
+    run_path: str | None = None,
+    gate: GateHead | None = None,
 ) -> AuditPage:
     """Convert an audit report into the contents of its page.
 
@@ -57,17 +61,19 @@ def digest_report(
         links: pages beside this one.
         run_path: path of the run's folder from the working directory; None if the page is not
             stored or is not of a run.
+        gate: what a gate decided of the audit; None for the page of the audit itself.
     """
     heading = _write_heading(report)
     notices = _collect_notices(report)
     verdict = report.verdict
     return AuditPage(
-        title=f"{heading}: extraction-risk report",
+        title=f"{heading}: {'gate and ' if gate else ''}extraction-risk report",
         heading=heading,
         links=links,
         tool_version=fmt.clean_name(report.tool_version, 40),
         confidentiality=CONFIDENTIALITY,
         identity=describe_identity(report),
+        gate=gate,
         colour=verdict.page_colour,
         verdict=Notice(
             level=verdict.level,

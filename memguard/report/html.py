@@ -12,7 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Figure, Link
+from memguard.pages.page import Figure, GateHead, Link
 from memguard.records import AuditReport, Comparison
 from memguard.records.run_files import find_weights_folder
 from memguard.report.audit_page import digest_report
@@ -21,14 +21,18 @@ from memguard.report.comparison_page import digest_comparison
 from memguard.report.engine import render_template
 
 
-def render_report(report: AuditReport, folder: Path | None = None) -> str:
+def render_report(
+    report: AuditReport, folder: Path | None = None, *, gate: GateHead | None = None
+) -> str:
     """Render the page of an audit. Encode it as UTF-8.
 
     Args:
         report: the record.
-        folder: folder of the page, for links to the model card and a comparison; None omits them.
+        folder: folder of the audit, for links to the model card and a comparison; None omits them.
+        gate: what a gate decided of the audit, for the head of the gate's own page.
     """
-    page = digest_report(report, _link_report(folder), run_path=_find_run_path(report, folder))
+    run_path = _find_run_path(report, folder)
+    page = digest_report(report, _link_report(folder), run_path=run_path, gate=gate)
     return render_template("audit.html.j2", page, _draw)
 
 

@@ -19,15 +19,13 @@ from memguard.gate.audited import Audited, find_audit_folder, load_audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import LoadedPolicy, load_policy, read_policy
 from memguard.gate.template import render_policy
-from memguard.records.audit_files import load_audit_report
+from memguard.records.audit_files import PAGE, load_audit_report
 from memguard.records.gate import (
     GATE,
     GATE_FILES,
     GATE_FOLDER,
     JUNIT,
-    SARIF,
     SUMMARY,
-    SUMMARY_PAGE,
     GateResult,
 )
 from memguard.records.record import atomic_folder, clear_left_folders, write_atomically
@@ -95,7 +93,7 @@ def gate_folder(
         _check_run(place, on_read)
     audited = load_audited(place.audit)
     result = judge_audit(audited, loaded)
-    return target, write_gate(target, audited, result, place=place if out is None else None)
+    return target, write_gate(target, audited, result, loaded, place=place if out is None else None)
 
 
 def judge_folder(
@@ -119,7 +117,7 @@ def judge_folder(
     target = None if out is None else _choose_out(find_place(folder), out)
     audited = load_audited(folder)
     result = judge_audit(audited, loaded)
-    return result if target is None else write_gate(target, audited, result)
+    return result if target is None else write_gate(target, audited, result, loaded)
 
 
 def draft_policy(folder: Path, path: Path | None) -> str:
@@ -138,7 +136,12 @@ def draft_policy(folder: Path, path: Path | None) -> str:
 
 
 def write_gate(
-    target: Path, audited: Audited, result: GateResult, *, place: Place | None = None
+    target: Path,
+    audited: Audited,
+    result: GateResult,
+    policy: LoadedPolicy,
+    *,
+    place: Place | None = None,
 ) -> GateResult:
     """Write the files of a result, `gate.json` last, as one set.
 
@@ -146,6 +149,7 @@ def write_gate(
         target: folder of the result; an earlier one there is replaced.
         audited: the audit that was judged.
         result: without files.
+        policy: by which it was judged.
         place: run or audit whose folder is written to, and locked; None: another folder.
 
     Returns:
@@ -155,16 +159,18 @@ def write_gate(
         ConfigError: the folder cannot be written to, or another process uses the run.
     """
     from memguard.gate.junit import render_junit
-    from memguard.gate.sarif import render_sarif
     from memguard.gate.summary import render_summary
-    from memguard.report.release_page import render_release_page
+    from memguard.report import render_report
+    from memguard.report.gate_head import build_gate_head
 
     report = audited.report
+    head = build_gate_head(result, report, Path(policy.document.path).name)
+    # From the gate/ of a run, the links of its audit/ lead to the same files.
+    beside = place.audit if place is not None and place.is_run else None
     contents = {
         JUNIT: render_junit(result),
-        SARIF: render_sarif(result, report, audited.documents),
         SUMMARY: render_summary(result, report).encode(),
-        SUMMARY_PAGE: render_release_page(report, result).encode(),
+        PAGE: render_report(report, beside, gate=head).encode(),
     }
     try:
         with contextlib.ExitStack() as stack:

@@ -103,7 +103,7 @@ class AuditResult:
 
         Args:
             policy: a policy's YAML, or its settings as a dictionary.
-            out: folder for junit.xml, report.sarif, the summaries and gate.json; None: no files.
+            out: folder for gate.json, junit.xml, summary.md and report.html; None: no files.
 
         Raises:
             ConfigError: the policy is wrong, or the folder cannot be written to.

@@ -171,7 +171,7 @@ def test_the_result_of_a_gate_is_inside_with_its_policy(run: Path, tmp_path: Pat
         names = [name for name in reader.namelist() if name.startswith("gate/")]
         assert json.loads(reader.read("gate/gate.json"))["policy"] == policy.read_text()
         page = " ".join(reader.read("README.txt").decode().split())
-    assert len(names) == 5
+    assert len(names) == 4
     # A pass is shown beside the verdict.
     assert "Verdict: Inconclusive." in page
     assert "Policy: pass; 1 of 1 rules pass. The verdict above does not depend on it." in page
@@ -196,7 +196,7 @@ def test_a_gate_that_does_not_belong_to_the_audit_is_refused(run: Path, tmp_path
     assert "judged another report" in get_error(refused)
     shutil.rmtree(run / "gate")
     write_gate(run / "gate", run / "audit" / "report.json")
-    for name in ("summary.html", "gate.json", "junit.xml"):
+    for name in ("report.html", "gate.json", "junit.xml"):
         content = (run / "gate" / name).read_bytes()
         flip_byte(run / "gate" / name)
         damaged = run_cli("bundle", run, tmp_path / "out.zip")

@@ -8,11 +8,11 @@ import evidence_examples as evidence
 import pytest
 import report_examples as examples
 from browser import AXE_PACKAGE, CHROMIUM, OPEN, Browser, find_axe
-from gate_results import make_mixed
+from gate_results import make_acceptance, make_judgement, make_result
 
 from memguard import records as r
 from memguard.report import render_comparison, render_report
-from memguard.report.release_page import render_release_page
+from memguard.report.gate_head import build_gate_head
 
 pytestmark = [
     pytest.mark.browser,
@@ -118,16 +118,43 @@ def test_the_console_is_empty_and_nothing_is_requested(path: Path, browser: Brow
     page.check_quiet()
 
 
-def test_the_summary_for_release_is_quiet_and_fits_a_phone(
-    browser: Browser, tmp_path: Path
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a gate with long names, every outcome, and accepted findings."""
+    name = "customer-support-tickets-of-the-northern-region/" * 4
+    outcomes = ("fail", "cannot-be-judged", "inconclusive", "pass")
+    result = make_result(
+        *(
+            make_judgement(outcome, 7, rule=n, name=f"{n}{name} at most 10 %", sentence=name * 2)
+            for n, outcome in enumerate(outcomes, start=1)
+        ),
+        accepted=[
+            make_acceptance(f"{name}:{name}", state, by=name, reason=name * 2)
+            for state in ("accepted", "expired", "not-found")
+        ],
+    )
+    report = make_hard("x")
+    file = tmp_path_factory.mktemp("gate") / "report.html"
+    head = build_gate_head(result, report, f"{name}.yaml")
+    file.write_text(render_report(report, gate=head), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (768, 1024), (1280, 800)])
+def test_the_page_of_a_gate_is_quiet_and_fits(
+    width: int, height: int, signed: Path, browser: Browser
 ) -> None:
-    file = tmp_path / "summary.html"
-    file.write_text(render_release_page(make_hard("x"), make_mixed()), encoding="utf-8")
-    page = browser.open(file, width=390, height=844)
+    page = browser.open(signed, width=width, height=height)
     page.evaluate(OPEN)
     page.check_quiet()
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    assert page.count_printed_pages() == 1
+    assert page.evaluate(TABLES)["pageWidth"] == width
+
+
+def test_the_line_to_sign_is_printed_only(signed: Path, browser: Browser) -> None:
+    page = browser.open(signed)
+    assert page.evaluate("document.querySelector('.signature').offsetHeight") == 0
+    page.send("Emulation.setEmulatedMedia", media="print")
+    assert page.evaluate("document.querySelector('.signature').offsetHeight") > 0
 
 
 def test_print_opens_notes_and_method(browser: Browser, tmp_path: Path) -> None:
@@ -144,8 +171,9 @@ def test_print_opens_notes_and_method(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_axe() is None, reason=f"needs axe-core ({AXE_PACKAGE})")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_serious(path: Path, dark: bool, browser: Browser) -> None:
+def test_axe_finds_nothing_serious(path: Path, signed: Path, dark: bool, browser: Browser) -> None:
     assert browser.open(path, dark=dark).list_violations() == []
+    assert browser.open(signed, dark=dark).list_violations() == []
 
 
 def test_the_checks_notice_what_they_look_for(browser: Browser, tmp_path: Path) -> None:

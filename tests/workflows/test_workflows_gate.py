@@ -1,6 +1,5 @@
 """What a gate writes, where, and what `memguard verify` says of it."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -73,9 +72,8 @@ def test_the_result_is_written_beside_the_audit(place: Path) -> None:
     assert {*result.files} == {*GATE_FILES} - {"gate.json"}
     assert find_damage(folder, result.files) == []
     assert JUnitXml.fromfile(str(folder / "junit.xml")).tests == len(result.judgements)
-    assert json.loads((folder / "report.sarif").read_text())["version"] == "2.1.0"
     assert "Pass" in (folder / "summary.md").read_text()
-    assert (folder / "summary.html").read_text().startswith("<!doctype html>")
+    assert "Gate: pass" in (folder / "report.html").read_text()
 
 
 def test_it_replaces_an_earlier_gate_whole(place: Path) -> None:
