@@ -7,18 +7,19 @@
 
 Importing this module loads neither torch nor transformers; the functions do. Each result has
 `to_pandas()`, `save(folder)` and a rich form in notebooks; an audit's `gate(policy)` judges it, and
-`diff(earlier)` compares it. Errors are those of `memguard.errors`,
-with the messages of the command line. Progress goes to standard error; in a notebook one output of
-the cell shows it as a bar.
+`diff(earlier)` compares it. Errors are those of `memguard.errors`, with the messages of the command
+line. Progress goes to standard error; in a notebook a bar shows it.
 """
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from memguard.assets import find_asset
 from memguard.config import RunConfig, apply_settings, load_yaml, validate
@@ -27,37 +28,38 @@ from memguard.records import AuditReport, Comparison, load_record
 from memguard.records.audit_files import REPORT
 from memguard.workflows.format_arguments import read_format_arguments, refuse_former
 from memguard.workflows.python_arguments import (
-    MAX_SEED,
-    check_config,
-    check_count,
-    check_overrides,
-    check_path,
-    check_runs,
-    check_text,
+    Name,
+    Place,
+    Seed,
+    Whole,
     check_tokenizer,
-    refusing_places,
+    python_call,
     write_overrides,
 )
 from memguard.workflows.results import AuditResult, CompareResult, PlanResult, TrainResult
 
+Overrides = Mapping[Name, Any]
+"""Settings to change, by dotted name."""
 
+
+@python_call
 def audit(
-    run: str | Path | None = None,
+    run: Place | None = None,
     *,
     model: Any = None,
     tokenizer: Any = None,
     members: Any = (),
     nonmembers: Any = None,
     base: Any = None,
-    suite: str | None = None,
-    out: str | Path | None = None,
+    suite: Place | None = None,
+    out: Place | None = None,
     format: str | None = None,
     columns: Mapping[str, str] | None = None,
     template: str | None = None,
     tags: Mapping[str, str] | None = None,
-    seed: int = 0,
-    load_as: str = "stored",
-    identity_key: str | Path | None = None,
+    seed: Seed = 0,
+    load_as: Name = "stored",
+    identity_key: Place | None = None,
     **settings: Any,
 ) -> AuditResult:
     """Measure what a model has memorized of its training documents.
@@ -108,16 +110,11 @@ def audit(
         >>> worst = result.to_pandas().sort_values("extraction.num_correct").tail()
         >>> result.save("report")
     """
-    paths = {"run": run, "suite": suite, "out": out, "identity_key": identity_key}
-    for name, path in paths.items():
-        check_path(name, path)
     refuse_former(settings)
     form = read_format_arguments(format, columns, template, tags)
-    seed = check_count("seed", seed, low=0, high=MAX_SEED)
-    check_text("load_as", load_as)
     is_in_memory = not (model is None or isinstance(model, str | Path))
     is_temporary = run is None and out is None
-    with _called("audit"), ExitStack() as on_error:
+    with ExitStack() as on_error:
         from memguard.workflows.audit_arguments import make_audit_request
         from memguard.workflows.run_folder import check_usable
 
@@ -154,9 +151,8 @@ def audit(
     return result
 
 
-def train(
-    config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
-) -> TrainResult:
+@python_call
+def train(config: Place | Mapping[str, Any], overrides: Overrides | None = None) -> TrainResult:
     """Train a run in this process, export its model and audit it; an interrupted run resumes.
 
     Args:
@@ -177,21 +173,20 @@ def train(
         >>> print(result.model, result.verdict.describe())
     """
     run = _load_run(config, overrides)
-    with _called("train"):
-        from memguard.runtime import Console
-        from memguard.workflows.processes import count_usable_gpus
-        from memguard.workflows.requests import check_run
-        from memguard.workflows.run_folder import check_outside_runs, check_usable
+    from memguard.runtime import Console
+    from memguard.workflows.processes import count_usable_gpus
+    from memguard.workflows.requests import check_run
+    from memguard.workflows.run_folder import check_outside_runs, check_usable
 
-        if (num_gpus := count_usable_gpus()) > 1:
-            more = "`memguard train` uses more"
-            Console().info(f"train: 1 of {num_gpus} visible GPUs is used; {more}")
-        check_run(run, num_processes=1)
-        check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
-        check_usable(Path(run.output_dir) / run.name)
-        from memguard.workflows.train import train_run
+    if (num_gpus := count_usable_gpus()) > 1:
+        more = "`memguard train` uses more"
+        Console().info(f"train: 1 of {num_gpus} visible GPUs is used; {more}")
+    check_run(run, num_processes=1)
+    check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
+    check_usable(Path(run.output_dir) / run.name)
+    from memguard.workflows.train import train_run
 
-        outcome = train_run(run)
+    outcome = train_run(run)
     folder = Path(outcome["run"])
     audited = None
     if run.audit.enabled:
@@ -200,12 +195,13 @@ def train(
     return TrainResult(folder=folder, model=Path(outcome["model"]), audit=audited)
 
 
+@python_call
 def compare(
-    sweep: str | Path | Sequence[str | Path],
-    overrides: Mapping[str, Any] | None = None,
+    sweep: Place | Annotated[Sequence[Place], Field(min_length=1)],
+    overrides: Overrides | None = None,
     *,
-    out: str | Path | None = None,
-    jobs: int = 1,
+    out: Place | None = None,
+    jobs: Annotated[Whole, Field(ge=1, le=10**5)] = 1,
     utility: str | None = None,
 ) -> CompareResult:
     """Train and compare the settings of a sweep, or compare finished runs.
@@ -229,35 +225,33 @@ def compare(
         >>> print(result.verdict)
         >>> result.to_pandas()[["name", "risk", "utility"]]
     """
-    runs, changes = check_runs(sweep), write_overrides(overrides)
-    check_path("out", out)
-    jobs = check_count("jobs", jobs, high=10**5)
-    with _called("compare"):
-        from memguard.workflows.compare import compare as compare_request
-        from memguard.workflows.requests import CompareRequest
+    runs = (sweep,) if isinstance(sweep, str | Path) else sweep
+    from memguard.workflows.compare import compare as compare_request
+    from memguard.workflows.requests import CompareRequest
 
-        request = CompareRequest(
-            given=(*map(str, runs), *changes),
-            out=None if out is None else Path(out),
-            jobs=None if jobs == 1 else jobs,
-            fix=False,
-            num_processes=None,
-            utility=utility,
-        )
-        request.check()
-        page, comparison = compare_request(request)
+    request = CompareRequest(
+        given=(*map(str, runs), *write_overrides(overrides)),
+        out=None if out is None else Path(out),
+        jobs=None if jobs == 1 else jobs,
+        fix=False,
+        num_processes=None,
+        utility=utility,
+    )
+    request.check()
+    page, comparison = compare_request(request)
     assert isinstance(comparison, Comparison), "nothing was fixed"
     return CompareResult(page=page, comparison=comparison)
 
 
+@python_call
 def plan(
-    config: str | Path | Mapping[str, Any] | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    config: Place | Mapping[str, Any] | None = None,
+    overrides: Overrides | None = None,
     *,
-    model: str | Path | None = None,
-    gpus: int | None = None,
-    machine: str | None = None,
-    mesh: str | None = None,
+    model: Place | None = None,
+    gpus: Annotated[Whole, Field(ge=1, le=10**7)] | None = None,
+    machine: Place | None = None,
+    mesh: Name | None = None,
 ) -> PlanResult:
     """Estimate memory and time of a training step on every mesh of a machine.
 
@@ -282,49 +276,29 @@ def plan(
         >>> print(result.verdict)
         >>> result.to_pandas()[["z", "y", "x", "fits", "memory.needed"]].head()
     """
-    for name, value in {"model": model, "machine": machine}.items():
-        check_path(name, value)
-    if gpus is not None:
-        gpus = check_count("gpus", gpus, high=10**7)
-    if mesh is not None:
-        check_text("mesh", mesh)
-    with _called("plan"):
-        from memguard.workflows.plan import plan as make_plan
-        from memguard.workflows.requests import MODEL_ALONE, PlanRequest
+    from memguard.workflows.plan import plan as make_plan
+    from memguard.workflows.requests import MODEL_ALONE, PlanRequest
 
-        request = PlanRequest(
-            run=_load_run(MODEL_ALONE.values if config is None else config, overrides),
-            is_run=config is not None,
-            model=None if model is None else Path(model),
-            gpus=gpus,
-            machine=None if machine is None else str(machine),
-            mesh=mesh,
-        )
-        request.check()
-        return PlanResult(plan=make_plan(request).plan)
+    request = PlanRequest(
+        run=_load_run(MODEL_ALONE.values if config is None else config, overrides),
+        is_run=config is not None,
+        model=None if model is None else Path(model),
+        gpus=gpus,
+        machine=None if machine is None else str(machine),
+        mesh=mesh,
+    )
+    request.check()
+    return PlanResult(plan=make_plan(request).plan)
 
 
-@contextmanager
-def _called(name: str) -> Iterator[None]:
-    """Surround the work of a call: quiet libraries, one bar in a notebook, our errors."""
-    from memguard.runtime.python_call import python_call
-
-    with python_call(name), refusing_places():
-        yield
-
-
-def _load_run(
-    config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None
-) -> RunConfig:
+def _load_run(config: Place | Mapping[str, Any], overrides: Overrides | None) -> RunConfig:
     from memguard.config import Document
 
-    check_config(config)
-    changes = check_overrides(overrides)
     if isinstance(config, Mapping):
         document = Document(path="config", values=dict(config), places={})
     else:
         document = load_yaml(find_asset("configs", str(config), setting="config"))
-    values = apply_settings(document.values, changes)
+    values = apply_settings(document.values, overrides or {})
     return validate(RunConfig, values, document)
 
 

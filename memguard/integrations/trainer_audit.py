@@ -9,8 +9,8 @@
 
 The model is neither saved nor loaded again. Every process takes part: with DDP each scores other
 documents on its copy of the model, with FSDP2 all run the model together. Training goes on after an
-audit that fails, and computes what it computes without audits. A notebook shows one output for all
-audits of a training, redrawn in place, and then the card of the last report.
+audit that fails, and computes what it computes without audits. At the end a notebook shows the card
+of the last report.
 
 Repetitions are counted, not planned: members are recognised among the rows that the model receives
 (see `trained_rows`). They need not be all of the training data, but must be for the counts to hold.
@@ -18,10 +18,10 @@ Repetitions are counted, not planned: members are recognised among the rows that
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from transformers import Trainer, TrainerCallback
 
 from memguard.config import AuditConfig
@@ -31,21 +31,14 @@ from memguard.errors import ConfigError, MemguardError, OtherRankFailed
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
 from memguard.records.percent import format_percent
-from memguard.runtime import Console, default_cache_dir, format_duration
+from memguard.runtime import Console, default_cache_dir, format_duration, quieted_advice
 from memguard.runtime.processes import join_program
-from memguard.runtime.python_call import (
-    NotebookDisplay,
-    open_display,
-    python_call,
-    show_card,
-    showing_in,
-)
 from memguard.train.audit_callback import find_over_limit
 from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_arguments import make_audit_request
 from memguard.workflows.audit_request import AuditRequest, load_audit_identity
 from memguard.workflows.format_arguments import read_format_arguments, refuse_former
-from memguard.workflows.python_arguments import check_path
+from memguard.workflows.python_arguments import Place, Seed, Whole, python_call
 from memguard.workflows.results import AuditResult
 from memguard.workflows.trained_counts import TrainedCounts
 from memguard.workflows.wrapped_models import SAVED
@@ -72,24 +65,25 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
     one line and does not end training.
     """
 
+    @python_call
     def __init__(
         self,
         *,
         members: Any,
         nonmembers: Any = (),
         base: Any = None,
-        out: str | Path,
-        every_steps: int | None = None,
+        out: Place,
+        every_steps: Annotated[Whole, Field(ge=1)] | None = None,
         on_evaluate: bool = False,
         stop_above: Mapping[str, float] | None = None,
         trainer: Any = None,
-        suite: str | None = None,
+        suite: Place | None = None,
         format: str | None = None,
         columns: Mapping[str, str] | None = None,
         template: str | None = None,
         tags: Mapping[str, str] | None = None,
-        seed: int = 0,
-        identity_key: str | Path | None = None,
+        seed: Seed = 0,
+        identity_key: Place | None = None,
         **settings: Any,
     ) -> None:
         """Store the settings of the audits.
@@ -121,13 +115,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
             ConfigError: a value out of range, or an argument that has another name now.
         """
-        check_path("identity_key", identity_key)
         refuse_former(settings)
         for name, advice in _FORMER.items():
             if name in settings:
                 raise ConfigError(f"'{name}' is no argument of MemorizationAuditCallback: {advice}")
-        if every_steps is not None and every_steps < 1:
-            raise ConfigError(f"'every_steps' should be 1 or more; got {every_steps}")
         self._stop_above = dict(stop_above or {})
         for metric, limit in self._stop_above.items():
             if metric not in _STOPPING or not 0 <= limit <= 1:
@@ -142,7 +133,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             "form": read_format_arguments(format, columns, template, tags),
             "seed": seed,
             "identity_key": identity_key,
-            "settings": {**settings, **({} if suite is None else {"suite": suite})},
+            "settings": {**settings, **({} if suite is None else {"suite": str(suite)})},
         }
         self._has_control = nonmembers is not None and (
             isinstance(nonmembers, str | Path) or len(nonmembers) > 0
@@ -150,7 +141,6 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._out, self._every_steps, self._on_evaluate = Path(out), every_steps, on_evaluate
         self._trainer = trainer
         self._rows: TrainedRows | None = None
-        self._display: NotebookDisplay | None = None
         self._audited_steps: set[int] = set()
         self._audit_s, self._began_s = 0.0, time.perf_counter()
         self.reports: list[AuditReport] = []
@@ -175,19 +165,12 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             )
         if getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None):
             raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
-        self._display = open_display("training with audits")
-        with self._shown():
+        with quieted_advice():
             request = self._make_request(state.global_step, model, processing_class)[0]
             say = _make_console(state).info
             with join_program() as runtime:
                 runtime.only_on_main(lambda: load_audit_identity(request, say))
             self._watch(request, args, state, model, processing_class)
-
-    def _shown(self) -> AbstractContextManager[None]:
-        """Show what is said in the output of this training, where a notebook has one."""
-        if self._display is None:
-            return python_call("audit")
-        return showing_in(self._display)
 
     def _watch(
         self, request: AuditRequest, args: Any, state: Any, model: Any, processing_class: Any
@@ -246,8 +229,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._audit(step, state, control, **kwargs)
         if self._rows is not None:
             self._rows.unwatch()
-        with self._shown():
-            self._show_end(step, _make_console(state))
+        self._show_end(step, _make_console(state))
 
     def _show_end(self, step: int, console: Console) -> None:
         """Say where the last report is, and show it in a notebook."""
@@ -260,13 +242,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             console.info(
                 "memguard: without 'nonmembers' there is no control, so that no verdict can be red"
             )
-        if self._display is None:
-            return
-        self._display.end("finished")
-        self._display = None
-        if folder is not None and not console.quiet:
-            result = AuditResult(folder=folder, report=report_of[folder])
-            show_card(repr(result), result._repr_html_())
+        if folder is not None and console.in_notebook and not console.quiet:
+            from IPython.display import display
+
+            display(AuditResult(folder=folder, report=report_of[folder]))
 
     def _make_request(
         self, step: int, model: Any, processing_class: Any, counts: TrainedCounts | None = None
@@ -291,7 +270,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if step in self._audited_steps:
             return
         self._audited_steps.add(step)
-        with self._shown():
+        with quieted_advice():
             self._audit_now(step, state, control, model, processing_class)
 
     def _audit_now(

@@ -3,8 +3,6 @@
 processes.py     device and rank of this process, and collective operations over all ranks
 children.py      signals of this process, and its child processes
 console.py       output of rank 0
-display.py       where the lines of a call go instead, in a notebook
-python_call.py   a call from Python: quiet libraries, one bar in a notebook
 environment.py   peak memory, folders, versions, silenced libraries, limits of processes
 stalls.py        says which rank the others wait for
 interruptible.py long calls of libraries, in a thread so that Ctrl-C takes effect
@@ -22,6 +20,7 @@ from memguard.runtime.environment import (
     describe_environment,
     measure_memory,
     quiet_libraries,
+    quieted_advice,
     quieted_libraries,
 )
 from memguard.runtime.gpu_defaults import (

@@ -1,7 +1,8 @@
-"""The console: a live line on a terminal, log lines elsewhere. Only rank 0 prints."""
+"""The console: a live line on a terminal, a bar in a notebook, log lines elsewhere; rank 0 only."""
 
 import os
 import re
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,10 @@ import rich.console
 import rich.progress
 from rich.table import Column
 
-from memguard.runtime.display import DISPLAY, Display
-
 _FIRST_LINE_S = 3.0
 _LINE_EVERY_S = 10.0
 _ROW_LINE_EVERY_S = 20.0
+_BAR_EVERY_S = 1.0
 _BEFORE_PERCENT, _NO_BREAK = re.compile(r"(?<=[0-9]) (?=%)"), "\u00a0"
 _SPEED_OVER_S = 3600.0
 """The time left is estimated from this period; rich's 30 s are too short for slow steps."""
@@ -31,6 +31,13 @@ def _is_another_rank() -> bool:
     return "LOCAL_RANK" in os.environ and rank.isdecimal() and int(rank) > 0
 
 
+def is_notebook() -> bool:
+    """Return whether this process runs the cells of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Console:
     """Prints on standard error; silent on ranks other than 0."""
@@ -40,17 +47,14 @@ class Console:
     )
     # Read from the environment, because it prints before the process group exists.
     quiet: bool = field(default_factory=_is_another_rank)
-    # A notebook's bar, which takes all lines of the call in progress.
-    display: Display | None = field(default_factory=DISPLAY.get)
+    in_notebook: bool = field(default_factory=lambda: is_notebook())
 
     @property
     def live(self) -> bool:
         """Whether a line can be redrawn in place."""
         if self.quiet:
             return False
-        if self.display is not None:
-            return True
-        return self.out.is_terminal and not self.out.is_dumb_terminal
+        return self.in_notebook or (self.out.is_terminal and not self.out.is_dumb_terminal)
 
     @property
     def width(self) -> int | None:
@@ -59,22 +63,22 @@ class Console:
 
     def info(self, text: str) -> None:
         """Print a status line."""
-        if self.quiet:
-            return
-        if self.display is not None:
-            self.display.info(text)
-        else:
-            self.out.print(self._fit(text), markup=False, soft_wrap=True)
+        self._print(text)
 
     def warn(self, text: str) -> None:
         """Print a warning; the run continues."""
+        self._print(f"warning: {text}", style="yellow")
+
+    def _print(self, text: str, *, style: str | None = None) -> None:
         if self.quiet:
             return
-        if self.display is not None:
-            self.display.warn(text)
+        if self.in_notebook:
+            from tqdm.auto import tqdm
+
+            # Above the bar; rich would make an output of its own of each line.
+            tqdm.write(text, file=sys.stderr)
         else:
-            text = self._fit(f"warning: {text}")
-            self.out.print(text, style="yellow", markup=False, soft_wrap=True)
+            self.out.print(self._fit(text), style=style, markup=False, soft_wrap=True)
 
     def _fit(self, text: str) -> str:
         """Wrap lines between words where a terminal would cut words; paths stay in one piece."""
@@ -91,7 +95,7 @@ class Console:
 
     @contextmanager
     def progress(self, what: str, total: int, unit: str) -> Iterator[Advance]:
-        """Show progress of a long step: a bar on a terminal, a line now and then elsewhere.
+        """Show progress of a long step: a bar on a terminal and in a notebook, else a few lines.
 
         The first line comes after three seconds, the others every ten seconds.
 
@@ -100,8 +104,18 @@ class Console:
             total: number of units in total.
             unit: e.g. ``"documents"``.
         """
-        if self.display is not None and not self.quiet:
-            with self.display.progress(what, total, unit) as advance:
+        if self.in_notebook and not self.quiet:
+            from tqdm.auto import tqdm
+
+            # A notebook is stored with each drawing of a bar that has no widget.
+            with tqdm(
+                total=total, desc=what, unit=f" {unit}", leave=False, mininterval=_BAR_EVERY_S
+            ) as notebook_bar:
+
+                def advance(done: int, detail: str) -> None:
+                    notebook_bar.set_postfix_str(detail, refresh=False)
+                    notebook_bar.update(done)
+
                 yield advance
             return
         if self.live:
@@ -131,7 +145,7 @@ class Console:
     @contextmanager
     def rows(self) -> Iterator["Rows"]:
         """Show what several processes do: a row for each on a terminal, lines elsewhere."""
-        if not self.live or self.display is not None:
+        if not self.live or self.in_notebook:
             yield Rows(self, None)
             return
         is_wide = self.out.width >= 110

@@ -80,6 +80,7 @@ def default_cache_dir() -> Path:
 
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
+_ADVISERS = ("torchao", "bitsandbytes", "torch.utils._pytree")
 
 
 def quiet_kernel_advice() -> None:
@@ -89,10 +90,25 @@ def quiet_kernel_advice() -> None:
     GPUs are visible, torch's warning that it cannot use them is silenced too, as `detect_runtime`
     raises an error.
     """
-    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+    for name in _ADVISERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     if count_gpus():
         warnings.filterwarnings("ignore", message="CUDA initialization")
+
+
+@contextmanager
+def quieted_advice() -> Iterator[None]:
+    """Silence for a block what libraries advise when they are imported; imports nothing."""
+    levels = {name: logging.getLogger(name).level for name in _ADVISERS}
+    with warnings.catch_warnings():
+        # tqdm, in a notebook without ipywidgets.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        quiet_kernel_advice()
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
 
 
 def quiet_libraries() -> None:

@@ -49,5 +49,5 @@ block_probe.py     compiles one block on each rank alone, to find whether that w
 memory_check.py    replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 processes.py       number of processes of a command on this machine, or of torchrun
 results.py         what the commands return to Python
-python_arguments.py  types and ranges of the arguments that Python programs give
+python_arguments.py  functions for programs: checked arguments, quiet libraries, our errors
 """

@@ -1,25 +1,94 @@
-"""Types and ranges of the arguments that Python programs give to `memguard.api`.
+"""Functions for programs: arguments checked by their annotations, quiet libraries, our errors.
 
-The command line parses its arguments; these come as any object. Each check raises one line that
-names the argument, its rule and what was got.
+@python_call       the decorator; the one place where pydantic's errors of arguments become ours
+Name, Place, Seed  annotations of arguments
 """
 
 import errno
+import functools
+import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, validate_call
 
 from memguard.errors import MAX_PATH, ConfigError, ModelError, shorten
+from memguard.runtime import quieted_advice
 
-MAX_SEED = 2**63 - 1
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 _PLACES = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
 )
+
+
+def _read_whole(value: Any) -> Any:
+    """Return a whole number of numpy as one of Python."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+Name = Annotated[str, Field(min_length=1)]
+Place = Name | Path
+"""A path, or the name of a shipped file or a model."""
+Whole = Annotated[int, BeforeValidator(_read_whole)]
+Seed = Annotated[Whole, Field(ge=0, le=2**63 - 1)]
+
+
+def python_call(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a function that checks its arguments, and silences libraries while it runs.
+
+    It raises a `ConfigError` for arguments that its annotations do not allow, one line each, and
+    for a place that cannot be created, written or read.
+    """
+
+    def bind(*args: Any, **named: Any) -> Callable[[], _R]:
+        return functools.partial(function, *args, **named)
+
+    functools.update_wrapper(bind, function)
+    # What is checked are arguments; the type of the result may not be imported yet.
+    bind.__annotations__ = {k: v for k, v in function.__annotations__.items() if k != "return"}
+    check = validate_call(bind, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            # Run below: an error of pydantic in the function itself is not one of its arguments.
+            run = check(*args, **named)
+        except ValidationError as error:
+            raise ConfigError(*_explain(error, [*inspect.signature(function).parameters])) from None
+        with quieted_advice(), refusing_places():
+            return run()
+
+    return call
+
+
+def _explain(error: ValidationError, parameters: list[str]) -> Iterator[str]:
+    """Yield a line for each wrong argument: its name, what it should be and what was got."""
+    wrong: dict[str, dict[str, list[Any]]] = {}
+    for found in error.errors(include_url=False):
+        first, *rest = found["loc"]
+        is_positional = isinstance(first, int) and first < len(parameters)
+        name = parameters[first] if is_positional else str(first)  # type: ignore[index]
+        item = "".join(f"[{part}]" for part in rest if isinstance(part, int))
+        wrong.setdefault(name, {}).setdefault(f"{name}{item}", []).append(found)
+    for places in wrong.values():
+        # Of the types that an argument may have, the one that was meant failed deepest inside.
+        place = max(places, key=len)
+        # And a value out of range says more than another type.
+        alike = [each for each in places[place] if not each["type"].endswith(("_type", "_of"))]
+        problems = [each["msg"] for each in alike or places[place]]
+        rules = dict.fromkeys(re.sub(r"^\w+ should ", "", problem) for problem in problems)
+        if problems[0] in rules:  # That an argument is missing or not known.
+            yield f"'{shorten(place)}': {problems[0].lower()}"
+        else:
+            got = describe(places[place][0]["input"])
+            yield f"'{shorten(place)}' should {', or '.join(rules)}; got {got}"
 
 
 def describe(value: Any) -> str:
@@ -33,70 +102,14 @@ def describe(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def check_path(name: str, value: Any) -> None:
-    """Check an argument that is a path, a name or None.
-
-    Raises:
-        ConfigError: it is neither, or an empty text.
-    """
-    if value is None or isinstance(value, Path):
-        return
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(
-            f"'{name}' must be a path or a name (str or pathlib.Path); got {describe(value)}"
-        )
-
-
-def check_text(name: str, value: Any) -> None:
-    """Check an argument that is a text.
-
-    Raises:
-        ConfigError: it is no text, or empty.
-    """
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"'{name}' must be a text (str); got {describe(value)}")
-
-
-def check_count(name: str, value: Any, *, low: int = 1, high: int) -> int:
-    """Return an argument that is a whole number, also one of numpy.
-
-    Raises:
-        ConfigError: it is no whole number, or outside of the range.
-    """
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or not low <= int(value) <= high:
-        upper = "2**63 - 1" if high == MAX_SEED else f"{high:,}"
-        raise ConfigError(
-            f"'{name}' must be a whole number from {low} to {upper}; got {describe(value)}"
-        )
-    return int(value)
-
-
-def check_overrides(overrides: Any) -> dict[str, Any]:
-    """Return the settings to change, by dotted name.
-
-    Raises:
-        ConfigError: not a dict whose keys are names; the names of the command line's KEY=VALUE.
-    """
-    if overrides is None:
-        return {}
-    rule = "'overrides' must be a dict of dotted names, e.g. {'optim.lr': 1e-4}"
-    if not isinstance(overrides, Mapping):
-        raise ConfigError(f"{rule}; got {describe(overrides)}")
-    for key in overrides:
-        if not isinstance(key, str) or not key.strip("[]. "):
-            raise ConfigError(f"{rule}; got {describe(key)} as a name")
-    return dict(overrides)
-
-
-def write_overrides(overrides: Any) -> tuple[str, ...]:
+def write_overrides(overrides: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the settings to change as the command line's KEY=VALUE.
 
     Raises:
-        ConfigError: as `check_overrides`; or a value that JSON cannot hold.
+        ConfigError: a value that JSON cannot hold.
     """
     written = []
-    for key, value in check_overrides(overrides).items():
+    for key, value in (overrides or {}).items():
         try:
             written.append(f"{key}={json.dumps(value)}")
         except (TypeError, ValueError) as error:
@@ -105,42 +118,6 @@ def write_overrides(overrides: Any) -> tuple[str, ...]:
                 f"dict; got {describe(value)}"
             ) from error
     return tuple(written)
-
-
-def check_runs(sweep: Any) -> tuple[str | Path, ...]:
-    """Return a sweep alone, or the folders of runs.
-
-    Raises:
-        ConfigError: neither a path nor a list of paths; an empty list.
-    """
-    rule = (
-        "'sweep' must be a sweep's YAML, or a list of the folders of finished runs, e.g. "
-        "['runs/a', 'runs/b']"
-    )
-    paths = (sweep,) if isinstance(sweep, str | Path) else sweep
-    if not isinstance(paths, Sequence) or isinstance(paths, bytes):
-        raise ConfigError(f"{rule}; got {describe(sweep)}")
-    if not paths:
-        raise ConfigError(f"{rule}; got an empty list")
-    for path in paths:
-        if not isinstance(path, str | Path) or not str(path).strip():
-            raise ConfigError(f"{rule}; got {describe(path)}")
-    return tuple(paths)
-
-
-def check_config(config: Any) -> None:
-    """Check the settings of a run: a path, a name or nested dicts.
-
-    Raises:
-        ConfigError: it is something else, or has a name that is no text.
-    """
-    rule = "'config' must be a run's YAML, the name of a shipped one, or its settings as a dict"
-    if not isinstance(config, str | Path | Mapping) or config == "":
-        raise ConfigError(f"{rule}; got {describe(config)}")
-    if isinstance(config, Mapping):
-        for name in config:
-            if not isinstance(name, str):
-                raise ConfigError(f"{rule}; got {describe(name)} as a name")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

@@ -30,7 +30,7 @@ from memguard.records.audit_files import (
 from memguard.records.comparison import check_results
 from memguard.records.results import read_results
 from memguard.records.utility import ITEM_SCORES
-from memguard.workflows.python_arguments import check_path, refusing_places
+from memguard.workflows.python_arguments import Place, python_call, refusing_places
 
 if TYPE_CHECKING:
     import pandas
@@ -96,9 +96,8 @@ class AuditResult:
         names = (SCORES, RESULTS, *present, FINDINGS, REPORT, PAGE, AUDIT_FILES)
         return _copy_files(self.folder, names, Path(folder))
 
-    def gate(
-        self, policy: str | Path | Mapping[str, Any], *, out: str | Path | None = None
-    ) -> "GateResult":
+    @python_call
+    def gate(self, policy: Place | Mapping[str, Any], *, out: Place | None = None) -> "GateResult":
         """Judge the audit by a policy, as `memguard gate` does; `exit_code` and `outcome` say how.
 
         Args:
@@ -111,9 +110,6 @@ class AuditResult:
         """
         from memguard.workflows.gate import judge_folder
 
-        if not isinstance(policy, Mapping):
-            check_path("policy", policy or "")
-        check_path("out", out)
         _find(self.folder, REPORT)
         return judge_folder(self.folder, policy, out=None if out is None else Path(out))
 

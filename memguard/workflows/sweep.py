@@ -158,8 +158,8 @@ def _start(sweep: Sweep, run: SweepRun, num_jobs: int, console: Console) -> _Chi
 
 
 def _has_logs(num_jobs: int, console: Console) -> bool:
-    """Return whether runs write to files: several at a time, or in a notebook, which has a bar."""
-    return num_jobs > 1 or console.display is not None
+    """Return whether runs write to files: several at a time, or in a notebook."""
+    return num_jobs > 1 or console.in_notebook
 
 
 def _show(running: Sequence[_Child], rows: Rows, console: Console) -> None:
