@@ -172,12 +172,12 @@ def train(config: Place | Mapping[str, Any], overrides: Overrides | None = None)
         >>> result = api.train(settings, {"mitigations": [{"name": "goldfish", "k": 4}]})
         >>> print(result.model, result.verdict.describe())
     """
-    run = _load_run(config, overrides)
     from memguard.runtime import Console
     from memguard.workflows.processes import count_usable_gpus
     from memguard.workflows.requests import check_run
     from memguard.workflows.run_folder import check_outside_runs, check_usable
 
+    run = _load_run(config, overrides)
     if (num_gpus := count_usable_gpus()) > 1:
         more = "`memguard train` uses more"
         Console().info(f"train: 1 of {num_gpus} visible GPUs is used; {more}")
@@ -225,10 +225,10 @@ def compare(
         >>> print(result.verdict)
         >>> result.to_pandas()[["name", "risk", "utility"]]
     """
-    runs = (sweep,) if isinstance(sweep, str | Path) else sweep
     from memguard.workflows.compare import compare as compare_request
     from memguard.workflows.requests import CompareRequest
 
+    runs = (sweep,) if isinstance(sweep, str | Path) else sweep
     request = CompareRequest(
         given=(*map(str, runs), *write_overrides(overrides)),
         out=None if out is None else Path(out),

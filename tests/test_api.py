@@ -282,7 +282,7 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
         ({"members": []}, ConfigError, "needs --members"),
         ({"members": [None]}, DataError, "'members' must be paths, a list of texts or a data"),
         ({"nonmembers": {}}, DataError, "'nonmembers' must be paths, a list of texts or a data"),
-        ({"out": "a\udcff"}, ConfigError, "'--out': the name .* is not UTF-8"),
+        ({"out": "a\udcff"}, ConfigError, "'out' should be .* unicode string; got the text"),
         ({"out": __file__}, ConfigError, r"test_api\.py' cannot be written to: Not a directory"),
         ({"out": f"{__file__}/a"}, ConfigError, "cannot be written to: Not a directory"),
         ({"out": "a\0"}, ConfigError, "'--out' must not hold a NUL character"),

@@ -21,7 +21,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, valida
 from memguard.errors import MAX_PATH, ConfigError, ModelError, shorten
 from memguard.runtime import quieted_advice
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _PLACES = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
@@ -53,7 +54,7 @@ def python_call(function: Callable[_P, _R]) -> Callable[_P, _R]:
     functools.update_wrapper(bind, function)
     # What is checked are arguments; the type of the result may not be imported yet.
     bind.__annotations__ = {k: v for k, v in function.__annotations__.items() if k != "return"}
-    check = validate_call(bind, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+    check = validate_call(config=ConfigDict(arbitrary_types_allowed=True, strict=True))(bind)
 
     @functools.wraps(function)
     def call(*args: _P.args, **named: _P.kwargs) -> _R:

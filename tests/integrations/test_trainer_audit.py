@@ -268,7 +268,7 @@ def test_what_cannot_be_audited_is_refused_before_training(tmp_path: Path) -> No
         begin(make_callback(tmp_path, identity_key=key))
     with pytest.raises(ConfigError, match="'identity_key' should be a valid string"):
         make_callback(tmp_path, identity_key=5)
-    with pytest.raises(ConfigError, match=r"'every_steps' should be greater than or equal to 1; got 0"):
+    with pytest.raises(ConfigError, match=r"'every_steps' should be greater .* to 1; got 0"):
         make_callback(tmp_path, every_steps=0)
     with pytest.raises(ConfigError, match="'stop_above' should give near_verbatim or verbatim"):
         make_callback(tmp_path, stop_above={"exposure": 0.1})
