@@ -59,6 +59,7 @@ def list_whole(folder: Path) -> list[str]:
 
 def test_the_result_is_written_beside_the_audit(place: Path) -> None:
     before = list_whole(place / "run")
+    own_page = (place / "run" / "audit" / "report.html").read_bytes()
     folder, result = judge(place)
     assert folder == place / "run" / "gate"
     assert {path.name for path in folder.iterdir()} == {*GATE_FILES}
@@ -73,7 +74,10 @@ def test_the_result_is_written_beside_the_audit(place: Path) -> None:
     assert find_damage(folder, result.files) == []
     assert JUnitXml.fromfile(str(folder / "junit.xml")).tests == len(result.judgements)
     assert "Pass" in (folder / "summary.md").read_text()
-    assert "Gate: pass" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "Gate: pass" in page
+    assert 'href="../model/README.md"' in page
+    assert (place / "run" / "audit" / "report.html").read_bytes() == own_page
 
 
 def test_it_replaces_an_earlier_gate_whole(place: Path) -> None:
@@ -105,6 +109,7 @@ def test_out_is_another_folder(place: Path) -> None:
     folder, result = judge(place, out=place / "there" / "gate")
     assert folder == place / "there" / "gate"
     assert load_gate(folder) == result
+    assert 'href="../' not in (folder / "report.html").read_text()
     assert not (place / "run" / "gate").exists()
     # The run's own, by name.
     assert judge(place, out=place / "run" / "gate")[0] == place / "run" / "gate"
