@@ -3,6 +3,7 @@
 import hmac
 import inspect
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -236,11 +237,16 @@ def draw_readme_plot(result: api.AuditResult) -> set[str]:
         return {label.get_text() for label in axes.get_xticklabels()}
 
 
+def is_shown(page: Path, card: str) -> bool:
+    """Tell whether a card has a page's path: from the working folder if near, otherwise whole."""
+    return str(page) in card or os.path.relpath(page) in card
+
+
 def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     result = audit_texts(model, tokenizer)
     assert result.verdict.sentence
     shown = result._repr_html_()
-    assert str(result.folder / "report.html") in shown
+    assert is_shown(result.folder / "report.html", shown)
     assert "<script" not in shown
     assert set(result.to_pandas()["role"]) == {"trained", "control"}
     assert {"extraction", "sampling", "membership"} == set(result.results["probe"])
@@ -434,7 +440,7 @@ def test_runs_are_compared(
         result = api.compare([trained.folder, other], out=tmp_path / name)
         assert list(result.to_pandas()["name"]) == ["plain", "goldfish"]
         assert result.verdict == result.comparison.recommendation.sentence
-        assert str(tmp_path / name / "comparison.html") in result._repr_html_()
+        assert is_shown(tmp_path / name / "comparison.html", result._repr_html_())
     saved = result.save(tmp_path / "saved")
     assert (saved / "comparison.html").is_file()
     shutil.rmtree(other / "audit")
