@@ -37,6 +37,8 @@ from memguard.records import BLIND, load_manifest
 from memguard.records.sealed import sum_file
 from memguard.runtime.environment import hash_code
 
+pytestmark = pytest.mark.slow
+
 LENGTHS: dict[str, Any] = {"continuation_tokens": 8, "min_documents": 4}
 
 
@@ -70,6 +72,7 @@ def audit_texts(model: Any, tokenizer: Any, **settings: Any) -> api.AuditResult:
     )
 
 
+@pytest.mark.quick
 def test_importing_it_loads_no_torch() -> None:
     script = (
         "import sys, memguard.api; "
@@ -84,7 +87,8 @@ def test_importing_it_loads_no_torch() -> None:
 # -- audits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suite", ["extraction", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.quick
+@pytest.mark.parametrize("suite", ["extraction", pytest.param("full", marks=pytest.mark.long)])
 def test_a_model_in_memory_has_the_records_of_the_command_line(
     folder: Path, members: Path, nonmembers: Path, model: Any, tokenizer: Any, suite: str
 ) -> None:
@@ -371,6 +375,7 @@ def train_run(tiny_folder: Path, folder: Path, name: str, **overrides: Any) -> a
     return api.train(settings, {"optim.lr": 1e-3, **overrides})
 
 
+@pytest.mark.quick
 def test_a_run_is_trained_and_audited(trained: api.TrainResult) -> None:
     assert trained.audit is not None
     assert trained.verdict == trained.audit.report.verdict

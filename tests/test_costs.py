@@ -131,7 +131,7 @@ def test_only_named_entries_are_accepted(tmp_path: Path, monkeypatch: pytest.Mon
     before = {"test_one.py": Cost(2.0, 1, 1), "test_two.py": Cost(3.0, 2, 2), "test_old.py": Cost()}
     budget.accept({**before, "conftest.py::ranks": Cost(9.0, 1), "test_slow.py": Cost()})
     (tmp_path / "test_old.py").unlink()
-    (tmp_path / "test_slow.py").write_text("pytestmark = pytest.mark.slow\n")
+    (tmp_path / "test_slow.py").write_text("pytestmark = pytest.mark.long\n")
     lines = budget.accept(
         {"test_one.py": Cost(9.04, 3, 0, tests=7), "conftest.py::ranks": Cost(11.0, 1)}
     )

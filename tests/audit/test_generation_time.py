@@ -24,6 +24,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
+pytestmark = pytest.mark.slow
+
 ATTACKED = build_suite(*SUITE.probes, AttackProbe(width=3, samples=3))
 
 
@@ -123,7 +125,7 @@ def test_the_limit_is_that_of_all_models_together() -> None:
             Decoder(lm, 100, limit=roomy).continue_greedily(request)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "olmo2", "bloom"])
 def test_an_audit_on_eight_ranks_generates_what_one_process_does(
     ranks: RankPool, family: str

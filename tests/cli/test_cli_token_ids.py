@@ -10,6 +10,8 @@ import pytest
 import transformers
 from cli_examples import read_json, run_cli, save_tiny_model, write_jsonl, write_run, write_texts
 
+pytestmark = pytest.mark.slow
+
 LENGTH = ("--continuation-tokens", 6)
 
 
@@ -52,6 +54,7 @@ def test_an_audit_of_ids_is_that_of_their_texts(folder: Path) -> None:
             assert other[2][name] == found[0][2][name]
 
 
+@pytest.mark.quick
 def test_ids_beyond_the_vocabulary_are_refused(folder: Path) -> None:
     path = folder / "wrong.npy"
     size = transformers.AutoConfig.from_pretrained(folder / "model").vocab_size

@@ -15,6 +15,7 @@ from memguard.report import render_comparison, render_report
 from memguard.report.release_page import render_release_page
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM})"),
 ]

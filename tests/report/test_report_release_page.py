@@ -20,6 +20,8 @@ from memguard.report.attack_classes import CLASSES, NOT_READ, find_worst
 from memguard.report.release_page import render_release_page
 from memguard.report.release_sections import NO_PROBE
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = "customer-support-tickets-of-the-northern-region/" * 4
 
 

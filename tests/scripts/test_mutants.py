@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from script_calls import SCRIPTS, load_script
 
+pytestmark = pytest.mark.slow
+
 ROOT = SCRIPTS.parent
 mutants: Any = load_script("mutants")
 
