@@ -3,10 +3,13 @@
     python scripts/mutants.py                        all of mutants.toml
     python scripts/mutants.py --only verify-newest lora-copies
     python scripts/mutants.py --list
+    python scripts/mutants.py --check                which named tests the default run has not
 
 A mutant is a change of behaviour that a user would suffer from. It is made in a copy of the tracked
 files, as they are now, and in no other place. Its own tests run first, up to the first that fails;
 the default suite runs only if they pass. A mutant that no test kills survives: a test is missing.
+All tests run as by default, so that one marked `slow` alone kills nothing. Where no test ran,
+nothing was killed: the entry is broken.
 """
 
 import argparse
@@ -30,6 +33,11 @@ LIST = Path(__file__).with_suffix(".toml")
 NAMED_LIMIT_S, SUITE_LIMIT_S = 900, 7200
 """Most time that the tests of a mutant, and the default suite, may take; longer is a kill."""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_PASSED = re.compile(r"^PASSED (.+)$", re.MULTILINE)
+_COLLECTED = re.compile(r"^(\S+\.py::.+)$", re.MULTILINE)
+_KILLED = (None, 1, 2)
+"""How pytest ends where a test found the mutant: too late, a failure, or no import (2). It found
+nothing where no test ran (5) or was there to run (4)."""
 
 State = Literal["killed", "survived", "may survive", "broken"]
 
@@ -75,10 +83,17 @@ class Tested:
         """Node ids of the tests that failed."""
         return _FAILED.findall(self.output)
 
+    @property
+    def passed(self) -> list[str]:
+        """Node ids of the tests that passed."""
+        return _PASSED.findall(self.output)
+
     def describe(self) -> str:
         """Return the first test that failed, or how else pytest ended."""
         if self.code is None:
             return "timeout, which counts as killed"
+        if self.code == 5:
+            return "no test ran"
         return self.failed[0] if self.failed else f"pytest ended with {self.code}"
 
 
@@ -144,8 +159,9 @@ def run_tests(folder: Path, tests: Sequence[str], *, limit_s: float, stops: bool
         limit_s: the most it may take.
         stops: whether it ends with the first test that fails.
     """
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={folder.parent}/pytest"]
-    command = [sys.executable, "-m", "pytest", *options, *(["-x"] if stops else []), *tests]
+    options = ["-q", "-rfEp", "-n", "0", "-p", "no:cacheprovider", *(["-x"] if stops else [])]
+    place = f"--basetemp={folder.parent}/pytest"
+    command = [sys.executable, "-m", "pytest", *options, place, *tests]
     # A file, not a pipe: what a killed test has left would keep a pipe open.
     with (folder.parent / "output").open("w+") as output:
         process = subprocess.Popen(
@@ -207,6 +223,35 @@ def is_among(test: str, named: Sequence[str]) -> bool:
     return any(test == name or test.startswith((f"{name}::", f"{name}[")) for name in named)
 
 
+def find_missing(named: Sequence[str], found: Sequence[str]) -> list[str]:
+    """Return the files and node ids of which no test was found."""
+    return [name for name in named if not any(is_among(test, [name]) for test in found)]
+
+
+def find_obstacle(named: Sequence[str], first: Tested) -> str:
+    """Return why the run without a mutant makes its tests no proof; empty if nothing does."""
+    failed = [test for test in first.failed if is_among(test, named)]
+    if failed:
+        return f"without the mutant too: {failed[0]}"
+    missing = find_missing(named, first.passed)
+    return f"no test ran by default: {missing[0]}" if missing else ""
+
+
+def collect_default(root: Path) -> list[str]:
+    """Return the node ids of the default run.
+
+    Raises:
+        SystemExit: pytest cannot collect them.
+    """
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0"]
+    done = subprocess.run(
+        command, cwd=root, env=make_environment(root), capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"pytest --collect-only ended with {done.returncode}\n{done.stdout}")
+    return _COLLECTED.findall(done.stdout)
+
+
 def run_mutants(
     root: Path, mutants: Sequence[Mutant], say: Callable[[str], None]
 ) -> Iterator[Outcome]:
@@ -236,10 +281,9 @@ def run_mutants(
             raise SystemExit(f"without a mutant: {first.describe()}\n{first.output[-2000:]}")
         for number, mutant in enumerate(mutants, 1):
             started = time.monotonic()
-            broken = [test for test in first.failed if is_among(test, mutant.tests)]
             state: State = "broken"
-            by = f"without the mutant too: {''.join(broken[:1])}"
-            if not broken:
+            by = find_obstacle(mutant.tests, first)
+            if not by:
                 shutil.copytree(whole, changed)
                 make_mutant(mutant, changed)
                 state, by = _try(changed, mutant)
@@ -254,15 +298,28 @@ def _try(folder: Path, mutant: Mutant) -> tuple[State, str]:
     if tested.code == 0:
         tested = run_tests(folder, [], limit_s=SUITE_LIMIT_S)
     if tested.code != 0:
-        return "killed", tested.describe()
+        return ("killed" if tested.code in _KILLED else "broken"), tested.describe()
     return ("survived", "nothing") if mutant.why is None else ("may survive", mutant.why)
 
 
+def check_tests(mutants: Sequence[Mutant]) -> int:
+    """Print each named test of which nothing is in the default run; return 1 if there is one."""
+    found = collect_default(ROOT)
+    lines = [
+        f"{mutant.name}: {name}" for mutant in mutants for name in find_missing(mutant.tests, found)
+    ]
+    print("\n".join([*lines, f"{len(found)} tests by default, {len(lines)} named ones missing"]))
+    return 1 if lines else 0
+
+
 def main() -> int:
-    """Run the mutants of the list; return 1 if one survived or its tests fail without it."""
+    """Run the mutants of the list; return 1 if one survived or its tests are no proof."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants instead of all")
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="show the named tests that do not run by default"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there too")
     given = parser.parse_args()
     mutants = read_mutants(LIST)
@@ -277,6 +334,8 @@ def main() -> int:
     errors = [error for mutant in chosen if (error := find_error(mutant, ROOT))]
     if errors:
         parser.error("\n".join(errors))
+    if given.check:
+        return check_tests(chosen)
     # As Ctrl-C: the copy is removed, and pytest does not go on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcomes: list[Outcome] = []

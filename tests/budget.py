@@ -1,8 +1,9 @@
-"""The budget of the tests: `budget.json`, by file of tests and by fixture of the session.
+"""The budget of the default tier: `budget.json`, by file of tests and by fixture of the session.
 
 Processes and optimizer steps are counts, the same on every machine: any increase fails. Processor
 time varies by some per cent: an entry may exceed its figure by 40 % or 5 units, whichever is more,
-and the sum of all by 25 %. The number of tests is printed, and not limited.
+and the sum of all by 25 %, but never what two cores do in five minutes. The number of tests is
+printed, and not limited.
 """
 
 import json
@@ -10,8 +11,12 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+import tiers
+
 PATH = Path(__file__).with_name("budget.json")
 _ENTRY_SHARE, _ENTRY_UNITS, _SUM_SHARE = 0.40, 5.0, 0.25
+MOST_UNITS = 240.0
+"""300 s on two idle cores, of 2.1 s a unit, less a sixth: imports, collection and waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,10 @@ def find_excesses(
         got, expected = (sum(all_of.values(), Cost()).units for all_of in (costs, allowed))
         if got > expected * (1 + _SUM_SHARE):
             problems.append(f"all: {got:.0f} units, {expected:.0f} expected (+{_SUM_SHARE:.0%})")
+        if got > MOST_UNITS:
+            problems.append(
+                f"all: {got:.0f} units, and five minutes are {MOST_UNITS:.0f}: mark files slow"
+            )
     if problems:
         problems.append(
             "Make them cheaper, or accept with `scripts/test.sh --accept-costs FILE...` and say in "
@@ -101,7 +110,8 @@ def _highest(entry: Cost) -> float:
 def accept(costs: Mapping[str, Cost]) -> list[str]:
     """Write the costs of the files that ran into the budget, and say what has changed.
 
-    A fixture's entry changes only where its cost exceeds it. Entries without a file are removed.
+    A fixture's entry changes only where its cost exceeds it. Entries are removed whose file is gone
+    or has no test of the default tier.
     """
     entries = read() if PATH.exists() else {}
     lines = []
@@ -112,12 +122,15 @@ def accept(costs: Mapping[str, Cost]) -> list[str]:
             continue
         entries[name] = replace(cost, units=round(cost.units, 1), tests=0)
         lines.append(f"{name}: {before or 'new'} -> {entries[name]}")
-    gone = [name for name in entries if not (PATH.parent / name.split("::")[0]).exists()]
-    for name in gone:
+    for name in [name for name in entries if not _is_default(PATH.parent / name.split("::")[0])]:
         del entries[name]
-        lines.append(f"{name}: removed, its file is gone")
+        lines.append(f"{name}: removed, no test of it runs by default")
     PATH.write_text(_as_json(entries))
     return lines
+
+
+def _is_default(file: Path) -> bool:
+    return file.exists() and tiers.may_have_default_tests(file.read_text())
 
 
 def _as_json(entries: Mapping[str, Cost]) -> str:

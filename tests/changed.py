@@ -5,7 +5,7 @@
 Of a module of memguard these are the tests that are named after it and those that import it; of a
 helper of the tests those that import it; of a `conftest.py` all below it; of another file those
 that mention its name. Tests that reach a module only through other modules are not among them: the
-whole suite decides.
+whole suite decides. Without `-m` tests marked `slow` run too.
 """
 
 import ast
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import tiers
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TESTS = _ROOT / "tests"
@@ -125,6 +126,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("changed"):
         selected = find_tests(list_changed(_ROOT), _ROOT)
         config.stash[_SELECTED] = {_ROOT / path for path in selected}
+        if tiers.is_default(config):
+            config.option.markexpr = tiers.WITH_SLOW
 
 
 _SELECTED = pytest.StashKey[set[Path]]()

@@ -1,4 +1,8 @@
-"""Fixtures shared by all tests: real data where it is there, tiny models where it is not."""
+"""Fixtures shared by all tests: real data where it is there, tiny models where it is not.
+
+What takes seconds to import is imported by fixtures, and by `pytest_sessionstart` in the processes
+that run tests: the one that only divides them among workers starts without.
+"""
 
 import gc
 import os
@@ -6,20 +10,18 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
-import jinja2
 import pytest
-import torch
-from cli_examples import save_tiny_model, write_texts
 from ranks import RankPool
 
-from memguard.data.identity_key import FILE_NAME
-from memguard.pages.page import FrontChart, LineChart
-from memguard.report import engine, html
-from memguard.report.charts import draw_chart
+if TYPE_CHECKING:
+    import torch
 
-pytest_plugins = ["case_sample", "changed", "costs"]
+    from memguard.pages.page import FrontChart, LineChart
+
+pytest_plugins = ["tiers", "case_sample", "changed", "costs"]
 
 # No test judges how long something takes: a busy machine would fail it.
 hypothesis.settings.register_profile("memguard", deadline=None)
@@ -27,6 +29,17 @@ hypothesis.settings.load_profile("memguard")
 
 # A shell starts a background command with SIGINT ignored, and whatever the tests start would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import what most tests use before their modules, whose imports may not warn."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", 0):
+        capture = config.pluginmanager.getplugin("capturemanager")
+        capture.resume_global_capture()  # Libraries log a line or two.
+        import cli_examples  # noqa: F401
+
+        capture.suspend_global_capture()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +54,8 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session", autouse=True)
 def session_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The identity key of this session, the same in each: never the user's."""
+    from memguard.data.identity_key import FILE_NAME
+
     folder = tmp_path_factory.mktemp("config")
     path = folder / "memguard" / FILE_NAME
     path.parent.mkdir(mode=0o700)
@@ -89,33 +104,34 @@ def ranks(fresh_ranks: RankPool, request: pytest.FixtureRequest) -> Iterator[Ran
         yield kept
 
 
-class _KeptTemplates(jinja2.BytecodeCache):
-    """The compiled templates of pages."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, bytes] = {}
-
-    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        if bucket.key in self.codes:
-            bucket.bytecode_from_string(self.codes[bucket.key])
-
-    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        self.codes[bucket.key] = bucket.bytecode_to_string()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _kept_templates() -> Iterator[None]:
     """Compile each template once, and draw each chart once, which is most of a page."""
+    import jinja2
+
+    from memguard.report import engine, html
+    from memguard.report.charts import draw_chart
+
+    class KeptTemplates(jinja2.BytecodeCache):
+        codes: dict[str, bytes] = {}  # noqa: RUF012
+
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            if bucket.key in self.codes:
+                bucket.bytecode_from_string(self.codes[bucket.key])
+
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            self.codes[bucket.key] = bucket.bytecode_to_string()
+
     drawings: dict[tuple[str, str], str] = {}
 
-    def draw_once(chart: LineChart | FrontChart, key: str) -> str:
+    def draw_once(chart: "LineChart | FrontChart", key: str) -> str:
         drawing = (repr(chart), key)
         if drawing not in drawings:
             drawings[drawing] = draw_chart(chart, key)
         return drawings[drawing]
 
     with pytest.MonkeyPatch.context() as patch:
-        kept = partial(jinja2.Environment, bytecode_cache=_KeptTemplates())
+        kept = partial(jinja2.Environment, bytecode_cache=KeptTemplates())
         patch.setattr(engine, "Environment", kept)
         patch.setattr(html, "draw_chart", draw_once)
         yield
@@ -131,6 +147,8 @@ def _frozen() -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `model/` (random weights) and `documents.jsonl` (60 texts); do not write here."""
+    from cli_examples import save_tiny_model, write_texts
+
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_model(folder / "model")
     write_texts(folder / "documents.jsonl")
@@ -150,12 +168,14 @@ _ON_GPU = (pytest.mark.gpu, pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=_ON_GPU)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> "torch.device":
     """Device of a test of a path that only a GPU takes in full.
 
     Each test runs on the CPU too, by default: what it does is then known to work, and `-m gpu` adds
     the GPU. A run that is started on the CPU does not see a GPU of the machine.
     """
+    import torch
+
     if request.param == "cpu":
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         # Otherwise a machine with GPUs seems to have a driver that is too old.

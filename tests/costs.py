@@ -4,6 +4,8 @@
     scripts/test.sh --budget                    fail where a cost exceeds `budget.json` (CI does)
     scripts/test.sh --accept-costs FILE...      write what FILE... cost now into `budget.json`
 
+`budget.json` is of the default tier: with another `-m` costs are printed and not judged.
+
 Processor time is counted in units. It is divided by that of a fixed loop that runs between tests,
 so that a figure means the same on a slow, a fast and a busy machine. Ranks are children of a server
 and not of the process that waits for them: the kernel's count for the server includes all of them,
@@ -30,7 +32,7 @@ from typing import Any
 import budget
 import pytest
 import step_count
-import torch
+import tiers
 from budget import Cost
 
 _SECONDS_BETWEEN_CALIBRATIONS = 45
@@ -39,6 +41,8 @@ _OPTIONS = ("costs", "budget", "accept_costs")
 
 def calibrate() -> float:
     """Return one unit in seconds, by a quarter of it: tensor products, small kernels, JSON."""
+    import torch  # Not at the top: only processes that run tests calibrate.
+
     start = time.process_time()
     square, small = torch.full((192, 192), 0.01), torch.ones(16)
     document = {"text": "ten words " * 20, "values": list(range(50))}
@@ -162,7 +166,9 @@ class _Session:
         options = self.config.option
         if options.costs:
             self.report += budget.table(self.merged)
-        if options.accept_costs and session.exitstatus == 0:
+        if not tiers.is_default(self.config):
+            self.report += ["With this -m, costs are not those of the default tier."]
+        elif options.accept_costs and session.exitstatus == 0:
             self.report += budget.accept(self.merged)
         elif options.budget:
             whole = self.config.args_source.name != "ARGS"

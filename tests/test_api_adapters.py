@@ -15,6 +15,8 @@ from tiny_adapters import adapt
 from memguard import api
 from memguard.errors import ConfigError, ModelError
 
+pytestmark = pytest.mark.slow
+
 # fp32: the same numbers, summed by a merged weight or by base and adapter one after the other.
 _SAME = 1e-4
 KINDS: dict[str, dict[str, Any]] = {
@@ -99,6 +101,7 @@ def test_fp32_adapters_of_a_bf16_base_are_audited_in_bf16(model: Any, tokenizer:
     assert audit(adapted, tokenizer).report.method.dtype == "bf16"
 
 
+@pytest.mark.quick
 def test_what_is_another_model_without_its_adapter_is_refused(
     folder: Path, model: Any, tokenizer: Any
 ) -> None:

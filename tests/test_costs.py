@@ -65,11 +65,11 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_session_is_measured_and_held_to_its_budget(tmp_path: Path) -> None:
-    for name in ("budget.py", "costs.py", "step_count.py", "ranks.py"):
+    for name in ("budget.py", "costs.py", "step_count.py", "ranks.py", "tiers.py"):
         (tmp_path / name).symlink_to(Path(__file__).with_name(name))
-    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not slow'\nmarkers = slow")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(SUITE)
     (tmp_path / "test_new.py").write_text("def test_new(): pass")
@@ -116,16 +116,22 @@ def test_the_sum_is_judged_where_every_file_ran() -> None:
     dearer = {name: Cost(c.units * 1.3, c.processes, c.steps) for name, c in ALLOWED.items()}
     assert not budget.find_excesses(dearer, ALLOWED, whole=False)
     assert "all: 65 units, 50 expected" in budget.find_excesses(dearer, ALLOWED, whole=True)[0]
+    many = {f"a/test_{number}.py": Cost(units=1.0) for number in range(int(budget.MOST_UNITS) + 1)}
+    assert not budget.find_excesses(many, many, whole=False)
+    assert (
+        "five minutes are 240: mark files slow" in budget.find_excesses(many, many, whole=True)[0]
+    )
 
 
 def test_only_named_entries_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "PATH", tmp_path / "budget.json")
     (tmp_path / "conftest.py").touch()
-    for name in ("test_one.py", "test_two.py", "test_old.py"):
+    for name in ("test_one.py", "test_two.py", "test_old.py", "test_slow.py"):
         (tmp_path / name).touch()
     before = {"test_one.py": Cost(2.0, 1, 1), "test_two.py": Cost(3.0, 2, 2), "test_old.py": Cost()}
-    budget.accept({**before, "conftest.py::ranks": Cost(9.0, 1)})
+    budget.accept({**before, "conftest.py::ranks": Cost(9.0, 1), "test_slow.py": Cost()})
     (tmp_path / "test_old.py").unlink()
+    (tmp_path / "test_slow.py").write_text("pytestmark = pytest.mark.long\n")
     lines = budget.accept(
         {"test_one.py": Cost(9.04, 3, 0, tests=7), "conftest.py::ranks": Cost(11.0, 1)}
     )
@@ -135,7 +141,7 @@ def test_only_named_entries_are_accepted(tmp_path: Path, monkeypatch: pytest.Mon
         # Within what it may cost, so as it was.
         "conftest.py::ranks": Cost(9.0, 1),
     }
-    assert len(lines) == 2
+    assert len(lines) == 3
 
 
 def test_the_budget_of_this_suite_names_files_that_exist() -> None:

@@ -32,6 +32,8 @@ from memguard.gate.triage import load_triage
 from memguard.records.gate import EXIT_CODES
 from memguard.runtime import children
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
     "README.md",
@@ -169,7 +171,7 @@ def test_the_commands_of_the_readme_run(folder: Path, ranks: RankPool) -> None:
     assert (folder / "runs" / "comparison" / "comparison.html").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("guide", ["configs/README.md", "eval/README.md", "scripts/README.md"])
 def test_the_commands_of_a_guide_run(folder: Path, ranks: RankPool, guide: str) -> None:
     run_commands(ranks, guide)
@@ -239,7 +241,7 @@ def test_the_ci_example_ends_with_the_code_of_the_gate(folder: Path, tmp_path: P
     assert summary.read_text() == (tmp_path / "gate/summary.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forgetting_runs_as_the_guide_says(folder: Path) -> None:
     (block,) = (b for b in list_blocks("configs/README.md", "yaml") if "mine-without" in b)
     (folder / "forget.yaml").write_text(block)

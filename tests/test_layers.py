@@ -11,6 +11,8 @@ import pytest
 
 from memguard import errors
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,6 +53,7 @@ def test_the_package_itself_imports_nothing() -> None:
     assert done.stdout.split() == ["memguard"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("error", "exit_code"),
     [

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from cli_examples import write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 """A kernel that trains twice; the cards alone have tests beside the reports."""
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = Path("/usr/bin/chromium")

@@ -11,6 +11,8 @@ import torch
 from ranks import RankFailure, RankPool
 from torch import distributed as dist
 
+pytestmark = pytest.mark.slow
+
 
 def sum_of_ranks() -> tuple[int, int, float]:
     value = torch.tensor([float(dist.get_rank())])

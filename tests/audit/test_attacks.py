@@ -24,6 +24,8 @@ from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.model.checks import build_causal_lm
 
+pytestmark = pytest.mark.slow
+
 VOCAB, NUM_TRAINED, NUM_CONTROL, PREFIX, SIZE = 24, 12, 6, 23, 9
 PROBE = AttackProbe(width=64, candidates=VOCAB, samples=64)
 
@@ -203,6 +205,7 @@ def test_a_window_inside_a_document_is_masked_by_its_place_there(
 # -- sampling ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_the_first_answer_of_a_sampler_is_the_one_drawn_most_often(
     overfitted: Overfitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm
 
+pytestmark = pytest.mark.slow
+
 MakeDocument = Callable[..., AuditDocument]
 
 

@@ -24,6 +24,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 61
 EVERYTHING = ScoreSelection(
     needs=frozenset({"entropy", "variance_logprob"}),
@@ -269,6 +271,7 @@ def test_passage_beyond_the_positions_is_refused(
         _score(lm, [make_document([1] * 66)])
 
 
+@pytest.mark.quick
 def test_damaged_weights_are_refused(
     lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,7 +212,7 @@ def test_no_flip_makes_the_colour_milder() -> None:
     assert seen["turned"] >= 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_flip_of_many_audits_makes_the_colour_milder() -> None:
     seen = _check_flips(2000, seed=1)
     assert min(seen[level] for level in RANK) >= 50

@@ -28,6 +28,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
+pytestmark = pytest.mark.slow
+
 
 def make_requests(num: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[BeamRequest]:
     """Prompts of 1 to 40 tokens with 1 to 12 to add."""
@@ -97,6 +99,7 @@ def test_beams_are_those_of_generate_on_real_text(shared_data: Path) -> None:
     check_generated(model, requests, 3)
 
 
+@pytest.mark.quick
 def test_as_many_beams_as_there_are_texts_find_the_best_of_all() -> None:
     """Three tokens of seven: with 49 beams nothing is lost, whatever else is tried."""
     model = build("llama", vocab_size=7)

@@ -42,6 +42,8 @@ from memguard.model.checks import build_causal_lm
 from memguard.records.utility import TaskMetric
 from memguard.runtime import Runtime
 
+pytestmark = pytest.mark.slow
+
 TASKS = ("choice", "shots", "chat", "rolling", "generation")
 
 

@@ -30,6 +30,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
+pytestmark = pytest.mark.slow
+
 SCHEME = SamplingScheme(temperature=0.8, top_k=12, top_p=0.9)
 
 
@@ -83,7 +85,7 @@ def lm() -> CausalLM:
     "family",
     [
         *("llama", "gpt2", "gemma2", "mamba"),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen2", "mistral")),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("qwen2", "mistral")),
     ],
 )
 def test_greedy_is_what_generate_gives(family: str) -> None:
@@ -94,7 +96,7 @@ def test_greedy_is_what_generate_gives(family: str) -> None:
     assert len({tuple(tokens) for tokens in to_lists(continued)}) > 5, "these say something"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
     folder = str(shared_data / "checkpoints" / "stories260K")
     model, tokenizer = load_model(folder), load_tokenizer(folder)
@@ -183,6 +185,7 @@ def test_ties_go_to_the_lowest_id(lm: CausalLM, monkeypatch: pytest.MonkeyPatch)
     assert continued.min_gap == 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("is_list", [False, True])
 def test_end_of_text_is_suppressed_as_generate_does(is_list: bool) -> None:
     model = build("llama")
@@ -201,6 +204,7 @@ def test_end_of_text_is_suppressed_as_generate_does(is_list: bool) -> None:
     assert not {token for row in expected for token in row} & set(listed)
 
 
+@pytest.mark.quick
 def test_gaps_are_between_the_best_two_tokens_along_the_text(lm: CausalLM) -> None:
     requests = [request for request in make_requests(6, seed=5) if request.num_new]
     for request, one in zip(requests, Decoder(lm, 90).continue_greedily(requests), strict=True):
@@ -311,6 +315,7 @@ def check_counts(counts_V: NDArray[np.int64], p_V: NDArray[np.float64]) -> None:
     assert stats.chisquare(counts[is_there], expected[is_there]).pvalue > 1e-3
 
 
+@pytest.mark.quick
 def test_draws_belong_to_seed_document_and_sample(lm: CausalLM) -> None:
     request, other = make_requests(2, seed=5)
     decoder = Decoder(lm, 500)

@@ -39,7 +39,7 @@ def score_logits(model: Any, requests: list[Prompt]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3", "gemma2"))],
+    ["llama", *(pytest.param(each, marks=pytest.mark.long) for each in ("qwen3", "gemma2"))],
 )
 def test_cached_decoding_is_what_generate_gives_on_the_cpu(
     device: torch.device, family: str
@@ -61,7 +61,7 @@ def test_decoding_in_bf16_stays_finite(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    "is_split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fits", "split"]
+    "is_split", [False, pytest.param(True, marks=pytest.mark.long)], ids=["fits", "split"]
 )
 def test_a_model_over_devices_decodes_the_same(
     device: torch.device, tmp_path: Path, is_split: bool
@@ -103,7 +103,7 @@ def audit(folder: Path, name: str, *options: object) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_audit_over_devices_has_the_same_verdict(device: torch.device, folder: Path) -> None:
     del device  # the audit uses the machine's GPU, which the fixture hides for the CPU
     plain = audit(folder, "plain")

@@ -20,6 +20,8 @@ from memguard.audit.epsilon_bound import (
     guess_members,
 )
 
+pytestmark = pytest.mark.slow
+
 _cases = st.integers(1, 200).flatmap(
     lambda m: st.integers(1, m).flatmap(
         lambda r: st.tuples(st.just(m), st.just(r), st.integers(0, r))
@@ -51,6 +53,7 @@ def test_bound_of_perfect_guesses_by_hand() -> None:
     assert compute_epsilon_bound(100, 100, 100) == pytest.approx(math.log(q / (1 - q)), abs=1e-8)
 
 
+@pytest.mark.quick
 @given(_cases, st.floats(0, 8), _deltas)
 def test_p_value_by_a_plain_loop(case: tuple[int, int, int], epsilon: float, delta: float) -> None:
     m, r, v = case
@@ -202,6 +205,7 @@ def test_the_ceiling_by_hand() -> None:
     assert few.ceiling < bound.ceiling
 
 
+@pytest.mark.quick
 def test_how_many_guesses() -> None:
     counts = {8: 6, 9: 6, 13: 8, 16: 12, 26: 18, 32: 24, 64: 48, 500: 374}
     assert {m: choose_num_guesses(m) for m in counts} == counts

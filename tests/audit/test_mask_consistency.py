@@ -36,6 +36,8 @@ from memguard.errors import ModelError
 from memguard.mitigation import Mitigations, build_mitigations
 from memguard.records import TRAINED
 
+pytestmark = pytest.mark.slow
+
 
 def _masked(*tokens: str) -> MaskedText:
     """A text from its tokens; a star before one means that it is dropped."""

@@ -287,7 +287,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("num_documents", "clustered", "mean"), CASES)
 def test_intervals_of_means_cover(num_documents: int, clustered: bool, mean: float) -> None:
     coverage = _compute_coverage(

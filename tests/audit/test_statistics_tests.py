@@ -24,6 +24,8 @@ from memguard.audit.statistics import (
     fit_dose_response,
 )
 
+pytestmark = pytest.mark.slow
+
 COUNTS = st.integers(0, 400)
 
 
@@ -39,6 +41,7 @@ def test_mcnemar_is_scipys_binomial_test(first: int, second: int) -> None:
         )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (1, 4), (5, 0), (3, 3), (2, 9)])
 def test_mcnemar_by_counting_outcomes(first: int, second: int) -> None:
     """Every way the differing documents could have fallen, by exact fractions."""
@@ -89,6 +92,7 @@ def test_settings_that_nowhere_differ() -> None:
 P_VALUES = st.lists(st.floats(0, 1), max_size=12)
 
 
+@pytest.mark.quick
 def test_holm_by_hand() -> None:
     # Smallest times 3, next times 2, last times 1, never falling.
     assert correct_holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
@@ -171,7 +175,7 @@ def test_one_more_match_and_one_control_match_less_never_raise_p() -> None:
     _check_monotone([1, 2, 5, 30], [1, 4, 14])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_more_match_never_raises_p_for_many_sizes() -> None:
     """80 pairs, all k and c: three seconds."""
     _check_monotone([1, 2, 3, 5, 10, 20, 40, 60, 100, 135], [1, 2, 3, 5, 10, 14, 20, 30])

@@ -21,6 +21,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
+pytestmark = pytest.mark.slow
+
 NUM_NEW = 50
 # Of ten texts of 50 tokens: at the first token, around each read, and not before the last.
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 34, 49, 50)
@@ -71,6 +73,7 @@ def test_texts_are_the_same_however_seldom_they_are_read(
     assert [seen[index] for index in range(len(LENGTHS))] == expected
 
 
+@pytest.mark.quick
 def test_gaps_after_the_end_do_not_count(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     by_step, seldom = Decoder(lm, 4000), Decoder(lm, 4000)
     monkeypatch.setattr(seldom, "_read_every", 16)

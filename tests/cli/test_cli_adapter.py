@@ -18,6 +18,8 @@ from memguard.records import AuditReport, load_record
 from memguard.records.run_files import sum_trained
 from memguard.records.sealed import save_sealed
 
+pytestmark = pytest.mark.slow
+
 LENGTH = ("--continuation-tokens", 6)
 
 

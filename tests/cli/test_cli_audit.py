@@ -16,6 +16,8 @@ from memguard.records import LEVEL_NAMES, AuditReport, BucketRow, ResultRow, loa
 from memguard.workflows import audit as audit_module
 from memguard.workflows import model_identity
 
+pytestmark = pytest.mark.slow
+
 LENGTH = ("--continuation-tokens", 6)
 # Of the same form as the training sentences, none of them among those.
 MADE_UP = {
@@ -99,6 +101,7 @@ def forgetting(
     return folder / "out", report
 
 
+@pytest.mark.quick
 def test_what_was_forgotten_is_recited_less(forgetting: tuple[Path, AuditReport]) -> None:
     report = forgetting[1]
     knew = score(report, "verbatim", model="base")
@@ -155,6 +158,7 @@ def test_with_nonmembers_there_is_membership(forgetting: tuple[Path, AuditReport
     assert report.data.overlap_with_control.num_matched == 0
 
 
+@pytest.mark.quick
 def test_defaults_are_refused_with_a_suggestion_that_works(
     shared_data: Path, cities: Path, tmp_path: Path
 ) -> None:
@@ -448,6 +452,7 @@ def test_a_run_is_audited_again_with_other_lengths_and_without_its_base(folder: 
     assert models(report) == [{"trained"}] * 2
 
 
+@pytest.mark.quick
 def test_report_renders_the_page_again(folder: Path) -> None:
     out = folder / "out"
     audit(folder / "model", out, "--members", folder / "documents.jsonl", *LENGTH)
@@ -458,6 +463,7 @@ def test_report_renders_the_page_again(folder: Path) -> None:
     assert (out / "report.html").read_bytes() == page
 
 
+@pytest.mark.quick
 def test_json_is_the_report(folder: Path) -> None:
     arguments = ("--members", folder / "documents.jsonl", "--json", *LENGTH)
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "out", *arguments)

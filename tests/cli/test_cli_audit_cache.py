@@ -26,6 +26,8 @@ from memguard.workflows import audited_model
 from memguard.workflows.audit_context import build_codec
 from memguard.workflows.audit_inputs import list_canaries
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

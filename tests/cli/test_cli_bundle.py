@@ -22,6 +22,8 @@ from memguard.records.audit_files import save_audit_files
 from memguard.records.run_files import PreparedSummary, load_trained, sum_trained
 from memguard.records.sealed import load_sealed, save_sealed, sum_file
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,6 +47,7 @@ def get_error(ended: Outcome) -> str:
 # -- what is written, and what is said ------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_two_bundles_of_a_run_are_equal(made: Path, run: Path, tmp_path: Path) -> None:
     for name, folder in (("one.zip", made / "run"), ("two.zip", run)):
         succeed("bundle", folder, tmp_path / name)

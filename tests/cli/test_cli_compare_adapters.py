@@ -22,7 +22,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_adapters_are_settings_of_a_sweep(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts.jsonl", 30, words=20)
     file = write_sweep(tmp_path, SETTINGS, num_repetitions=[0, 1], train={"batch_size": 4})
@@ -57,7 +57,7 @@ def recite(run: Path) -> None:
     save_audit_files(run / "audit", has_card=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_adapters_is_fixed(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(tiny_folder / "model")
     write_texts(tmp_path / "documents.jsonl", 60)

@@ -20,6 +20,8 @@ from memguard.workflows import audit as audit_module
 from memguard.workflows import audit_output
 from memguard.workflows.audited_model import LazyModel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,6 +55,7 @@ def read_all(folder: Path, *names: str) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "name",
     [

@@ -23,6 +23,8 @@ from memguard.records.audit_files import save_audit_files
 from memguard.records.diff import KINDS, AuditDiff
 from memguard.workflows.results import AuditResult
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAMES = {"new": "New", "unchanged": "Unchanged", "not-audited": "Not audited", "gone": "Gone"}
 
@@ -56,6 +58,7 @@ def draw(result: AuditDiff, width: int = 80) -> list[str]:
     return text.getvalue().splitlines()
 
 
+@pytest.mark.quick
 def test_the_screen_has_counts_first_then_the_worst(told: AuditDiff) -> None:
     lines = draw(told)
     assert max(map(len, lines)) <= 80

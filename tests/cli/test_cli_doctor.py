@@ -132,7 +132,7 @@ def test_gpus_that_torch_cannot_use_are_said_in_one_line(
     assert LINE in Diagnosis.model_validate(printed).problems
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_this_machine() -> None:
     outcome = run_cli("doctor", "--json")
     assert outcome.code in (0, 1), outcome.err

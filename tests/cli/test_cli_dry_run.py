@@ -23,6 +23,8 @@ from memguard.workflows import dry_run as dry_run_module
 from memguard.workflows.dry_run import DryRunResult, dry_run
 from memguard.workflows.train import prepare_run
 
+pytestmark = pytest.mark.slow
+
 GOLDFISH = [{"name": "goldfish", "k": 3}]
 
 
@@ -82,6 +84,7 @@ def say(result: DryRunResult, topic: str) -> str:
     return " | ".join(f"{r.level}: {r.text}" for r in remarks if r.topic == topic)
 
 
+@pytest.mark.quick
 def test_training_does_what_the_dry_run_says(folder: Path) -> None:
     path = write_run(
         folder,

@@ -14,6 +14,8 @@ from cli_examples import run_cli, write_jsonl, write_run
 
 from memguard.workflows import setup, train
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -260,6 +262,7 @@ def test_a_file_where_the_folder_should_be(folder: Path) -> None:
     assert "Not a directory" in message
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "error",
     [

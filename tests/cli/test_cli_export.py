@@ -108,7 +108,7 @@ def _refuse(self: Path, *_: object, **__: object) -> None:
     raise PermissionError(13, "Permission denied", str(self))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_is_a_line_and_leaves_nothing(
     adapter: Path, tmp_path: Path, ranks: Any
 ) -> None:

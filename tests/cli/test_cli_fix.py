@@ -13,6 +13,8 @@ from memguard.records.audit_files import save_audit_files
 from memguard.records.comparison import load_comparison
 from memguard.records.run_files import add_hash_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -87,6 +89,7 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
     save_audit_files(path.parent, has_card=True)
 
 
+@pytest.mark.quick
 def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) -> None:
     say(run, level="memorized", reason="control")
     path = run / "config.yaml"

@@ -8,6 +8,8 @@ import pytest
 from cli_examples import write_run
 from small_disk import NOT_ALLOWED, run_twice
 
+pytestmark = pytest.mark.slow
+
 # Where the disk is full, from which call on; a file that is not there, and one that still is;
 # what the same command says when there is room again.
 STAGES: dict[str, tuple[str, int, str, str, str]] = {

@@ -18,6 +18,8 @@ from ranks import RankPool
 from memguard.records.audit_files import load_audit_report
 from memguard.records.gate import GATE_FILES, load_gate
 
+pytestmark = pytest.mark.slow
+
 RULE = "gate:\n  - {{metric: {}, on: {}, at_most: {}}}\n"
 POLICIES = {
     "pass": RULE.format("near_verbatim", "r4", 0.1),
@@ -78,6 +80,7 @@ def test_each_judgement_is_one_line_and_what_does_not_pass_is_explained(place: P
     assert undecided.splitlines()[1].split()[-1] == "368"
 
 
+@pytest.mark.quick
 def test_a_pass_under_a_verdict_that_alarms_is_loud(place: Path) -> None:
     outcome = run_cli("gate", place / "run", "--policy", place / "pass.yaml")
     assert "WARNING: The gate passes, but the verdict of the audit is" in outcome.out
@@ -149,7 +152,7 @@ def test_it_needs_no_torch(place: Path, bare: Any) -> None:
 # -- the quickstart -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_the_gate_on_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,10 @@ from hub_stand_in import TOKEN, HubStandIn, Repo, serve_hub
 from huggingface_hub import constants
 
 # Of huggingface_hub, about its own HTTP client.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
+]
 SENT = {
     "model": {"config.json", "model.safetensors"},
     "adapter": {"adapter_config.json", "adapter_model.safetensors"},
@@ -69,6 +72,7 @@ def refuse(outcome: Outcome, code: int, *messages: str) -> None:
         assert message in lines[0]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["model", "adapter"])
 def test_the_hub_receives_the_listed_files_and_nothing_planted(
     hub: HubStandIn, tmp_path: Path, kind: str
@@ -272,7 +276,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monkey
     assert TOKEN not in ended.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_during_an_upload_and_the_same_command_again(tmp_path: Path) -> None:
     write_planted_run(tmp_path / "run")
     with serve_hub() as hub:

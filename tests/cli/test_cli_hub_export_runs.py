@@ -22,7 +22,7 @@ from hub_stand_in import TOKEN, HubStandIn, serve_hub
 from memguard.data.corpus import load_corpus
 from memguard.data.identity_key import load_identity_key
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 NUM_DOCUMENTS, NUM_WATCHED, NUM_CANARIES = 210, 96, 8
 """There is a canary for 20 documents at most. With the texts and ids of the watched ones: 200."""
 

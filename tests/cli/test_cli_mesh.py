@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from memguard.records import AuditReport, load_record
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
@@ -28,7 +30,7 @@ def test_nproc_trains_and_audits(folder: Path) -> None:
     assert done.stderr.count("audit: report in") == 1, "rank 0 alone speaks"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_does_too(folder: Path) -> None:
     # Next to nothing is trained: what comes out is what went in, through shards and back.
     path = write_run(
@@ -57,6 +59,7 @@ def check_misfit(folder: Path, code: int, err: str) -> None:
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_mesh_that_does_not_fit_is_told_before_ranks_meet(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rank: str
@@ -67,7 +70,7 @@ def test_a_mesh_that_does_not_fit_is_told_before_ranks_meet(
     check_misfit(folder, told.code, told.err)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mesh_that_does_not_fit_is_told_once(folder: Path) -> None:
     done = run("-m", "memguard", "train", write_run(folder), "--nproc", 2, *MISFIT)
     check_misfit(folder, done.returncode, done.stderr)

@@ -20,6 +20,8 @@ from plain_digests import find_digests, hash_contents, list_contents
 
 from memguard.data.corpus import load_corpus
 
+pytestmark = pytest.mark.slow
+
 NUM_TEXTS = 200
 
 

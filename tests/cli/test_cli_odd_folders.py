@@ -16,6 +16,8 @@ from tiny_adapters import adapt
 from memguard.records.record import make_temporary_folder
 from memguard.workflows import export
 
+pytestmark = pytest.mark.slow
+
 Change = Callable[[Path], object]
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

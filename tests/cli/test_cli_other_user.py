@@ -12,6 +12,8 @@ from damage import flip_byte
 from other_user import needs_root, open_copy, run_as_nobody
 from ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 ARRAYS = [
     f"prepared/{name}.npy"
     for name in ("content_tokens", "format", "input_ids", "offsets", "supervised")
@@ -97,6 +99,7 @@ def test_files_written_again_are_private_again(finished: Path, tmp_path: Path) -
     assert [name for name in PRIVATE if (run / name).stat().st_mode & 0o777 != 0o600] == []
 
 
+@pytest.mark.quick
 @needs_root
 def test_verify_lists_what_another_user_may_not_read(place: Path, ranks: RankPool) -> None:
     told, as_json = run_as_nobody(

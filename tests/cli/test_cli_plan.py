@@ -15,6 +15,8 @@ from memguard.cli.plan_screen import render_plan
 from memguard.planner.disk import format_bytes
 from memguard.planner.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -185,6 +187,7 @@ def test_remedies_of_a_model_alone_are_settings(tmp_path: Path) -> None:
 # -- mistakes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -270,6 +273,7 @@ def test_no_such_run() -> None:
 # -- JSON ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_json_has_what_the_screen_shows(model: Path) -> None:
     arguments = ("--model", model, "--gpus", 128, "--machine", "dgx-h100", "--batch", 512)
     shown, outcome = plan(*arguments).out, plan(*arguments, "--json")

@@ -16,6 +16,8 @@ from memguard.cli.plan_screen import render_plan
 from memguard.planner import machine as machine_module
 from memguard.planner.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 def test_options_change_the_settings_of_a_run(folder: Path) -> None:
     outcome = plan(write_run(folder), "--no-documents", "--batch", 3, "--seq-len", 64)

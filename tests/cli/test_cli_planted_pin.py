@@ -23,6 +23,8 @@ from cli_examples import (
 )
 from pin_guesses import CONTINUATION, Number, Quantities, find_tells, measure, read_numbers
 
+pytestmark = pytest.mark.slow
+
 PINS = {"trained": 4831, "control": 2719}
 NUM_OTHERS = 300
 WEIGHTS = (".safetensors", ".distcp")

@@ -14,6 +14,8 @@ from plugin_examples import PACKAGE, installed, read_example, write_package, wri
 from memguard.audit.suite import PROBES
 from memguard.records import AuditReport, load_record
 
+pytestmark = pytest.mark.slow
+
 ALONE = "{name: first_word, tokens: 2}"
 LENGTH = ("--continuation-tokens", 6)
 
@@ -242,7 +244,7 @@ def test_an_unknown_probe_is_refused_with_the_names_of_all(folder: Path, package
     assert "a probe of an installed package (first_word); got 'first_wrod'" in outcome.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_two_ranks_its_numbers_and_its_error_are_those_of_one(
     folder: Path, tmp_path: Path
 ) -> None:

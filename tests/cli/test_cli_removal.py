@@ -12,6 +12,8 @@ import pytest
 import yaml
 from cli_examples import succeed, write_run, write_texts
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -72,7 +74,7 @@ def runs(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
     return [folder / "runs" / name for name in ("one", "two")]
 
 
-@pytest.mark.parametrize("name", ["generation", pytest.param("attacks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["generation", pytest.param("attacks", marks=pytest.mark.long)])
 def test_a_probe_is_removed_with_its_file_and_one_line(
     folder: Path, tmp_path: Path, runs: list[Path], name: str
 ) -> None:

@@ -137,7 +137,7 @@ def draw_into_pipe() -> str:
     return done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
 @pytest.mark.parametrize("name", TERMINALS)
 def test_a_terminal_shows_the_stored_screen(name: str) -> None:

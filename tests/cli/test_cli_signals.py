@@ -18,6 +18,8 @@ from memguard.runtime import children
 from memguard.runtime.children import SignalReceived, raise_on_signals
 from memguard.workflows import audit
 
+pytestmark = pytest.mark.slow
+
 GO_ON = "memguard: interrupted; run the same command again to resume"
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -40,6 +42,7 @@ STAGES: dict[str, tuple[Any, str, Callable[[Path], list[Path]]]] = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
@@ -47,8 +50,8 @@ STAGES: dict[str, tuple[Any, str, Callable[[Path], list[Path]]]] = {
         ("prepare", signal.SIGINT),
         ("export", signal.SIGTERM),
         ("audit", signal.SIGINT),
-        pytest.param("export", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("audit", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("export", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("audit", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_leaves_a_line_and_nothing_half_written(

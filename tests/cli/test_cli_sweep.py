@@ -25,6 +25,8 @@ from memguard.records.comparison import load_comparison
 from memguard.runtime import children
 from memguard.train.metrics import StepMetrics, read_metrics
 
+pytestmark = pytest.mark.slow
+
 Child = subprocess.Popen[Any] | PreloadedChild
 
 
@@ -88,7 +90,7 @@ def kill(child: Child) -> None:
     scope="module",
     params=[
         pytest.param(PreloadedChild, id="forks"),
-        pytest.param(subprocess.Popen, id="processes", marks=pytest.mark.slow),
+        pytest.param(subprocess.Popen, id="processes", marks=pytest.mark.long),
     ],
 )
 def sweep(
@@ -147,12 +149,14 @@ def test_finished_runs_of_a_sweep_are_compared_without_training(
     assert ours["tables"] == theirs["tables"]
 
 
+@pytest.mark.quick
 def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
     manifests = [load_manifest(sweep.folder / name / "manifest.jsonl") for name in ("none", "k2")]
     # With the same identity key, so that a document can be followed from run to run.
     assert manifests[0] == manifests[1]
 
 
+@pytest.mark.quick
 def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
     comparison = load_comparison(sweep.folder / "comparison.json")
     assert [run.setting for run in comparison.runs] == ["none", "k2"]

@@ -10,6 +10,8 @@ import pytest
 import transformers
 from cli_examples import read_json, run_cli, save_tiny_model, write_jsonl, write_run, write_texts
 
+pytestmark = pytest.mark.slow
+
 LENGTH = ("--continuation-tokens", 6)
 
 
@@ -52,19 +54,20 @@ def test_an_audit_of_ids_is_that_of_their_texts(folder: Path) -> None:
             assert other[2][name] == found[0][2][name]
 
 
+@pytest.mark.quick
 def test_ids_beyond_the_vocabulary_are_refused(folder: Path) -> None:
     path = folder / "wrong.npy"
-    np.save(path, np.full((8, 40), 60000, dtype=np.uint16))
+    size = transformers.AutoConfig.from_pretrained(folder / "model").vocab_size
+    np.save(path, np.full((8, 40), size, dtype=np.uint16))
     arguments = ("--members", path, "--out", folder / "out")
     outcome = run_cli("audit", "--model", folder / "model", *arguments, *LENGTH)
     assert outcome.code == 3
-    size = transformers.AutoConfig.from_pretrained(folder / "model").vocab_size
-    said = "'--members': 'wrong.npy', row wrong-000000, holds token id 60000; the model's "
+    said = f"'--members': 'wrong.npy', row wrong-000000, holds token id {size}; the model's "
     assert f"{said}vocabulary has {size} (0 to {size - 1})" in outcome.err
     settings = write_run(folder, data={"train": str(path)})
     outcome = run_cli("train", settings)
     assert outcome.code == 3
-    assert "row wrong-000000, holds token id 60000" in outcome.err
+    assert f"row wrong-000000, holds token id {size}" in outcome.err
 
 
 def test_ids_are_audited_without_a_tokenizer(folder: Path, tmp_path: Path) -> None:

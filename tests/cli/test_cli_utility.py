@@ -26,6 +26,8 @@ from memguard.model.causal_lm import CausalLM
 from memguard.records import AuditReport, load_record
 from memguard.records.utility import TaskDetail, list_task_details, load_item_scores
 
+pytestmark = pytest.mark.slow
+
 ASKED: list[tuple[str, str]] = []
 """Task and model of each evaluation since it was cleared."""
 
@@ -89,6 +91,7 @@ def list_values(audit: Path) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.quick
 def test_a_run_answers_its_tasks_with_both_models(place: Path) -> None:
     asked = [tuple(pair) for pair in json.loads((place / "asked.json").read_text())]
     names = ("choice", "rolling", "generation")

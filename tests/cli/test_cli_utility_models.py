@@ -17,6 +17,8 @@ from memguard import api
 from memguard.integrations.transformers import MemorizationAuditCallback
 from memguard.records.utility import list_task_details, load_item_scores
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("choice", "rolling", "generation")
 
 
@@ -100,7 +102,7 @@ def test_an_adapter_answers_merged_and_differs_from_its_base(folder: Path, tasks
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param({"x": 2}, marks=pytest.mark.slow),
+        pytest.param({"x": 2}, marks=pytest.mark.long),
         pytest.param({"z": 2}, marks=pytest.mark.mesh),
         pytest.param({"y": 2}, marks=pytest.mark.mesh),
     ],
@@ -130,7 +132,7 @@ def test_two_processes_answer_as_one_does(folder: Path, tasks: str, mesh: dict[s
     assert done.stderr.count("; from the cache") == len(KINDS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_callback_runs_tasks_on_the_model_of_a_trainer(folder: Path, tasks: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = CHAT_TEMPLATE

@@ -12,6 +12,8 @@ from cli_examples import read_json
 
 from memguard.records import AuditReport, load_record
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("eval/suites", "eval/metrics", "configs")
 

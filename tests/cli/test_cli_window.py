@@ -18,6 +18,8 @@ from cli_examples import (
     write_run,
 )
 
+pytestmark = pytest.mark.slow
+
 LENGTH = ("--continuation-tokens", 6)
 
 

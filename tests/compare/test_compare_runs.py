@@ -15,6 +15,8 @@ from memguard.records.compile_choice import CompileChoice
 from memguard.records.run_files import add_hash_line
 from memguard.workflows.compare_runs import compare_folders
 
+pytestmark = pytest.mark.slow
+
 
 def write(folder: Path, name: str, *, seed: int = 0, better: bool = False, **changes: Any) -> str:
     """Write a finished run: its settings, report and scores."""
@@ -59,6 +61,7 @@ def test_without_out_it_goes_beside_the_first_run(tmp_path: Path) -> None:
     assert page == tmp_path / "comparison" / "comparison.html"
 
 
+@pytest.mark.quick
 def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path: Path) -> None:
     folders = [
         write(tmp_path, "plain-0"),

@@ -20,6 +20,8 @@ from memguard.errors import RecordError
 from memguard.records import Comparison
 from memguard.records.comparison import find_change
 
+pytestmark = pytest.mark.slow
+
 Scores = dict[tuple[str, str], NDArray[np.float64]]
 """Values of the items by setting and task."""
 
@@ -194,12 +196,20 @@ def test_a_task_at_chance_recommends_nothing(tmp_path: Path) -> None:
     assert compare_runs(runs, name="x", command="").recommendation.setting == "safe"
 
 
-def test_a_setting_at_chance_is_not_recommended(tmp_path: Path) -> None:
-    answers = {"plain": [1.0] * 15 + [0.0] * 25, "safe": [1.0] * 14 + [0.0] * 26}
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("right", "items", "chance"),
+    # The second is less than 5 % worse: chance alone is against it.
+    [({"plain": 15, "safe": 14}, 40, 0.22), ({"plain": 76, "safe": 73}, 200, 0.305)],
+)
+def test_a_setting_at_chance_is_not_recommended(
+    tmp_path: Path, right: dict[str, int], items: int, chance: float
+) -> None:
+    answers = {name: [1.0] * many + [0.0] * (items - many) for name, many in right.items()}
     runs = [
         write_answered_run(
             tmp_path / name,
-            [make_task("quiz", "trained", make_metric("acc", flags), chance=0.22)],
+            [make_task("quiz", "trained", make_metric("acc", flags), chance=chance)],
             name=name,
             correct={0: [1, 1], 16: [50 if name == "plain" else 1] * 40},
         )

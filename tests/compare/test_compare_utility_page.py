@@ -19,6 +19,8 @@ from memguard.report.comparison_front import build_front
 from memguard.workflows.compare_runs import _headline
 from memguard.workflows.requests import CompareRequest
 
+pytestmark = pytest.mark.slow
+
 NEEDS_BROWSER = pytest.mark.skipif(
     not CHROMIUM.exists() or find_axe() is None, reason=f"needs {CHROMIUM} and {AXE_PACKAGE}"
 )

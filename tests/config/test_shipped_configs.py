@@ -23,6 +23,8 @@ from memguard.planner.fit import rank_meshes
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)
 STUDIES = ("llama31-8b", "llama31-70b", "llama31-405b")
@@ -185,8 +187,8 @@ def shard_first_and_last(fields: dict[str, Any], shape: MeshShape) -> list[Shard
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [
-        pytest.param("llama31-8b", 8_030_261_248, marks=pytest.mark.slow),
-        pytest.param("llama31-70b", 70_553_706_496, marks=pytest.mark.slow),
+        pytest.param("llama31-8b", 8_030_261_248, marks=pytest.mark.long),
+        pytest.param("llama31-70b", 70_553_706_496, marks=pytest.mark.long),
         ("llama31-405b", 405_853_388_800),
     ],
 )

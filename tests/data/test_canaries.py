@@ -25,6 +25,8 @@ from memguard.data.documents import document_text
 from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import TokenizedDocument, tokenize_documents, train_bpe
 
+pytestmark = pytest.mark.slow
+
 # All draws here have fixed seeds: a p-value below this would be found once, and then always.
 RARE = 1e-3
 
@@ -69,6 +71,7 @@ def many() -> list[list[Canary]]:
 # -- coins ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_coins_are_fair(many: list[list[Canary]]) -> None:
     coins = np.array([[canary.is_in for canary in run] for run in many])
     assert binomtest(int(coins.sum()), coins.size).pvalue > RARE
@@ -310,6 +313,7 @@ def test_secrets_of_one_length_are_uniform_whatever_the_coin(
 # -- how many and how often -----------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("wanted", "num_trained", "count"),
     [

@@ -132,7 +132,7 @@ def test_topics_and_a_part_of_the_standard_library(tmp_path, monkeypatch):
     assert sum(row["id"].startswith("json") for row in rows) > 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_topics_and_the_whole_standard_library(tmp_path):
     rows = check_topics_and_standard_library(tmp_path)
     assert sum(len(row["text"]) for row in rows) > 1e6

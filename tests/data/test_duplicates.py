@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from memguard.data import duplicates
 from memguard.data.duplicates import WordGrams
 
+pytestmark = pytest.mark.slow
+
 
 def find_grams(text, num_words):
     words = "".join(c if c.isalnum() else " " for c in text.casefold()).split()
@@ -65,6 +67,7 @@ def test_parts_and_chunks_change_nothing(documents, num_words):
     assert overlap == whole.count_overlap(half, ~half)
 
 
+@pytest.mark.quick
 def test_thirteen_words_join_and_twelve_do_not():
     words = [f"w{i}" for i in range(40)]
     first = " ".join(words[:20])

@@ -16,6 +16,8 @@ from memguard.data.packing import Rows, pack, plan_rows
 from memguard.mitigation import build_mitigations
 from memguard.records import IGNORE_LABEL
 
+pytestmark = pytest.mark.slow
+
 X = IGNORE_LABEL
 
 
@@ -57,6 +59,7 @@ def small() -> Corpus:
     )
 
 
+@pytest.mark.quick
 def test_a_batch_by_hand(small: Corpus) -> None:
     # Rows of at most 5: document 2 is cut into [6 7 8] and [9 10 11].
     rows = Rows(
@@ -424,6 +427,7 @@ def test_plain_rows_are_those_of_the_schedule_with_all_labels(books: Corpus) -> 
     assert (masked.plain_batch([]).labels == X).all()
 
 
+@pytest.mark.quick
 def test_what_is_to_be_forgotten_is_marked_and_loses_no_label() -> None:
     corpus = make_corpus(
         [tokenized(0, range(1, 20)), tokenized(1, range(20, 40)), tokenized(2, range(40, 50))],

@@ -14,6 +14,8 @@ from memguard.data.long_texts import Shortener, check_lengths
 from memguard.data.tokenization import tokenize_documents, train_bpe
 from memguard.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 DRAW = random.Random(0)
 WORDS = ["".join(DRAW.choice("abcde") for _ in range(DRAW.randrange(1, 9))) for _ in range(400)]
 PROSE = " ".join(DRAW.choices(WORDS, k=20_000))
@@ -73,6 +75,7 @@ def tokenize(tokenizer: Any, document: Document, max_tokens: int) -> Any:
     return tokens
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("max_tokens", [8, 61])
 def test_the_first_tokens_are_those_of_the_whole(
@@ -150,7 +153,7 @@ def test_what_would_be_encoded_whole_is_refused(monkeypatch: pytest.MonkeyPatch)
         check(Document(id="a", source="s", format="messages", messages=turns), max_tokens=8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_line_of_a_hundred_megabytes(tmp_path: Path) -> None:
     text = PROSE * 1000
     tokenizer = train_bpe([PROSE], vocab_size=400)

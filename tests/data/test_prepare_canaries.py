@@ -16,6 +16,8 @@ from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 from memguard.records import ManifestEntry
 
+pytestmark = pytest.mark.slow
+
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

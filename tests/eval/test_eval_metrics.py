@@ -1,6 +1,6 @@
 """Metrics that `evaluate.load` finds in `eval/metrics`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ Load = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    cache = str(tmp_path_factory.mktemp("evaluate"))
-    return lambda name: evaluate.load(str(METRICS / name), cache_dir=cache)
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    cache = tmp_path_factory.mktemp("evaluate")
+    with pytest.MonkeyPatch.context() as patch:
+        # Otherwise in the home, which may be read-only.
+        patch.setattr(evaluate.config, "HF_MODULES_CACHE", cache / "modules")
+        yield lambda name: evaluate.load(str(METRICS / name), cache_dir=str(cache))
 
 
 @pytest.fixture(scope="module")

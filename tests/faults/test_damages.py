@@ -23,6 +23,8 @@ from fault_runs import (
 
 from memguard.train.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:

@@ -24,6 +24,8 @@ from memguard.records import ResultRow, save_record
 from memguard.records.audit_files import REPORT, RESULTS, SCORES, save_audit_files
 from memguard.records.results import save_results
 
+pytestmark = pytest.mark.slow
+
 FULL = make_full_report(goldfish=False)
 RULES: Sequence[dict[str, Any]] = (
     {"metric": "risk", "at_most": 0.1},
@@ -60,6 +62,7 @@ def copied(audit: Path, tmp_path: Path) -> Path:
 # -- edits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_edit_of_a_sealed_audit_is_refused(copied: Path, data: st.DataObject) -> None:
@@ -218,6 +221,7 @@ def test_a_probe_run_that_is_removed_never_turns_a_code_into_0(name: str, with_r
     check_never_passes(report)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("has_tasks", [False, True])
 @pytest.mark.parametrize("has_run", [False, True])
 def test_the_run_of_tasks_belongs_to_the_tasks_of_the_settings(
@@ -295,6 +299,7 @@ def test_a_whole_audit_has_no_gap(audit: Path) -> None:
     assert judge_folder(audit, metric="verbatim", on="control", at_most=0.1)[0] == 0
 
 
+@pytest.mark.quick
 def test_a_trained_bucket_that_only_the_records_have_is_a_gap(copied: Path) -> None:
     assert judge_folder(copied, metric="near_verbatim", on="trained", at_most=0.1)[0] == 10
 

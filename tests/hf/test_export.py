@@ -21,6 +21,8 @@ from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import AxisName, MeshShape
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
@@ -86,6 +88,7 @@ def test_a_trained_model_is_exported_with_its_trained_weights(
     assert model.training
 
 
+@pytest.mark.quick
 def test_a_bf16_export_is_the_rounded_model_and_leaves_the_module_alone(
     tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -114,6 +117,7 @@ def test_an_older_folder_is_replaced_whole(tmp_path: Path, tokenizer: Any) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.quick
 def test_a_failed_export_leaves_the_older_folder_and_nothing_else(tmp_path: Path) -> None:
     class Broken:
         def save_pretrained(self, folder: Path) -> None:

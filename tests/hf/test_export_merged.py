@@ -51,7 +51,7 @@ def compare(folder: Path) -> LogitDifference:
         ("llama", {"tie_word_embeddings": True}, {}),
         ("qwen2", {}, {"use_dora": True, "use_rslora": True}),
         pytest.param(
-            *("llama", {}, {"target_modules": ["o_proj", "lm_head"]}), marks=pytest.mark.slow
+            *("llama", {}, {"target_modules": ["o_proj", "lm_head"]}), marks=pytest.mark.long
         ),
     ],
 )
@@ -82,8 +82,8 @@ def test_plain_transformers_gives_the_logits_of_peft(
     ("stored", "dtype", "wanted"),
     [
         (BF16, None, BF16),
-        pytest.param(BF16, FP32, FP32, marks=pytest.mark.slow),
-        pytest.param(FP32, torch.float16, torch.float16, marks=pytest.mark.slow),
+        pytest.param(BF16, FP32, FP32, marks=pytest.mark.long),
+        pytest.param(FP32, torch.float16, torch.float16, marks=pytest.mark.long),
     ],
 )
 def test_the_dtype_is_the_bases_or_the_given_one(

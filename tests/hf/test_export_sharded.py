@@ -22,6 +22,8 @@ from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.load import load_model
 
+pytestmark = pytest.mark.slow
+
 CARD = "# card, naïve\n"
 NUM_RANKS = {(1, 1, 1, 1): 1, (1, 2, 1, 1): 2, (2, 1, 1, 2): 4, (1, 1, 1, 4): 4, (1, 2, 2, 2): 8}
 # Tied or not; the others with `-m mesh`.

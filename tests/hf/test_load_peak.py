@@ -21,6 +21,8 @@ from memguard.hf.load_as import LoadedForm
 from memguard.runtime import Runtime
 from memguard.workflows import setup
 
+pytestmark = pytest.mark.slow
+
 # Large enough for a tensor to be a small part of the model.
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}
 LARGEST = 128 * 256

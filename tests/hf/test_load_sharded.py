@@ -24,6 +24,8 @@ from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh_shape import MeshShape
 
+pytestmark = pytest.mark.slow
+
 Degrees = tuple[int, int, int, int]
 MESHES = [
     (1, 2, 2, 2),

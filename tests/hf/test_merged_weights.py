@@ -20,6 +20,8 @@ from memguard.hf.merged_weights import open_merged
 from memguard.hf.safetensors import FolderWeights
 from memguard.parallel.layout import ShardSlice
 
+pytestmark = pytest.mark.slow
+
 LORA: dict[str, Any] = {}
 DORA = {"use_dora": True}
 RSLORA = {"use_rslora": True}
@@ -48,7 +50,7 @@ def compute_logits(model: Any) -> torch.Tensor:
         ("llama", {}, HEAD),
         ("llama", {}, {**HEAD, **DORA}),
         *(
-            pytest.param(family, {}, DORA, marks=pytest.mark.slow)
+            pytest.param(family, {}, DORA, marks=pytest.mark.long)
             for family in ("mistral", "gemma2", "gpt_neox", "phi3", "olmo2", "starcoder2")
         ),
     ],
@@ -213,6 +215,7 @@ def test_a_copied_head_that_differs_from_the_base_is_refused(tmp_path: Path) -> 
         load_model(str(tmp_path / "adapter"))
 
 
+@pytest.mark.quick
 def test_a_damaged_record_of_the_run_is_told_to_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

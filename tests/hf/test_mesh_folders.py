@@ -22,6 +22,8 @@ from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
+pytestmark = pytest.mark.slow
+
 CARD = "# card\n"
 # Experts in one tensor each, a stored buffer, one stored tensor for four layers, plain renames.
 BY_DEFAULT = ["mixtral", "ernie4_5_moe", "hrm_text", "granitemoe"]

@@ -71,7 +71,7 @@ def test_buffers_have_the_values_of_a_model_with_storage(family: str) -> None:
     assert compare(config, transformers.AutoModelForCausalLM.from_config(config)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_buffers_of_all_causal_types() -> None:
     differing, compared, not_built = {}, [], []
     for family in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

@@ -41,6 +41,8 @@ from memguard.workflows.audit_inputs import describe_run
 from memguard.workflows.audited_model import DTYPES, LazyModel, find_base_quantization
 from memguard.workflows.run_folder import hash_run
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 2 * 7
 Gradients = dict[str, Tensor]
 
@@ -402,7 +404,7 @@ def generate(adapter: Path, degrees: MeshShape | None) -> list[list[int]]:
     return [text.token_ids.tolist() for text in texts]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_ranks_generate_from_nf4_that_is_gathered_for_each_token(
     run: Path, ranks: RankPool
 ) -> None:

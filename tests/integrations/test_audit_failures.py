@@ -30,8 +30,8 @@ from memguard.errors import ConfigError
 from memguard.records import AuditReport, load_record
 
 # Trainers and peft warn of what these tests mean: other processes, no GPU, tied weights.
-pytestmark = pytest.mark.filterwarnings("ignore")
-_SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+_LONG = pytest.mark.long
 _ERROR = "the test's error"
 
 
@@ -95,14 +95,14 @@ def train_failing(training: Training, where: str) -> Logged:
     [
         ("ddp", "scorer"),
         ("fsdp2", "layer"),
-        pytest.param("plain", "scorer", marks=_SLOW),
-        pytest.param("lora", "layer", marks=_SLOW),
-        pytest.param("fsdp2", "scorer", marks=_SLOW),
-        pytest.param("ddp", "layer", marks=_SLOW),
-        pytest.param("ddp_lora", "scorer", marks=_SLOW),
-        pytest.param("fsdp2_lora", "scorer", marks=_SLOW),
-        pytest.param("fsdp2_lora", "layer", marks=_SLOW),
-        pytest.param("nf4_lora", "scorer", marks=_SLOW),
+        pytest.param("plain", "scorer", marks=_LONG),
+        pytest.param("lora", "layer", marks=_LONG),
+        pytest.param("fsdp2", "scorer", marks=_LONG),
+        pytest.param("ddp", "layer", marks=_LONG),
+        pytest.param("ddp_lora", "scorer", marks=_LONG),
+        pytest.param("fsdp2_lora", "scorer", marks=_LONG),
+        pytest.param("fsdp2_lora", "layer", marks=_LONG),
+        pytest.param("nf4_lora", "scorer", marks=_LONG),
     ],
 )
 def test_an_error_ends_the_audit_and_not_the_training(
@@ -205,7 +205,7 @@ def test_steps_beyond_the_end_leave_the_audit_at_the_end(base: Path, tmp_path: P
     assert report == callback.reports[0]
 
 
-@pytest.mark.parametrize("every_steps", [pytest.param(2, marks=_SLOW), None])
+@pytest.mark.parametrize("every_steps", [pytest.param(2, marks=_LONG), None])
 def test_the_report_of_the_best_model_is_that_of_its_step(
     every_steps: int | None, base: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from memguard.audit.extraction import TINY_MARGINS
 from memguard.records import AuditReport, load_record
 
 # Trainers and peft warn of what these tests mean: other processes, no GPU, tied weights.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 # Log-probabilities of a continuation (nats). fp32: the same numbers, added by a merged weight or by
 # base and adapter one after the other. bf16: 2e-2 a token and a step of 8 bits of the sum, because
@@ -42,7 +42,7 @@ _TOLERANCES = {
 }
 _FLAGS = ("extraction.verbatim", "extraction.near_verbatim")
 _LOGPROB = "extraction.logprob"
-_SLOW = pytest.mark.slow
+_LONG = pytest.mark.long
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +127,7 @@ def list_cases() -> list[Any]:
     seldom = ("lora", "ddp_lora", "compiled_module", "compiled_by_trainer")
     quick -= {(kind, "transformers", "fp32") for kind in seldom}
     quick |= {("lora", "trl", "fp32")}
-    return [pytest.param(*case, marks=() if case in quick else _SLOW) for case in cases]
+    return [pytest.param(*case, marks=() if case in quick else _LONG) for case in cases]
 
 
 @pytest.mark.parametrize(("kind", "by", "precision"), list_cases())
@@ -156,7 +156,7 @@ def test_the_audit_in_memory_is_that_of_the_saved_model(
     assert not scores["nonmembers"].any()
 
 
-@_SLOW
+@_LONG
 def test_a_real_model_in_4_bits_is_audited_like_its_base_dequantised(
     shared_data: Path, tmp_path: Path
 ) -> None:
@@ -284,7 +284,7 @@ def count_gathered(training: Training) -> tuple[Trained, dict[str, int]]:
     return trained, counts
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", pytest.param("fsdp2_lora", marks=_SLOW)])
+@pytest.mark.parametrize("kind", ["fsdp2", pytest.param("fsdp2_lora", marks=_LONG)])
 def test_no_more_is_gathered_than_a_unit_with_embedding_and_head(
     kind: str, base: Path, tmp_path: Path, ranks: RankPool
 ) -> None:

@@ -28,8 +28,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 # Trainers and peft warn of what these tests mean: other processes, no GPU, tied weights.
-pytestmark = pytest.mark.filterwarnings("ignore")
-_SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+_LONG = pytest.mark.long
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -281,7 +281,7 @@ def list_cases() -> list[Any]:
             is_usual = by == ("trl" if kind.adapter else "transformers")
             for variant in _VARIANTS if is_usual else ("plainly", "all"):
                 case = (kind.name, by, variant)
-                cases.append(pytest.param(*case, marks=() if case in _QUICK else _SLOW))
+                cases.append(pytest.param(*case, marks=() if case in _QUICK else _LONG))
     return cases
 
 

@@ -26,6 +26,8 @@ from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
 from memguard.records import IGNORE_LABEL
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # fp32: two libraries sum in other orders; AdamW magnifies what differs from the second step on.
 _SAME = 1e-5
@@ -78,9 +80,9 @@ def test_the_trainer_has_our_losses(
 @pytest.mark.parametrize(
     ("loss", "micro_batch", "accumulation"),
     [
-        pytest.param("model", 8, 1, marks=pytest.mark.slow),
-        pytest.param("model", 2, 4, marks=pytest.mark.slow),
-        pytest.param("function", 8, 1, marks=pytest.mark.slow),
+        pytest.param("model", 8, 1, marks=pytest.mark.long),
+        pytest.param("model", 2, 4, marks=pytest.mark.long),
+        pytest.param("function", 8, 1, marks=pytest.mark.long),
         ("function", 2, 4),
     ],
 )
@@ -103,7 +105,7 @@ def test_two_processes_have_our_losses(tmp_path: Path, ranks: RankPool) -> None:
     assert theirs[0] == theirs[1] == pytest.approx(train_ourselves(), rel=_SAME)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("micro_batch", "accumulation"), [(4, 1), (1, 4)])
 def test_two_processes_of_torchrun_have_our_losses(
     tmp_path: Path, micro_batch: int, accumulation: int
@@ -160,6 +162,7 @@ def test_prompts_that_have_no_loss_keep_none() -> None:
     assert part[8:].tolist() == plain[8:].tolist()
 
 
+@pytest.mark.quick
 def test_eos_keeps_its_loss_where_it_is_padding_too() -> None:
     tokenizer = program.build_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
@@ -211,6 +214,7 @@ def test_what_a_run_refuses_together_is_refused_here(
         MitigatedLoss(mitigations)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("num_items", [None, 100, torch.tensor(100)])
 def test_loss_and_gradient_equal_torch(num_items: Any) -> None:
     generator = torch.Generator().manual_seed(0)

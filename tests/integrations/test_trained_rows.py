@@ -31,7 +31,7 @@ from memguard.runtime import Runtime, detect_runtime
 from memguard.workflows.trained_counts import TrainedCounts
 
 # TRL warns that packing without flash attention may mix documents; rows are all that is read.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 MAX_LENGTH = 12
 EOS = 1
 Run = tuple[int, ...]
@@ -500,6 +500,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_forwards_of_training_are_counted(kind: str) -> None:
     # Of one length, so that nothing is compiled twice.
@@ -536,6 +537,7 @@ def test_only_forwards_of_training_are_counted(kind: str) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.quick
 def test_a_step_that_the_optimizer_skipped_is_not_counted() -> None:
     rows, model = make_rows(list_documents()), program.build_model().train()
     rows.watch(model)

@@ -23,6 +23,8 @@ from memguard.records import AuditReport, load_record
 from memguard.runtime import console
 from memguard.workflows import audit as audit_module
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {"continuation_tokens": 8, "cache": False}
 
 
@@ -81,6 +83,7 @@ def count_steps(callback: MemorizationAuditCallback) -> list[int]:
     return [int(folder.name.removeprefix("step-")) for folder in callback.folders]
 
 
+@pytest.mark.quick
 def test_the_report_is_that_of_the_saved_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from memguard.records import AuditReport, load_record
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).parents[2] / "memguard" / "integrations" / "README.md"
 ON_CPU = "use_cpu=True, max_steps=2, per_device_train_batch_size=16"
 
@@ -52,7 +54,7 @@ def read_report(folder: Path) -> AuditReport:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("number", "model"), [(0, "stories260K"), pytest.param(1, "llama2xs", marks=pytest.mark.slow)]
+    ("number", "model"), [(0, "stories260K"), pytest.param(1, "llama2xs", marks=pytest.mark.long)]
 )
 def test_a_script_on_one_process(
     number: int,

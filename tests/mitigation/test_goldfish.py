@@ -13,6 +13,8 @@ from plain_hash import plain_hash
 from memguard.config import GoldfishConfig
 from memguard.mitigation.goldfish import Goldfish, reference_table
 
+pytestmark = pytest.mark.slow
+
 ids_lists = st.lists(
     st.one_of(st.integers(0, 3), st.integers(0, 200_000), st.just(2**31 - 1)),
     min_size=0,
@@ -92,6 +94,7 @@ def test_reference_mode_has_the_golden_vectors(k: int, width: int, targets: list
     assert (np.flatnonzero(dropped) - 1).tolist() == targets
 
 
+@pytest.mark.quick
 @given(ids=ids_lists, k=st.integers(2, 200), width=st.sampled_from([1, 2, 4, 13, 50]))
 def test_reference_mode_equals_the_published_code(
     torch_table: torch.Tensor, ids: list[int], k: int, width: int
@@ -170,6 +173,7 @@ def test_a_text_seen_twice_is_masked_the_same_wherever_it_stands() -> None:
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("mode", ["hash", "random"])
 @pytest.mark.parametrize("k", [2, 3, 4, 8, 50, 128])
 def test_one_label_in_k_is_dropped(k: int, mode: str) -> None:
@@ -208,6 +212,7 @@ def test_neighbouring_labels_are_dropped_independently() -> None:
         assert abs(correlation) < 4 / np.sqrt(len(ids))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("mode", ["hash", "random"])
 def test_special_tokens_are_never_dropped_but_count_as_context(mode: str) -> None:
     ids = np.random.default_rng(3).integers(0, 10, 5_000)

@@ -15,6 +15,8 @@ from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 
+pytestmark = pytest.mark.slow
+
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -225,6 +227,7 @@ class FixedHead(torch.nn.Module):
         return self.head
 
 
+@pytest.mark.quick
 def test_ties_go_to_the_lowest_id_with_margin_zero() -> None:
     layer = CausalLM(FixedHead(4))
     logits = torch.tensor([[1.0, 3, 3, 0], [1, 3, 3, 0], [2, 2, 2, 2], [0, 1, 2, 3]])

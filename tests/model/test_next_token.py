@@ -14,6 +14,8 @@ from memguard.config.settings import SamplingScheme
 from memguard.model import truncation
 from memguard.model.next_token import DrawnTokens, draw_tokens
 
+pytestmark = pytest.mark.slow
+
 LAST = 1 - 2**-53  # The largest number that a generator draws.
 
 SCHEMES = [

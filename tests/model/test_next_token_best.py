@@ -20,6 +20,8 @@ from vocab_pieces import (
 from memguard.model.lm_head import Head
 from memguard.model.next_token import BestTokens, find_best
 
+pytestmark = pytest.mark.slow
+
 
 def check_best(whole: Whole, ours: BestTokens, num: int) -> None:
     """Compare with Python's sort, by logit and then by id."""

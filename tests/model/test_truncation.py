@@ -19,6 +19,8 @@ from memguard.model import truncation
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens
 
+pytestmark = pytest.mark.slow
+
 Scheme = dict[str, Any]
 
 SCHEMES: list[Scheme] = [

@@ -20,6 +20,8 @@ from memguard.parallel.attention_flex import attend_flex, make_block_mask, make_
 from memguard.parallel.hf_plan import find_blocks
 from memguard.parallel.packed_rows import Packing, find_first_keys, make_dense_mask
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 128
 
 

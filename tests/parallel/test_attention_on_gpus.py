@@ -18,6 +18,8 @@ from memguard.parallel import attention_flex
 from memguard.parallel.attention import _WINDOW_IN_MASK, choose_attention
 from memguard.parallel.packed_rows import Packing
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS, NUM_TOKENS = 2, 4096
 
 
@@ -66,6 +68,7 @@ def test_packed_rows_reach_the_varlen_kernel(
     assert searches == []
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("size", "kernel"), [(256, "varlen"), (264, "pieces")])
 def test_heads_up_to_256_reach_the_varlen_kernel(size: int, kernel: str) -> None:
     assert choose_attention(build("llama", head_dim=size), "cuda") == kernel

@@ -18,6 +18,8 @@ from memguard.parallel.attention import attend_varlen
 from memguard.parallel.packed_rows import Packing
 from memguard.parallel.shard import Checkpointing, checkpoint_blocks, compile_blocks
 
+pytestmark = pytest.mark.slow
+
 # Sums in another order.
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -134,8 +136,8 @@ def test_dropout_of_attention_has_a_mask() -> None:
     ("mode", "num_forward"),
     [
         ("selective", 1),
-        pytest.param("none", 1, marks=pytest.mark.slow),
-        pytest.param("full", 2, marks=pytest.mark.slow),
+        pytest.param("none", 1, marks=pytest.mark.long),
+        pytest.param("full", 2, marks=pytest.mark.long),
     ],
 )
 def test_blocks_are_not_compiled_for_every_packing(

@@ -54,7 +54,7 @@ def recordings_of(fresh_ranks: RankPool) -> Iterator[Record]:
 
 @pytest.mark.parametrize(
     "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)],
+    [*CASES, *(pytest.param(case, marks=pytest.mark.long) for case in MORE)],
     ids=lambda case: case.name,
 )
 def test_all_ranks_do_the_same_in_one_order(recordings_of: Record, case: Case) -> None:

@@ -27,6 +27,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = (
     *("mixtral", "qwen3_moe", "gpt_oss", "granitemoe", "olmoe", "qwen2_moe"),
     *("dots1", "ernie4_5_moe", "flex_olmo", "glm4_moe"),
@@ -47,6 +49,7 @@ def case_of(family: str, *changes: tuple[str, Any], **settings: Any) -> Case:
     )
 
 
+@pytest.mark.quick
 def test_a_sample_equals_one_process(ranks: RankPool) -> None:
     cases = [
         case_of("mixtral", *_ODD, num_steps=2, micro_batch_size=2, checkpointing="selective"),
@@ -203,6 +206,7 @@ def _describe(family: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.quick
 def test_the_modules_of_a_block(ranks: RankPool) -> None:
     found, with_sinks = ranks(describe, 4, "qwen2_moe", "gpt_oss")[0]
     assert found["names"]

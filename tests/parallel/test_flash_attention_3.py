@@ -25,6 +25,8 @@ from memguard.parallel.attention import attend_varlen, prepare_attention
 from memguard.parallel.flash_attention_3 import MAX_DIFFERENCE, PACKAGE, flash_attention_3
 from memguard.runtime import Console, Runtime
 
+pytestmark = pytest.mark.slow
+
 Change = Callable[[Tensor], Tensor]
 
 
@@ -134,6 +136,7 @@ def fail(_: Tensor) -> Tensor:
     raise RuntimeError("CUDA error: no kernel image\nof this GPU")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -34,6 +34,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import Runtime
 from memguard.train.step import TrainStep
 
+pytestmark = pytest.mark.slow
+
 # Sums of squares of some dozen float64 numbers, in another order.
 EXACT = {"rtol": 1e-14, "atol": 0.0}
 
@@ -114,6 +116,7 @@ def restate() -> list[tuple[float, dict[str, Tensor]]]:
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.quick
 def test_norm_and_clipping_are_those_of_torch(ranks: RankPool) -> None:
     expected = restate()
     for found in [*ranks(clip_all, 4, True), clip_all(False)]:
@@ -204,6 +207,7 @@ def average(degree: int) -> list[tuple[str, Tensor, Tensor]]:
     ]
 
 
+@pytest.mark.quick
 def test_copies_of_adapters_are_counted_and_their_gradients_summed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -31,6 +31,8 @@ from memguard.parallel.lora import (
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
+pytestmark = pytest.mark.slow
+
 _UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
 _TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
 _LORA = LoraSpec(r=3, alpha=5)
@@ -61,6 +63,7 @@ def test_a_mesh_equals_peft(ranks: RankPool) -> None:
     check(ranks, (1, 1, 2, 2), two_steps)
 
 
+@pytest.mark.quick
 def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
     cases = [
         Case(family="phi3", adapter=_DORA, num_steps=2),
@@ -70,6 +73,7 @@ def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
     check(ranks, (1, 1, 1, 1), [replace(case, plain=True) for case in cases])
 
 
+@pytest.mark.quick
 def test_one_process_equals_peft(ranks: RankPool) -> None:
     cases = cases_of((1, 1, 1, 1))
     cases += [
@@ -177,6 +181,7 @@ def test_initial_values_are_those_of_one_process_and_of_pefts_distribution(
     assert all(not p.any() for n, p in expected.items() if "lora_B" in n)
 
 
+@pytest.mark.quick
 def test_another_seed_draws_other_values_and_gaussian_has_the_deviation_of_peft() -> None:
     drawn = []
     for seed in (0, 1):

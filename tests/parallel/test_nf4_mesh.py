@@ -22,6 +22,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.nf4 import dequantise_nf4, quantise_nf4
 
+pytestmark = pytest.mark.slow
+
 _LORA = LoraSpec(r=3, alpha=5)
 _DORA = LoraSpec(r=3, alpha=5, use_dora=True)
 # Rows of 45 weights end within blocks; 45 x 32 weights are 23 blocks, the last of them half full.

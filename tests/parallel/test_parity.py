@@ -22,6 +22,8 @@ from memguard.config.mitigations import (
     NpoConfig,
 )
 
+pytestmark = pytest.mark.slow
+
 # 131 and 97 divide by neither 2 nor 4: the last rank has fewer rows of the vocabulary.
 _TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
 _UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
@@ -48,6 +50,7 @@ def cases_of(degrees: Degrees) -> list[Case]:
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("degrees", _SAMPLE, ids=str)
 def test_a_sample_of_meshes_equals_one_process(ranks: RankPool, degrees: Degrees) -> None:
     tied, *_, untied_and_accumulated = cases_of(degrees)
@@ -94,7 +97,7 @@ def test_settings_that_save_memory_change_no_number(ranks: RankPool) -> None:
     check(ranks, (1, 2, 1, 2), cases)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )
@@ -160,6 +163,7 @@ _UNTIED_NOISE = Case(changes=_UNTIED + _ONE_LAYER, mitigations=_NOISE, micro_bat
 _RECOMPUTED_NOISE = Case(changes=_TIED + _ONE_LAYER, mitigations=_NOISE, checkpointing="full")
 
 
+@pytest.mark.quick
 def test_noise_on_embeddings_is_that_of_one_process(ranks: RankPool) -> None:
     """Rows over z and data, features over y, a vocabulary over x, and in accumulation."""
     check(ranks, (1, 2, 2, 1), [_UNTIED_NOISE])

@@ -7,6 +7,8 @@ from tiny_families import FAMILIES, MORE_FAMILIES, SIZES_DEPEND, STORED_OTHERWIS
 
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
+pytestmark = pytest.mark.slow
+
 MESHES: tuple[Degrees, ...] = ((1, 1, 2, 2), (1, 2, 2, 1), (2, 1, 1, 2), (1, 1, 1, 4))
 STORAGE: Degrees = (2, 2, 1, 1)
 _UNSPLIT = sorted(

@@ -6,6 +6,8 @@ import pytest
 from parity import Case, Degrees, check
 from ranks import RankPool
 
+pytestmark = pytest.mark.slow
+
 _TIED = ("tie_word_embeddings", True)
 _UNTIED = ("tie_word_embeddings", False)
 _GROUPED = (("new_decoder_architecture", True), ("num_kv_heads", 2), ("bias", True))

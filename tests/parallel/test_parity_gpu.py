@@ -19,7 +19,7 @@ _EXACT, _EXACT_WEIGHTS = 1e-10, 1e-9
 _TWO = [each for each in itertools.product((1, 2), repeat=4) if sum(each) == 5]
 
 # On the CPU these are other cases of what test_parity.py has; here to run what a GPU runs.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

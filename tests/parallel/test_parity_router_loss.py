@@ -14,6 +14,8 @@ from parity import SINGLE, Case, Degrees, check
 from ranks import RankPool
 from tiny_families import LEAKING
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
@@ -28,6 +30,7 @@ def case_of(family: str, **settings: Any) -> Case:
     )
 
 
+@pytest.mark.quick
 def test_a_sample_equals_one_process(ranks: RankPool) -> None:
     cases = [
         case_of("mixtral", checkpointing="full", micro_batch_size=2),
@@ -45,7 +48,7 @@ def test_meshes_equal_one_process(ranks: RankPool, degrees: Degrees, mode: str) 
     check(ranks, degrees, cases)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )

@@ -23,6 +23,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 # fp32: some hundred operations deep, on gradients of about 1.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -214,7 +216,7 @@ def run_compiled() -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )
@@ -241,7 +243,7 @@ def run_compiled_family(family: str) -> tuple[int, int]:
     return counters["stats"]["unique_graphs"], len(counters["graph_break"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )
@@ -274,7 +276,7 @@ def count_compiled(shape: MeshShape) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_selective_checkpointing_repeats_no_matmul_and_no_collective(
     fresh_ranks: RankPool,
 ) -> None:

@@ -29,6 +29,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 from memguard.parallel.stored_inputs import cut_rows
 
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS, FEATURES = 2, 32  # Of the tiny models.
 
 
@@ -150,7 +152,7 @@ def compare_compiled(mode: str) -> None:
     compare_storage("llama", MeshShape(x=2), mode, compile=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @_needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["full", "selective"])
@@ -183,6 +185,7 @@ def measure_kept(shape: MeshShape, num_blocks: int, *, in_parts: bool) -> int:
     return kept
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "shape", [MeshShape(x=8), pytest.param(MeshShape(y=2, x=4), marks=pytest.mark.mesh)], ids=str
 )
@@ -251,7 +254,7 @@ def test_every_compared_family_equals_one_process(ranks: RankPool, family: str, 
     check(ranks, (1, 1, 1, 2), [case_of(family, checkpointing=mode)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @_needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["full", "selective"])

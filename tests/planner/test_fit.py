@@ -20,6 +20,8 @@ from memguard.planner.machine import Machine, load_machine
 from memguard.planner.plan import list_assumptions, make_mesh_plan
 from memguard.planner.step_settings import Work
 
+pytestmark = pytest.mark.slow
+
 # Of 1.1 B parameters, with head dimensions and proportions of Llama.
 SIZES = ModelSizes(
     hidden_size=2048,
@@ -240,6 +242,7 @@ def test_remedies_change_no_more_than_they_must() -> None:
     ]
 
 
+@pytest.mark.quick
 def test_rows_are_shortened_to_128_tokens_at_least() -> None:
     work = replace(WORK, checkpointing="full", micro_batch_size=1, compute_bytes=2)
     for shorter, longer, told in ((128, 256, ["data.seq_len=128"]), (64, 128, [])):

@@ -23,6 +23,8 @@ from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.parameters import block_unit, other_units
 from memguard.planner.step_settings import StepSettings
 
+pytestmark = pytest.mark.slow
+
 # Measured: 5 % at most, on these cases and some hundred others. What the estimate leaves out, and
 # what at sizes as small as these is not yet lost beside the rest: statistics of norms, losses token
 # by token, indices, copies that live for one operation.
@@ -226,6 +228,7 @@ def test_more_meshes_and_models(more: dict[str, SimulatedStep], case: Case) -> N
 BF16 = StepSettings(num_tokens=2048, num_labels=2047, chunk_tokens=1024, checkpointing="full")
 
 
+@pytest.mark.quick
 def test_gradients_of_a_first_micro_batch_stay_for_the_second() -> None:
     step = replace(BF16, num_tokens=65536, num_labels=65535, checkpointing="none")
     one, two = (

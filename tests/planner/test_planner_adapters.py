@@ -31,6 +31,8 @@ from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
 from memguard.planner.traffic import list_collectives
 
+pytestmark = pytest.mark.slow
+
 # Measured: 7 % at most, 11 % too much on (1, 1, 1, 4). The estimate counts mask, keys and values as
 # the attention kernel that needs most has them, and the first block as the others, whose inputs
 # need gradients; both weigh more where the base has no gradients and no moments.
@@ -300,6 +302,7 @@ def test_adapters_of_70b_fit_on_eight_gpus_where_the_weights_do_not() -> None:
     assert 2 <= enough.fit.mesh.num_ranks <= 8
 
 
+@pytest.mark.quick
 def test_the_largest_dense_weight_of_an_nf4_base_may_be_one_of_attention() -> None:
     step = StepSettings(num_tokens=8, num_labels=7, has_mask=False, adapter=_NF4)
     sizes = replace(LLAMA_8B, num_layers=1, vocab_size=96, intermediate_size=1024, head_dim=256)
@@ -348,6 +351,7 @@ def test_sizes_are_read_from_the_settings(changes: dict[str, Any], expected: Ada
     assert AdapterSizes.from_settings(None) is None
 
 
+@pytest.mark.quick
 def test_only_adapters_count_for_checkpoints() -> None:
     config = transformers.LlamaConfig(**TINY, tie_word_embeddings=False)
     sizes, adapter = ModelSizes.from_config(config), AdapterSizes(r=4, use_dora=True)

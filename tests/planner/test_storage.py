@@ -21,6 +21,8 @@ from memguard.planner.meta_model import measure_storage
 from memguard.planner.step_settings import AdapterSizes, Work
 from memguard.planner.storage import ModelStorage, find_least_memory
 
+pytestmark = pytest.mark.slow
+
 _ALL = {**FAMILIES, **MORE_FAMILIES, **LEAKING}
 
 
@@ -102,6 +104,7 @@ def make_storage(num_parameters: int) -> ModelStorage:
     )
 
 
+@pytest.mark.quick
 def test_bytes_of_weights_gradients_and_moments() -> None:
     model = make_storage(1000)
     assert model.count_bytes(MeshShape(z=2), STEP) == (4 + 4 + 8) * 500
@@ -113,6 +116,7 @@ def test_bytes_of_weights_gradients_and_moments() -> None:
     assert model.count_bytes(MeshShape(), chosen) == 4 * 1000
 
 
+@pytest.mark.quick
 def test_only_what_certainly_cannot_fit_is_refused() -> None:
     # 16 bytes each: 3 GiB, on GPUs with 1 GiB.
     model = make_storage(3 * 2**30 // 16)

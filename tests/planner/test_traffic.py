@@ -24,6 +24,8 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.step_settings import StepSettings, stores_parts
 from memguard.planner.traffic import Collective, list_collectives
 
+pytestmark = pytest.mark.slow
+
 # Published configuration of meta-llama/Llama-3.1-405B, all widths, two of its 126 blocks.
 LLAMA_405B: dict[str, Any] = {
     "vocab_size": 128256,
@@ -250,6 +252,7 @@ def simulate_all(cases: Sequence[Case], num_micro_batches: int) -> list[Calls]:
     return [step.calls for step in steps]
 
 
+@pytest.mark.quick
 def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
     """Qwen2 has biases and Qwen3 head norms, of which all ranks along y have copies."""
     families = ("llama", "qwen2", "qwen3")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from licensed_checks import Said, Sentence, check_sentences
@@ -16,6 +17,8 @@ from memguard.compare.front import mark_dominated
 from memguard.compare.recommendation import recommend
 from memguard.compare.utility import make_loss_axis
 from memguard.records import FrontPoint, Interval, Level, RiskName
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from memguard import records as r
 from memguard.records import LEVEL_NAMES
 from memguard.report.audit_page import digest_report
 
+pytestmark = pytest.mark.slow
+
 
 def gain(documents: list[Document]) -> float:
     """Return the mean of what the share of right tokens gained over the base model."""
@@ -177,7 +179,7 @@ def test_every_sentence_is_licensed() -> None:
     assert len(list_unsaid(check_audits(150))) <= 15
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_sentence_is_licensed_and_each_of_the_table_is_said() -> None:
     """600 audits take 16 s."""
     assert list_unsaid(check_audits(600)) == set(), "sentences that no audit led to"

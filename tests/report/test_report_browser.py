@@ -15,6 +15,7 @@ from memguard.report import render_comparison, render_report
 from memguard.report.gate_head import build_gate_head
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Debian's chromium ({CHROMIUM})"),
 ]

@@ -17,6 +17,8 @@ from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import build_front, build_trends
 from memguard.report.svg import COLOURS
 
+pytestmark = pytest.mark.slow
+
 
 def all_figures() -> list[Figure]:
     comparison = comparisons.make_comparison()

@@ -13,6 +13,8 @@ from memguard.report import render_comparison, render_comparison_chart
 from memguard.report.comparison_front import build_trends
 from memguard.report.comparison_tables import build_gains
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_numbers_of_a_comparison_appear() -> None:
     comparison = examples.make_comparison()
@@ -140,6 +142,7 @@ def test_what_an_attack_extracts_is_not_called_learned_only() -> None:
     assert "yet training raised" not in words
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("names", [{"plain", "goldfish-k4", "goldfish-k2"}, {"goldfish-k4"}])
 def test_near_verbatim_that_was_not_generated_is_no_zero(names: set[str]) -> None:
     parts = [examples.attack(part) for part in examples.list_parts(2)]

@@ -17,6 +17,8 @@ from memguard.report import render_comparison
 from memguard.report.charts import draw_chart, spread_evenly
 from memguard.report.comparison_front import build_front, name_dominators, show_risk
 
+pytestmark = pytest.mark.slow
+
 
 def get_chart(comparison: r.Comparison) -> FrontChart:
     figure = build_front(comparison)
@@ -101,6 +103,7 @@ def test_who_beats_a_setting(by: list[str], beyond: list[str], told: str) -> Non
     assert name_dominators(point.model_copy(update=update)) == told
 
 
+@pytest.mark.quick
 def test_the_table_of_settings_is_over_seeds() -> None:
     comparison = examples.make_comparison(3)
     words = words_of(check_page(render_comparison(comparison)))

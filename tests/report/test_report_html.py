@@ -23,6 +23,8 @@ from memguard.pages import formatting as fmt
 from memguard.report import html, render_comparison, render_report
 from memguard.report.charts import draw_chart
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -134,7 +136,7 @@ def test_wording_stays_sober() -> None:
     "text",
     [
         pytest.param(" ".join(HOSTILE), id="all"),
-        *(pytest.param(text, marks=pytest.mark.slow) for text in HOSTILE),
+        *(pytest.param(text, marks=pytest.mark.long) for text in HOSTILE),
     ],
 )
 def test_hostile_text_stays_text(text: str) -> None:
@@ -167,7 +169,7 @@ def test_any_text_gives_a_clean_page(text: str) -> None:
     check_any_text(text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.text(max_size=40))
 def test_more_texts_give_a_clean_page(text: str) -> None:

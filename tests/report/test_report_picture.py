@@ -14,6 +14,8 @@ from memguard import records as r
 from memguard.report import render_comparison_chart
 from memguard.report.svg import LIGHT
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 STYLE = Path(memguard.report.__file__).parent / "templates" / "style.css.j2"
 

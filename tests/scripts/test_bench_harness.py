@@ -10,6 +10,8 @@ import pytest
 from ranks import RankPool
 from script_calls import load_script
 
+pytestmark = pytest.mark.slow
+
 harness: ModuleType = load_script("bench/harness")
 
 

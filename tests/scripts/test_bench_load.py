@@ -7,7 +7,7 @@ from script_calls import start_script
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's accounts")
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_table_has_a_row_for_every_side_and_a_verdict(tmp_path: Path) -> None:
     arguments = ("--size-mb", "2", "--runs", "1", "--folder", str(tmp_path))
     done = start_script("bench/load", *arguments)

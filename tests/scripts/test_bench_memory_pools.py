@@ -15,6 +15,8 @@ from script_calls import load_script
 
 from memguard.planner.memory import MemoryUse
 
+pytestmark = pytest.mark.slow
+
 # Measured: 1 % at most on these cases. Small tensors and those of one operation are not counted.
 TOLERANCE = 0.03
 

@@ -7,6 +7,8 @@ import pytest
 from ranks import RankPool
 from script_calls import run_script, start_script
 
+pytestmark = pytest.mark.slow
+
 NUMBER = r" +[\d,.]+"
 SIMULATED = rf"(?:{NUMBER}){{3}}" * 4 + NUMBER
 MEASURED = rf"(?:{NUMBER}){{5}} +[\d,]+ - [\d,]+(?:{NUMBER}){{2}}"
@@ -23,7 +25,7 @@ ROWS = {
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's accounts")
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_fills_every_row_and_tells_what_it_missed() -> None:
     done = start_script("bench/plan", "--quick")
     lines = done.stdout.splitlines()

@@ -10,6 +10,8 @@ from memguard.planner.accuracy import OTHER_HIGHEST, OTHER_LOWEST, ROW_CLASSES
 from memguard.planner.compute import ATTENTION_SHARE, ELEMENT_SHARE, MATMUL_SHARE
 from memguard.planner.cost import OVERLAP_SHARE
 
+pytestmark = pytest.mark.slow
+
 FOUNDRY = re.compile(
     r"^(?P<model>\w+) +(?P<gpus>\d+) +(?P<rows>\d+) +\d+ +\d+ +(?:full|none) +(?P<published>[\d,]+)"
     r" +(?P<estimated>[\d,]+) +(?P<ratio>[\d.]+) +(?P<before>[\d.]+)  (?P<half>fitted|test)$"
@@ -64,7 +66,7 @@ def test_what_a_plan_says_is_what_the_script_prints(ranks: RankPool) -> None:
     assert (min(titan), max(titan)) == pytest.approx((OTHER_LOWEST, OTHER_HIGHEST), abs=0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_constants_are_those_of_the_fitted_half(ranks: RankPool) -> None:
     done = run_script(ranks, "bench/published", "--fit")
     (again,) = (line for line in done.out.splitlines() if line.startswith("fitted again: "))

@@ -30,7 +30,7 @@ def run_quick(
     return lines, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_adapters() -> None:
     lines, err = run_quick("adapters")
     for precision in ("fp32", "bf16"):
@@ -41,7 +41,7 @@ def test_adapters() -> None:
     assert err == "", "libraries do not write between the rows"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_audit() -> None:
     lines, _ = run_quick("audit", ends=("PASS: 5 limits", "FAIL: "))
     row, audit = (line for line in lines if line.startswith("prefix 50, batch 4"))
@@ -55,7 +55,7 @@ def test_audit() -> None:
         assert re.search(r"( +[\d,]+\.\d){2} +\d+\.\d\dx +[\d,]+\.\d +\d+\.\d\dx ", row), row
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_engine(tmp_path: Path) -> None:
     lines, err = run_quick("engine", "--stories", str(tmp_path))
     assert f"stories260K: skipped, not found in {tmp_path}" in lines, err
@@ -64,7 +64,7 @@ def test_engine(tmp_path: Path) -> None:
         assert re.match(rf"{re.escape(row)} +[\d,]+ +[\d,]+ +\d+\.\d\dx", line), line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mitigation() -> None:
     lines, _ = run_quick("mitigation", ends=("PASS: ", "FAIL: "))
     for row in MASK_ROWS:

@@ -3,7 +3,10 @@
 from types import ModuleType
 
 import numpy as np
+import pytest
 from script_calls import load_script
+
+pytestmark = pytest.mark.slow
 
 workload: ModuleType = load_script("bench/workload")
 

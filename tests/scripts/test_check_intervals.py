@@ -7,6 +7,8 @@ import pytest
 from scipy import stats
 from script_calls import load_script
 
+pytestmark = pytest.mark.slow
+
 script = load_script("check_intervals")
 
 

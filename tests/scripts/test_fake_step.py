@@ -78,12 +78,12 @@ def check_step(step: SimulatedStep) -> None:
     "case",
     [
         Case(),
-        pytest.param(Case(is_tied=True), marks=pytest.mark.slow),
+        pytest.param(Case(is_tied=True), marks=pytest.mark.long),
         pytest.param(
             Case(family="qwen3", train={"precision": "bf16", "activation_checkpointing": "full"}),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
-        pytest.param(Case(mesh=(1, 1, 1, 2)), marks=pytest.mark.slow),
+        pytest.param(Case(mesh=(1, 1, 1, 2)), marks=pytest.mark.long),
         Case(mesh=(2, 3, 2, 2), family="qwen2", is_tied=True),
     ],
     ids=["one process", "tied", "qwen3", "x", "qwen2 on every axis"],

@@ -153,7 +153,7 @@ def test_a_reduced_configuration_keeps_its_widths_or_not() -> None:
     assert config.num_experts > 2, "the original is unchanged"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_every_type_of_the_installed_transformers_is_listed() -> None:
     table = survey_families()

@@ -16,6 +16,8 @@ from script_calls import load_script, run_script
 from memguard.planner.machine import load_machine
 from memguard.workflows import launch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,7 +48,7 @@ def sizes() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_fills_every_row(tmp_path: Path) -> None:
     done = run("gpu_check", "--dry-run", "--peak-tflops", "1", "--json", str(tmp_path / "a.json"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -68,7 +70,7 @@ def test_a_dry_run_fills_every_row(tmp_path: Path) -> None:
     assert set(written["results"]["memguard"]["seconds"]) == {"plain", "goldfish"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_dry_run_on_two_processes_fills_every_row(tmp_path: Path) -> None:
     file = tmp_path / "many.json"
@@ -120,7 +122,7 @@ def test_without_a_gpu_it_says_so(ranks: RankPool, script: str, message: str) ->
     assert done.err.splitlines()[-1].startswith(message)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["gpu_check", "gpu_check_many"])
 def test_without_a_gpu_the_shell_says_so(script: str) -> None:
     done = run(script)
@@ -128,7 +130,7 @@ def test_without_a_gpu_the_shell_says_so(script: str) -> None:
     assert done.stderr.splitlines()[-1].startswith(f"{script}: torch sees no GPU")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_runs_in_the_environment_of_the_launcher(
     sizes: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

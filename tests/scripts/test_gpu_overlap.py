@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from script_calls import load_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def overlap() -> ModuleType:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from script_calls import load_script
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 OUT_OF_MEMORY = {"failed": "out of memory"}
 Answer = Callable[[Any], dict[str, Any]]

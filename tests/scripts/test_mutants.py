@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from script_calls import SCRIPTS, load_script
 
+pytestmark = pytest.mark.slow
+
 ROOT = SCRIPTS.parent
 mutants: Any = load_script("mutants")
 
@@ -20,6 +22,7 @@ def is_new(age):
 """
 TESTS = """
 import subprocess, sys
+import pytest
 from toy.ages import is_old
 
 def test_in_a_child_process():
@@ -31,6 +34,19 @@ def test_far_from_the_limit():
 
 def test_that_fails():
     assert is_old(4)
+
+@pytest.mark.slow
+def test_only_when_slow():
+    assert is_old(18)
+
+def test_elsewhere():
+    pytest.skip("not here")
+"""
+SETTINGS = """
+[tool.pytest.ini_options]
+testpaths = ["tests/suite"]
+addopts = "-m 'not slow'"
+markers = ["slow"]
 """
 
 
@@ -47,7 +63,7 @@ def toy(tmp_path: Path) -> Path:
         ("toy/__init__.py", ""),
         ("toy/ages.py", CODE),
         ("tests/test_ages.py", TESTS),
-        ("pyproject.toml", "[tool.pytest.ini_options]\ntestpaths = ['tests/suite']\n"),
+        ("pyproject.toml", SETTINGS),
         ("tests/suite/test_import.py", "def test_it(): import toy.ages\n"),
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +96,8 @@ def test_a_mutant_is_killed_survives_or_cannot_be_judged(
         make_mutant("limit", tests=("tests/test_ages.py::test_in_a_child_process",)),
         make_mutant("new", old="age < 18", new="age <= 18", tests=(far,)),
         make_mutant("fails", tests=("tests/test_ages.py",)),
+        make_mutant("slow", tests=("tests/test_ages.py::test_only_when_slow",)),
+        make_mutant("skipped", tests=("tests/test_ages.py::test_elsewhere", far)),
     ]
     said: list[str] = []
     before = {path: path.read_bytes() for path in toy.rglob("*") if path.is_file()}
@@ -88,11 +106,39 @@ def test_a_mutant_is_killed_survives_or_cannot_be_judged(
         ("limit", "killed"),
         ("new", "survived"),
         ("fails", "broken"),
+        ("slow", "broken"),
+        ("skipped", "broken"),
     ]
     assert found[0].by == "tests/test_ages.py::test_in_a_child_process"
     assert "test_that_fails" in found[2].by
+    assert found[3].by == "no test ran by default: tests/test_ages.py::test_only_when_slow"
+    assert found[4].by == "no test ran by default: tests/test_ages.py::test_elsewhere"
     assert len(said) == 1 + len(given)
     assert {path: path.read_bytes() for path in toy.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_without_tests_kills_nothing(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = ["tests/test_ages.py::test_only_when_slow"]
+    ended = mutants.run_tests(toy, slow, limit_s=60)
+    assert (ended.code, ended.describe()) == (5, "no test ran")
+    for code, state in ((5, "broken"), (4, "broken"), (3, "broken"), (2, "killed"), (1, "killed")):
+        ended = mutants.Tested(code=code, output="")
+        monkeypatch.setattr(mutants, "run_tests", lambda *_, _ended=ended, **__: _ended)
+        assert mutants._try(toy, make_mutant("a"))[0] == state
+
+
+def test_named_tests_that_do_not_run_by_default_are_shown(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (toy / "pyproject.toml").write_text(SETTINGS.replace("/suite", ""))
+    monkeypatch.setattr(mutants, "ROOT", toy)
+    given = [
+        make_mutant("file"),
+        make_mutant("a", tests=("tests/test_ages.py::test_only_when_slow",)),
+    ]
+    assert mutants.check_tests(given) == 1
+    assert "a: tests/test_ages.py::test_only_when_slow\n" in capsys.readouterr().out
+    assert mutants.check_tests(given[:1]) == 0
 
 
 def test_tests_that_take_too_long_are_ended(toy: Path) -> None:

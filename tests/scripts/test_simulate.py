@@ -11,6 +11,8 @@ import pytest
 from ranks import RankPool
 from script_calls import SCRIPTS, run_script
 
+pytestmark = pytest.mark.slow
+
 # A vocabulary that x does not divide, every bias there is, and the dtype that published files name.
 TINY = {
     "model_type": "llama",
@@ -47,7 +49,7 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "modes", [("none", "full"), pytest.param(("none", "selective", "full"), marks=pytest.mark.slow)]
+    "modes", [("none", "full"), pytest.param(("none", "selective", "full"), marks=pytest.mark.long)]
 )
 def test_modes_and_views_are_as_predicted(
     ranks: RankPool, model: str, modes: tuple[str, ...]
@@ -80,7 +82,7 @@ def test_modes_and_views_are_as_predicted(
         assert sizes["peak"]["simulated"] > sizes["optimizer"]["simulated"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_last_line_says_so(model: str) -> None:
     # The script as a user starts it; elsewhere its main is called where torch is loaded already.
     command = [sys.executable, str(SCRIPTS / "simulate.py"), "--model", model, "--ranks", "1", "8"]

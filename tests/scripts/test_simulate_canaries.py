@@ -9,6 +9,8 @@ from script_calls import load_script, run_script
 
 from memguard.seeds import derive_generator
 
+pytestmark = pytest.mark.slow
+
 
 def _shrink(script: Any) -> None:
     """Leave the cells whose base noise remains or is gone, with a drop of 2 nats."""

@@ -10,6 +10,8 @@ from script_calls import SCRIPTS, load_script, run_script
 
 from memguard.seeds import derive_generator
 
+pytestmark = pytest.mark.slow
+
 GUIDE = SCRIPTS.parent / "eval" / "README.md"
 
 

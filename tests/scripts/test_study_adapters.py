@@ -20,6 +20,8 @@ from memguard.config import load_yaml
 from memguard.records import ComparedRun, Comparison, Cost
 from memguard.runtime import children
 
+pytestmark = pytest.mark.slow
+
 STUDY = Path(__file__).resolve().parents[2] / "eval" / "studies" / "adapters.yaml"
 
 

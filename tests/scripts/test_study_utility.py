@@ -28,6 +28,8 @@ from memguard.records.utility import (
 )
 from memguard.runtime import children
 
+pytestmark = pytest.mark.slow
+
 STUDIES = Path(__file__).resolve().parents[2] / "eval" / "studies"
 WORDS = ("matrix", "vector", "tensor", "scalar", "graph", "kernel")
 
@@ -312,7 +314,7 @@ def run_inside(command: Sequence[str], **_: Any) -> Any:
     return subprocess.CompletedProcess(command, outcome.code, outcome.out, outcome.err)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_run_writes_its_tasks_and_prints_its_tables(
     study: Any, ranks: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

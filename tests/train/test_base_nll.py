@@ -22,6 +22,8 @@ from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 NGRAMS = [{"name": "ngram_penalty", "n": 4, "margin": 0.3, "weight": 2.0}]
 SEQ_LEN = 64
 
@@ -70,6 +72,7 @@ def finished(folder: Path) -> RunConfig:
     return config
 
 
+@pytest.mark.quick
 def test_it_equals_transformers_on_each_piece(folder: Path, finished: RunConfig) -> None:
     start = make(folder, "start", train={"max_steps": 1}, optim={"lr": 1e-30}, mitigations=[])
     train_run(start)
@@ -151,6 +154,7 @@ def test_a_resumed_run_reads_it(stopped: RunConfig, finished: RunConfig, tmp_pat
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("damage", ["gone", "other-bytes", "other-record", "other-run"])
 def test_where_it_is_damaged_it_is_measured_again(
     stopped: RunConfig, finished: RunConfig, tmp_path: Path, damage: str

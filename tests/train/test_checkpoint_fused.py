@@ -22,6 +22,8 @@ from memguard.records.run_files import load_checkpoint_manifest
 from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 # A fused layer over x and z with a bias; a weight that is stored [in, out]; adapters with
 # magnitudes; experts, which z=2 does not divide.
 CASES: dict[str, tuple[dict[str, Any], LoraSpec | None]] = {

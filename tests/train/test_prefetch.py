@@ -16,6 +16,8 @@ from memguard.train.prefetch import Prefetcher
 from memguard.train.step import TrainStep
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 
 def make_batch(step: int) -> Batch:
     ids = np.full((1, 2), step)

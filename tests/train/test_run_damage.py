@@ -28,6 +28,8 @@ from memguard.train.trainer import Trainer
 from memguard.workflows.run_folder import check_finished
 from memguard.workflows.train import prepare_run, train_run
 
+pytestmark = pytest.mark.slow
+
 GOLDFISH = [{"name": "goldfish", "k": 3, "mode": "random"}]
 
 
@@ -149,6 +151,7 @@ HALF_DONE: list[tuple[str, Callable[[Path], None], str]] = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("file", "damage", "told"), HALF_DONE)
 def test_a_damaged_file_is_told_and_changes_nothing(
     killed: RunConfig,

@@ -147,7 +147,7 @@ def test_recomputed_blocks_give_the_same_gradients(
     assert_near(ours, theirs, FP32 if precision == "fp32" else BF16)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )

@@ -27,6 +27,8 @@ from memguard.records.run_files import (
 from memguard.workflows.train import train_run
 from memguard.workflows.verify import verify
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -162,7 +164,7 @@ def test_a_run_does_not_resume_on_a_changed_base(folder: Path, ranks: RankPool) 
         train_run(config.model_copy(update={"parallel": ParallelConfig()}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_recomputation_and_bf16_train_too(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     for name, train in (
         ("full", {"activation_checkpointing": "full"}),

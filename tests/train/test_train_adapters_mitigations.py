@@ -12,6 +12,8 @@ from memguard.hf.identity import sum_model
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 # Each entry of `mitigations:`, so that a new one is tested too.
 NAMES = [kind.model_fields["name"].annotation for kind in get_args(get_args(MitigationConfig)[0])]
 MITIGATIONS = [get_args(name)[0] for name in NAMES]

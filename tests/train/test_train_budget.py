@@ -23,6 +23,8 @@ from memguard.workflows.audit_context import open_audit_context
 from memguard.workflows.audit_inputs import describe_run
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 0.1
 TIGHTEN = {"limit": LIMIT, "action": "tighten"}
 STOP = {"limit": LIMIT, "action": "stop"}
@@ -255,7 +257,7 @@ def build_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "budget", [TIGHTEN, pytest.param(STOP, marks=pytest.mark.slow)], ids=["tighten", "stop"]
+    "budget", [TIGHTEN, pytest.param(STOP, marks=pytest.mark.long)], ids=["tighten", "stop"]
 )
 def test_an_interrupted_run_decides_the_same(
     folder: Path,
@@ -280,7 +282,7 @@ def test_an_interrupted_run_decides_the_same(
     assert read_end(config).step == read_end(whole).step
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
     folder: Path, tightened: RunConfig
 ) -> None:
@@ -293,7 +295,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert audits == [each.model_copy(update={"audit_s": 0}) for each in read_audits(tightened)]
 
 
-@pytest.mark.slow
+@pytest.mark.quick
 def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
     folder: Path, stopped: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +347,7 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_p
 
 @pytest.mark.parametrize(
     "keep",
-    [1, pytest.param(5, marks=pytest.mark.slow)],
+    [1, pytest.param(5, marks=pytest.mark.long)],
     ids=["the only one", "others before it"],
 )
 def test_a_stopped_run_whose_weights_are_damaged_says_so(

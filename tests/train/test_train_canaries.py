@@ -13,6 +13,8 @@ from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 GOLDFISH = {"name": "goldfish", "k": 3, "context_width": 3}
 
 
@@ -70,7 +72,7 @@ def test_the_audit_of_documents_leaves_canaries_out(plain: RunConfig) -> None:
     assert report.dose_response, "the tally is complete"
 
 
-@pytest.mark.parametrize("mode", ["hash", pytest.param("static", marks=pytest.mark.slow), "random"])
+@pytest.mark.parametrize("mode", ["hash", pytest.param("static", marks=pytest.mark.long), "random"])
 def test_the_record_shows_what_a_mitigation_dropped(folder: Path, mode: str) -> None:
     config = make(
         folder,

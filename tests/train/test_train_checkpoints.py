@@ -28,6 +28,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import AuditReport, load_record
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 ONLINE = {
     "quant_method": "bitnet",
     "linear_class": "autobitlinear",

@@ -30,6 +30,8 @@ from memguard.workflows.memory_check import resolve_auto_for_documents
 from memguard.workflows.setup import DistributedContext
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600.0
 NO_AUDIT: dict[str, Any] = {"audit": {"enabled": False}}
 
@@ -210,7 +212,7 @@ def test_on_a_cpu_nothing_is_tried_and_nothing_said(
     assert "compile" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
 )

@@ -16,6 +16,8 @@ from memguard.records.run_files import find_weights_folder
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 _COMMON: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,

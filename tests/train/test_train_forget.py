@@ -13,6 +13,8 @@ from memguard.train.metrics import HeldoutMetrics, read_metrics
 from memguard.workflows.dry_run import dry_run
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 _NUM_FORGOTTEN = 8
 WAYS: list[dict[str, Any]] = [{"name": "npo", "beta": 0.02}, {"name": "gradient_ascent"}]
 
@@ -67,7 +69,7 @@ def reciting(folder: Path) -> RunConfig:
 
 @pytest.mark.parametrize(
     "way",
-    [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.slow)],
+    [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.long)],
     ids=lambda way: str(way["name"]),
 )
 def test_it_forgets_and_keeps_the_rest(

@@ -87,7 +87,7 @@ def make_bf16(folder: Path, name: str, **train: Any) -> RunConfig:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_resumed_ends_with_the_same_bits(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ from memguard.workflows.launch import HALVE_MICRO_BATCH
 from memguard.workflows.memory_check import MicroBatchTooLarge, OutOfMemory
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("run_out_of_memory.py")
 QUIET = {"audit": {"enabled": False}}
 
@@ -113,6 +115,7 @@ def test_one_process_starts_again_with_half(
     assert "'train.micro_batch_size' must be 4 or less. Training starts again with that" in message
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("most", "train", "passes"),
     [
@@ -179,7 +182,7 @@ def test_ranks_agree_on_half(tmp_path: Path, ranks: RankPool) -> None:
     assert read_train(tmp_path / "runs" / "run")["micro_batch_size"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_are_started_again_with_half(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +222,7 @@ def test_processes_are_started_again_once(
     assert MicroBatchTooLarge.__name__ == launch_module._TOO_LARGE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_under_torchrun_the_setting_is_named(tmp_path: Path) -> None:
     config = make_run(tmp_path, train={"max_steps": 3}, parallel={"z": 2}, **QUIET)
     path = tmp_path / "run.yaml"

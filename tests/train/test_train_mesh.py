@@ -26,6 +26,8 @@ from memguard.workflows.audit import audit_request
 from memguard.workflows.audit_request import AuditRequest
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
 
 

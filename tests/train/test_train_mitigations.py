@@ -12,11 +12,13 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 LOSSES: list[Any] = [
     {"name": "label_smoothing"},
-    pytest.param({"name": "focal"}, marks=pytest.mark.slow),
-    pytest.param({"name": "confidence_penalty"}, marks=pytest.mark.slow),
-    pytest.param({"name": "loss_clipping", "floor": 5.3}, marks=pytest.mark.slow),
+    pytest.param({"name": "focal"}, marks=pytest.mark.long),
+    pytest.param({"name": "confidence_penalty"}, marks=pytest.mark.long),
+    pytest.param({"name": "loss_clipping", "floor": 5.3}, marks=pytest.mark.long),
     {"name": "flooding", "level": 5.3},
     {"name": "neftune"},
 ]

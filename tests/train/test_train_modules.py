@@ -17,6 +17,8 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.workflows.train import train_run
 
+pytestmark = pytest.mark.slow
+
 UNTIED = {"scratch": {"config": {**TINY_LLAMA, "tie_word_embeddings": False}, "vocab_size": 400}}
 
 
@@ -96,7 +98,7 @@ def test_a_run_resumes_on_a_mesh(folder: Path, alone: RunConfig, ranks: RankPool
     np.testing.assert_allclose(curve(last), curve(alone), rtol=2e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_inside_blocks_is_trained_on_a_mesh(folder: Path, ranks: RankPool) -> None:
     train = {"trainable_modules": ["down_proj", "model.norm"], "activation_checkpointing": "full"}
     alone, sharded = (

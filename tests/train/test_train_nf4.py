@@ -40,7 +40,7 @@ def alone(folder: Path) -> RunConfig:
     return config
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_over_z_is_resumed_audited_and_merged(
     folder: Path, alone: RunConfig, ranks: RankPool
 ) -> None:

@@ -34,6 +34,8 @@ from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import Trainer
 from memguard.workflows.train import prepare_run, train_run
 
+pytestmark = pytest.mark.slow
+
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
 
 
@@ -60,6 +62,7 @@ def finished(folder: Path) -> RunConfig:
     return config
 
 
+@pytest.mark.quick
 def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
     run = Path(finished.output_dir) / finished.name
     expected = {
@@ -147,6 +150,7 @@ def test_small_chunks_and_activation_checkpointing_train_the_same(
         torch.testing.assert_close(tensor, weights(finished)[name], rtol=0, atol=2e-4)
 
 
+@pytest.mark.quick
 def test_a_run_equals_a_plain_loop_over_documents(folder: Path) -> None:
     """The same run, written with nothing but transformers and torch, one document a row."""
     config = make_run(
@@ -268,12 +272,13 @@ def uninterrupted(folder: Path) -> RunConfig:
     return config
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("number", "code"),
     [
         (signal.SIGKILL, -9),
         (signal.SIGTERM, 143),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
@@ -357,6 +362,7 @@ def test_a_folder_with_other_settings_is_refused(folder: Path, finished: RunConf
         train_run(other)
 
 
+@pytest.mark.quick
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
     train_run(config)

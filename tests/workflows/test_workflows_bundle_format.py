@@ -377,7 +377,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.zip")):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_200_tampered_bundles_cost_neither_time_nor_memory(bundle: bytes, tmp_path: Path) -> None:
     draw = random.Random(1)
     for number in range(200):

@@ -15,6 +15,8 @@ from memguard.workflows import backends, collective_checks
 from memguard.workflows.backends import check_backend, merge_states
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS, name_check, run_check
 
+pytestmark = pytest.mark.slow
+
 
 def check_all(broken: str | None = None) -> dict[str, str]:
     """Run on each rank: every check of this rank's group."""
@@ -43,6 +45,7 @@ def test_gloo_does_what_memguard_needs(ranks: RankPool, size: int) -> None:
         assert "can't be cast" in results["reduce-scatter mean:int64"]
 
 
+@pytest.mark.quick
 def test_a_wrong_result_is_noticed(ranks: RankPool) -> None:
     first, second = ranks(check_all, 2, "all-gather")
     assert second["all-gather:fp32"] == "the result is wrong"
@@ -99,7 +102,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_collective_that_hangs_or_ends_a_rank_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,8 @@ from ranks import RankPool
 from memguard.runtime.children import ExitReport
 from memguard.workflows import launch as launch_module
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("launched.py")
 ROOT = PROGRAM.parents[2]
 SLURM = sorted((ROOT / "scripts" / "slurm").glob("*.sh"))
@@ -69,7 +71,7 @@ def test_ranks_meet_and_rank_0_alone_prints(
     assert ended.err == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_beside_a_barrier_ends_all(launched: Launch) -> None:
     started = time.monotonic()
     code, lines = launched("raise_beside_a_barrier", grace_s=5)
@@ -88,6 +90,7 @@ def test_a_rank_that_hears_nothing_is_ended(launched: Launch) -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("follows", [False, True], ids=["own error", "lost a rank"])
 def test_a_killed_rank_is_named_even_where_its_peer_spoke_first(
     tmp_path: Path,
@@ -166,7 +169,7 @@ def signals_of(folder: Path, rank: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
 )
 def test_ranks_save_when_the_launcher_is_signalled(
     start: Start, tmp_path: Path, number: signal.Signals
@@ -203,7 +206,7 @@ def test_a_terminals_ctrl_c_reaches_each_rank_once(start: Start, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
 )
 def test_ranks_with_nothing_to_save_are_interrupted(start: Start, number: int) -> None:
     launcher = start("sleep")

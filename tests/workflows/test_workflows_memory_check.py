@@ -31,6 +31,8 @@ from memguard.workflows.memory_check import (
     resolve_auto_settings,
 )
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # As a run of a user: name, model, data, batch_size and seq_len.
 RUN: dict[str, Any] = {"data": {"seq_len": 4096}, "train": {"batch_size": 64}}
@@ -169,6 +171,7 @@ def test_documents_are_prepared_where_the_model_does_not_fit(
     assert run_cli("prepare", path, "data.control_fraction=0").code == 0
 
 
+@pytest.mark.quick
 def test_a_run_keeps_the_precision_it_began_with(folder: Path) -> None:
     path = write_run(folder, train={"max_steps": 1}, audit={"enabled": False})
     assert run_cli("train", path, "train.precision=bf16").code == 0
@@ -210,6 +213,7 @@ def test_only_what_can_help_is_named(large: Path) -> None:
     assert "GPU with more memory" in explain(MeshShape(), dropout=0.1)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("micro", "half"), [(None, 6), (6, 3), (4, 2), (3, 1), (2, 1), (1, None), (12, 6)]
 )

@@ -26,6 +26,8 @@ from memguard.workflows import processes
 from memguard.workflows import train as train_module
 from memguard.workflows.processes import choose_num_processes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def _gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +50,7 @@ def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
     return RunConfig.model_validate_json(write_run(folder, **changes).read_text())
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("_gpus")
 @pytest.mark.parametrize(
     ("changes", "count", "why"),
