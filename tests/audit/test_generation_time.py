@@ -28,6 +28,8 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
+pytestmark = pytest.mark.slow
+
 SCHEME = SamplingScheme()
 ATTACKED = build_suite(*SUITE.probes, AttackProbe(width=3, samples=3))
 
@@ -175,7 +177,7 @@ def test_batches_before_the_limit_are_kept() -> None:
         assert list(searched.value.finished) == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "olmo2", "bloom"])
 def test_an_audit_on_eight_ranks_generates_what_one_process_does(
     ranks: RankPool, family: str

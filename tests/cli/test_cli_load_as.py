@@ -23,6 +23,8 @@ from memguard.hf.load import load_model
 from memguard.hf.load_as import LoadedForm
 from memguard.records import AuditReport, LoadAs, ResultRow, load_record
 
+pytestmark = pytest.mark.slow
+
 CONTINUATION = 6
 FORMS: tuple[LoadAs, ...] = ("stored", "merged", "int8", "nf4")
 
@@ -200,6 +202,7 @@ def test_the_held_out_loss_is_not_that_of_another_form(
     assert base in stored.tables.results
 
 
+@pytest.mark.quick
 def test_a_report_of_another_form_is_never_that_of_the_run(
     run: Path, folders: Mapping[LoadAs, Path], tmp_path: Path
 ) -> None:
@@ -226,6 +229,7 @@ def test_a_report_of_another_form_is_never_that_of_the_run(
     assert succeed("bundle", folders["stored"], bundle)
 
 
+@pytest.mark.quick
 def test_an_earlier_audit_of_another_form_is_not_compared_by_a_gate(
     folders: Mapping[LoadAs, Path], tmp_path: Path
 ) -> None:
@@ -291,6 +295,7 @@ def test_a_model_without_an_adapter_is_quantised(run: Path, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -18,6 +18,8 @@ from recorded_ranks import NUM_KV_HEADS, STAGES, Case, record_ranks
 
 from memguard.parallel.mesh_shape import AXES
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     # More ranks along x than key/value heads, which ranks then share.
     Case(degrees=(1, 1, 1, 4), samples=True),

@@ -15,6 +15,8 @@ from memguard.planner.plan import make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.workflows.requests import MODEL_ALONE
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 PUBLISHED = {
     "SmolLM2 135M": 134_515_008,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from fake_mesh import (
@@ -20,6 +21,8 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from memguard.parallel.collectives import all_gather, all_reduce, start_all_reduce, wait
 from memguard.parallel.mesh_shape import AXES, MeshShape
+
+pytestmark = pytest.mark.slow
 
 
 class Names:

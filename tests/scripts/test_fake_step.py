@@ -14,6 +14,8 @@ from memguard.config import TrainConfig
 from memguard.errors import ConfigError, ModelError
 from memguard.parallel.mesh_shape import MeshShape
 
+pytestmark = pytest.mark.slow
+
 # A mesh would refuse its dropout before anything else.
 GPT2 = {"summary_first_dropout": 0}
 

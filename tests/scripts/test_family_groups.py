@@ -12,6 +12,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.small_config import RUNNABLE, reduce_config
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_group_has_the_families_that_belong_there() -> None:
     done: list[str] = []

@@ -9,6 +9,8 @@ import pyarrow.parquet
 import pytest
 from script_calls import load_script
 
+pytestmark = pytest.mark.slow
+
 same_results: Any = load_script("same_results")
 
 ROW = {"probe": "extraction", "metric": "verbatim", "bucket": "x4", "num_matched": 3, "value": 0.25}
