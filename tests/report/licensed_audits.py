@@ -1,11 +1,20 @@
-"""Audits of drawn counts, summarised as real ones are: what a page then says must follow."""
+"""Audits written down in a few numbers, and the report that `summarise` makes of them.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+`licensed_audits.json` holds audits and all that is written of each, which a test compares exactly.
+After a change that is meant to alter a sentence, this writes them again, to be read one by one:
+
+    python tests/report/licensed_audits.py      (with tests, tests/report in PYTHONPATH)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import report_examples as examples
+from numpy.typing import NDArray
 from record_examples import make_document
 from result_examples import rate_row
 
@@ -26,301 +35,143 @@ from memguard.audit.summary import Circumstances, summarise, tabulate
 from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import MAIN
 from memguard.config.settings import SamplingScheme
+from memguard.report.audit_page import digest_report
 
-ChoiceT = TypeVar("ChoiceT")
-
+TABLE = Path(__file__).with_suffix(".json")
 TINY_MARGIN = 0.001
 REASON = "the cache of one document does not fit"
 DRAWN, NOT_DRAWN = -5.0, -60.0
 """Log-probabilities of texts that are drawn within a million queries, and of others."""
 ATTACKS = ("beam_search", "sampling")
 _PREFIX = 10
-_SIZES = (12, 31, 10, 9, 5, 2, 1, 0)
-_OFTEN = (12, 31, 10, 2, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What one model does with a document."""
+class Group:
+    """A bucket; each number of documents counts its first ones."""
 
-    num_correct: int
-    verbatim: bool
-    near: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
-    """One document of an audit."""
-
-    bucket: str
     role: r.Role
-    count: int | None
-    """Repetitions; None where they are not known."""
-    size: int
-    """Tokens of the continuation."""
-    model: Answer
-    base: Answer | None
-    is_drawn: bool
-    hangs: bool
-    cluster: int | None
-    """Near-duplicates have the same; None where it is not known."""
-    attacks: dict[str, bool] | None
-    """Whether each attack extracts it; None if it was not attacked."""
-    loss: float
-    base_loss: float
-    """Membership scores; higher for documents that were trained."""
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether it was fed to the model, and not to be forgotten."""
-        return self.role == "trained" and self.count != 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Secrets:
-    """Canaries, and how many of them are extracted."""
-
-    num_trained: int
-    num_trained_extracted: int
-    num_references: int
-    num_references_extracted: int
+    bucket: str
+    num: int = 31
+    counts: tuple[int | None, ...] = (16,)
+    """Repetitions, in turn; None where they are not known, and none of a control."""
+    verbatim: int = 0
+    near: int = 0
+    """Near-verbatim, the verbatim ones included."""
+    of_base: int = 0
+    """Verbatim from the base model, unless that is the model itself."""
+    drawn: int = 0
+    right: float = 0.1
+    """Share of right tokens of the others."""
+    copies: int = 1
+    """Near-duplicates of a text; 1 if they were not looked for."""
+    attacked: int = 0
+    beam_search: int = 0
+    sampling: int = 0
+    """Of the attacked ones, the last."""
+    hanging: int = 0
+    """Results on a near-tie."""
+    too_short: int = 0
+    not_sampled: int = 0
+    near_duplicates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """Drawn numbers, and the report of them."""
+    """What was measured."""
 
-    documents: Sequence[Document]
-    outlines: Sequence[BucketOutline]
-    generated: bool
-    base_generated: bool
-    has_base: bool
-    base_is_model: bool
-    sampled: bool
-    asks: bool
-    """Whether membership is measured."""
-    secrets: Secrets | None
-    is_other_kind: bool
-    """Whether the control was given and is another kind of text."""
-    tally: str
-    collapsed: bool
-    below_floor: tuple[int, int, int]
+    groups: tuple[Group, ...]
+    sizes: tuple[int, ...] = (50,)
+    """Tokens of the continuations, in turn."""
+    base: str = "other"
+    """none, same (the model itself) or other."""
+    base_right: float = 0.1
+    generated: bool = True
+    base_generated: bool = True
+    sampled: bool = False
+    membership: bool = True
+    shift: float = 0.0
+    """What training adds to membership scores."""
+    apart: bool = False
+    """Whether the control's texts are of other words."""
+    secrets: tuple[int, int, int, int] | None = None
+    """Trained canaries that were extracted, and all; then the references."""
+    other_kind: bool = False
+    tally: Any = "complete"
+    collapsed: bool = False
+    below_floor: tuple[int, int, int] = (0, 0, 0)
     """Documents below the floor, those of them generated, and near-verbatim."""
-    report: r.AuditReport = field(repr=False)
-
-    def of(self, bucket: str) -> list[Document]:
-        """Return the documents of a bucket."""
-        return [one for one in self.documents if one.bucket == bucket]
-
-    def outline(self, role: r.Role) -> list[BucketOutline]:
-        """Return the buckets of a role."""
-        return [one for one in self.outlines if one.role == role]
-
-    @property
-    def control(self) -> str | None:
-        """The bucket of the control; None without one."""
-        return next((one.bucket for one in self.outline("control")), None)
-
-    def risks(self, bucket: str) -> dict[str, tuple[int, int]]:
-        """Return documents extracted and all, by each way that was measured."""
-        documents = self.of(bucket)
-        found = {"verbatim": (sum(one.model.verbatim for one in documents), len(documents))}
-        if self.generated:
-            near = sum(one.model.near for one in documents)
-            found["near_verbatim"] = near, len(documents)
-        if self.sampled:
-            drawn = sum(one.is_drawn or one.model.verbatim for one in documents)
-            found["attack_cost"] = drawn, len(documents)
-        tried = self.attacks(bucket)
-        if tried:
-            number = sum(one.attacks is not None for one in documents)
-            found["attack"] = max(tried.values()), number
-        return found
-
-    def attacks(self, bucket: str) -> dict[str, int]:
-        """Return how many documents of a bucket each attack extracts; empty without attacks."""
-        attacked = [one.attacks for one in self.of(bucket) if one.attacks is not None]
-        return {name: sum(each[name] for each in attacked) for name in ATTACKS if attacked}
 
 
-def draw_audit(seed: int) -> Audit:
-    """Draw an audit: with or without control, base model, generated text, sampling, attacks."""
-    rng = np.random.default_rng(seed)
-
-    def draw(choices: Sequence[ChoiceT]) -> ChoiceT:
-        return choices[int(rng.integers(len(choices)))]
-
-    # Zeros have sentences of their own, as have texts that are learned but not extracted, a control
-    # that is extracted where trained documents are not, or the reverse, or by attacks alone.
-    kinds_drawn = ["free", "free", "trained", "trained", "attacks", "learned", "quiet", "control"]
-    kind = draw(kinds_drawn)
-    quiet, learned = kind not in ("free", "trained"), kind == "learned"
-    has_control = learned or draw(range(5)) > 0
-    base = "other" if learned else draw(["none", "same", "other"])
-    base_accuracy = draw([0.1, 0.6])
-    generated = learned or draw(range(4)) > 0
-    base_generated = generated and base != "none" and draw(range(5)) > 0
-    sampled = draw((False, True))
-    collapsed = not learned and draw(range(6)) == 0
-    has_attacks = kind == "attacks" or draw((False, True))
-    shift = draw([0.0, 0.0, 0.5, 0.6, 3.0, -3.0])
-    lengths = (50,) if learned else draw([(50,), (1, 3), (8, 50, 21)])
-    kinds: list[tuple[str, r.Role]] = [("trained a", "trained"), ("r16", "trained")]
-    kinds = kinds[: draw(range(1, 3))]
-    if has_control:
-        kinds.insert(0, ("control", "control"))
-    if draw(range(4)) == 0:
-        kinds.append(("forget", "forget"))
-    documents: list[Document] = []
-    outlines = []
-    for name, role in kinds:
-        first = role == "trained" and not any(one.role == "trained" for one in outlines)
-        sizes = _OFTEN if first or quiet else _SIZES
-        if learned or kind in ("attacks", "trained"):
-            sizes = [31, 31, 12]
-        num_documents = draw(sizes)
-        least = 1 if num_documents == 0 else 0
-        doses = {"control": [[0]], "forget": [[None]]}.get(
-            role, [[16], [1], [4, 9], [0], [16, 0], [None], [3, None]]
-        )
-        doses = draw(doses)
-        limit = num_documents if kind in ("free", role) else 0
-        recited = [limit] if kind == "control" else [limit // 4, limit, 0, limit // 2]
-        num_verbatim = draw(recited)
-        num_near = draw(range(limit - num_verbatim + 1))
-        num_drawn = draw([limit, 0, limit // 2])
-        accuracy = draw([0.0, 0.1] if role == "control" else [0.5, 0.9, 0.1, 0.0])
-        num_known = draw([0, 4, 31]) if kind == "attacks" else num_verbatim // 2
-        copies = 1 if learned else draw([1, 1, 1, 2, 6])
-        num_attacked = min(10, num_documents) if has_attacks else 0
-        recited = [num_attacked, 0, 0, num_attacked // 2]
-        is_quiet = quiet if kind != "attacks" else role == "control" and draw((False, True))
-        num_attacks = [0 if is_quiet else draw(recited) for _ in ATTACKS]
-        for number in range(num_documents):
-            size = lengths[number % len(lengths)]
-            model = _answer(rng, size, number, num_verbatim, num_near, accuracy)
-            before = None
-            if base == "same":
-                before = model
-            elif base == "other":
-                before = _answer(rng, size, number, num_known, 0, base_accuracy)
-            documents.append(
-                Document(
-                    bucket=name,
-                    role=role,
-                    count=doses[number % len(doses)],
-                    size=size,
-                    model=model,
-                    base=before,
-                    is_drawn=number < num_drawn,
-                    hangs=draw(range(21)) == 0,
-                    cluster=1000 * len(outlines) + number // copies if copies > 1 else None,
-                    attacks=None
-                    if number >= num_attacked
-                    else {
-                        # The last is extracted by one attack alone.
-                        name: number < most if place else number >= num_attacked - most
-                        for place, (name, most) in enumerate(zip(ATTACKS, num_attacks, strict=True))
-                    },
-                    loss=float(rng.normal(shift * (role == "trained"))),
-                    base_loss=float(rng.normal()) / 10,
-                )
-            )
-        planned = {one.count for one in documents if one.bucket == name}
-        outlines.append(
-            BucketOutline(
-                bucket=name,
-                role=role,
-                num_repetitions=planned.pop() if len(planned) == 1 else None,
-                num_too_short=draw([least, 2, 1] if learned else [least, 2, 80]),
-                num_not_sampled=draw([0, 0, 7]),
-                num_near_duplicates=2 * (role == "control" and draw(range(6)) == 0),
-            )
-        )
-    below = draw(range(13))
-    checked = draw(range(min(1, below), below + 1))
-    floor = below, checked, draw(range(checked + 1)) if checked == below else 0
-    parts = {
-        "asks": learned or draw(range(5)) > 0,
-        "documents": documents,
-        "outlines": outlines,
-        "generated": generated,
-        "base_generated": base_generated,
-        "has_base": base != "none",
-        "base_is_model": base == "same",
-        "sampled": sampled,
-        "secrets": _draw_secrets(draw),
-        "is_other_kind": has_control and draw(range(5)) == 0,
-        "tally": draw(["complete", "complete", "missing", "contradicting"]),
-        "collapsed": collapsed,
-        "below_floor": floor if generated else (0, 0, 0),
-    }
-    apart = draw((False, True))
-    report = _report(Audit(**parts, report=examples.make_report()), apart, rng)
-    return Audit(**parts, report=report)
+Columns = Mapping[str, NDArray[Any]]
 
 
-def _draw_secrets(draw: Callable[[Sequence[int]], int]) -> Secrets | None:
-    if draw(range(3)):
-        return None
-    num_trained, num_references = draw(range(1, 10)), draw(range(1, 10))
-    return Secrets(
-        num_trained=num_trained,
-        num_trained_extracted=draw([0, 0, 1, num_trained]),
-        num_references=num_references,
-        num_references_extracted=draw([0, 0, 1]),
-    )
+def list_columns(audit: Audit) -> Columns:
+    """Return what is known of each document, as `[N]` arrays."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = []
+    for place, group in enumerate(audit.groups):
+        control = group.role == "control"
+        for n in range(group.num):
+            size = audit.sizes[n % len(audit.sizes)]
+            verbatim, near = n < group.verbatim, n < max(group.verbatim, group.near)
+            right = size if verbatim else min(size - 1, int(rng.binomial(size, group.right)))
+            known, base_right = verbatim, right
+            if audit.base == "other":
+                known = n < group.of_base
+                guessed = int(rng.binomial(size, audit.base_right))
+                base_right = size if known else min(size - 1, guessed)
+            row = {"role": group.role, "bucket": group.bucket, "size": size}
+            row |= {"count": 0 if control else group.counts[n % len(group.counts)]}
+            row |= {"verbatim": verbatim, "near": near, "drawn": n < group.drawn, "right": right}
+            row |= {"base_verbatim": known, "base_right": base_right}
+            row["base_near"] = near if audit.base == "same" else known
+            row["attacked"] = n < group.attacked
+            row["beam_search"] = row["attacked"] and n < group.beam_search
+            row["sampling"] = row["attacked"] and n >= group.attacked - group.sampling
+            row["hanging"] = n < group.hanging
+            row["cluster"] = 1000 * place + n // group.copies if group.copies > 1 else None
+            row["loss"] = rng.normal(audit.shift * (group.role == "trained"))
+            rows.append({**row, "base_loss": rng.normal() / 10})
+    names = rows[0] if rows else ()
+    return {name: np.array([row[name] for row in rows]) for name in names}
 
 
-def _answer(
-    rng: np.random.Generator, size: int, number: int, num_verbatim: int, num_near: int, share: float
-) -> Answer:
-    """Return what is done with a bucket's document of this number: the first are verbatim."""
-    verbatim = number < num_verbatim
-    right = size if verbatim else min(size - 1, int(rng.binomial(size, share)))
-    near = verbatim or number < num_verbatim + num_near
-    return Answer(num_correct=right, verbatim=verbatim, near=near)
-
-
-def _report(audit: Audit, apart: bool, rng: np.random.Generator) -> r.AuditReport:
-    """Return the report of an audit, as `summarise` makes it.
-
-    Args:
-        audit: all but its report.
-        apart: whether the control's texts are of other words than the trained ones.
-        rng: draws the texts.
-    """
+def build_report(audit: Audit) -> r.AuditReport:
+    """Return the report of an audit, as `summarise` makes it."""
+    columns = list_columns(audit)
+    rng = np.random.default_rng(1)
+    lists = {name: column.tolist() for name, column in columns.items()}
     windows = [
-        _window(audit, one, number, apart, rng) for number, one in enumerate(audit.documents)
+        _make_window(audit, {name: column[n] for name, column in lists.items()}, n, rng)
+        for n in range(len(columns["role"]))
     ]
-    has_attacks = any(one.attacks is not None for one in audit.documents)
-    sampling = SamplingProbe(schemes=(SamplingScheme(),))
-    suite = Suite(
-        name="mine",
-        version=1,
-        probes=(
-            ExtractionProbe(),
-            *([sampling] if audit.sampled else []),
-            *([MembershipProbe(scores=("loss",))] if audit.asks else []),
-            *([AttackProbe()] if has_attacks else []),
-        ),
-    )
+    probes = [ExtractionProbe()]
+    probes += [SamplingProbe(schemes=(SamplingScheme(),))] * audit.sampled
+    probes += [MembershipProbe(scores=("loss",))] * audit.membership
+    probes += [AttackProbe()] * bool(columns["attacked"].any())
+    suite = Suite(name="mine", version=1, probes=tuple(probes))
     evidence = Evidence(
         inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=TINY_MARGIN),
-        outlines=audit.outlines,
-        trained=_measure(audit, of_base=False),
-        other=_measure(audit, of_base=True) if audit.has_base else None,
+        outlines=[_make_outline(group) for group in audit.groups],
+        trained=_measure(audit, columns, of_base=False),
+        other=_measure(audit, columns, of_base=True) if audit.base != "none" else None,
         dose_response=audit.tally == "complete",
     )
     summaries = tabulate(evidence, suite)
     if audit.secrets is not None:
-        summaries["canaries"] = _tabulate_canaries(audit.secrets)
+        pairs = zip(
+            (r.SECRETS, r.REFERENCE_SECRETS), (audit.secrets[:2], audit.secrets[2:]), strict=True
+        )
+        rows = [rate_row("canaries", "verbatim", bucket, *pair) for bucket, pair in pairs]
+        num_items = audit.secrets[1] + audit.secrets[3]
+        summaries["canaries"] = Summary(rows=rows, num_items=num_items)
     summary = summarise(
         evidence,
         summaries,
         build_scores(windows, summaries),
         suite=suite,
-        circumstances=Circumstances(tally=audit.tally, cut=None, is_other_kind=audit.is_other_kind),
+        circumstances=Circumstances(tally=audit.tally, cut=None, is_other_kind=audit.other_kind),
     )
     names = [name for name in r.AuditReport.model_fields if hasattr(summary, name)]
     return examples.make_report().model_copy(
@@ -328,90 +179,134 @@ def _report(audit: Audit, apart: bool, rng: np.random.Generator) -> r.AuditRepor
     )
 
 
-def _tabulate_canaries(secrets: Secrets) -> Summary:
-    counts = {
-        r.SECRETS: (secrets.num_trained_extracted, secrets.num_trained),
-        r.REFERENCE_SECRETS: (secrets.num_references_extracted, secrets.num_references),
-    }
-    rows = [rate_row("canaries", "verbatim", bucket, *pair) for bucket, pair in counts.items()]
-    return Summary(rows=rows, num_items=secrets.num_trained + secrets.num_references)
-
-
-def _window(
-    audit: Audit, one: Document, number: int, apart: bool, rng: np.random.Generator
-) -> Window:
-    first = 200 if apart and one.role == "control" else 0
-    ids = rng.integers(first, first + 200, _PREFIX + one.size).astype(np.int32)
-    document = make_document(
-        ids,
-        name=f"d{number}",
-        bucket=one.bucket,
-        role=one.role,
-        num_repetitions=one.count,
-        cluster=one.cluster,
+def _make_outline(group: Group) -> BucketOutline:
+    planned = {0} if group.role == "control" else set(group.counts)
+    return BucketOutline(
+        bucket=group.bucket,
+        role=group.role,
+        num_repetitions=planned.pop() if len(planned) == 1 else None,
+        num_too_short=group.too_short,
+        num_not_sampled=group.not_sampled,
+        num_near_duplicates=group.near_duplicates,
     )
-    return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=one.size)
 
 
-def _measure(audit: Audit, *, of_base: bool) -> dict[str, Measured]:
+def _make_window(audit: Audit, row: Mapping[str, Any], n: int, rng: np.random.Generator) -> Window:
+    first = 200 if audit.apart and row["role"] == "control" else 0
+    document = make_document(
+        rng.integers(first, first + 200, _PREFIX + row["size"]).astype(np.int32),
+        name=f"d{n}",
+        bucket=row["bucket"],
+        role=row["role"],
+        num_repetitions=row["count"],
+        cluster=row["cluster"],
+    )
+    return Window(
+        document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=row["size"]
+    )
+
+
+def _measure(audit: Audit, columns: Columns, *, of_base: bool) -> dict[str, Measured]:
     """Return the results of each probe on one model."""
-    answers = [one.base if of_base else one.model for one in audit.documents]
-    extraction = [_describe(audit, *pair) for pair in zip(audit.documents, answers, strict=True)]
+    prefix = "base_" if of_base else ""
+    size_N, right_N = columns["size"], columns[f"{prefix}right"]
+    extraction = dict.fromkeys(MAIN, np.zeros(len(size_N))) | {
+        "num_correct": right_N,
+        "first_divergence": right_N,
+        "logprob": right_N - size_N,
+        "min_margin": np.ones(len(size_N)),
+        "greedy_margin": np.ones(len(size_N)),
+        "is_near_tie": columns["hanging"],
+        "argmax_type_token_ratio": 1 / size_N if audit.collapsed else np.ones(len(size_N)),
+    }
     near: NearVerbatim | NotGenerated = NotGenerated(reason=REASON)
     if audit.base_generated if of_base else audit.generated:
-        near = _generate(audit, of_base=of_base)
-    measured = {"extraction": Measured(columns=_to_matrix(extraction, MAIN), detail=near)}
+        matched_N = columns[f"{prefix}near"].astype(bool)
+        below, checked, matched = audit.below_floor
+        near = NearVerbatim(
+            matched_N=matched_N,
+            num_edits_N=np.where(matched_N, 0.0, np.inf),
+            min_gap_N=np.ones(len(size_N)),
+            num_verbatim=int(columns[f"{prefix}verbatim"].sum()),
+            num_generated=len(size_N),
+            num_below_floor=below,
+            num_checked=checked,
+            num_matched_below_floor=matched,
+        )
+    measured = {"extraction": Measured(columns=_to_matrix(extraction), detail=near)}
     if audit.sampled:
-        drawn = [one.is_drawn and not of_base for one in audit.documents]
-        rows = [{"0": DRAWN if is_drawn else NOT_DRAWN} for is_drawn in drawn]
-        measured["sampling"] = Measured(columns=_to_matrix(rows, ("0",)))
-    if audit.asks:
-        rows = [{"loss": one.base_loss if of_base else one.loss} for one in audit.documents]
-        measured["membership"] = Measured(columns=_to_matrix(rows, ("loss",)))
-    if not of_base and any(one.attacks is not None for one in audit.documents):
-        names = tuple(f"{name}.{number}" for name in ATTACKS for number in ("best", "any", "right"))
-        rows = [
-            {
-                name: np.nan
-                if one.attacks is None
-                else float(name.endswith(".any") and one.attacks[name.removesuffix(".any")])
-                for name in names
-            }
-            for one in audit.documents
-        ]
-        measured["attacks"] = Measured(columns=_to_matrix(rows, names))
+        logprob_N = np.where(columns["drawn"] & (not of_base), DRAWN, NOT_DRAWN)
+        measured["sampling"] = Measured(columns=_to_matrix({"0": logprob_N}))
+    if audit.membership:
+        measured["membership"] = Measured(columns=_to_matrix({"loss": columns[f"{prefix}loss"]}))
+    if not of_base and columns["attacked"].any():
+        tried = {
+            f"{name}.{what}": np.where(columns["attacked"], columns[name] * (what == "any"), np.nan)
+            for name in ATTACKS
+            for what in ("best", "any", "right")
+        }
+        measured["attacks"] = Measured(columns=_to_matrix(tried))
     return measured
 
 
-def _describe(audit: Audit, one: Document, answer: Answer | None) -> dict[str, float]:
-    assert answer is not None, "a base model scores all documents"
-    return dict.fromkeys(MAIN, 0.0) | {
-        "num_correct": answer.num_correct,
-        "first_divergence": answer.num_correct,
-        "logprob": -float(one.size - answer.num_correct),
-        "min_margin": 1.0,
-        "greedy_margin": 1.0,
-        "is_near_tie": float(one.hangs),
-        "argmax_type_token_ratio": 1 / one.size if audit.collapsed else 1.0,
+def _to_matrix(columns: Columns) -> ScoreMatrix:
+    rows = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
+    return ScoreMatrix(names=tuple(columns), rows=rows)
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Return a text of a page without the characters that only a page has."""
+    return text.replace("\u00a0", " ").replace("\u2212", "-")
+
+
+def write_all(report: r.AuditReport) -> dict[str, Any]:
+    """Return every sentence that record and page have of an audit's result, with its level."""
+    verdict, page = report.verdict, digest_report(report)
+    assert plain(page.verdict.text) == verdict.sentence
+    assert plain(page.membership.text) == verdict.membership.sentence
+    assert plain(page.scope) == verdict.scope
+    notices = [f"{one.level}: {plain(one.text)}" for one in page.notices]
+    assert {f"{one.level}: {one.text}" for one in report.banners} <= set(notices)
+    return {
+        "level": f"{verdict.level}, {verdict.reason}",
+        "page": f"{page.colour}, {page.verdict.label}",
+        "sentence": verdict.sentence,
+        "scope": verdict.scope,
+        "membership": f"{verdict.membership.level}: {verdict.membership.sentence}",
+        "notices": notices,
+        "lead": [text for text in map(plain, page.summary_lead) if "partly learned" in text],
     }
 
 
-def _to_matrix(rows: Sequence[dict[str, float]], names: tuple[str, ...]) -> ScoreMatrix:
-    numbers = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    return ScoreMatrix(names=names, rows=numbers.reshape(len(rows), len(names)))
+def read_audit(numbers: Mapping[str, Any]) -> Audit:
+    """Return an audit of the table, where what is not given has its default."""
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in numbers.items()}
+    groups = [
+        Group(**{name: tuple(v) if isinstance(v, list) else v for name, v in group.items()})
+        for group in numbers["groups"]
+    ]
+    return Audit(**{**values, "groups": tuple(groups)})
 
 
-def _generate(audit: Audit, *, of_base: bool) -> NearVerbatim:
-    answers = [one.base if of_base else one.model for one in audit.documents]
-    matched_N = np.array([answer is not None and answer.near for answer in answers], dtype=np.bool_)
-    num_below, num_checked, num_matched = audit.below_floor
-    return NearVerbatim(
-        matched_N=matched_N,
-        num_edits_N=np.where(matched_N, 0.0, np.inf),
-        min_gap_N=np.ones(len(answers)),
-        num_verbatim=sum(answer is not None and answer.verbatim for answer in answers),
-        num_generated=len(answers),
-        num_below_floor=num_below,
-        num_checked=num_checked,
-        num_matched_below_floor=num_matched,
-    )
+def read_table() -> dict[str, Any]:
+    return dict(json.loads(TABLE.read_text()))
+
+
+def write_table(table: Mapping[str, Any]) -> None:
+    """Write all sentences of the audits as they are now; one line each."""
+    cases = []
+    for case in table["cases"]:
+        written = write_all(build_report(read_audit(case["audit"])))
+        lines = [
+            f"  {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in written.items()
+        ]
+        cases.append(f' {{"audit": {json.dumps(case["audit"])},\n' + ",\n".join(lines) + "}")
+    how = json.dumps(table["how"], indent=0)
+    TABLE.write_text(f'{{"how": {how},\n"cases": [\n' + ",\n".join(cases) + "\n]}\n")
+
+
+if __name__ == "__main__":
+    write_table(read_table())
