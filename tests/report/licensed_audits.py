@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import report_examples as examples
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from record_examples import make_document
 from result_examples import rate_row
 
@@ -133,18 +134,18 @@ def list_columns(audit: Audit) -> Columns:
             row["cluster"] = 1000 * place + n // group.copies if group.copies > 1 else None
             row["loss"] = rng.normal(audit.shift * (group.role == "trained"))
             rows.append({**row, "base_loss": rng.normal() / 10})
-    names = rows[0] if rows else ()
-    return {name: np.array([row[name] for row in rows]) for name in names}
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def build_report(audit: Audit) -> r.AuditReport:
     """Return the report of an audit, as `summarise` makes it."""
     columns = list_columns(audit)
     rng = np.random.default_rng(1)
-    lists = {name: column.tolist() for name, column in columns.items()}
+    names = ("role", "bucket", "size", "count", "cluster")
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
     windows = [
-        _make_window(audit, {name: column[n] for name, column in lists.items()}, n, rng)
-        for n in range(len(columns["role"]))
+        _make_window(audit, n, dict(zip(names, row, strict=True)), rng)
+        for n, row in enumerate(rows)
     ]
     probes = [ExtractionProbe()]
     probes += [SamplingProbe(schemes=(SamplingScheme(),))] * audit.sampled
@@ -160,10 +161,8 @@ def build_report(audit: Audit) -> r.AuditReport:
     )
     summaries = tabulate(evidence, suite)
     if audit.secrets is not None:
-        pairs = zip(
-            (r.SECRETS, r.REFERENCE_SECRETS), (audit.secrets[:2], audit.secrets[2:]), strict=True
-        )
-        rows = [rate_row("canaries", "verbatim", bucket, *pair) for bucket, pair in pairs]
+        pairs = {r.SECRETS: audit.secrets[:2], r.REFERENCE_SECRETS: audit.secrets[2:]}
+        rows = [rate_row("canaries", "verbatim", bucket, *pair) for bucket, pair in pairs.items()]
         num_items = audit.secrets[1] + audit.secrets[3]
         summaries["canaries"] = Summary(rows=rows, num_items=num_items)
     summary = summarise(
@@ -191,19 +190,12 @@ def _make_outline(group: Group) -> BucketOutline:
     )
 
 
-def _make_window(audit: Audit, row: Mapping[str, Any], n: int, rng: np.random.Generator) -> Window:
+def _make_window(audit: Audit, n: int, row: dict[str, Any], rng: np.random.Generator) -> Window:
     first = 200 if audit.apart and row["role"] == "control" else 0
-    document = make_document(
-        rng.integers(first, first + 200, _PREFIX + row["size"]).astype(np.int32),
-        name=f"d{n}",
-        bucket=row["bucket"],
-        role=row["role"],
-        num_repetitions=row["count"],
-        cluster=row["cluster"],
-    )
-    return Window(
-        document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=row["size"]
-    )
+    size, count = row.pop("size"), row.pop("count")
+    ids = rng.integers(first, first + 200, _PREFIX + size).astype(np.int32)
+    document = make_document(ids, name=f"d{n}", num_repetitions=count, **row)
+    return Window(document=document, start=0, prefix_tokens=_PREFIX, continuation_tokens=size)
 
 
 def _measure(audit: Audit, columns: Columns, *, of_base: bool) -> dict[str, Measured]:
@@ -281,14 +273,10 @@ def write_all(report: r.AuditReport) -> dict[str, Any]:
     }
 
 
-def read_audit(numbers: Mapping[str, Any]) -> Audit:
-    """Return an audit of the table, where what is not given has its default."""
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in numbers.items()}
-    groups = [
-        Group(**{name: tuple(v) if isinstance(v, list) else v for name, v in group.items()})
-        for group in numbers["groups"]
-    ]
-    return Audit(**{**values, "groups": tuple(groups)})
+def read_audits() -> list[Audit]:
+    """Return the audits of the table, where what is not given has its default."""
+    audits: list[Any] = [case["audit"] for case in read_table()["cases"]]
+    return TypeAdapter(list[Audit]).validate_python(audits)
 
 
 def read_table() -> dict[str, Any]:
@@ -298,8 +286,8 @@ def read_table() -> dict[str, Any]:
 def write_table(table: Mapping[str, Any]) -> None:
     """Write all sentences of the audits as they are now; one line each."""
     cases = []
-    for case in table["cases"]:
-        written = write_all(build_report(read_audit(case["audit"])))
+    for case, audit in zip(table["cases"], read_audits(), strict=True):
+        written = write_all(build_report(audit))
         lines = [
             f"  {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in written.items()
         ]
