@@ -179,7 +179,8 @@ def cross(rng: np.random.Generator) -> Audit:
     return Audit(**drawn)
 
 
-@pytest.mark.parametrize("num_audits", [60, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_audits", [60, pytest.param(300, marks=pytest.mark.long)])
 def test_what_is_said_of_drawn_audits_is_true(num_audits: int) -> None:
     rng = np.random.default_rng(num_audits)
     for number in range(num_audits):
