@@ -2,7 +2,8 @@
 
 `licensed_recommendations.json`: settings that `draw_settings` drew, the fewest that lead to every
 kind of sentence thrice, and what `recommend` wrote of them at the commit that added the file, which
-agreed with a second implementation of the rule, since removed.
+agreed with a second implementation of the rule, since removed. The last two are by hand: ties
+with the least risk alone, and a dear one that is less safe than the choice.
 """
 
 import json
