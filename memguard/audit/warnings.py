@@ -171,6 +171,9 @@ def _note_forgotten(tables: Tables) -> Iterator[str]:
         if bucket.role != "forget":
             continue
         rate, how = _find_worse_of_greedy(tables, bucket.bucket)
+        if not rate.num_documents:
+            yield f"'{bucket.bucket}' was to be forgotten, and none of its documents was audited."
+            continue
         base = tables.find("extraction", rate.metric, bucket.bucket, model="base")
         is_known = base is not None and base.is_known
         before = f"; {base.num_matched} from the model before training" if base and is_known else ""
