@@ -52,10 +52,11 @@ _KEYS = {
 _JSON = ("report.json", "comparison.json", "gate.json")
 _OF_THE_MOMENT = {
     *("created", "code_sha256", "environment", "peak_memory_bytes", "num_bytes"),
-    *("sha256", "report_sha256", "weights_sha256"),
+    *("sha256", "report_sha256", "weights_sha256", "schema", "tables"),
 }
 """Fields that differ between two runs of one checkout, beside those in seconds: hashes of files
-that have such a field, or the working folder, as an adapter has. Weights are compared."""
+that have such a field, or the working folder, as an adapter has; weights are compared. The tables
+of a report are in results.parquet, by key."""
 
 
 def is_of_the_moment(name: str) -> bool:

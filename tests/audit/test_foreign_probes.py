@@ -22,8 +22,6 @@ from memguard.audit.run import AuditOutcome
 from memguard.audit.tables import Evidence
 from memguard.records import ProbeRun, ResultRow
 
-pytestmark = pytest.mark.slow
-
 PACKAGE = "mine 1.2"
 
 
@@ -156,7 +154,6 @@ def test_its_rows_have_base_control_and_package() -> None:
     assert {"found.found", "base.found.found"} <= set(outcome.scores.columns)
 
 
-@pytest.mark.quick
 def test_its_risk_does_not_count_unless_asked_for() -> None:
     outcome, without = _audit(FoundProbe()), _audit()
     assert outcome.summary.verdict == without.summary.verdict

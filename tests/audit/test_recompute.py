@@ -24,8 +24,6 @@ from sklearn.metrics import roc_curve
 from memguard.audit.suite import PROBES
 from memguard.records import ResultRow, Verdict, VerdictCounts
 
-pytestmark = pytest.mark.slow
-
 NOT_STORED = {
     ("mask_consistency", "mask_changed"): "it compares rewritten texts, which no document has",
     ("mask_consistency", "leaked_share"): "it compares rewritten texts, which no document has",

@@ -24,8 +24,6 @@ from memguard.audit.statistics import (
     fit_dose_response,
 )
 
-pytestmark = pytest.mark.slow
-
 COUNTS = st.integers(0, 400)
 
 
@@ -41,7 +39,6 @@ def test_mcnemar_is_scipys_binomial_test(first: int, second: int) -> None:
         )
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (1, 4), (5, 0), (3, 3), (2, 9)])
 def test_mcnemar_by_counting_outcomes(first: int, second: int) -> None:
     """Every way the differing documents could have fallen, by exact fractions."""
@@ -92,7 +89,6 @@ def test_settings_that_nowhere_differ() -> None:
 P_VALUES = st.lists(st.floats(0, 1), max_size=12)
 
 
-@pytest.mark.quick
 def test_holm_by_hand() -> None:
     # Smallest times 3, next times 2, last times 1, never falling.
     assert correct_holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])

@@ -18,8 +18,6 @@ from ranks import RankPool
 from memguard.records.audit_files import load_audit_report
 from memguard.records.gate import GATE_FILES, load_gate
 
-pytestmark = pytest.mark.slow
-
 RULE = "gate:\n  - {{metric: {}, on: {}, at_most: {}}}\n"
 POLICIES = {
     "pass": RULE.format("near_verbatim", "r4", 0.1),
@@ -80,7 +78,6 @@ def test_each_judgement_is_one_line_and_what_does_not_pass_is_explained(place: P
     assert undecided.splitlines()[1].split()[-1] == "368"
 
 
-@pytest.mark.quick
 def test_a_pass_under_a_verdict_that_alarms_is_loud(place: Path) -> None:
     outcome = run_cli("gate", place / "run", "--policy", place / "pass.yaml")
     assert "WARNING: The gate passes, but the verdict of the audit is" in outcome.out

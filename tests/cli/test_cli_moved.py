@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from cli_examples import read_json, run_cli, save_tiny_model, write_run
 
-pytestmark = pytest.mark.slow
-
 
 def train_sweep(tiny_folder: Path, folder: Path, **changes: Any) -> Path:
     """Train a run beside the model it starts from, as in a sweep, by relative paths."""

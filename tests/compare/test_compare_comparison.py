@@ -28,8 +28,6 @@ from memguard.records.run_files import sum_trained
 from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_comparison_chart
 
-pytestmark = pytest.mark.slow
-
 LESS = {0: [3, 5, 2, 8, 4], 4: [9, 9, 9, 9, 9], 16: [45, 44, 20, 20, 20]}
 
 
@@ -205,7 +203,6 @@ def test_environments_that_differ_are_both_shown(tmp_path: Path) -> None:
     assert comparison.environment == {"device": "x | y", "torch": "2"}
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [

@@ -20,8 +20,6 @@ from memguard.errors import RecordError
 from memguard.records import Comparison
 from memguard.records.comparison import find_change
 
-pytestmark = pytest.mark.slow
-
 Scores = dict[tuple[str, str], NDArray[np.float64]]
 """Values of the items by setting and task."""
 
@@ -196,7 +194,6 @@ def test_a_task_at_chance_recommends_nothing(tmp_path: Path) -> None:
     assert compare_runs(runs, name="x", command="").recommendation.setting == "safe"
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("right", "items", "chance"),
     # The second is less than 5 % worse: chance alone is against it.

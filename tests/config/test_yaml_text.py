@@ -11,8 +11,6 @@ from memguard.config.yaml_text import parse_yaml
 from memguard.errors import ConfigError
 from memguard.planner.machine import load_machine
 
-pytestmark = pytest.mark.slow
-
 LEVELS = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
 BOMB = f"a0: &a0 [x, x, x, x, x, x, x, x, x]\n{LEVELS}"
 
@@ -56,7 +54,6 @@ def test_anchors_are_read_as_ever() -> None:
     assert parsed.places["b", "y", 1] == "f:1:21"
 
 
-@pytest.mark.quick
 def test_an_alias_inside_its_own_anchor() -> None:
     for text in ("a: &a [*a]\n", "a: &a {b: {c: *a}}\n"):
         assert refused(text) == "f:1:4 is not valid YAML: an alias (*name) inside its own anchor"

@@ -18,8 +18,6 @@ from memguard.data.duplicates import find_copies
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ConfigError
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("rensa", reason="of the extra 'dedup'")
 
 WORDS = ["ab", "Ba", "aB,", "c1", "é", "日本", "-"]
@@ -58,7 +56,6 @@ def test_what_is_removed_has_an_equal_that_stays(
     assert len(kept) == len(set(kept))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("similarity", [0.3, 0.6, 0.8, 0.9])
 def test_few_copies_are_passed_over(similarity: float) -> None:
     draw = np.random.default_rng(0)

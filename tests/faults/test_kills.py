@@ -9,8 +9,6 @@ from fault_runs import RUN, Result, Variant, check_ended, read_result, start_com
 from kills import Undisturbed, draw_killed_run, kill_once, measure
 from ranks import RankPool
 
-pytestmark = pytest.mark.slow
-
 _SAMPLE = (3,)
 
 

@@ -23,8 +23,6 @@ from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora, is_adapter_
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
-pytestmark = pytest.mark.slow
-
 SPECS = {
     "gaussian": LoraSpec(r=4, alpha=6, init="gaussian"),
     "rslora": LoraSpec(r=3, alpha=2.5, use_rslora=True, target_modules=("q_proj", "down_proj")),
@@ -77,7 +75,6 @@ def test_plain_peft_computes_the_same_logits(kind: str, tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} >= {"README.md", "tokenizer.json"}
 
 
-@pytest.mark.quick
 def test_the_configuration_is_that_of_peft(tmp_path: Path) -> None:
     spec = SPECS["rslora"]
     folder = save(build_trained(spec), spec, tmp_path)

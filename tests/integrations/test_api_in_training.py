@@ -20,8 +20,6 @@ import trl
 from memguard import api
 from memguard.errors import ModelError
 
-pytestmark = pytest.mark.slow
-
 SETTINGS: dict[str, Any] = {
     "continuation_tokens": 8,
     "min_prefix_tokens": 4,

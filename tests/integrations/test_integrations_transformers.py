@@ -26,8 +26,6 @@ from memguard.mitigation import build_mitigations
 from memguard.model.checks import build_causal_lm
 from memguard.records import IGNORE_LABEL
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 # fp32: two libraries sum in other orders; AdamW magnifies what differs from the second step on.
 _SAME = 1e-5
@@ -162,7 +160,6 @@ def test_prompts_that_have_no_loss_keep_none() -> None:
     assert part[8:].tolist() == plain[8:].tolist()
 
 
-@pytest.mark.quick
 def test_eos_keeps_its_loss_where_it_is_padding_too() -> None:
     tokenizer = program.build_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
@@ -214,7 +211,6 @@ def test_what_a_run_refuses_together_is_refused_here(
         MitigatedLoss(mitigations)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("num_items", [None, 100, torch.tensor(100)])
 def test_loss_and_gradient_equal_torch(num_items: Any) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -15,8 +15,6 @@ from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.model.kv_cache import GrowingRows, can_cache
 
-pytestmark = pytest.mark.slow
-
 Ids = NDArray[np.int64]
 
 
@@ -119,7 +117,6 @@ def test_a_window_that_forgets_what_other_rows_see_is_noticed(
     assert not can_cache(layer, 3, 20)
 
 
-@pytest.mark.quick
 def test_frequencies_that_change_with_the_length_are_noticed() -> None:
     rope = {
         "rope_type": "longrope",

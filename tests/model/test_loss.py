@@ -30,8 +30,6 @@ from memguard.model.lm_head import Head
 from memguard.model.loss import sum_nll, token_terms
 from memguard.parallel.mesh import Axis
 
-pytestmark = pytest.mark.slow
-
 ALL_TERMS = frozenset({"nll", "entropy", "mean_logprob"})
 
 
@@ -159,7 +157,6 @@ def test_autocast_computes_in_bf16_and_keeps_the_parameters_dtype() -> None:
             assert error < 2.5 * their_error
 
 
-@pytest.mark.quick
 def test_gradients_of_a_bf16_head_are_summed_in_fp32() -> None:
     """Over many chunks: in bf16 a sum of 256 equal terms takes no further one."""
     whole = draw_whole(512, 5, dtype=torch.bfloat16)

@@ -18,8 +18,6 @@ from memguard.parallel.linear_function import linear_4d
 from memguard.parallel.mesh import Axis, Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
-pytestmark = pytest.mark.slow
-
 # float64: sums of a dozen products, in another order over the ranks.
 EXACT = {"rtol": 0.0, "atol": 1e-13}
 
@@ -217,7 +215,6 @@ def call_all(layers: Sequence[Linear4D], input_MK: Tensor) -> None:
         torch.testing.assert_close(layer(input_MK), expected, **EXACT)
 
 
-@pytest.mark.quick
 def test_another_input_within_a_round_is_an_error() -> None:
     query, key, value = make_group(4, 2, 2)
     first, second = draw(1, 3, 6), draw(2, 3, 6)

@@ -16,8 +16,6 @@ from memguard import api
 from memguard.errors import ConfigError, RecordError
 from memguard.report import render_report
 
-pytestmark = pytest.mark.slow
-
 PICTURE = re.compile(r'src="data:image/svg\+xml;base64,([^"]*)"')
 LIMIT = 30_000
 """Characters of a card without its picture: a notebook is kept in git and sent around."""
@@ -91,7 +89,6 @@ def test_a_page_elsewhere_is_linked_by_its_full_path(
     assert not (tmp_path / "saved").exists()
 
 
-@pytest.mark.quick
 def test_names_of_documents_and_models_are_escaped(result: api.AuditResult) -> None:
     hostile = result.report.model_copy(update={"run": "<script>alert(1)</script>\n\x1b[31m"})
     made = api.AuditResult(folder=result.folder, report=hostile)

@@ -16,8 +16,6 @@ from unusable_gpus import LINE, TOO_OLD, pretend_old_driver
 from memguard.errors import ConfigError, DataError, OtherRankFailed
 from memguard.runtime import Runtime, detect_runtime, environment, processes, start_runtime
 
-pytestmark = pytest.mark.slow
-
 
 def here() -> Runtime:
     return Runtime(
@@ -141,7 +139,6 @@ def _raise() -> None:
     raise DataError("none")
 
 
-@pytest.mark.quick
 def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "8")

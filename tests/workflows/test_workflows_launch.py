@@ -158,7 +158,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
