@@ -141,6 +141,12 @@ def test_names_select_modules_as_in_training(
     assert watched & set(part.typical.unit.parameters) == num_trained
 
 
+def test_a_trained_embedding_is_the_head_only_if_they_are_tied() -> None:
+    for is_tied in (True, False):
+        sizes = Case(modules=(), is_tied=is_tied).sizes
+        assert find_trained(sizes, MeshShape(), modules=("embed_tokens",)).has_head == is_tied
+
+
 def test_targets_of_some_blocks_count_there_only() -> None:
     adapter = AdapterSizes(r=2, targets=("layers.1.self_attn.v_proj", "down_proj"))
     part = find_trained(LLAMA, MeshShape(), adapter)
