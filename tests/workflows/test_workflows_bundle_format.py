@@ -359,6 +359,11 @@ def test_a_tampered_bundle_is_refused(
     assert "\n" not in found
 
 
+def test_a_compressed_member_is_not_unpacked(bundle: bytes) -> None:
+    found = find(compress(bundle, random.Random(0)))
+    assert found == "is damaged: its size is not that of its members"
+
+
 _CHECK = """
 import re, sys, time
 from pathlib import Path
