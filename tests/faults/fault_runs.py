@@ -45,7 +45,7 @@ Variant = Literal["scratch", "tuned", "private"]
 _PASSING = {"created", "command", "wall_s", "train_s", "environment", "audit_s"}
 # What is being done, said before a wait; and what goes on all the same.
 _PROGRESS = re.compile(
-    r"(plan|prepare|train|audit|compare|documents|tokenizer|model|verify|canaries): "
+    r"(plan|prepare|train|audit|compare|documents|tokenizer|model|verify|canaries|time): "
     r"|held-out loss|step \d|resuming after|(memguard: )?warning: "
 )
 
