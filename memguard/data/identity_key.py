@@ -177,7 +177,7 @@ def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Pat
                 "it"
             )
     tree = next((place for place in real.parents if os.path.lexists(place / ".git")), None)
-    # Whoever names a file knows whether it is committed.
+    # The person who names a file knows whether it is committed.
     if tree is not None and path.name == FILE_NAME and path == find_key_path(None, setting=setting):
         raise ConfigError(
             f"'{setting}': the identity key must not be committed, and '{_show(path)}' is in the "

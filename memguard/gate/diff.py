@@ -251,9 +251,9 @@ def _classify(
     elif obstacle is not None:
         why = obstacle
     elif other is None:
-        why = f"not asked in the {side.which} audit"
+        why = f"not measured in the {side.which} audit"
     elif other.windows != found.windows:
-        why = f"other tokens were asked in the {side.which} audit"
+        why = f"other tokens were measured in the {side.which} audit"
     elif missing := sorted(parts - other.measured):
         why = f"not measured in the {side.which} audit: {', '.join(missing)}"
     else:

@@ -2,7 +2,7 @@
 
     text_hmac, id, bucket, role, ...    what a document is
     PROBE.NAME                          what a probe measured; null: not measured
-    PROBE.extracted                     whether a risk of the probe extracts it; null: not asked
+    PROBE.extracted                     whether a risk of the probe extracts it; null: not measured
     base.*, reference.*                 the same of other models
 
 A finding is a document that the model was trained on and that one probe extracts; its id is
@@ -130,7 +130,7 @@ class DocumentTable:
 
     @cached_property
     def extracted(self) -> Mapping[str, NDArray[np.float64]]:
-        """The answers of each probe: ``[N]`` 1 yes, 0 no, NaN not asked."""
+        """The answers of each probe: ``[N]`` 1 yes, 0 no, NaN not measured."""
         return {
             name.removesuffix(EXTRACTED): self.numbers(name)
             for name in self.names

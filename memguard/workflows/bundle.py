@@ -219,7 +219,7 @@ def write_answers(answers: DocumentTable) -> bytes:
             "id": answers.text_hmac_N[index],
             "bucket": answers.bucket_N[index],
             "role": answers.role_N[index],
-            # NaN, not asked, has no entry.
+            # NaN, not measured, has no entry.
             "extracted": {probe: _YES_NO.get(float(by_N[index])) for probe, by_N in extracted},
         }
         for index in range(len(answers))

@@ -143,10 +143,10 @@ def test_what_both_measured_the_same_is_gone() -> None:
     ("new", "changes", "kinds", "reason"),
     [
         (replace(GONE, near=NOT_ASKED), {}, "lost fixed", "not measured in the new .*near_verb"),
-        (replace(GONE, attacks={"beam_search": NOT_ASKED}), {}, "fixed lost", "not asked in the"),
+        (replace(GONE, attacks={"beam_search": NOT_ASKED}), {}, "fixed lost", "not measured in"),
         (replace(GONE, attacks={"sampling": 0}), {}, "fixed lost", "not measured in.*beam_search"),
-        (replace(GONE, continuation_tokens=40), {}, "lost lost", "other tokens were asked"),
-        (replace(GONE, prefix_tokens=50), {}, "lost lost", "other tokens were asked"),
+        (replace(GONE, continuation_tokens=40), {}, "lost lost", "other tokens were measured"),
+        (replace(GONE, prefix_tokens=50), {}, "lost lost", "other tokens were measured"),
         (replace(GONE, num_tokens=129), {}, "lost lost", "count the tokens of their shared texts"),
         (GONE, {"dtype": "bf16"}, "lost lost", "'dtype' is bf16 instead of fp32"),
         (GONE, {"window": "first"}, "lost lost", "'window' is first instead of last"),
