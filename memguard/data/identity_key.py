@@ -6,7 +6,7 @@
 
 Two audits can be matched where both used the same key. Who has the key and a manifest can test
 whether a guessed text was trained on: the key is therefore made with mode 0600, and refused in the
-folder of a run, which is handed on; a key that nobody named is refused below a folder with `.git`.
+folder of a run, which is handed on; the default key is refused below a folder with `.git`.
 """
 
 import contextlib

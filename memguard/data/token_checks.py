@@ -100,7 +100,7 @@ def check_vocabulary(input_ids: NDArray[np.int32], vocab_size: int) -> None:
 
 
 def find_audit_faults(tokens: Tokens, tokenizer: Any, model_config: Any) -> list[TokenFault]:
-    """Return mistakes in the documents of an audit, whoever trained the model.
+    """Return mistakes in the documents of an audit, of any model.
 
     Args:
         tokens: of the documents.

@@ -160,8 +160,9 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     audit, notes = request.audit, []
     _refuse_damaged_audit(request)
     report, written = load_audit_report(audit), load_audit_files(audit)
-    check_stored(audit, report)
-    if trained is not None:
+    if trained is None:
+        check_stored(audit, report)
+    else:
         check_same_run(request.folder, trained, report)
     members = {
         name: _read_whole(audit / name, written.files[name]) for name in (PAGE, REPORT, RESULTS)

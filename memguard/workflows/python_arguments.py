@@ -82,8 +82,9 @@ def _explain(error: ValidationError, parameters: list[str]) -> Iterator[str]:
         # Of the types that an argument may have, the one that was meant failed deepest inside.
         place = max(places, key=len)
         # And a value out of range says more than another type.
-        alike = [each for each in places[place] if not each["type"].endswith(("_type", "_of"))]
-        problems = [each["msg"] for each in alike or places[place]]
+        failures = places[place]
+        by_value = [one for one in failures if not one["type"].endswith(("_type", "_of"))]
+        problems = [one["msg"] for one in by_value or failures]
         rules = dict.fromkeys(re.sub(r"^\w+ should ", "", problem) for problem in problems)
         if problems[0] in rules:  # That an argument is missing or not known.
             yield f"'{shorten(place)}': {problems[0].lower()}"
