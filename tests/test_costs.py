@@ -12,7 +12,7 @@ from budget import Cost
 
 ALLOWED = {
     "a/test_small.py": Cost(units=1.0, processes=2, steps=8),
-    "a/test_large.py": Cost(units=40.0, processes=50, steps=0),
+    "a/test_large.py": Cost(units=40.0, processes=50, steps=40),
     "conftest.py::ranks": Cost(units=9.0, processes=1),
 }
 SUITE = """
@@ -106,6 +106,8 @@ def test_an_existing_test_may_not_become_dearer() -> None:
     assert "60.0 units" in problems(large=Cost(units=60.0, processes=50))[0]
     assert "3 processes, 2 allowed" in problems(small=Cost(processes=3, steps=8))[0]
     assert "9 steps, 8 allowed" in problems(small=Cost(processes=2, steps=9))[0]
+    assert not problems(large=Cost(units=40.0, processes=50, steps=42))
+    assert "43 steps, 42 allowed" in problems(large=Cost(processes=50, steps=43))[0]
     assert not problems(small=Cost())
     new, advice = problems(new=Cost())
     assert "a/test_new.py has no entry" in new
