@@ -26,8 +26,8 @@ from memguard.config import RunConfig, apply_settings, load_yaml, validate
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, load_record
 from memguard.records.audit_files import REPORT
-from memguard.workflows.format_arguments import read_format_arguments, refuse_former
-from memguard.workflows.python_arguments import (
+from memguard.workflows.common.format_arguments import read_format_arguments, refuse_former
+from memguard.workflows.common.python_arguments import (
     Name,
     Place,
     Seed,
@@ -115,8 +115,8 @@ def audit(
     is_in_memory = not (model is None or isinstance(model, str | Path))
     is_temporary = run is None and out is None
     with ExitStack() as on_error:
-        from memguard.workflows.audit_arguments import make_audit_request
-        from memguard.workflows.run_folder import check_usable
+        from memguard.workflows.auditing.arguments import make_audit_request
+        from memguard.workflows.common.folder import check_usable
 
         if is_in_memory:
             check_tokenizer(tokenizer)
@@ -141,7 +141,7 @@ def audit(
         )
         if not is_in_memory:
             check_usable(request.locked_folder)
-        from memguard.workflows.audit import audit_request
+        from memguard.workflows.auditing.audit import audit_request
 
         folder, report = audit_request(request, checked)
         on_error.pop_all()
@@ -173,9 +173,9 @@ def train(config: Place | Mapping[str, Any], overrides: Overrides | None = None)
         >>> print(result.model, result.verdict.describe())
     """
     from memguard.runtime import Console
-    from memguard.workflows.processes import count_usable_gpus
-    from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_outside_runs, check_usable
+    from memguard.workflows.common.folder import check_outside_runs, check_usable
+    from memguard.workflows.common.processes import count_usable_gpus
+    from memguard.workflows.common.requests import check_run
 
     run = _load_run(config, overrides)
     if (num_gpus := count_usable_gpus()) > 1:
@@ -184,7 +184,7 @@ def train(config: Place | Mapping[str, Any], overrides: Overrides | None = None)
     check_run(run, num_processes=1)
     check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
     check_usable(Path(run.output_dir) / run.name)
-    from memguard.workflows.train import train_run
+    from memguard.workflows.training.train import train_run
 
     outcome = train_run(run)
     folder = Path(outcome["run"])
@@ -225,8 +225,8 @@ def compare(
         >>> print(result.verdict)
         >>> result.to_pandas()[["name", "risk", "utility"]]
     """
+    from memguard.workflows.common.requests import CompareRequest
     from memguard.workflows.compare import compare as compare_request
-    from memguard.workflows.requests import CompareRequest
 
     runs = (sweep,) if isinstance(sweep, str | Path) else sweep
     request = CompareRequest(
@@ -276,8 +276,8 @@ def plan(
         >>> print(result.verdict)
         >>> result.to_pandas()[["z", "y", "x", "fits", "memory.needed"]].head()
     """
+    from memguard.workflows.common.requests import MODEL_ALONE, PlanRequest
     from memguard.workflows.plan import plan as make_plan
-    from memguard.workflows.requests import MODEL_ALONE, PlanRequest
 
     request = PlanRequest(
         run=_load_run(MODEL_ALONE.values if config is None else config, overrides),

@@ -10,9 +10,9 @@ from memguard.records import LoadAs
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import detect_runtime
 from memguard.train.heldout import measure_heldout
-from memguard.workflows.audited_model import DTYPES, LazyModel
-from memguard.workflows.run_folder import load_own_config
-from memguard.workflows.setup import DistributedContext
+from memguard.workflows.auditing.models import DTYPES, LazyModel
+from memguard.workflows.common.folder import load_own_config
+from memguard.workflows.common.setup import DistributedContext
 
 
 def measure_form(run: Path, load_as: LoadAs) -> float:

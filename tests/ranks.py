@@ -31,8 +31,8 @@ _PRELOADED = [
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
     # What a whole run imports, and the largest of what it imports when needed: a second a rank.
-    "memguard.workflows.train",
-    "memguard.workflows.audit",
+    "memguard.workflows.training.train",
+    "memguard.workflows.auditing.audit",
     "datasets",
     "matplotlib.figure",
     "peft",

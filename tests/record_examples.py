@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.selection import BucketOutline
+from memguard.audit.windows import AuditDocument
 from memguard.records import ManifestEntry
 
 

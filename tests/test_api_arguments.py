@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from memguard import api
 from memguard.errors import ConfigError, DataError, MemguardError, ModelError
-from memguard.workflows.python_arguments import Name, Seed, python_call, refusing_places
+from memguard.workflows.common.python_arguments import Name, Seed, python_call, refusing_places
 
 RUN = {"name": "run", "model": {"path": "nowhere"}, "data": {"train": "nothing.jsonl"}}
 Call = Callable[[], Any]

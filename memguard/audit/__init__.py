@@ -11,7 +11,7 @@ running the probes
     plugins.py             probes of other packages, by entry point
     contained.py           an error of such a probe ends the probe, not the audit
     selection.py           documents -> windows: long enough, sampled in each bucket, or rejected
-    extraction.py          which tokens are the prefix and which the continuation
+    windows.py             which tokens are the prefix and which the continuation
     parts.py               which part of a long document is audited
     passages.py            one model input, and the model's results for its tokens
     batching.py            jobs of scorer and decoder in batches, on any mesh
@@ -30,15 +30,15 @@ measuring
     window_scores.py       the numbers of one window: verbatim, first divergence, longest run ...
     near_verbatim.py       generated text within a few edits of the true one
     overlap.py             overlap of generated and true text
-    membership_scores.py, membership_passes.py, blind.py    scores of membership, those with a pass
+    membership_scores.py, membership_passes.py    scores of membership, those with a pass
                            of their own, and a baseline on words only
-    canaries.py            random secrets, and which of them are extracted
+    canary_results.py      random secrets, and which of them are extracted
     epsilon_bound.py       a lower bound on epsilon, from guesses of the canaries' coins
     known_mask.py          which tokens a goldfish dropped, as an attacker computes it
     mask_consistency.py    rewritten copies of a text, and how they change its mask
 results
     metrics.py             a metric of documents, and how it is estimated over documents
-    tables.py              values of documents -> rows of buckets, with base model and control
+    evidence.py            values of documents -> rows of buckets, with base model and control
     training.py            audits during training, and the held-out loss -> rows
     document_scores.py     the columns of all probes -> records.parquet
     statistics/            rates, means, trends and their intervals

@@ -20,8 +20,8 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from memguard.audit.extraction import Window, compute_type_token_ratio
 from memguard.audit.probe import Column, Summary
+from memguard.audit.windows import Window, compute_type_token_ratio
 from memguard.records import PRIVATE_MODE, write_atomically
 from memguard.records.documents import EXTRACTED
 

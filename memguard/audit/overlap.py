@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import LCSseq, Levenshtein
 
-from memguard.audit.extraction import compute_type_token_ratio
+from memguard.audit.windows import compute_type_token_ratio
 
 APPROXIMATE_BLEU = 0.75
 """Threshold of approximate memorisation of Ippolito et al. 2022 (arXiv 2210.17546)."""

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import AuditDocument, Part, Window, WindowSettings
+from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings
 from memguard.records import CutDocuments, Role
 
 WhichWindow = Literal["last", "first"]

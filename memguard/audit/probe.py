@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.evidence import Evidence, tabulate_metric
 from memguard.audit.metrics import Metric
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, View
-from memguard.audit.tables import Evidence, tabulate_metric
 from memguard.config.settings import Settings
 from memguard.pages.page import Section
 from memguard.records import (

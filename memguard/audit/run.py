@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from memguard.audit.canaries import AuditCanary
+from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.evidence import Evidence
 from memguard.audit.parts import WhichWindow, find_cut
 from memguard.audit.requests import Inputs, Measured, Model
 from memguard.audit.runner import Runner
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise, tabulate
-from memguard.audit.tables import Evidence
 from memguard.audit.warnings import Tally
+from memguard.audit.windows import AuditDocument
 from memguard.records import AuditResults, CanaryScore
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memguard.audit.extraction import AuditDocument, Window, WindowSettings
+from memguard.audit.windows import AuditDocument, Window, WindowSettings
 from memguard.errors import DataError
 from memguard.records import Role
 from memguard.seeds import derive_generator

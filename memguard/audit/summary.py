@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from memguard.audit.contained import contain
 from memguard.audit.document_scores import DocumentScores
+from memguard.audit.evidence import Evidence
 from memguard.audit.findings import collect_findings
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite
-from memguard.audit.tables import Evidence
 from memguard.audit.verdict import Canaries, Coverage, DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_collapsed

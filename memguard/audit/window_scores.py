@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.extraction import (
+from memguard.audit.metrics import Metric
+from memguard.audit.overlap import longest_true_run
+from memguard.audit.passages import TokenResult, stack_by_size
+from memguard.audit.requests import Score, key_of_window
+from memguard.audit.windows import (
     Window,
     compute_extraction_strength,
     compute_first_divergence,
@@ -23,10 +27,6 @@ from memguard.audit.extraction import (
     find_min_margin,
     is_near_tie,
 )
-from memguard.audit.metrics import Metric
-from memguard.audit.overlap import longest_true_run
-from memguard.audit.passages import TokenResult, stack_by_size
-from memguard.audit.requests import Score, key_of_window
 
 IN_A_WINDOW = (
     "num_correct",

@@ -20,7 +20,7 @@ from memguard.cli.options import (
     say,
 )
 from memguard.runtime.children import own_rank
-from memguard.workflows.launch import run_on_processes
+from memguard.workflows.common.launch import run_on_processes
 
 app = typer.Typer(
     name="memguard",
@@ -99,7 +99,7 @@ def plan(
     With a CONFIG it also shows, without training, what the run would train, save and audit.
     Without one, rows have 2048 tokens, and the planner chooses whatever you do not set.
     """
-    from memguard.workflows.requests import PlanRequest
+    from memguard.workflows.common.requests import PlanRequest
 
     settings = list(overrides or ())
     if config is not None and "=" in config and not Path(config).exists():
@@ -142,7 +142,7 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
     run = _load_run(config, overrides)
     _check(run)
     say("prepare: loading torch and transformers")
-    from memguard.workflows.train import prepare_run
+    from memguard.workflows.training.train import prepare_run
 
     corpus = prepare_run(run).corpus
     print_result(
@@ -162,8 +162,8 @@ def train(
     After an interruption the same command resumes.
     """
     run = _load_run(config, overrides)
-    from memguard.workflows.memory_check import check_memory_early
-    from memguard.workflows.processes import choose_num_processes, count_processes
+    from memguard.workflows.common.processes import choose_num_processes, count_processes
+    from memguard.workflows.training.memory import check_memory_early
 
     chosen, why_fewer = choose_num_processes(run, nproc)
     _check(run, num_processes=count_processes(chosen))
@@ -172,7 +172,7 @@ def train(
         say(f"train: {why_fewer}")
     run_on_processes(chosen)
     say("train: loading torch and transformers")
-    from memguard.workflows.train import train_run
+    from memguard.workflows.training.train import train_run
 
     outcome = train_run(run)
     print_result(as_json, outcome, _run_folder(run))
@@ -296,8 +296,8 @@ def audit(
         print_probes(as_json=as_json)
         return
     from memguard.config import AuditConfig
-    from memguard.workflows.audit_request import AuditRequest
-    from memguard.workflows.format_arguments import read_format_options
+    from memguard.workflows.auditing.checks import AuditRequest
+    from memguard.workflows.common.format_arguments import read_format_options
 
     settings = {
         name: value
@@ -319,9 +319,9 @@ def audit(
         identity_key=identity_key,
     )
     checked = request.check()
-    from memguard.workflows.audit_request import check_audit, check_identity_place
-    from memguard.workflows.processes import count_processes, count_usable_gpus
-    from memguard.workflows.run_folder import check_free
+    from memguard.workflows.auditing.checks import check_audit, check_identity_place
+    from memguard.workflows.common.folder import check_free
+    from memguard.workflows.common.processes import count_processes, count_usable_gpus
 
     check_audit(request, checked, count_processes(nproc or 1))
     if own_rank() == 0:
@@ -331,7 +331,7 @@ def audit(
         say(f"audit: 1 of {num_gpus} visible GPUs is used; --nproc splits the model over more")
     run_on_processes(nproc or 1)
     say("audit: loading torch and transformers")
-    from memguard.workflows.audit import audit_request
+    from memguard.workflows.auditing.audit import audit_request
 
     folder, report = audit_request(request, checked)
     print_result(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
@@ -379,7 +379,7 @@ def compare(
     All settings of a SWEEP are trained and audited on the same documents. If folders of finished
     RUNs are given instead, nothing is trained and the others are compared with the first.
     """
-    from memguard.workflows.requests import CompareRequest
+    from memguard.workflows.common.requests import CompareRequest
 
     request = CompareRequest(
         given=(sweep, *(others or ())),
@@ -408,7 +408,7 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
 
 def _load_model_alone(settings: list[str]) -> Any:
     from memguard.config import RunConfig, apply_overrides, validate
-    from memguard.workflows.requests import MODEL_ALONE
+    from memguard.workflows.common.requests import MODEL_ALONE
 
     document = apply_overrides(MODEL_ALONE, settings)
     return validate(RunConfig, document.values, document)
@@ -416,8 +416,8 @@ def _load_model_alone(settings: list[str]) -> Any:
 
 def _check(run: Any, *, num_processes: int | None = None, writes: bool = True) -> None:
     """Check a run before torch is imported, and, on rank 0, that its folder may be written."""
-    from memguard.workflows.requests import check_run
-    from memguard.workflows.run_folder import check_free, check_outside_runs
+    from memguard.workflows.common.folder import check_free, check_outside_runs
+    from memguard.workflows.common.requests import check_run
 
     check_run(run, num_processes=num_processes)
     if writes and own_rank() == 0:

@@ -17,7 +17,7 @@ from memguard.planner.dry_run import BucketPrediction, DryRun, Remark, Topic
 from memguard.planner.rows import FirstRow, RowPiece, RowToken, State
 
 if TYPE_CHECKING:
-    from memguard.workflows.dry_run import DryRunResult  # imports torch
+    from memguard.workflows.training.dry_run import DryRunResult  # imports torch
 
 SHOWN_TOKENS = 400
 """Tokens of the first row that are shown."""

@@ -9,7 +9,7 @@ from memguard.cli.options import Json, print_result, say
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from memguard.workflows.hub import HubRequest
+    from memguard.workflows.training.hub import HubRequest
 
 
 def export(
@@ -63,7 +63,7 @@ def export(
     if to is not None:
         if merge or out is not None or dtype is not None:
             raise ConfigError("OUT, --merge and --dtype are for a merge; --to sends a run as it is")
-        from memguard.workflows.hub import HubRequest
+        from memguard.workflows.training.hub import HubRequest
 
         request = HubRequest(
             folder=folder,
@@ -91,12 +91,12 @@ def export(
         )
     if out is None:
         raise ConfigError("OUT, the folder of the merged model, is missing")
-    from memguard.workflows.requests import ExportRequest
+    from memguard.workflows.common.requests import ExportRequest
 
     merged = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
     merged.check()
     say("export: loading torch, transformers and peft")
-    from memguard.workflows.export import export_merged
+    from memguard.workflows.training.export import export_merged
 
     print_result(as_json, export_merged(merged).describe(), out)
 
@@ -106,7 +106,7 @@ def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from memguard.cli.verify_screen import shown_reading
-    from memguard.workflows.hub import export_to_hub
+    from memguard.workflows.training.hub import export_to_hub
 
     with shown_reading("export") as on_read:
         export = export_to_hub(request, on_read)

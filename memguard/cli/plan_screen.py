@@ -20,9 +20,9 @@ from memguard.planner.disk import format_bytes
 from memguard.planner.plan import MeshPlan, Plan
 from memguard.planner.storage import LeastMemory
 from memguard.runtime import format_duration
+from memguard.workflows.common.requests import PlanRequest
 from memguard.workflows.plan import Planned
 from memguard.workflows.plan import plan as make_plan
-from memguard.workflows.requests import PlanRequest
 
 _NUM_SHOWN = 8
 _KINDS = {
@@ -186,7 +186,7 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
         # Imported here, because the plan of a model alone does not need torch.
         from memguard.cli.dry_run_screen import render_dry_run
         from memguard.runtime import Console
-        from memguard.workflows.dry_run import dry_run
+        from memguard.workflows.training.dry_run import dry_run
 
         result = dry_run(request.run, Console())
         printed["dry_run"] = result.record.model_dump(mode="json")

@@ -6,7 +6,7 @@
     rows.py          one row of text, messages, prompt and completion, token ids -> document
     instructions.py  one row of alpaca or sharegpt -> document
     sources.py       rows of files, folders, `save_to_disk` folders and hub ids
-    tables.py        rows of one file, by its suffix
+    table_files.py   rows of one file, by its suffix
     file_kinds.py    accepts regular files, rejects FIFOs, sockets and devices
     docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents

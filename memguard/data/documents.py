@@ -18,7 +18,7 @@ from memguard.data.formats import Layout, choose_layout
 from memguard.data.instructions import read_instruction_row, strip_stanford
 from memguard.data.rows import Document, Format, Message, UnusableRow, read_name, read_plain_row
 from memguard.data.sources import read_source
-from memguard.data.tables import NamedFile, Table, wrap_dataset
+from memguard.data.table_files import NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten
 
 __all__ = [

@@ -22,7 +22,7 @@ from memguard.data.format_ways import (
     suggest_ways,
     write_way,
 )
-from memguard.data.tables import IDS_COLUMN, Table
+from memguard.data.table_files import IDS_COLUMN, Table
 from memguard.errors import DataError
 
 _FIRST: tuple[FormatName, ...] = ("messages", "prompt_completion", "text")

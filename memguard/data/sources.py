@@ -19,7 +19,7 @@ from pathlib import Path
 
 from memguard.data.docstrings import build_docstring_file
 from memguard.data.file_kinds import check_file_kind
-from memguard.data.tables import (
+from memguard.data.table_files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     NamedFile,

@@ -22,7 +22,7 @@ from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import build_decoder, tokenize_documents
 from memguard.errors import ConfigError, DataError
 from memguard.runtime import default_cache_dir
-from memguard.workflows.format_arguments import read_format_arguments, refuse_former
+from memguard.workflows.common.format_arguments import read_format_arguments, refuse_former
 
 _FRACTION: float = DataConfig.model_fields["control_fraction"].default
 _MOST = 0.1

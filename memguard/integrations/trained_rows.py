@@ -32,7 +32,11 @@ from memguard.integrations.token_runs import (
 )
 from memguard.records import write_atomically
 from memguard.runtime import Runtime
-from memguard.workflows.trained_counts import MAX_UNMATCHED, TrainedCounts, describe_unmatched
+from memguard.workflows.common.trained_counts import (
+    MAX_UNMATCHED,
+    TrainedCounts,
+    describe_unmatched,
+)
 
 _TALLY = re.compile(r"memguard-tally-(\d+)-of-(\d+)\.npz")
 

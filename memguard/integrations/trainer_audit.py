@@ -34,14 +34,14 @@ from memguard.records.percent import format_percent
 from memguard.runtime import Console, default_cache_dir, format_duration, quieted_advice
 from memguard.runtime.processes import join_program
 from memguard.train.audit_callback import find_over_limit
-from memguard.workflows.audit import audit_request
-from memguard.workflows.audit_arguments import make_audit_request
-from memguard.workflows.audit_request import AuditRequest, load_audit_identity
-from memguard.workflows.format_arguments import read_format_arguments, refuse_former
-from memguard.workflows.python_arguments import Place, Seed, Whole, python_call
+from memguard.workflows.auditing.arguments import make_audit_request
+from memguard.workflows.auditing.audit import audit_request
+from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
+from memguard.workflows.auditing.wrapped_models import SAVED
+from memguard.workflows.common.format_arguments import read_format_arguments, refuse_former
+from memguard.workflows.common.python_arguments import Place, Seed, Whole, python_call
+from memguard.workflows.common.trained_counts import TrainedCounts
 from memguard.workflows.results import AuditResult
-from memguard.workflows.trained_counts import TrainedCounts
-from memguard.workflows.wrapped_models import SAVED
 
 Measure = Literal["verbatim", "near_verbatim", "token_accuracy"]
 _LOGGED: Mapping[Measure, str] = {

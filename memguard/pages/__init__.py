@@ -2,7 +2,7 @@
 
     page.py        the components: tables, facts, figures, sections; templates only arrange them
     formatting.py  one format for each kind of number; cleans the text of records
-    tables.py      columns -> tables; a row of results -> its cell
+    columns.py     columns -> tables; a row of results -> its cell
     pivot.py       rows of results -> tables: every table of rates is drawn by it
     probe_runs.py  which probes ran, and why a report has no results of one
     costs.py       attack costs in words

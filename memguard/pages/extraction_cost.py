@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memguard.pages import formatting as fmt
-from memguard.pages.costs import NEVER, write_cost, write_cost_in_queries
-from memguard.pages.page import Cell, Section, Table
-from memguard.pages.pivot import ResultColumn, bucket_table
-from memguard.pages.probe_runs import explain_absence, name_scheme
-from memguard.pages.tables import (
+from memguard.pages.columns import (
     Column,
     Heading,
     make_table,
@@ -26,6 +22,10 @@ from memguard.pages.tables import (
     show_row,
     tone_of_bucket,
 )
+from memguard.pages.costs import NEVER, write_cost, write_cost_in_queries
+from memguard.pages.page import Cell, Section, Table
+from memguard.pages.pivot import ResultColumn, bucket_table
+from memguard.pages.probe_runs import explain_absence, name_scheme
 from memguard.records import (
     MIN_FOR_QUANTILES,
     AuditReport,

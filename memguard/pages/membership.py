@@ -8,8 +8,8 @@ warn_of_blind    the warning if a baseline without the model separates them
 import math
 from dataclasses import replace
 
+from memguard.pages import columns as cells
 from memguard.pages import formatting as fmt
-from memguard.pages import tables as cells
 from memguard.pages.page import Cell, Notice, Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
 from memguard.pages.probe_runs import explain_absence

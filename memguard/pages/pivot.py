@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from memguard.pages.page import Cell, Table, Tone
-from memguard.pages.tables import (
+from memguard.pages.columns import (
     Column,
     Heading,
     How,
@@ -36,6 +35,7 @@ from memguard.pages.tables import (
     show_row,
     tone_of_bucket,
 )
+from memguard.pages.page import Cell, Table, Tone
 from memguard.records import AuditReport, BucketRow, ResultRow, Tables
 
 

@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, make_table, show_missing
 from memguard.pages.page import Cell, Figure, Line, Point, RocChart, Table
-from memguard.pages.tables import Column, make_table, show_missing
 from memguard.records import BLIND, MEMBERS, AuditReport, ResultRow, RocCurve, write_parameters
 
 ROC = "roc"

@@ -26,7 +26,7 @@ the page of a comparison
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
 other forms
-    card.py                results as cards in notebooks
+    notebook_card.py       results as cards in notebooks
     model_card.py          README.md of an exported or a merged model
     hub_card.py            README.md of a model on a hub, by counts and roles alone
 

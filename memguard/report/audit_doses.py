@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Table
-from memguard.pages.tables import (
+from memguard.pages.columns import (
     Column,
     count_columns,
     make_table,
@@ -13,6 +12,7 @@ from memguard.pages.tables import (
     show_name,
     tone_of_bucket,
 )
+from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Table
 from memguard.records import (
     TRAINED,
     AuditReport,

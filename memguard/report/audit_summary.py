@@ -8,9 +8,7 @@ never by text.
 from dataclasses import dataclass
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Cell, Table
-from memguard.pages.pivot import ResultColumn, bucket_table
-from memguard.pages.tables import (
+from memguard.pages.columns import (
     PLAIN,
     Column,
     Heading,
@@ -19,6 +17,8 @@ from memguard.pages.tables import (
     show_minus_control,
     show_name,
 )
+from memguard.pages.page import Cell, Table
+from memguard.pages.pivot import ResultColumn, bucket_table
 from memguard.records import AuditReport, BucketRow, Finding, ResultRow
 
 _PERCENT_90 = f"90{fmt.PERCENT}"

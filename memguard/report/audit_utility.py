@@ -7,8 +7,8 @@ of what training changed. Both are said beside the numbers, on the page and in t
 from collections.abc import Sequence
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, Content, make_table, show_name, show_row
 from memguard.pages.page import Cell, Section, Table
-from memguard.pages.tables import Column, Content, make_table, show_name, show_row
 from memguard.records import AuditReport, Tables
 from memguard.records.utility import TaskDetail, UtilityModel, list_task_details
 

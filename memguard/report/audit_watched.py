@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, make_table, show_missing
 from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Section, Table
-from memguard.pages.tables import Column, make_table, show_missing
 from memguard.records import RISK_NAMES, AuditReport, ResultRow, TrainingSummary, WatchedStep
 
 _MOST_BUCKETS = 8

@@ -6,6 +6,7 @@ Each setting occurs once, over its seeds, with the settings that dominate it.
 from collections.abc import Sequence
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, drop_zero_columns, make_table, show_missing, show_name
 from memguard.pages.page import (
     Cell,
     Fact,
@@ -18,7 +19,6 @@ from memguard.pages.page import (
     Row,
     Table,
 )
-from memguard.pages.tables import Column, drop_zero_columns, make_table, show_missing, show_name
 from memguard.records import (
     NUM_RISK_QUERIES,
     RISK_NAMES,

@@ -3,9 +3,9 @@
 from typing import Any
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, show_name
 from memguard.pages.page import Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.tables import Column, show_name
 from memguard.records import ComparedRun, Comparison, MetricRow
 from memguard.report.seed_means import label_run
 

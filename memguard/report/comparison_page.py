@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import show_minus_control
 from memguard.pages.costs import write_cost_in_queries
 from memguard.pages.extraction_cost import list_attacks
 from memguard.pages.page import ComparisonPage, Fact, Link
-from memguard.pages.tables import show_minus_control
 from memguard.records import Comparison, ResultRow, Tables
 from memguard.report.comparison_front import build_front, build_trends, describe_recommendation
 from memguard.report.comparison_others import build_other_probes

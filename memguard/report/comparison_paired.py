@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, Content, make_table, show_missing, show_name, show_row
 from memguard.pages.page import Cell, Table
-from memguard.pages.tables import Column, Content, make_table, show_missing, show_name, show_row
 from memguard.records import MIN_FOR_MEANS, SECRETS, Comparison, ResultRow, TestRow
 from memguard.report.seed_means import list_doses, name_dose
 

@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Callable
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, Content, Heading, make_table, show_name
 from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_notes
 from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
-from memguard.pages.tables import Column, Content, Heading, make_table, show_name
 from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
 from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.comparison_tasks import describe_left_out

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, Content, make_table, show_name, show_row
 from memguard.pages.page import Table
-from memguard.pages.tables import Column, Content, make_table, show_name, show_row
 from memguard.records import ComparedRun, ComparedTask, Comparison, ResultRow, TestRow
 from memguard.records.utility import UTILITY
 from memguard.report.audit_utility import write_smallest

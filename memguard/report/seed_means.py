@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import show_missing, show_row
 from memguard.pages.costs import NEVER
 from memguard.pages.extraction_cost import Attack
 from memguard.pages.page import Cell
-from memguard.pages.tables import show_missing, show_row
 from memguard.records import (
     BLIND,
     MIN_FOR_QUANTILES,

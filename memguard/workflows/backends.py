@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from memguard.records.record import Record
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS, START, name_check
-from memguard.workflows.launch import launch
+from memguard.workflows.common.launch import launch
 
 State = Literal["ok", "not supported", "wrong", "hung", "not tested"]
 

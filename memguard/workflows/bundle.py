@@ -49,7 +49,7 @@ from memguard.records.run_files import TrainedRun, has_begun, load_summary, load
 from memguard.records.sealed import Damage, FileSum, sum_file
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
-from memguard.workflows.run_folder import (
+from memguard.workflows.common.folder import (
     check_finished,
     check_free,
     check_outside_runs,

@@ -12,9 +12,9 @@ from memguard.records import Comparison, write_atomically
 from memguard.records.audit_files import REPORT
 from memguard.records.comparison import COMPARISON, load_comparison
 from memguard.report import render_comparison
-from memguard.workflows.audit_output import render_audit
-from memguard.workflows.requests import CompareRequest, check_sweep
-from memguard.workflows.run_folder import locked
+from memguard.workflows.auditing.pages import render_audit
+from memguard.workflows.common.folder import locked
+from memguard.workflows.common.requests import CompareRequest, check_sweep
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:

@@ -37,13 +37,13 @@ from memguard.records import (
 from memguard.records.audit_files import load_audit_report
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import Console, default_cache_dir
-from memguard.workflows.audit import is_current
-from memguard.workflows.audit_output import show_verdict
+from memguard.workflows.auditing.audit import is_current
+from memguard.workflows.auditing.pages import show_verdict
+from memguard.workflows.common.folder import check_finished, check_same_settings
+from memguard.workflows.common.launch import launch
+from memguard.workflows.common.processes import choose_num_processes
 from memguard.workflows.compare_runs import compare_folders
-from memguard.workflows.launch import launch
-from memguard.workflows.processes import choose_num_processes
-from memguard.workflows.run_folder import check_finished, check_same_settings
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 
 def fix_run(

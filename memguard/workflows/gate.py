@@ -31,7 +31,7 @@ from memguard.records.gate import (
 from memguard.records.record import atomic_folder, clear_left_folders, write_atomically
 from memguard.records.run_files import load_trained
 from memguard.records.sealed import save_sealed, sum_file
-from memguard.workflows.run_folder import check_outside_runs, locked
+from memguard.workflows.common.folder import check_outside_runs, locked
 from memguard.workflows.verify import OnRead, verify
 
 

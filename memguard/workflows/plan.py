@@ -23,7 +23,7 @@ from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import Plan, make_least_plan, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage
-from memguard.workflows.requests import PlanRequest, read_mesh
+from memguard.workflows.common.requests import PlanRequest, read_mesh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
     Raises:
         ModelError: no such configuration.
     """
-    from memguard.workflows.setup import read_model_config  # imports torch
+    from memguard.workflows.common.setup import read_model_config  # imports torch
 
     config = read_model_config(run)
     # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from memguard.errors import MemguardError
 from memguard.records.audit_files import PAGE, has_audit
-from memguard.workflows.audit_output import render_audit
-from memguard.workflows.run_folder import locked
+from memguard.workflows.auditing.pages import render_audit
+from memguard.workflows.common.folder import locked
 
 _LINK = b'href="../../comparison.html"'
 

@@ -30,7 +30,7 @@ from memguard.records.audit_files import (
 from memguard.records.comparison import check_results
 from memguard.records.results import read_results
 from memguard.records.utility import ITEM_SCORES
-from memguard.workflows.python_arguments import Place, python_call, refusing_places
+from memguard.workflows.common.python_arguments import Place, python_call, refusing_places
 
 if TYPE_CHECKING:
     import pandas
@@ -118,7 +118,7 @@ class AuditResult:
         return _write_line("AuditResult", name, _summarise(self.verdict), self.folder / PAGE)
 
     def _repr_html_(self) -> str:
-        from memguard.report.card import render_audit_card
+        from memguard.report.notebook_card import render_audit_card
 
         note = "is deleted with this result; save(folder) keeps it" if self.is_temporary else ""
         return render_audit_card(self.report, self.folder / PAGE, note=note)
@@ -169,7 +169,7 @@ class TrainResult:
 
     def _repr_html_(self) -> str:
         from memguard.pages.page import Fact
-        from memguard.report.card import render_audit_card, render_plain_card
+        from memguard.report.notebook_card import render_audit_card, render_plain_card
 
         model = Fact("Model", str(self.model))
         if self.audit is None:
@@ -223,7 +223,7 @@ class CompareResult:
         return _write_line("CompareResult", self.comparison.name, self.verdict, self.page)
 
     def _repr_html_(self) -> str:
-        from memguard.report.card import render_comparison_card
+        from memguard.report.notebook_card import render_comparison_card
 
         return render_comparison_card(self.comparison, self.page)
 
@@ -279,7 +279,7 @@ class PlanResult:
         return _write_line("PlanResult", self.plan.model, self.verdict)
 
     def _repr_html_(self) -> str:
-        from memguard.report.card import render_table_card
+        from memguard.report.notebook_card import render_table_card
 
         meshes = self.plan.meshes
         rows = [(mesh.describe(), *_describe_fit(mesh)) for mesh in meshes[:_MOST_MESHES]]

@@ -53,7 +53,7 @@ from memguard.records.run_files import (
 )
 from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
 from memguard.records.utility import ITEM_SCORES
-from memguard.workflows.run_folder import (
+from memguard.workflows.common.folder import (
     REPAIR_CONFIG,
     REPAIR_UNLISTED,
     check_free,

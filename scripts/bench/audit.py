@@ -41,7 +41,6 @@ from workload import build_llama, draw_model
 
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
-from memguard.audit.extraction import TINY_MARGINS, AuditDocument, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.probe import Probe
@@ -51,6 +50,7 @@ from memguard.audit.requests import Rounds as ProbeRounds
 from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import load_suite
+from memguard.audit.windows import TINY_MARGINS, AuditDocument, Window
 from memguard.model.checks import build_causal_lm
 
 CONTINUATION_TOKENS = 50

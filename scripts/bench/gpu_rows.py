@@ -32,7 +32,7 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.shard import checkpoint_blocks, compile_blocks
 from memguard.runtime import Runtime, fast_matmuls
-from memguard.workflows.memory_check import resolve_auto_settings
+from memguard.workflows.training.memory import resolve_auto_settings
 
 LR = 1e-5
 AXES: tuple[AxisName, ...] = ("data", "z", "y", "x")

@@ -30,7 +30,7 @@ from torch import distributed as dist
 
 from memguard.runtime import Runtime, set_allocator_defaults, start_runtime
 from memguard.runtime.children import ExitReport, is_started_by_nproc, report_exit
-from memguard.workflows.launch import launch
+from memguard.workflows.common.launch import launch
 
 OUT_OF_MEMORY = "out of memory"
 # Variables that change speed or memory; they are reported with each answer.

@@ -11,10 +11,9 @@ from record_examples import make_document
 from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.canaries import AuditCanary
+from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation, IsDone
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_scores import Codec
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probe import Probe
@@ -27,6 +26,7 @@ from memguard.audit.requests import Inputs, Measured, Model, Prompt, join
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.runner import Runner
 from memguard.audit.suite import Suite, load_suite
+from memguard.audit.windows import AuditDocument, Window
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import record_examples
 
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.passages import TokenResult
+from memguard.audit.windows import AuditDocument
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.extraction import Window
+from memguard.audit.evidence import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.requests import Inputs, Measured
-from memguard.audit.tables import Evidence
+from memguard.audit.windows import Window
 from memguard.records import ResultRow, Tables
 
 

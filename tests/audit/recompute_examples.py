@@ -27,7 +27,6 @@ from pyarrow import parquet
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Decoder
 from memguard.audit.document_scores import save_scores
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.mask_consistency import MaskChange
 from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.probes.canaries import CanaryProbe
@@ -39,6 +38,7 @@ from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.windows import AuditDocument
 from memguard.config import GoldfishConfig
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish

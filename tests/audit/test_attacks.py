@@ -16,9 +16,9 @@ from memguard.audit import runner
 from memguard.audit.beams import BeamRequest, Beams
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.probes.attacks import NUMBERS, AttackProbe, measure_guess_cost
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.windows import AuditDocument, Window
 from memguard.config import GoldfishConfig
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish

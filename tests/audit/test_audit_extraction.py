@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from memguard.audit.extraction import (
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.requests import Inputs
+from memguard.audit.windows import (
     AuditDocument,
     compute_extraction_strength,
     compute_first_divergence,
@@ -19,8 +21,6 @@ from memguard.audit.extraction import (
     find_min_margin,
     is_near_tie,
 )
-from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.requests import Inputs
 
 _flags = st.lists(st.booleans(), min_size=1, max_size=60)
 

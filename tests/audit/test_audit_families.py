@@ -12,10 +12,10 @@ from record_examples import make_document
 from tiny_families import VOCAB_SIZE, build
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.suite import Suite
+from memguard.audit.windows import AuditDocument
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
 from memguard.model.causal_lm import CausalLM

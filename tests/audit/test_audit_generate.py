@@ -11,16 +11,16 @@ import pytest
 import torch
 import transformers
 
-from memguard.audit.extraction import (
+from memguard.audit.passages import TokenResult
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.scoring import ModelScorer
+from memguard.audit.windows import (
     TINY_MARGINS,
     AuditDocument,
     Window,
     compute_first_divergence,
     is_near_tie,
 )
-from memguard.audit.passages import TokenResult
-from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.scoring import ModelScorer
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm

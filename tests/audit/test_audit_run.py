@@ -33,7 +33,6 @@ import memguard
 from memguard.audit import runner
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.mask_consistency import MaskChange
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -43,6 +42,7 @@ from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.windows import AuditDocument
 from memguard.errors import DataError
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model

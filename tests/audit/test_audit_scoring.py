@@ -11,10 +11,10 @@ import transformers
 from audit_examples import build_tiny_layer
 from ranks import RankPool
 
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.windows import AuditDocument
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import choose_sample, select_windows
+from memguard.audit.windows import AuditDocument
 from memguard.errors import DataError
 
 MakeDocument = Callable[..., AuditDocument]

@@ -22,11 +22,11 @@ from pyarrow import parquet
 from record_examples import make_document
 
 from memguard.audit.document_scores import SCHEMA_NAME, DocumentScores, build_scores, save_scores
-from memguard.audit.extraction import Window
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import Measured
 from memguard.audit.window_scores import MAIN
+from memguard.audit.windows import Window
 
 DESCRIPTION = [
     "id", "text_hmac", "bucket", "role", "source", "has_own_id", "num_repetitions", "num_tokens",

@@ -12,14 +12,14 @@ from audit_examples import Held, Scripted, audit, build_documents, build_suite, 
 from pydantic import Field
 
 from memguard.audit.contained import Guard
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window
 from memguard.audit.run import AuditOutcome
-from memguard.audit.tables import Evidence
+from memguard.audit.windows import AuditDocument
 from memguard.records import ProbeRun, ResultRow
 
 PACKAGE = "mine 1.2"

@@ -23,11 +23,11 @@ from audit_examples import (
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.generation import GenerationProbe
 from memguard.audit.requests import LimitReached, Prompt
 from memguard.audit.run import AuditOutcome
+from memguard.audit.windows import AuditDocument
 from memguard.pages.probe_runs import write_not_run
 from memguard.records import AuditReport
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from record_examples import make_document
 from transformers import AutoTokenizer
 
-from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.evidence import Evidence
 from memguard.audit.mask_consistency import (
     NEAR_DUPLICATES,
     REWRITINGS,
@@ -29,7 +29,7 @@ from memguard.audit.membership_scores import Codec
 from memguard.audit.probe import Summary
 from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
 from memguard.audit.requests import Inputs
-from memguard.audit.tables import Evidence
+from memguard.audit.windows import AuditDocument, Window
 from memguard.config import GoldfishConfig
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError

@@ -8,10 +8,14 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.naive_bayes import MultinomialNB
 
-from memguard.audit import blind
-from memguard.audit.blind import NUM_FOLDS, compare_kinds, score_blind, score_blind_documents
-from memguard.audit.extraction import AuditDocument
-from memguard.audit.statistics import compute_auc
+from memguard.audit.statistics import blind, compute_auc
+from memguard.audit.statistics.blind import (
+    NUM_FOLDS,
+    compare_kinds,
+    score_blind,
+    score_blind_documents,
+)
+from memguard.audit.windows import AuditDocument
 from memguard.seeds import derive_generator
 
 

@@ -9,7 +9,6 @@ import torch
 from audit_examples import CHARACTERS, Held, build_suite, build_tiny_layer
 
 from memguard.audit.context import AuditContext
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.membership_passes import (
     choose_shots,
     plan_lowercase,
@@ -21,6 +20,7 @@ from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.windows import AuditDocument, Window
 from memguard.model.causal_lm import CausalLM
 from memguard.pages.membership import list_aucs, read_score
 from memguard.records import ResultRow

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.extraction import AuditDocument
 from memguard.audit.parts import (
     Identity,
     WhichWindow,
@@ -20,6 +19,7 @@ from memguard.audit.parts import (
 )
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import select_windows
+from memguard.audit.windows import AuditDocument
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 

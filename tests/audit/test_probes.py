@@ -13,7 +13,6 @@ from audit_examples import CHARACTERS, Said, Scripted, say_by_context, score_tog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
@@ -21,6 +20,7 @@ from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.requests import Inputs, Score, View
 from memguard.audit.window_scores import IN_A_WINDOW
+from memguard.audit.windows import AuditDocument, Window
 from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]

@@ -9,12 +9,12 @@ from audit_examples import Scripted, build_tiny_layer, run_probes, say_by_contex
 from probe_examples import make_evidence, to_tables
 from pydantic import ValidationError
 
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridCell, GridProbe
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.window_scores import IN_A_WINDOW
+from memguard.audit.windows import AuditDocument, Window
 
 MakeDocument = Callable[..., AuditDocument]
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from probe_examples import count, make_evidence, make_measured, to_tables
 from record_examples import make_document, make_outline
 
-from memguard.audit.extraction import Window
 from memguard.audit.probe import Summary
 from memguard.audit.probes.sampling import (
     GREEDY,
@@ -23,6 +22,7 @@ from memguard.audit.probes.sampling import (
     find_quantile,
     log10_queries,
 )
+from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens

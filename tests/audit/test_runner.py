@@ -17,7 +17,6 @@ from audit_examples import (
 
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import (
@@ -33,6 +32,7 @@ from memguard.audit.requests import (
     key_of_passage,
 )
 from memguard.audit.runner import Runner
+from memguard.audit.windows import AuditDocument, Window
 
 MakeDocument = Callable[..., AuditDocument]
 MAIN = ExtractionProbe(continuation_tokens=6)

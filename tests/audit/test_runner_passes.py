@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from memguard.audit import runner
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
-from memguard.audit.extraction import AuditDocument, Window
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -30,6 +29,7 @@ from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.requests import Measured, join
 from memguard.audit.runner import merge
+from memguard.audit.windows import AuditDocument, Window
 from memguard.config.settings import SamplingScheme
 
 MakeDocument = Callable[..., AuditDocument]

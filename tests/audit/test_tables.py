@@ -13,9 +13,9 @@ from record_examples import make_document, make_outline
 from result_examples import KINDS
 from scipy import stats
 
-from memguard.audit.extraction import Window
-from memguard.audit.tables import tabulate_metric
+from memguard.audit.evidence import tabulate_metric
 from memguard.audit.window_scores import WINDOW_METRICS
+from memguard.audit.windows import Window
 from memguard.records import NO_DOCUMENTS, ONE_TEXT, ResultRow, Tables
 
 METRICS = {metric.name: metric for metric in WINDOW_METRICS}

@@ -129,7 +129,7 @@ def test_adapters_that_cannot_be_trained_or_audited_are_refused_before_torch(
 ) -> None:
     values = {"model": {"path": str(folder / "model")}, **changes}
     values["adapter"] = {"name": "lora", **values.get("adapter", {})}
-    monkeypatch.setitem(sys.modules, "memguard.workflows.train", None)
+    monkeypatch.setitem(sys.modules, "memguard.workflows.training.train", None)
     ended = run_cli("train", write_run(folder, **values))
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
     assert message in ended.err
@@ -139,7 +139,7 @@ def test_adapters_that_cannot_be_trained_or_audited_are_refused_before_torch(
 def test_an_audit_over_devices_is_refused_before_torch(
     adapted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "memguard.workflows.audit", None)
+    monkeypatch.setitem(sys.modules, "memguard.workflows.auditing.audit", None)
     members = ("--members", adapted / "members.jsonl", "--out", tmp_path / "out")
     ended = run_cli("audit", "--model", adapted / "adapter", *members, "--device-map", "auto")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err

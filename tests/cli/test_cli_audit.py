@@ -13,8 +13,8 @@ from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run,
 
 from memguard.errors import ModelError
 from memguard.records import LEVEL_NAMES, AuditReport, BucketRow, ResultRow, load_record
-from memguard.workflows import audit as audit_module
-from memguard.workflows import model_identity
+from memguard.workflows.auditing import audit as audit_module
+from memguard.workflows.auditing import model_identity
 
 pytestmark = pytest.mark.slow
 

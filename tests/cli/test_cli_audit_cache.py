@@ -22,9 +22,9 @@ from pyarrow import parquet
 from memguard.data.corpus import load_corpus
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.records import AuditReport, load_record
-from memguard.workflows import audited_model
-from memguard.workflows.audit_context import build_codec
-from memguard.workflows.audit_inputs import list_canaries
+from memguard.workflows.auditing import models as audited_model
+from memguard.workflows.auditing.resources import build_codec
+from memguard.workflows.auditing.target import list_canaries
 
 pytestmark = pytest.mark.slow
 

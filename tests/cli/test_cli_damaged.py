@@ -16,9 +16,9 @@ from damage import cut, flip_byte
 
 from memguard.audit.run import run_audit
 from memguard.records.audit_files import find_audit_damage
-from memguard.workflows import audit as audit_module
-from memguard.workflows import audit_output
-from memguard.workflows.audited_model import LazyModel
+from memguard.workflows.auditing import audit as audit_module
+from memguard.workflows.auditing import pages as audit_output
+from memguard.workflows.auditing.models import LazyModel
 
 pytestmark = pytest.mark.slow
 

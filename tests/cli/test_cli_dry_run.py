@@ -19,9 +19,9 @@ from memguard.errors import ConfigError, DataError, ModelError
 from memguard.records import AuditReport, load_manifest
 from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
-from memguard.workflows import dry_run as dry_run_module
-from memguard.workflows.dry_run import DryRunResult, dry_run
-from memguard.workflows.train import prepare_run
+from memguard.workflows.training import dry_run as dry_run_module
+from memguard.workflows.training.dry_run import DryRunResult, dry_run
+from memguard.workflows.training.train import prepare_run
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from cli_examples import run_cli, write_jsonl, write_run
 
-from memguard.workflows import setup, train
+from memguard.workflows.common import setup
+from memguard.workflows.training import train
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ def test_processes_are_not_started_for_wrong_settings(bare: Any, tmp_path: Path)
 def test_a_run_at_work_and_an_adapter_are_told_without_torch(
     bare: Any, folder: Path, tmp_path: Path
 ) -> None:
-    from memguard.workflows.run_folder import locked
+    from memguard.workflows.common.folder import locked
 
     path = write_run(folder)
     with locked(folder / "runs" / "run"):
@@ -373,7 +374,7 @@ def test_asked_to_stop_outside_the_steps(
 
 
 def test_two_processes_in_one_folder(folder: Path) -> None:
-    from memguard.workflows.run_folder import locked
+    from memguard.workflows.common.folder import locked
 
     path = write_run(folder)
     with locked(folder / "runs" / "run"):

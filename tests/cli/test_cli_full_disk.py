@@ -22,14 +22,14 @@ STAGES: dict[str, tuple[str, int, str, str, str]] = {
         "resuming after step 2",
     ),
     "export": (
-        "memguard.workflows.setup:export_model",
+        "memguard.workflows.common.setup:export_model",
         1,
         "model",
         "checkpoints/step-00000006",
         "resuming after step 6",
     ),
     "audit": (
-        "memguard.workflows.audit:save_scores",
+        "memguard.workflows.auditing.audit:save_scores",
         1,
         "audit/report.json",
         "model/model.safetensors",

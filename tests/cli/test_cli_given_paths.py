@@ -7,7 +7,7 @@ import pytest
 
 from memguard.config import RunConfig
 from memguard.errors import DataError, ModelError
-from memguard.workflows.requests import check_run
+from memguard.workflows.common.requests import check_run
 
 
 def make_checkpoint(folder: Path) -> Path:

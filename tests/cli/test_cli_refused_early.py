@@ -7,7 +7,7 @@ import pytest
 from cli_examples import run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
-from memguard.workflows.run_folder import locked
+from memguard.workflows.common.folder import locked
 
 
 def is_refused(code: int, *arguments: object) -> str:

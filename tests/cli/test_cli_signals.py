@@ -16,7 +16,7 @@ from memguard.data import corpus
 from memguard.hf import export
 from memguard.runtime import children
 from memguard.runtime.children import SignalReceived, raise_on_signals
-from memguard.workflows import audit
+from memguard.workflows.auditing import audit
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from memguard.compare import compare_runs
 from memguard.errors import ConfigError
 from memguard.records import Comparison
 from memguard.report import render_comparison, render_comparison_chart
-from memguard.report.card import render_comparison_card
 from memguard.report.comparison_front import build_front
+from memguard.report.notebook_card import render_comparison_card
+from memguard.workflows.common.requests import CompareRequest
 from memguard.workflows.compare_runs import _headline
-from memguard.workflows.requests import CompareRequest
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from memguard.config import RunConfig
 from memguard.config.adapters import LoraConfig
-from memguard.workflows.run_folder import hash_run
+from memguard.workflows.common.folder import hash_run
 
 RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a.jsonl"}}
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from memguard.hf import load_as
 from memguard.hf.merged_weights import MergedWeights
 from memguard.hf.safetensors import FolderWeights
-from memguard.workflows import setup
+from memguard.workflows.common import setup
 
 GPU = torch.device("cuda")
 

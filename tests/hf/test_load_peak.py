@@ -19,7 +19,7 @@ from memguard.hf.assembly import Assembly
 from memguard.hf.load import load_assembled
 from memguard.hf.load_as import LoadedForm
 from memguard.runtime import Runtime
-from memguard.workflows import setup
+from memguard.workflows.common import setup
 
 pytestmark = pytest.mark.slow
 

@@ -36,10 +36,10 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records.run_files import load_trained
 from memguard.runtime import Runtime, start_runtime
-from memguard.workflows import setup
-from memguard.workflows.audit_inputs import describe_run
-from memguard.workflows.audited_model import DTYPES, LazyModel, find_base_quantization
-from memguard.workflows.run_folder import hash_run
+from memguard.workflows.auditing.models import DTYPES, LazyModel, find_base_quantization
+from memguard.workflows.auditing.target import describe_run
+from memguard.workflows.common import setup
+from memguard.workflows.common.folder import hash_run
 
 pytestmark = pytest.mark.slow
 

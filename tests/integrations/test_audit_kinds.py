@@ -27,7 +27,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from memguard import api
-from memguard.audit.extraction import TINY_MARGINS
+from memguard.audit.windows import TINY_MARGINS
 from memguard.records import AuditReport, load_record
 
 # Trainers and peft warn of what these tests mean: other processes, no GPU, tied weights.

@@ -16,7 +16,7 @@ from memguard.data.prepare import AuditNeeds, prepare
 from memguard.errors import ConfigError, DataError
 from memguard.integrations.split import split_for_audit
 from memguard.runtime import Console
-from memguard.workflows.data import list_audit_needs
+from memguard.workflows.training.data import list_audit_needs
 
 
 def draw_texts(size: int, words: int = 70, seed: int = 0) -> list[str]:

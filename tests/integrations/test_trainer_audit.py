@@ -21,7 +21,7 @@ from memguard.errors import ConfigError, DataError, ModelError
 from memguard.integrations.transformers import MemorizationAuditCallback
 from memguard.records import AuditReport, load_record
 from memguard.runtime import console
-from memguard.workflows import audit as audit_module
+from memguard.workflows.auditing import audit as audit_module
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from memguard.config import RunConfig, TrainConfig
 from memguard.errors import ConfigError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.trainable import freeze_others
-from memguard.workflows.run_folder import hash_run
+from memguard.workflows.common.folder import hash_run
 
 
 def build(*, tie: bool) -> transformers.PreTrainedModel:

@@ -34,9 +34,9 @@ from recorded_collectives import Recording, record
 from tiny_families import build
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import Window
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import Prompt
+from memguard.audit.windows import Window
 from memguard.config import AxisName, OptimConfig, ParallelConfig, TrainConfig
 from memguard.config.settings import SamplingScheme
 from memguard.data.loader import Batch
@@ -51,8 +51,8 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.step import TrainStep
-from memguard.workflows.audit_callback import ModelInTraining, take_snapshot
-from memguard.workflows.setup import open_distributed
+from memguard.workflows.common.setup import open_distributed
+from memguard.workflows.training.monitor import ModelInTraining, take_snapshot
 
 STAGES = ["setup", "training", "held-out", "budget", "sampling", "export"]
 NUM_TOKENS = 10

@@ -11,7 +11,7 @@ from page_checks import check_page, words_of
 from result_examples import change_rows, change_tables, rate_row, value_row
 
 from memguard import records as r
-from memguard.audit.canaries import CanaryDetail, compute_chance
+from memguard.audit.canary_results import CanaryDetail, compute_chance
 from memguard.audit.probes.canaries import (
     CanaryProbe,
     build_exposure,

@@ -6,9 +6,9 @@ import report_examples as examples
 
 from memguard.records.audit_files import find_audit_damage
 from memguard.records.record import save_record
-from memguard.workflows.audit_output import finish_audit
+from memguard.workflows.auditing.pages import finish_audit
+from memguard.workflows.common.folder import locked
 from memguard.workflows.report_links import link_reports
-from memguard.workflows.run_folder import locked
 
 LINK = 'href="../../comparison.html"'
 

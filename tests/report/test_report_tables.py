@@ -15,9 +15,7 @@ from result_examples import (
 
 from memguard import records as r
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Cell
-from memguard.pages.pivot import ResultColumn, bucket_table, pivot
-from memguard.pages.tables import (
+from memguard.pages.columns import (
     Column,
     count_columns,
     drop_zero_columns,
@@ -28,6 +26,8 @@ from memguard.pages.tables import (
     show_missing,
     show_row,
 )
+from memguard.pages.page import Cell
+from memguard.pages.pivot import ResultColumn, bucket_table, pivot
 
 
 def test_what_a_column_returns_becomes_a_cell() -> None:

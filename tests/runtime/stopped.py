@@ -10,7 +10,7 @@ from memguard.runtime.children import own_rank
 
 PLACES = {
     "save": ("memguard.train.checkpoint", "_sum_part"),
-    "prepare": ("memguard.workflows.train", "_prepare"),
+    "prepare": ("memguard.workflows.training.train", "_prepare"),
 }
 
 
@@ -32,7 +32,7 @@ def run(where: str, rank: str, *arguments: str) -> None:
 
 
 def launch(*arguments: str) -> None:
-    from memguard.workflows import launch
+    from memguard.workflows.common import launch
 
     sys.exit(launch.launch([sys.executable, __file__, *arguments], 2))
 

@@ -17,7 +17,7 @@ from tiny_llama import TINY_LLAMA
 
 from memguard.runtime import stalls
 from memguard.runtime.stalls import Look, StallWatch, StoreBoard, find_place, say, take_notice
-from memguard.workflows import launch
+from memguard.workflows.common import launch
 
 STOPPED = Path(__file__).with_name("stopped.py")
 C10D = ("torch.distributed.distributed_c10d", "all_reduce")
@@ -173,9 +173,9 @@ def test_a_new_wait_is_counted_from_its_start() -> None:
           ("memguard.train.checkpoint", "save_checkpoint")], "the save"),
         ([C10D, ("memguard.train.checkpoint", "find_checkpoint")], "the loading of a checkpoint"),
         ([C10D, ("memguard.runtime.processes", "only_on_main"),
-          ("memguard.workflows.train", "_prepare_once")], "the preparation"),
+          ("memguard.workflows.training.train", "_prepare_once")], "the preparation"),
         ([C10D, ("memguard.hf.export", "export_sharded"),
-          ("memguard.workflows.train", "_export")], "the export"),
+          ("memguard.workflows.training.train", "_export")], "the export"),
         ([C10D, ("memguard.hf.load", "load_sharded")], "the loading of the model"),
         ([C10D, ("memguard.audit.decoding", "agree")], "the audit"),
         ([C10D, ("memguard.train.step", "run")], None),

@@ -14,7 +14,7 @@ from ranks import RankPool
 from script_calls import load_script, run_script
 
 from memguard.planner.machine import load_machine
-from memguard.workflows import launch
+from memguard.workflows.common import launch
 
 pytestmark = pytest.mark.slow
 

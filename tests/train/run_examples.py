@@ -12,7 +12,7 @@ from tiny_llama import TINY_LLAMA
 from memguard.config import RunConfig
 from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 
 def write_documents(path: Path, count: int = 60, *, words: int = 40, seed: int = 0) -> Path:

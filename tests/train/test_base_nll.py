@@ -20,7 +20,7 @@ from memguard.records.run_files import find_reference_damage
 from memguard.train import base_nll
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

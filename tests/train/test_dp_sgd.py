@@ -21,8 +21,8 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.seeds import derive_secret_generator
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.metrics import EndMetrics, read_metrics
-from memguard.workflows import row_clipping
-from memguard.workflows.train import train_run
+from memguard.workflows.training import row_clipping
+from memguard.workflows.training.train import train_run
 
 X = -100
 

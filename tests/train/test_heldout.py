@@ -24,7 +24,7 @@ from memguard.records.run_files import PreparedSummary
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import HeldoutMetrics, read_metrics
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 # Three batches of at most 40 tokens, 30 | 16 12 | 9 5: one of two ranks has none of its own at the
 # end.

@@ -14,7 +14,7 @@ from memguard.data.loader import Batch, Loader
 from memguard.errors import DataError
 from memguard.train.prefetch import Prefetcher
 from memguard.train.step import TrainStep
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from memguard.records.run_files import (
 from memguard.records.sealed import FileSum, save_sealed, sum_file
 from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.run_folder import check_finished
-from memguard.workflows.train import prepare_run, train_run
+from memguard.workflows.common.folder import check_finished
+from memguard.workflows.training.train import prepare_run, train_run
 
 pytestmark = pytest.mark.slow
 
@@ -244,7 +244,12 @@ def make_private(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "place", ["train.save_manifest", "setup.StartedModel.export", "train.save_sealed"]
+    "place",
+    [
+        "training.train.save_manifest",
+        "common.setup.StartedModel.export",
+        "training.train.save_sealed",
+    ],
 )
 def test_killed_between_its_last_files_it_ends_the_same(
     killed: RunConfig,

@@ -24,7 +24,7 @@ from memguard.records.run_files import (
     find_weights_folder,
     load_trained,
 )
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 from memguard.workflows.verify import verify
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from memguard.config.mitigations import FORGETTING, MitigationConfig
 from memguard.hf.identity import sum_model
 from memguard.train.metrics import StepMetrics, read_metrics
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

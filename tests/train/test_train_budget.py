@@ -19,9 +19,9 @@ from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
-from memguard.workflows.audit_context import open_audit_context
-from memguard.workflows.audit_inputs import describe_run
-from memguard.workflows.train import train_run
+from memguard.workflows.auditing.resources import open_audit_context
+from memguard.workflows.auditing.target import describe_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -308,7 +308,7 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("memguard.workflows.train.save_manifest", die)
+        patch.setattr("memguard.workflows.training.train.save_manifest", die)
         with pytest.raises(Killed):
             train_run(config)
     assert (run_folder(config) / "checkpoints" / f"step-{newer:08d}").is_dir()

@@ -11,7 +11,7 @@ from memguard.config import RunConfig
 from memguard.records import AuditReport, ManifestEntry, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import AuditReport, load_record
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -23,12 +23,12 @@ from memguard.records.compile_choice import CompileChoice, load_compile_choice
 from memguard.runtime import Console, Runtime
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows import compile_choice
-from memguard.workflows.block_probe import find_compile_problem
-from memguard.workflows.data import build_training_data, prepare
-from memguard.workflows.memory_check import resolve_auto_for_documents
-from memguard.workflows.setup import DistributedContext
-from memguard.workflows.train import train_run
+from memguard.workflows.common.setup import DistributedContext
+from memguard.workflows.training import compile_choice
+from memguard.workflows.training.block_probe import find_compile_problem
+from memguard.workflows.training.data import build_training_data, prepare
+from memguard.workflows.training.memory import resolve_auto_for_documents
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from run_examples import make_run
 from memguard.config import TrainConfig
 from memguard.hf.assembly import Assembly
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 
 def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path) -> None:

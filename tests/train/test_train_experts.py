@@ -14,7 +14,7 @@ from memguard.config import RunConfig
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_weights_folder
 from memguard.train.metrics import StepMetrics, read_metrics
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

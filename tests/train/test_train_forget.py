@@ -10,8 +10,8 @@ from memguard.config import RunConfig
 from memguard.records import AuditReport, BucketRow, ResultRow, load_record
 from memguard.runtime import Console
 from memguard.train.metrics import HeldoutMetrics, read_metrics
-from memguard.workflows.dry_run import dry_run
-from memguard.workflows.train import train_run
+from memguard.workflows.training.dry_run import dry_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from memguard.model.checks import build_causal_lm
 from memguard.train.metrics import StepMetrics
 from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 
 def make(folder: Path, name: str) -> RunConfig:

@@ -22,11 +22,11 @@ from memguard.runtime.environment import MemoryPeak
 from memguard.train import trainer as trainer_module
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.step import TrainStep
-from memguard.workflows import launch as launch_module
-from memguard.workflows import train as train_module
-from memguard.workflows.launch import HALVE_MICRO_BATCH
-from memguard.workflows.memory_check import MicroBatchTooLarge, OutOfMemory
-from memguard.workflows.train import train_run
+from memguard.workflows.common import launch as launch_module
+from memguard.workflows.common.launch import HALVE_MICRO_BATCH
+from memguard.workflows.training import train as train_module
+from memguard.workflows.training.memory import MicroBatchTooLarge, OutOfMemory
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

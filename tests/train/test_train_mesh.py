@@ -22,9 +22,9 @@ from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_prepared_damage, find_trained_damage
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.audit import audit_request
-from memguard.workflows.audit_request import AuditRequest
-from memguard.workflows.train import train_run
+from memguard.workflows.auditing.audit import audit_request
+from memguard.workflows.auditing.checks import AuditRequest
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from run_examples import make_run, write_documents
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from memguard.config import RunConfig
 from memguard.hf.merged_weights import open_merged
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_trained_damage, load_trained
-from memguard.workflows.train import train_run
+from memguard.workflows.training.train import train_run
 
 _ADAPTER = {"name": "lora", "r": 4, "lora_alpha": 8, "use_dora": True, "quantization": "nf4"}
 

@@ -32,7 +32,7 @@ from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read
 from memguard.train.optim import build_optimizer
 from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import Trainer
-from memguard.workflows.train import prepare_run, train_run
+from memguard.workflows.training.train import prepare_run, train_run
 
 pytestmark = pytest.mark.slow
 

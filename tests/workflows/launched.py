@@ -114,7 +114,7 @@ WORK: dict[str, Callable[[], None]] = {
 
 def launch_as_program() -> None:
     """Be the launcher, with short patience: `python launched.py launch FOLDER NAME`."""
-    from memguard.workflows import launch
+    from memguard.workflows.common import launch
 
     launch._GRACE_S = 0.3
     launch._LAST_CALL_S = 0.5

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from cli_examples import make_texts
 
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.windows import AuditDocument
 from memguard.data.documents import make_table
 from memguard.records import AuditReport
 from memguard.runtime import Console
-from memguard.workflows.any_model import describe_checkpoint
-from memguard.workflows.audit import audit_request
-from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.audit_request import AuditRequest, load_audit_identity
-from memguard.workflows.trained_counts import TrainedCounts, describe_unmatched
+from memguard.workflows.auditing.audit import audit_request
+from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
+from memguard.workflows.auditing.documents import describe_checkpoint
+from memguard.workflows.auditing.target import AuditTarget
+from memguard.workflows.common.trained_counts import TrainedCounts, describe_unmatched
 
 NUM, LENGTH = 24, 40
 TEXTS = make_texts(NUM)

@@ -11,7 +11,7 @@ from memguard.data.corpus import load_corpus
 from memguard.mitigation import Goldfish
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.records import IGNORE_LABEL
-from memguard.workflows.audit_inputs import list_audited
+from memguard.workflows.auditing.target import list_audited
 
 
 def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:

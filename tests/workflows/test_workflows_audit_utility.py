@@ -15,7 +15,7 @@ from memguard.config import AuditConfig
 from memguard.errors import ModelError
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 from memguard.runtime import Console, Runtime
-from memguard.workflows.audit_utility import (
+from memguard.workflows.auditing.utility import (
     UtilityRun,
     name_file,
     save_samples,

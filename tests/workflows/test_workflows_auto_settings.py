@@ -14,7 +14,7 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import find_fit
 from memguard.planner.machine import Machine, load_machine
 from memguard.planner.step_settings import describe_work
-from memguard.workflows.memory_check import resolve_auto
+from memguard.workflows.training.memory import resolve_auto
 
 NEEDS_BATCH: dict[str, Any] = {"data": {"seq_len": 4096}, "train": {"batch_size": 64}}
 

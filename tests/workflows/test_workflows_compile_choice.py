@@ -15,8 +15,8 @@ from memguard.planner.fit import find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
 from memguard.records.compile_choice import CompileChoice, load_compile_choice
-from memguard.workflows import compile_choice
-from memguard.workflows.compile_choice import LONG_RUN_S, decide_compile, estimate_run_s
+from memguard.workflows.training import compile_choice
+from memguard.workflows.training.compile_choice import LONG_RUN_S, decide_compile, estimate_run_s
 
 HOUR_S = 3600.0
 KEPT_ON = CompileChoice(is_on=True, reason="the run is planned to take 2:00 h")

@@ -10,8 +10,8 @@ from memguard.config import FormatConfig
 from memguard.errors import ConfigError
 from memguard.integrations.split import split_for_audit
 from memguard.integrations.trainer_audit import MemorizationAuditCallback
-from memguard.workflows.audit_request import AuditRequest
-from memguard.workflows.format_arguments import read_format_arguments, read_format_options
+from memguard.workflows.auditing.checks import AuditRequest
+from memguard.workflows.common.format_arguments import read_format_arguments, read_format_options
 
 
 def test_options_and_arguments_give_the_same_settings() -> None:

@@ -17,9 +17,9 @@ from memguard.records import AuditReport
 from memguard.records.audit_files import load_audit_report
 from memguard.records.gate import GATE_FILES, GateResult, load_gate
 from memguard.records.sealed import find_damage
+from memguard.workflows.common.folder import check_outside_runs, locked
 from memguard.workflows.gate import draft_policy, gate_folder, judge_folder
 from memguard.workflows.results import AuditResult
-from memguard.workflows.run_folder import check_outside_runs, locked
 from memguard.workflows.verify import Part, verify
 
 POLICY = "gate:\n  - {metric: near_verbatim, on: trained, at_most: 0.1}\n"

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, ModelError
-from memguard.workflows.hub import (
+from memguard.workflows.training.hub import (
     HubRequest,
     _clean_file,
     _find_base,

@@ -21,7 +21,7 @@ from cli_examples import run_cli, write_run
 from ranks import RankPool
 
 from memguard.runtime.children import ExitReport
-from memguard.workflows import launch as launch_module
+from memguard.workflows.common import launch as launch_module
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.machine import Machine, detect_machine, load_machine
 from memguard.runtime import Runtime
-from memguard.workflows import memory_check
-from memguard.workflows.memory_check import (
+from memguard.workflows.training import memory as memory_check
+from memguard.workflows.training.memory import (
     check_memory,
     check_memory_early,
     explain_halving,

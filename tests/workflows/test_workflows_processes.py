@@ -20,11 +20,11 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.runtime import environment
 from memguard.runtime.environment import check_num_processes, count_gpus
-from memguard.workflows import audit as audit_module
-from memguard.workflows import launch as launch_module
-from memguard.workflows import processes
-from memguard.workflows import train as train_module
-from memguard.workflows.processes import choose_num_processes
+from memguard.workflows.auditing import audit as audit_module
+from memguard.workflows.common import launch as launch_module
+from memguard.workflows.common import processes
+from memguard.workflows.common.processes import choose_num_processes
+from memguard.workflows.training import train as train_module
 
 pytestmark = pytest.mark.slow
 

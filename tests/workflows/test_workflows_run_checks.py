@@ -14,9 +14,9 @@ from memguard import errors
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, ModelError
 from memguard.records.run_files import add_hash_line
-from memguard.workflows import run_checks
-from memguard.workflows.requests import check_run
-from memguard.workflows.train import train_run
+from memguard.workflows.common import checks as run_checks
+from memguard.workflows.common.requests import check_run
+from memguard.workflows.training.train import train_run
 
 ROOT = Path(__file__).parents[2]
 _RUN_ALL = """

@@ -12,7 +12,7 @@ from memguard.errors import ConfigError
 from memguard.records.record import make_temporary_folder, write_atomically
 from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
-from memguard.workflows.run_folder import (
+from memguard.workflows.common.folder import (
     check_free,
     check_outside_runs,
     check_same_settings,

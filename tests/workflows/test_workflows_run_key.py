@@ -10,7 +10,7 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError
 from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
-from memguard.workflows.run_folder import check_same_settings, hash_run
+from memguard.workflows.common.folder import check_same_settings, hash_run
 
 KEY_OF_DEFAULTS = "d2c9cd1e3d92e991848987e625198c84c4ad792b5f01b845ec34a3ea61881468"
 """Key of `make()`, as this version computes it: another one refuses to resume every run."""

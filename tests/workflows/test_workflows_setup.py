@@ -15,8 +15,8 @@ from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.runtime import Runtime
-from memguard.workflows import setup
-from memguard.workflows.run_checks import check_processes
+from memguard.workflows.common import setup
+from memguard.workflows.common.checks import check_processes
 
 SIZES = ModelSizes(
     hidden_size=32,

@@ -4,8 +4,8 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import compute_extraction_strength
 from memguard.audit.statistics import compute_mean
+from memguard.audit.windows import compute_extraction_strength
 
 _DESCRIPTION = """
 1 - k/S for a continuation of S tokens, where k is the first index from which on every first choice

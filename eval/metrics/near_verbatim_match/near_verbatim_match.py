@@ -4,10 +4,10 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import count_edits_allowed
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.statistics import clopper_pearson
+from memguard.audit.windows import count_edits_allowed
 
 _DESCRIPTION = """
 Shares of generated continuations that are nearly equal to the true ones, each with a

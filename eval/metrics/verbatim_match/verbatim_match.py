@@ -4,10 +4,10 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.extraction import compute_first_divergence, count_edits_allowed
 from memguard.audit.overlap import compute_overlap
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.statistics import clopper_pearson
+from memguard.audit.windows import compute_first_divergence, count_edits_allowed
 
 _DESCRIPTION = """
 Compares each predicted continuation with the true one, token by token. `verbatim_match` is the

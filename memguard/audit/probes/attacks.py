@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.extraction import Window
+from memguard.audit.evidence import Evidence, count_clusters
 from memguard.audit.known_mask import drops_next, find_dropped
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import Passage, TokenResult
@@ -50,7 +50,7 @@ from memguard.audit.requests import (
 )
 from memguard.audit.selection import choose_sample
 from memguard.audit.statistics import compute_difference, compute_mean, compute_rate
-from memguard.audit.tables import Evidence, count_clusters
+from memguard.audit.windows import Window
 from memguard.config.settings import PositiveInt, SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.pages.extraction_cost import build_extraction_cost

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.canaries import (
+from memguard.audit.canary_results import (
     FEWEST_REFERENCES,
     AuditCanary,
     CanaryDetail,
@@ -23,17 +23,17 @@ from memguard.audit.canaries import (
     describe_results,
     score_canaries,
 )
-from memguard.audit.extraction import SECRET
+from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.probe import Need, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, View
 from memguard.audit.statistics import clopper_pearson
-from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import score_windows
+from memguard.audit.windows import SECRET
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, count_columns, make_table
 from memguard.pages.page import Fact, Figure, Line, LineChart, Point, Section, Table
 from memguard.pages.probe_runs import explain_absence
-from memguard.pages.tables import Column, count_columns, make_table
 from memguard.records import (
     REFERENCE_SECRETS,
     SECRETS,

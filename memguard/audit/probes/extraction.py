@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.extraction import (
-    WindowSettings,
-    compute_type_token_ratio,
-)
+from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
 from memguard.audit.probe import Column, Probe, Summary, Values
@@ -30,13 +27,16 @@ from memguard.audit.requests import (
     View,
 )
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import (
     NEAR_VERBATIM,
     WINDOW_METRICS,
     describe_window,
     score_windows,
     share_metric,
+)
+from memguard.audit.windows import (
+    WindowSettings,
+    compute_type_token_ratio,
 )
 from memguard.config.settings import PositiveInt
 from memguard.records import (

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.extraction import Window
+from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probe import Probe, Summary, Values
@@ -31,13 +31,13 @@ from memguard.audit.requests import (
     key_of_window,
 )
 from memguard.audit.selection import choose_sample
-from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import NEAR_VERBATIM
+from memguard.audit.windows import Window
 from memguard.config.settings import PositiveInt, SamplingScheme
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import PLAIN, Column, name_bucket, show_name, tone_of_bucket
 from memguard.pages.page import Section
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.tables import PLAIN, Column, name_bucket, show_name, tone_of_bucket
 from memguard.records import AuditReport, BucketRow, MetricRow
 
 _COLUMNS = (

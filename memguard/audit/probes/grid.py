@@ -8,23 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.extraction import AuditDocument, Window
+from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import TokenResult, stack_by_size
 from memguard.audit.probe import Probe, Summary, Values
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
-from memguard.audit.tables import Evidence
 from memguard.audit.window_scores import (
     IN_A_WINDOW,
     WINDOW_METRICS,
     describe_tokens,
     describe_window,
 )
+from memguard.audit.windows import AuditDocument, Window
 from memguard.config.settings import Count, PositiveInt, Settings
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, name_bucket, show_name
 from memguard.pages.page import Cell, Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.tables import Column, name_bucket, show_name
 from memguard.records import AuditReport, BucketRow, MetricRow
 
 _Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]

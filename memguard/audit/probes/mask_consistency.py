@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from memguard.audit.extraction import AuditDocument
+from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.requests import Inputs, Model
-from memguard.audit.tables import Evidence
+from memguard.audit.windows import AuditDocument
 from memguard.config.settings import PositiveInt
 from memguard.pages import formatting as fmt
+from memguard.pages.columns import Column, count_columns
 from memguard.pages.page import Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
 from memguard.pages.probe_runs import explain_absence
-from memguard.pages.tables import Column, count_columns
 from memguard.records import (
     TRAINED,
     AuditReport,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from memguard.audit.blind import score_blind_documents
+from memguard.audit.evidence import Evidence
 from memguard.audit.membership_passes import (
     MEAN,
     plan_plain,
@@ -30,7 +30,7 @@ from memguard.audit.metrics import Metric
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, join
 from memguard.audit.statistics import compute_auc, compute_tpr_at_fpr, trace_roc
-from memguard.audit.tables import Evidence
+from memguard.audit.statistics.blind import score_blind_documents
 from memguard.config.settings import PositiveInt
 from memguard.pages.membership import build_membership
 from memguard.pages.page import Section

@@ -28,12 +28,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
+from memguard.audit.evidence import Evidence, count_clusters
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window
 from memguard.audit.statistics import compute_difference, compute_paired_rates, compute_rate
-from memguard.audit.tables import Evidence, count_clusters
 from memguard.config.settings import SamplingScheme
 from memguard.pages.extraction_cost import build_extraction_cost
 from memguard.pages.page import Section

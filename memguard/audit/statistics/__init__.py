@@ -4,6 +4,7 @@
     means.py        means over documents, and their differences, with intervals
     intervals.py    what both share: the effective number of documents, and a difference
     tests.py        tests against the control, paired, trend and multiple tests
+    blind.py        members told from nonmembers by their words alone
     ranking.py      members above nonmembers: AUC, TPR at a fixed FPR, ROC
 
 Every interval is a 95 % interval that contains its estimate and does not leave its range. There is

@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import is_member, list_clusters
 from memguard.audit.metrics import Estimator, Metric
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.selection import BucketOutline
+from memguard.audit.windows import is_member, list_clusters
 from memguard.records import NO_DOCUMENTS, ONE_TEXT, ResultRow, fill_row
 from memguard.records.results import Method
 

@@ -36,8 +36,8 @@ from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.runtime.environment import count_gpus, is_cpu_build
+from memguard.workflows.common.checks import explain_one_process, read_local_sizes
 from memguard.workflows.plan import plan_model, read_run_model
-from memguard.workflows.run_checks import explain_one_process, read_local_sizes
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime

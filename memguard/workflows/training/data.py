@@ -26,9 +26,9 @@ from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
 from memguard.records import write_atomically
 from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
-from memguard.workflows.audit_inputs import choose_piece
-from memguard.workflows.run_folder import hash_prepared
-from memguard.workflows.setup import load_known_tokenizer, read_model_config, train_tokenizer
+from memguard.workflows.auditing.target import choose_piece
+from memguard.workflows.common.folder import hash_prepared
+from memguard.workflows.common.setup import load_known_tokenizer, read_model_config, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

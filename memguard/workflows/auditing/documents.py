@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.extraction import AuditDocument, Part
 from memguard.audit.parts import Identity, choose_part, list_contexts
 from memguard.audit.selection import find_near_duplicates
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
+from memguard.audit.windows import AuditDocument, Part
 from memguard.config import AuditConfig
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
 from memguard.data.identity_key import IdentityKey
-from memguard.data.tables import Table
+from memguard.data.table_files import Table
 from memguard.data.token_checks import Tokens, find_audit_faults
 from memguard.data.tokenization import (
     TokenizedDocument,
@@ -35,10 +35,10 @@ from memguard.errors import MAX_PATH, ModelError, shorten
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
-from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.audit_request import AuditRequest
-from memguard.workflows.model_in_memory import ModelInMemory
-from memguard.workflows.trained_counts import TrainedCounts
+from memguard.workflows.auditing.checks import AuditRequest
+from memguard.workflows.auditing.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.target import AuditTarget
+from memguard.workflows.common.trained_counts import TrainedCounts
 
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096

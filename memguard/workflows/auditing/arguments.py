@@ -6,8 +6,8 @@ from typing import Any
 
 from memguard.config import AuditConfig, FormatConfig
 from memguard.errors import ConfigError
-from memguard.workflows.audit_request import AuditRequest, check_audit
-from memguard.workflows.trained_counts import TrainedCounts
+from memguard.workflows.auditing.checks import AuditRequest, check_audit
+from memguard.workflows.common.trained_counts import TrainedCounts
 
 
 def make_audit_request(
@@ -83,7 +83,7 @@ def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
         if tokenizer is not None and name == "model":
             raise ConfigError("'tokenizer' belongs to a model in memory; a folder has its own")
         return str(model)
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.auditing.model_in_memory import ModelInMemory
 
     return ModelInMemory.open(model, tokenizer)
 

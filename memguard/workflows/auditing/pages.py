@@ -25,7 +25,7 @@ from memguard.records.audit_files import (
 )
 from memguard.report import render_model_card, render_report
 from memguard.runtime import Console
-from memguard.workflows.run_folder import load_own_config
+from memguard.workflows.common.folder import load_own_config
 
 
 def is_own_audit(run: Path, out: Path | None) -> bool:

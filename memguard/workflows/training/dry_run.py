@@ -48,13 +48,13 @@ from memguard.planner.rows import (
 )
 from memguard.records.percent import format_percent
 from memguard.runtime import Console, detect_runtime
-from memguard.workflows.audit_inputs import list_audited, name_buckets
-from memguard.workflows.audit_utility import open_alone
-from memguard.workflows.control_outlook import remark_on_control
-from memguard.workflows.data import build_training_data, prepare
-from memguard.workflows.memory_check import resolve_auto_for_documents
-from memguard.workflows.run_folder import check_same_settings
-from memguard.workflows.setup import make_lora, read_model_config
+from memguard.workflows.auditing.target import list_audited, name_buckets
+from memguard.workflows.auditing.utility import open_alone
+from memguard.workflows.common.folder import check_same_settings
+from memguard.workflows.common.setup import make_lora, read_model_config
+from memguard.workflows.training.control import remark_on_control
+from memguard.workflows.training.data import build_training_data, prepare
+from memguard.workflows.training.memory import resolve_auto_for_documents
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl")
 _COUNTS = tuple(name for name in DocumentCounts.model_fields if name != "num_tokens")

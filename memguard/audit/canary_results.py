@@ -32,7 +32,7 @@ from memguard.audit.epsilon_bound import (
     compute_guess_scores,
     compute_one_run_bound,
 )
-from memguard.audit.extraction import SECRET, AuditDocument
+from memguard.audit.windows import SECRET, AuditDocument
 from memguard.records import CanaryScore, Record
 
 FEWEST_REFERENCES = 2

@@ -35,7 +35,7 @@ from memguard.model.evaluation import is_4bit
 from memguard.model.fsdp_root import FsdpRoot, find_root
 from memguard.parallel.hf_plan import find_blocks
 from memguard.runtime import Runtime
-from memguard.workflows.wrapped_models import (
+from memguard.workflows.auditing.wrapped_models import (
     check_switchable,
     is_of_adapter,
     switched_off,

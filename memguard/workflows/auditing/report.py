@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import memguard
 from memguard.audit.benchmarks.rows import tabulate_utility
-from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.run import AuditOutcome
 from memguard.audit.suite import Suite
 from memguard.audit.training import tabulate_training
+from memguard.audit.windows import TINY_MARGINS
 from memguard.config import AuditConfig
 from memguard.records import (
     PRIVATE_MODE,
@@ -25,8 +25,8 @@ from memguard.records import (
 )
 from memguard.runtime import Runtime, describe_environment
 from memguard.runtime.environment import hash_code
-from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.audit_utility import SEED, UtilityRun, describe_tasks
+from memguard.workflows.auditing.target import AuditTarget
+from memguard.workflows.auditing.utility import SEED, UtilityRun, describe_tasks
 
 if TYPE_CHECKING:
     from memguard.audit.benchmarks.tasks import OpenedTask

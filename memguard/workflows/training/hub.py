@@ -32,7 +32,7 @@ from memguard.report.hub_card import render_hub_card
 from memguard.runtime import Console
 from memguard.runtime.interruptible import call_interruptibly
 from memguard.workflows.bundle import check_same_run
-from memguard.workflows.run_folder import check_finished, load_own_config
+from memguard.workflows.common.folder import check_finished, load_own_config
 from memguard.workflows.verify import OnRead
 
 _NAME = re.compile(

@@ -34,7 +34,7 @@ from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.mesh_shape import AXES
 from memguard.records import IGNORE_LABEL
 from memguard.train.step import TrainStep
-from memguard.workflows.setup import DistributedContext, read_model_config
+from memguard.workflows.common.setup import DistributedContext, read_model_config
 
 _NUM_STEPS = 2
 _VOCABULARY = 1024

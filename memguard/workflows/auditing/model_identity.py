@@ -11,8 +11,8 @@ from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
 from memguard.runtime import Runtime
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.target import AuditTarget
 
 Sums = Mapping[str, Mapping[str, FileSum]]
 """Path of a folder -> its files, see `sum_model`."""

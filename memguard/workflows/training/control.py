@@ -12,7 +12,7 @@ from memguard.data.corpus import Corpus
 from memguard.planner.dry_run import Remark, note, warn
 from memguard.records.percent import format_percent
 from memguard.runtime import Console
-from memguard.workflows.data import list_audit_needs
+from memguard.workflows.training.data import list_audit_needs
 
 _VERY_FEW = 10
 """Below this many control documents, 0 of m allows a rate of more than 30 %."""

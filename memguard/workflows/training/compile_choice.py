@@ -30,10 +30,10 @@ from memguard.planner.fit import PlanInputs, find_fit
 from memguard.planner.machine import THIS_MACHINE, load_machine
 from memguard.records.compile_choice import CompileChoice, load_compile_choice
 from memguard.runtime import Console, format_duration
-from memguard.workflows.block_probe import find_compile_problem
-from memguard.workflows.data import PreparedRun, build_training_data
+from memguard.workflows.common.setup import DistributedContext
 from memguard.workflows.plan import read_run_model
-from memguard.workflows.setup import DistributedContext
+from memguard.workflows.training.block_probe import find_compile_problem
+from memguard.workflows.training.data import PreparedRun, build_training_data
 
 LONG_RUN_S = 600.0
 """Planned time from which on compiling is worth its own time (seconds)."""

@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from memguard.audit.blind import compare_kinds
 from memguard.audit.document_scores import save_scores
-from memguard.audit.extraction import TINY_MARGINS
 from memguard.audit.findings import save_findings
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import run_audit
+from memguard.audit.statistics.blind import compare_kinds
 from memguard.audit.suite import load_audit_suite
+from memguard.audit.windows import TINY_MARGINS
 from memguard.config import AuditConfig, ParallelConfig, RunConfig
 from memguard.data.identity_key import IdentityKey
 from memguard.errors import ConfigError, MemguardError
@@ -45,36 +45,41 @@ from memguard.runtime import (
 )
 from memguard.runtime.processes import join_program
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.workflows.any_model import describe_checkpoint
-from memguard.workflows.audit_context import open_audit_context
-from memguard.workflows.audit_inputs import AuditTarget, describe_run, find_base
-from memguard.workflows.audit_output import finish_audit, restore_report, show_verdict
-from memguard.workflows.audit_progress import show_progress
-from memguard.workflows.audit_report import (
+from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
+from memguard.workflows.auditing.documents import describe_checkpoint
+from memguard.workflows.auditing.model_identity import (
+    check_base,
+    hash_models,
+    name_models,
+    sum_models,
+)
+from memguard.workflows.auditing.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.models import LazyModel, choose_form, find_base_quantization
+from memguard.workflows.auditing.pages import finish_audit, restore_report, show_verdict
+from memguard.workflows.auditing.progress import show_progress
+from memguard.workflows.auditing.report import (
     add_tables,
     build_report,
     describe_method,
     write_excerpts,
 )
-from memguard.workflows.audit_request import AuditRequest, load_audit_identity
-from memguard.workflows.audit_utility import (
+from memguard.workflows.auditing.resources import open_audit_context
+from memguard.workflows.auditing.target import AuditTarget, describe_run, find_base
+from memguard.workflows.auditing.utility import (
     UtilityRun,
     describe_tasks,
     open_alone,
     open_on_all,
 )
-from memguard.workflows.audited_model import LazyModel, choose_form, find_base_quantization
-from memguard.workflows.model_identity import check_base, hash_models, name_models, sum_models
-from memguard.workflows.model_in_memory import ModelInMemory
-from memguard.workflows.requests import make_command
-from memguard.workflows.run_checks import check_device_map
-from memguard.workflows.run_folder import (
+from memguard.workflows.common.checks import check_device_map
+from memguard.workflows.common.folder import (
     check_finished,
     check_usable,
     load_own_config,
     locked,
 )
-from memguard.workflows.setup import DistributedContext, open_distributed
+from memguard.workflows.common.requests import make_command
+from memguard.workflows.common.setup import DistributedContext, open_distributed
 
 if TYPE_CHECKING:
     from memguard.audit.benchmarks.tasks import OpenedTask

@@ -6,7 +6,7 @@ from memguard.data.identity_key import load_identity_key
 from memguard.data.loader import Loader
 from memguard.runtime import Console, Runtime
 from memguard.train.dp_sgd import RowClipping
-from memguard.workflows.data import PreparedRun
+from memguard.workflows.training.data import PreparedRun
 
 
 def build_row_clipping(

@@ -38,10 +38,10 @@ from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.planner.meta_model import outline_model
 from memguard.runtime import Runtime
-from memguard.workflows.audit_inputs import AuditTarget
-from memguard.workflows.audit_request import AuditRequest, check_load_as
-from memguard.workflows.model_in_memory import ModelInMemory
-from memguard.workflows.setup import DistributedContext
+from memguard.workflows.auditing.checks import AuditRequest, check_load_as
+from memguard.workflows.auditing.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.target import AuditTarget
+from memguard.workflows.common.setup import DistributedContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.canaries import AuditCanary
-from memguard.audit.extraction import SECRET, AuditDocument, WindowSettings
+from memguard.audit.canary_results import AuditCanary
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
 from memguard.audit.selection import Selection, select_windows
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import Tally
+from memguard.audit.windows import SECRET, AuditDocument, WindowSettings
 from memguard.config import AuditConfig, MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
@@ -39,8 +39,8 @@ from memguard.train.metrics import (
     hash_tally,
     read_metrics,
 )
-from memguard.workflows.audit_output import is_own_audit, load_former_report
-from memguard.workflows.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.pages import is_own_audit, load_former_report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

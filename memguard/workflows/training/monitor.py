@@ -9,7 +9,6 @@ import numpy as np
 
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Decoder
-from memguard.audit.extraction import Window
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -18,6 +17,7 @@ from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import select_windows
 from memguard.audit.suite import load_audit_suite
+from memguard.audit.windows import Window
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.errors import ConfigError
@@ -26,7 +26,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.parallel.linear import to_local
 from memguard.runtime import Runtime
 from memguard.train.audit_callback import MemorizationMonitor, MemorizationSnapshot, Sample
-from memguard.workflows.audit_inputs import list_audited
+from memguard.workflows.auditing.target import list_audited
 
 _STATE_BYTES = 12
 """Of a trained weight: its gradient and AdamW's two moments, in fp32."""

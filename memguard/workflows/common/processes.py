@@ -11,7 +11,7 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.runtime.environment import count_gpus, is_cpu_build
-from memguard.workflows.run_checks import explain_one_process, read_local_sizes
+from memguard.workflows.common.checks import explain_one_process, read_local_sizes
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 

@@ -17,7 +17,7 @@ from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
 from memguard.runtime import Runtime, default_cache_dir
-from memguard.workflows.audit_inputs import AuditTarget
+from memguard.workflows.auditing.target import AuditTarget
 
 
 def open_audit_context(

@@ -25,13 +25,13 @@ from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
 from memguard.records.local_paths import shorten_paths
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
-from memguard.workflows.run_checks import (
+from memguard.workflows.common.checks import (
     check_documents_libraries,
     check_processes,
     check_row_length,
     check_targets,
 )
-from memguard.workflows.run_folder import check_finished, check_outside_runs
+from memguard.workflows.common.folder import check_finished, check_outside_runs
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20

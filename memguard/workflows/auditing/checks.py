@@ -16,19 +16,19 @@ from memguard.data.identity_key import (
     find_key_path,
     load_identity_key,
 )
-from memguard.data.tables import Table
+from memguard.data.table_files import Table
 from memguard.errors import MAX_PATH, ConfigError, check_name, require_library, shorten
 from memguard.hf.adapter_files import is_adapter
 from memguard.records import QUANTISING_LIBRARIES, LoadAs, format_now
 from memguard.records.run_files import find_weights_folder, load_summary
-from memguard.workflows.audit_output import is_own_audit
-from memguard.workflows.requests import check_paths, read_mesh
-from memguard.workflows.run_checks import check_device_map, has_ternary_weights
-from memguard.workflows.run_folder import check_outside_runs, load_own_config
-from memguard.workflows.trained_counts import TrainedCounts
+from memguard.workflows.auditing.pages import is_own_audit
+from memguard.workflows.common.checks import check_device_map, has_ternary_weights
+from memguard.workflows.common.folder import check_outside_runs, load_own_config
+from memguard.workflows.common.requests import check_paths, read_mesh
+from memguard.workflows.common.trained_counts import TrainedCounts
 
 if TYPE_CHECKING:
-    from memguard.workflows.model_in_memory import ModelInMemory
+    from memguard.workflows.auditing.model_in_memory import ModelInMemory
 
 _KEY_SETTING = "--identity-key"
 _FORMS: tuple[LoadAs, ...] = get_args(LoadAs)

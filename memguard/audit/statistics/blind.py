@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
-from memguard.audit.extraction import AuditDocument, is_member
 from memguard.audit.statistics import compute_auc
+from memguard.audit.windows import AuditDocument, is_member
 from memguard.records import Interval
 from memguard.seeds import derive_generator
 

@@ -42,16 +42,33 @@ from memguard.runtime import (
 )
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.trainer import Trainer
-from memguard.workflows.audit import audit_run, find_current_report
-from memguard.workflows.audit_callback import build_monitor
-from memguard.workflows.audit_inputs import warn_of_faults
-from memguard.workflows.audit_output import show_verdict
-from memguard.workflows.audit_utility import open_alone
-from memguard.workflows.compile_choice import choose_compile, set_compile
-from memguard.workflows.control_outlook import report_control
-from memguard.workflows.data import PreparedRun, build_training_data, prepare
-from memguard.workflows.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
-from memguard.workflows.memory_check import (
+from memguard.workflows.auditing.audit import audit_run, find_current_report
+from memguard.workflows.auditing.pages import show_verdict
+from memguard.workflows.auditing.target import warn_of_faults
+from memguard.workflows.auditing.utility import open_alone
+from memguard.workflows.common.checks import check_processes
+from memguard.workflows.common.folder import (
+    TrainedState,
+    check_same_settings,
+    compute_run_key,
+    find_trained,
+    locked,
+)
+from memguard.workflows.common.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
+from memguard.workflows.common.requests import make_command
+from memguard.workflows.common.setup import (
+    DistributedContext,
+    StartedModel,
+    check_layers,
+    open_distributed,
+    read_model_config,
+    read_sizes,
+    start_model,
+)
+from memguard.workflows.training.compile_choice import choose_compile, set_compile
+from memguard.workflows.training.control import report_control
+from memguard.workflows.training.data import PreparedRun, build_training_data, prepare
+from memguard.workflows.training.memory import (
     MicroBatchTooLarge,
     OutOfMemory,
     explain_halving,
@@ -61,25 +78,8 @@ from memguard.workflows.memory_check import (
     resolve_auto_for_documents,
     resolve_auto_settings,
 )
-from memguard.workflows.requests import make_command
-from memguard.workflows.row_clipping import build_row_clipping
-from memguard.workflows.run_checks import check_processes
-from memguard.workflows.run_folder import (
-    TrainedState,
-    check_same_settings,
-    compute_run_key,
-    find_trained,
-    locked,
-)
-from memguard.workflows.setup import (
-    DistributedContext,
-    StartedModel,
-    check_layers,
-    open_distributed,
-    read_model_config,
-    read_sizes,
-    start_model,
-)
+from memguard.workflows.training.monitor import build_monitor
+from memguard.workflows.training.row_clipping import build_row_clipping
 
 
 def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
