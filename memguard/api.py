@@ -26,7 +26,6 @@ from memguard.config import RunConfig, apply_settings, load_yaml, validate
 from memguard.errors import ConfigError
 from memguard.records import AuditReport, Comparison, load_record
 from memguard.records.audit_files import REPORT
-from memguard.workflows.common.format_arguments import read_format_arguments, refuse_former
 from memguard.workflows.common.python_arguments import (
     Name,
     Place,
@@ -53,11 +52,8 @@ def audit(
     base: Any = None,
     suite: Place | None = None,
     out: Place | None = None,
-    format: str | None = None,
-    columns: Mapping[str, str] | None = None,
-    template: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    seed: Seed = 0,
+    format: str | Mapping[str, Any] | None = None,
+    seed: Seed | None = None,
     load_as: Name = "stored",
     identity_key: Place | None = None,
     **settings: Any,
@@ -82,11 +78,9 @@ def audit(
         out: folder of the report; of a run its `audit/` if None, else a temporary folder that is
             deleted with the result.
         format: of the documents: text, prompt_completion, messages, alpaca, sharegpt or input_ids;
-            taken from their columns if None.
-        columns: columns that have other names than usual, ``{"prompt": "question"}``.
-        template: of alpaca, "stanford" or "chat"; chat where there is a chat template if None.
-        tags: keys and roles of sharegpt's turns, ``{"role": "role", "user": "customer"}``.
-        seed: decides which documents are sampled.
+            or a mapping, ``{"format": "alpaca", "columns": {"prompt": "question"}}``, also with
+            'template' and 'tags'; taken from their columns if None.
+        seed: decides which documents are sampled; of a run its own, 0 if None.
         load_as: form in which the model of a folder is loaded: "stored", "merged" (its adapter),
             "int8" or "nf4". A report of another form than "stored" is not that of the run, and
             needs ``out``.
@@ -110,13 +104,11 @@ def audit(
         >>> worst = result.to_pandas().sort_values("extraction.num_correct").tail()
         >>> result.save("report")
     """
-    refuse_former(settings)
-    form = read_format_arguments(format, columns, template, tags)
     is_in_memory = not (model is None or isinstance(model, str | Path))
     is_temporary = run is None and out is None
     with ExitStack() as on_error:
-        from memguard.workflows.auditing.arguments import make_audit_request
-        from memguard.workflows.common.folder import check_usable
+        from memguard.workflows.auditing.arguments import make_arguments
+        from memguard.workflows.auditing.checks import check_audit
 
         if is_in_memory:
             check_tokenizer(tokenizer)
@@ -125,7 +117,7 @@ def audit(
                 _refuse_several_folders()
             out = tempfile.mkdtemp(prefix="memguard-audit-")
             on_error.callback(shutil.rmtree, out, ignore_errors=True)
-        request, checked = make_audit_request(
+        arguments = make_arguments(
             run=run,
             model=model,
             tokenizer=tokenizer,
@@ -133,17 +125,16 @@ def audit(
             nonmembers=nonmembers,
             base=base,
             out=out,
-            form=form,
+            format=format,
             seed=seed,
             load_as=load_as,
             identity_key=identity_key,
             settings={**settings, **({} if suite is None else {"suite": str(suite)})},
         )
-        if not is_in_memory:
-            check_usable(request.locked_folder)
-        from memguard.workflows.auditing.audit import audit_request
+        checked = check_audit(arguments)
+        from memguard.workflows.auditing.audit import audit as audit_checked
 
-        folder, report = audit_request(request, checked)
+        folder, report = checked.out, audit_checked(checked)
         on_error.pop_all()
     result = AuditResult(folder=folder, report=report, is_temporary=is_temporary)
     if is_temporary:

@@ -1,22 +1,24 @@
 """One audit: documents in, report and scores out; one model is in memory at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
 from memguard.audit.evidence import Evidence
-from memguard.audit.parts import WhichWindow, find_cut
-from memguard.audit.requests import Inputs, Measured, Model
+from memguard.audit.parts import find_cut
+from memguard.audit.plan import AuditPlan
+from memguard.audit.requests import Measured, Model
 from memguard.audit.runner import Runner
-from memguard.audit.selection import select_windows
-from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise, tabulate
-from memguard.audit.warnings import Tally
-from memguard.audit.windows import AuditDocument
 from memguard.records import AuditResults, CanaryScore
+
+_STAGES: Mapping[Model, str] = {
+    "trained": "model",
+    "base": "base model",
+    "reference": "reference model",
+}
+"""The models in the order in which they are measured, and the names of their stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,90 +31,56 @@ class AuditOutcome:
     canaries: Sequence[CanaryScore]
 
 
-def run_audit(
+def measure(
+    plan: AuditPlan,
+    models: Mapping[Model, AuditedModel],
+    context: AuditContext,
     *,
-    documents: Sequence[AuditDocument],
-    model: AuditedModel,
-    base: AuditedModel | None = None,
-    reference: AuditedModel | None = None,
-    canaries: Sequence[AuditCanary] = (),
-    suite: Suite,
-    tally: Tally,
-    tiny_margin: float,
-    seed: int,
-    is_other_kind: bool = False,
-    window: WhichWindow = "last",
-    min_documents: int = 5,
-    max_documents_per_bucket: int | None = None,
-    context: AuditContext | None = None,
     also_measure: Callable[[Model], None] | None = None,
 ) -> AuditOutcome:
-    """Run the probes of a suite and summarise their results.
+    """Run the probes of a plan and summarise their results.
 
-    The documents are checked before a model is loaded. Models are loaded one after the other, so
-    that only one is in memory at a time.
+    Models are loaded one after the other, so that only one is in memory at a time.
 
     Args:
-        documents: trained, control and, optionally, background documents.
-        model: the audited model.
-        base: the model before training; None leaves its columns null.
-        reference: another model with the same vocabulary, for membership scores.
-        canaries: random secrets, in an order that does not depend on whether they were trained.
-        suite: the probes, with their final settings.
-        tally: state of the counts of repetitions.
-        tiny_margin: margin (logits) below which a result may change, see `TINY_MARGINS`.
-        seed: seed of the sample of each bucket and of all other random choices.
-        is_other_kind: whether the control was given and is another kind of text.
-        window: which part of long documents was chosen, for the report.
-        min_documents: minimum number of trained documents that are long enough (documents).
-        max_documents_per_bucket: size of each bucket's sample; None takes all.
+        plan: what is measured, the same on every rank.
+        models: the trained model; the base, without which its columns are null; a reference with
+            the same vocabulary, for membership scores.
         context: tokenizer, cache, ranks, progress.
         also_measure: called after the probes of each model, before the model is freed.
 
     Raises:
-        DataError: too few trained documents are long enough, or an id is duplicated.
         ModelError: tokenizer or length do not fit the model, or its logits are not finite.
     """
-    context = context or AuditContext()
-    selection = select_windows(
-        documents,
-        suite.extraction,
-        seed=seed,
-        min_documents=min_documents,
-        max_documents_per_bucket=max_documents_per_bucket,
-    )
-    windows = selection.windows
-    inputs = Inputs(
-        windows=windows,
-        max_edit_share=suite.extraction.max_edit_share,
-        seed=seed,
-        tiny_margin=tiny_margin,
-        canaries=canaries,
-        codec=context.codec,
-        goldfish=context.goldfish,
-        has_reference=reference is not None,
-        compare_masks=context.compare_masks,
-    )
+    suite, windows = plan.suite, plan.selection.windows
+    inputs = plan.inputs(context, has_reference="reference" in models)
     failed: dict[str, str] = {}
     stopped: set[tuple[Model, str]] = set()
-    run = partial(Runner, context=context, seed=seed, packages=suite.packages, stopped=stopped)
-
-    def measure(audited: AuditedModel, kind: Model, name: str) -> dict[str, Measured]:
-        with run(audited=audited, model=kind, name=name) as runner:
-            measured = runner.measure(
-                suite.probes, inputs, has_base=base is not None, failed=failed
+    measured: dict[Model, dict[str, Measured]] = {}
+    for role, name in _STAGES.items():
+        if (model := models.get(role)) is None:
+            continue
+        with Runner(
+            audited=model,
+            model=role,
+            name=name,
+            context=context,
+            seed=plan.seed,
+            packages=suite.packages,
+            stopped=stopped,
+        ) as runner:
+            measured[role] = runner.measure(
+                suite.probes, inputs, has_base="base" in models, failed=failed
             )
             if also_measure is not None:
-                also_measure(kind)
-            return measured
-
+                also_measure(role)
     evidence = Evidence(
         inputs=inputs,
-        outlines=selection.buckets,
-        trained=measure(model, "trained", "model"),
-        other=None if base is None else measure(base, "base", "base model"),
-        reference={} if reference is None else measure(reference, "reference", "reference model"),
-        dose_response=tally == "complete",
+        outlines=plan.selection.buckets,
+        trained=measured["trained"],
+        other=measured.get("base"),
+        reference=measured.get("reference", {}),
+        dose_response=plan.tally == "complete",
         why_not={**context.why_not, **failed},
         num_tightened=context.num_tightened,
     )
@@ -125,9 +93,9 @@ def run_audit(
             scores,
             suite=suite,
             circumstances=Circumstances(
-                tally=tally,
-                cut=find_cut(documents, windows, window=window),
-                is_other_kind=is_other_kind,
+                tally=plan.tally,
+                cut=find_cut(plan.documents, windows, window=plan.window),
+                is_other_kind=bool(plan.other_kind),
                 is_limited=any(kind == "trained" or name in failed for kind, name in stopped),
             ),
         ),

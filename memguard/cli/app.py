@@ -178,23 +178,25 @@ def train(
     print_result(as_json, outcome, _run_folder(run))
 
 
-@app.command()
+@app.command(context_settings=TAKES_SETTINGS)
 def audit(
-    context: typer.Context,
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run trained by memguard.")
+        str | None, typer.Argument(metavar="[RUN]", help="Folder of a run trained by memguard.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Folder or hub id of any other model.")] = None,
-    base_model: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            help="The base model, for comparison; for a RUN, its present location.",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Settings as in a run's file: audit.prefix_tokens=50, audit.base=false, seed=1, "
+            "parallel.z=2; `memguard init` describes them.",
+            callback=refuse_split_settings,
         ),
     ] = None,
-    no_base: Annotated[
-        bool, typer.Option("--no-base", help="Do not score the base model of a RUN.")
-    ] = False,
+    model: Annotated[str | None, typer.Option(help="Folder or hub id of any other model.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base model, for comparison; for a RUN, its present location."),
+    ] = None,
     members: Annotated[
         list[str] | None, typer.Option(help="Training documents of the model (repeatable).")
     ] = None,
@@ -207,82 +209,8 @@ def audit(
     ] = None,
     suite: Annotated[str | None, typer.Option(help="Shipped suite, or a suite's YAML.")] = None,
     format: options.Format = None,
-    columns: options.Columns = None,
-    template: options.Template = None,
-    tags: options.Tags = None,
-    text_column: Annotated[str | None, typer.Option(hidden=True)] = None,
-    continuation_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of the continuation (tokens).")
-    ] = None,
-    prefix_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Length of the prefix (tokens); unlimited if left out."),
-    ] = None,
-    min_prefix_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Shortest prefix to audit (tokens).")
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(help="Part to audit of documents longer than the context: last or first."),
-    ] = None,
-    min_documents: Annotated[
-        int | None, typer.Option(min=1, help="Fewest members to accept (documents).")
-    ] = None,
-    max_documents_per_bucket: Annotated[
-        int | None,
-        typer.Option("--max-documents", min=1, help="Largest sample per bucket (documents)."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(help="Reference model of the same vocabulary, for membership inference."),
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens per forward pass; as many as fit if left out."),
-    ] = None,
-    max_generation_minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Longest time of generation whose weights are gathered for each token (minutes)."
-        ),
-    ] = None,
-    device_map: Annotated[
-        str | None,
-        typer.Option(help="auto: distribute a large model over GPUs, memory and disk."),
-    ] = None,
-    cache: Annotated[
-        bool | None, typer.Option(help="Reuse cached scores, and cache new ones.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
-    excerpts: Annotated[
-        bool | None,
-        typer.Option(help="Write the text of the worst findings to private/ (mode 0600)."),
-    ] = None,
-    utility: Annotated[
-        str | None,
-        typer.Option(
-            help="Benchmark tasks of lm-eval, by name or YAML: hellaswag:200,./my_task.yaml runs "
-            "200 items of the first; '' runs none."
-        ),
-    ] = None,
-    allow_download: Annotated[
-        bool | None, typer.Option(help="Let --utility download datasets from the hub.")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the document samples.")
-    ] = 0,
     load_as: options.LoadAs = "stored",
-    identity_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Key under which equal texts have equal hashes; your project's if left out."
-        ),
-    ] = None,
     nproc: Nproc = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(help="Mesh of the processes, e.g. z=2,x=2; the run's if left out."),
-    ] = None,
     list_probes: Annotated[
         bool,
         typer.Option("--list-probes", help="List the probes that a suite can name; audit nothing."),
@@ -295,46 +223,37 @@ def audit(
 
         print_probes(as_json=as_json)
         return
-    from memguard.config import AuditConfig
-    from memguard.workflows.auditing.checks import AuditRequest
-    from memguard.workflows.common.format_arguments import read_format_options
+    from memguard.workflows.auditing.arguments import read_format
+    from memguard.workflows.auditing.checks import AuditArguments, check_audit
+    from memguard.workflows.common.processes import count_processes, count_usable_gpus
 
-    settings = {
-        name: value
-        for name, value in context.params.items()
-        if name in AuditConfig.model_fields and value is not None
-    }
-    request = AuditRequest(
-        run=run,
+    settings = [*([] if suite is None else [f"audit.suite={suite}"]), *(overrides or ())]
+    if run is not None and "=" in run and not Path(run).exists():
+        settings, run = [run, *settings], None
+    arguments = AuditArguments(
+        run=None if run is None else Path(run),
         model=model,
-        base=base_model,
+        base=base,
         members=tuple(members or ()),
         nonmembers=tuple(nonmembers or ()),
         out=out,
-        form=read_format_options(format, columns, template, tags, text_column),
-        mesh=mesh,
-        settings=settings | ({"base": False} if no_base else {}),
-        seed=seed,
+        form=read_format(format, option="--format"),
         load_as=load_as,
-        identity_key=identity_key,
+        style="options",
+        settings=AuditArguments.read_settings(settings),
     )
-    checked = request.check()
-    from memguard.workflows.auditing.checks import check_audit, check_identity_place
-    from memguard.workflows.common.folder import check_free
-    from memguard.workflows.common.processes import count_processes, count_usable_gpus
-
-    check_audit(request, checked, count_processes(nproc or 1))
-    if own_rank() == 0:
-        check_free(request.locked_folder)
-        check_identity_place(request)
+    num_processes = count_processes(nproc or 1)
+    checked = check_audit(arguments, num_processes=num_processes, writes=own_rank() == 0)
     if nproc is None and (num_gpus := count_usable_gpus()) > 1:
         say(f"audit: 1 of {num_gpus} visible GPUs is used; --nproc splits the model over more")
     run_on_processes(nproc or 1)
     say("audit: loading torch and transformers")
-    from memguard.workflows.auditing.audit import audit_request
+    from memguard.workflows.auditing.audit import audit as audit_checked
 
-    folder, report = audit_request(request, checked)
-    print_result(as_json, report.model_dump(mode="json", by_alias=True), folder / "report.html")
+    report = audit_checked(checked)
+    print_result(
+        as_json, report.model_dump(mode="json", by_alias=True), checked.out / "report.html"
+    )
 
 
 @app.command(context_settings=TAKES_SETTINGS)

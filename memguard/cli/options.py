@@ -72,19 +72,9 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Of the documents: text, prompt_completion, messages, alpaca, sharegpt or input_ids; "
-        "taken from their columns if left out.",
-    ),
-]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option("--columns", help="Columns with other names, e.g. prompt=question,completion=a."),
-]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        "--template",
-        help="Of alpaca: stanford or chat; chat if left out and there is a chat template.",
+        help="Of the documents: text, prompt_completion, messages, alpaca, sharegpt or input_ids, "
+        "or a mapping, '{format: alpaca, columns: {prompt: question}, template: chat}'; taken "
+        "from their columns if left out.",
     ),
 ]
 LoadAs = Annotated[
@@ -95,10 +85,6 @@ LoadAs = Annotated[
         show_default=False,
         help="Load the model merged (its adapter), int8 or nf4; as stored if left out.",
     ),
-]
-Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tags", help="Keys and roles of sharegpt's turns, e.g. user=customer."),
 ]
 
 

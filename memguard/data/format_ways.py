@@ -1,14 +1,15 @@
 """Writes how to describe a table, as settings, options or arguments, and finds the nearest ways.
 
-settings    data.format=alpaca data.columns.instruction=question data.columns.output=answer
-options     --format alpaca --columns instruction=question,output=answer
-arguments   format='alpaca', columns={'instruction': 'question', 'output': 'answer'}
+settings    data.format=alpaca data.columns.instruction=question
+options     --format '{"format": "alpaca", "columns": {"instruction": "question"}}'
+arguments   format={'format': 'alpaca', 'columns': {'instruction': 'question'}}
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from memguard.config import ColumnsConfig
 from memguard.config.formats import FORMAT_COLUMNS, FormatName
@@ -62,24 +63,20 @@ def write_way(
         template: value of the setting ``template``.
         tags: name of the setting in ``tags`` -> tag.
     """
-    plain = {"format": format, "template": template}
-    blocks = {"columns": columns or {}, "tags": tags or {}}
-    parts: list[str] = []
-    for name, value in plain.items():
-        if value is not None:
-            form = {"settings": "data.{}={}", "options": "--{} {}", "arguments": "{}='{}'"}[style]
-            parts.append(form.format(name, value))
-    for name, block in blocks.items():
-        if not block:
-            continue
-        if style == "arguments":
-            parts.append(f"{name}={dict(block)!r}")
-        elif style == "options":
-            pairs = ",".join(f"{key}={value}" for key, value in block.items())
-            parts.append(f"--{name} {shlex.quote(pairs)}")
-        else:
-            parts += [shlex.quote(f"data.{name}.{key}={value}") for key, value in block.items()]
-    return (", " if style == "arguments" else " ").join(parts)
+    values: dict[str, Any] = {"format": format, "template": template}
+    values |= {"columns": dict(columns or {}), "tags": dict(tags or {})}
+    given = {name: value for name, value in values.items() if value}
+    if style == "settings":
+        pairs = [
+            (f"{name}.{key}" if key else name, one)
+            for name, value in given.items()
+            for key, one in (value.items() if isinstance(value, dict) else [("", value)])
+        ]
+        return " ".join(shlex.quote(f"data.{name}={value}") for name, value in pairs)
+    whole = format if given == {"format": format} else given
+    if style == "arguments":
+        return f"format={whole!r}"
+    return f"--format {whole if whole is format else shlex.quote(json.dumps(whole))}"
 
 
 def list_names(names: Sequence[str]) -> str:

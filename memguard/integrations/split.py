@@ -22,7 +22,7 @@ from memguard.data.duplicates import WordGrams
 from memguard.data.tokenization import build_decoder, tokenize_documents
 from memguard.errors import ConfigError, DataError
 from memguard.runtime import default_cache_dir
-from memguard.workflows.common.format_arguments import read_format_arguments, refuse_former
+from memguard.workflows.auditing.arguments import read_format
 
 _FRACTION: float = DataConfig.model_fields["control_fraction"].default
 _MOST = 0.1
@@ -43,12 +43,8 @@ def split_for_audit(
     seed: int = 0,
     *,
     fraction: float = _FRACTION,
-    format: str | None = None,
-    columns: Mapping[str, str] | None = None,
-    template: str | None = None,
-    tags: Mapping[str, str] | None = None,
+    format: str | Mapping[str, Any] | None = None,
     tokenizer: Any = None,
-    **former: Any,
 ) -> AuditSplit:
     """Split a dataset into documents to train and a control, as a run of memguard does.
 
@@ -61,9 +57,6 @@ def split_for_audit(
         seed: of the draw; the same seed gives the same split.
         fraction: share of the documents that are never trained, above 0 and up to 0.1.
         format: of the rows, as in `MemorizationAuditCallback`; None takes it from their columns.
-        columns: columns that have other names than usual, ``{"prompt": "question"}``.
-        template: of alpaca, "stanford" or "chat"; None: chat if there is a chat template.
-        tags: keys and roles of sharegpt's turns.
         tokenizer: the model's; with it only documents long enough for the default audit count as
             control, as in a run. Without it all do.
         former: refused, since an argument has another name now.
@@ -74,10 +67,7 @@ def split_for_audit(
     """
     if not 0 < fraction <= _MOST:
         raise ConfigError(f"'fraction' should be above 0 and at most {_MOST:g}; got {fraction}")
-    refuse_former(former)
-    if former:
-        raise TypeError(f"split_for_audit() has no argument '{next(iter(former))}'")
-    form = read_format_arguments(format, columns, template, tags)
+    form = read_format(format)
     documents = _read(dataset, form, tokenizer)
     rows = np.array([int(document.id.rpartition("-")[2]) for document in documents], dtype=np.int64)
     is_usable, is_auditable = _find_auditable(documents, tokenizer)

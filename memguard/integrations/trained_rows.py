@@ -32,7 +32,7 @@ from memguard.integrations.token_runs import (
 )
 from memguard.records import write_atomically
 from memguard.runtime import Runtime
-from memguard.workflows.common.trained_counts import (
+from memguard.workflows.auditing.trained_counts import (
     MAX_UNMATCHED,
     TrainedCounts,
     describe_unmatched,

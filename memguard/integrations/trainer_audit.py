@@ -24,7 +24,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from transformers import Trainer, TrainerCallback
 
-from memguard.config import AuditConfig
 from memguard.data.documents import load_documents
 from memguard.data.tokenization import tokenize_documents
 from memguard.errors import ConfigError, MemguardError, OtherRankFailed
@@ -34,13 +33,12 @@ from memguard.records.percent import format_percent
 from memguard.runtime import Console, default_cache_dir, format_duration, quieted_advice
 from memguard.runtime.processes import join_program
 from memguard.train.audit_callback import find_over_limit
-from memguard.workflows.auditing.arguments import make_audit_request
-from memguard.workflows.auditing.audit import audit_request
-from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
+from memguard.workflows.auditing.arguments import make_arguments, read_format, take_documents
+from memguard.workflows.auditing.audit import audit
+from memguard.workflows.auditing.checks import CheckedAudit, check_audit, load_audit_identity
+from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.auditing.wrapped_models import SAVED
-from memguard.workflows.common.format_arguments import read_format_arguments, refuse_former
 from memguard.workflows.common.python_arguments import Place, Seed, Whole, python_call
-from memguard.workflows.common.trained_counts import TrainedCounts
 from memguard.workflows.results import AuditResult
 
 Measure = Literal["verbatim", "near_verbatim", "token_accuracy"]
@@ -78,10 +76,7 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         stop_above: Mapping[str, float] | None = None,
         trainer: Any = None,
         suite: Place | None = None,
-        format: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        template: str | None = None,
-        tags: Mapping[str, str] | None = None,
+        format: str | Mapping[str, Any] | None = None,
         seed: Seed = 0,
         identity_key: Place | None = None,
         **settings: Any,
@@ -102,10 +97,8 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 writes them to its history only.
             suite: name of a shipped suite or a YAML file.
             format: of the documents: text, prompt_completion, messages, alpaca, sharegpt or
-                input_ids; None takes it from their columns.
-            columns: columns that have other names than usual, ``{"prompt": "question"}``.
-            template: of alpaca, "stanford" or "chat"; None: chat if there is a chat template.
-            tags: keys and roles of sharegpt's turns, ``{"user": "customer"}``.
+                input_ids; or a mapping, ``{"format": "alpaca", "columns": {"prompt": "q"}}``, also
+                with 'template' and 'tags'; None takes it from their columns.
             seed: decides which documents are sampled.
             identity_key: file of the key under which equal texts have equal hashes, so that later
                 audits can be matched; in the user's configuration folder if None.
@@ -115,7 +108,6 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
             ConfigError: a value out of range, or an argument that has another name now.
         """
-        refuse_former(settings)
         for name, advice in _FORMER.items():
             if name in settings:
                 raise ConfigError(f"'{name}' is no argument of MemorizationAuditCallback: {advice}")
@@ -126,11 +118,12 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                     "'stop_above' should give near_verbatim or verbatim a share from 0 to 1; got "
                     f"{{{metric!r}: {limit!r}}}"
                 )
+        read_format(format)  # Raises an error for a wrong one.
         self._arguments = {
             "members": members,
             "nonmembers": nonmembers,
             "base": base,
-            "form": read_format_arguments(format, columns, template, tags),
+            "format": read_format(format),
             "seed": seed,
             "identity_key": identity_key,
             "settings": {**settings, **({} if suite is None else {"suite": str(suite)})},
@@ -166,23 +159,21 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None):
             raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
         with quieted_advice():
-            request = self._make_request(state.global_step, model, processing_class)[0]
+            checked = self._check(state.global_step, model, processing_class)
             say = _make_console(state).info
             with join_program() as runtime:
-                runtime.only_on_main(lambda: load_audit_identity(request, say))
-            self._watch(request, args, state, model, processing_class)
+                runtime.only_on_main(lambda: load_audit_identity(checked, say))
+            self._watch(args, state, model, processing_class)
 
-    def _watch(
-        self, request: AuditRequest, args: Any, state: Any, model: Any, processing_class: Any
-    ) -> None:
+    def _watch(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Begin to count the members among the rows that the model receives."""
         if self._rows is not None:
             self._rows.unwatch()  # Training begins again, e.g. with a smaller batch.
         tokenizer = _find_tokenizer(processing_class)
         documents = load_documents(
-            request.members,
+            take_documents(self._arguments["members"], "members"),
             setting="members",
-            form=request.form,
+            form=read_format(self._arguments["format"]),
             has_chat_template=lambda: getattr(tokenizer, "chat_template", None) is not None,
             cache_dir=default_cache_dir(),
         ).documents
@@ -247,15 +238,17 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
 
             display(AuditResult(folder=folder, report=report_of[folder]))
 
-    def _make_request(
+    def _check(
         self, step: int, model: Any, processing_class: Any, counts: TrainedCounts | None = None
-    ) -> tuple[AuditRequest, AuditConfig]:
-        return make_audit_request(
-            model=model,
-            tokenizer=_find_tokenizer(processing_class),
-            out=self._out / f"step-{step}",
-            counts=counts,
-            **self._arguments,
+    ) -> CheckedAudit:
+        return check_audit(
+            make_arguments(
+                model=model,
+                tokenizer=_find_tokenizer(processing_class),
+                out=self._out / f"step-{step}",
+                counts=counts,
+                **self._arguments,
+            )
         )
 
     def _count(self) -> TrainedCounts | None:
@@ -279,8 +272,8 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         console = _make_console(state)
         started = time.perf_counter()
         try:
-            request = self._make_request(step, model, processing_class, self._count())
-            folder, report = audit_request(*request)
+            checked = self._check(step, model, processing_class, self._count())
+            folder, report = checked.out, audit(checked)
         except OtherRankFailed:
             return  # The rank that failed says why.
         except MemguardError as error:

@@ -28,7 +28,7 @@ from memguard.data.tokenization import tokenize_documents
 from memguard.integrations.token_runs import RowFormat, RunIndex
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.runtime import Runtime, detect_runtime
-from memguard.workflows.common.trained_counts import TrainedCounts
+from memguard.workflows.auditing.trained_counts import TrainedCounts
 
 # TRL warns that packing without flash attention may mix documents; rows are all that is read.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -16,7 +16,7 @@ from memguard.workflows.auditing.audit import audit_request
 from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
 from memguard.workflows.auditing.documents import describe_checkpoint
 from memguard.workflows.auditing.target import AuditTarget
-from memguard.workflows.common.trained_counts import TrainedCounts, describe_unmatched
+from memguard.workflows.auditing.trained_counts import TrainedCounts, describe_unmatched
 
 NUM, LENGTH = 24, 40
 TEXTS = make_texts(NUM)

@@ -1,16 +1,17 @@
-"""The arguments of an audit as Python has them: models and documents in memory, or their names."""
+"""The arguments of an audit from those of a call: models and documents in memory, or names."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memguard.config import AuditConfig, FormatConfig
+from memguard.config import Document, FormatConfig, validate
+from memguard.config.yaml_text import parse_yaml
 from memguard.errors import ConfigError
-from memguard.workflows.auditing.checks import AuditRequest, check_audit
-from memguard.workflows.common.trained_counts import TrainedCounts
+from memguard.workflows.auditing.checks import AuditArguments
+from memguard.workflows.auditing.trained_counts import TrainedCounts
 
 
-def make_audit_request(
+def make_arguments(
     *,
     run: str | Path | None = None,
     model: Any = None,
@@ -18,61 +19,62 @@ def make_audit_request(
     members: Any = (),
     nonmembers: Any = None,
     base: Any = None,
-    out: str | Path | None,
-    form: FormatConfig | None = None,
-    seed: int = 0,
+    out: str | Path | None = None,
+    format: str | Mapping[str, Any] | None = None,
+    seed: int | None = None,
     load_as: str = "stored",
     settings: Mapping[str, Any],
     counts: TrainedCounts | None = None,
     identity_key: str | Path | None = None,
-) -> tuple[AuditRequest, AuditConfig]:
-    """Return the checked request of an audit, and its settings.
-
-    Args:
-        run: folder of a run.
-        model: in place of a run: a folder, a hub id or a model in memory.
-        tokenizer: of a model in memory.
-        members: trained documents: paths, texts or a `datasets.Dataset`.
-        nonmembers: documents that were not trained.
-        base: the model before fine-tuning, or "adapter-off".
-        out: folder of the report; None: the run's own.
-        form: how the documents are read; None: by their columns.
-        seed: decides which documents are sampled.
-        load_as: form in which the model is loaded.
-        settings: fields of `AuditConfig`.
-        counts: how often the members were trained; None if nobody counted.
-        identity_key: file of the key of the documents' hashes; None: in the user's configuration
-            folder.
+) -> AuditArguments:
+    """Return the arguments of an audit from those of a call, see `memguard.api.audit`.
 
     Raises:
-        ConfigError: arguments that contradict each other, or a setting out of range.
-        DataError: documents are missing.
+        ConfigError: a value out of range.
         ModelError: no usable model or tokenizer.
     """
-    given = dict(settings)
     opened = _take_model(model, tokenizer, "model")
     in_memory = None if opened is None or isinstance(opened, str) else opened
+    audit = dict(settings)
     if in_memory is not None:
-        given["dtype"] = _choose_dtype(given.get("dtype"), in_memory.dtype)
-    request = AuditRequest(
+        audit["dtype"] = _choose_dtype(audit.get("dtype"), in_memory.dtype)
+    values: dict[str, Any] = {"audit": audit}
+    if seed is not None:
+        values["seed"] = seed
+    if identity_key is not None:
+        values["data"] = {"identity_key": str(identity_key)}
+    return AuditArguments(
         run=None if run is None else Path(run),
         model=opened,
         base=_take_base(base, in_memory),
         members=take_documents(members, "members"),
         nonmembers=take_documents(nonmembers, "nonmembers"),
         out=None if out is None else Path(out),
-        form=FormatConfig() if form is None else form,
-        style="arguments",
-        mesh=None,
-        settings=given,
-        seed=seed,
+        form=read_format(format),
         load_as=load_as,
         counts=counts,
-        identity_key=identity_key,
+        settings=Document(path="argument", values=values, places={}),
     )
-    checked = request.check()
-    check_audit(request, checked, num_processes=1)
-    return request, checked
+
+
+def read_format(format: str | Mapping[str, Any] | None, *, option: str = "") -> FormatConfig:
+    """Return how documents are read: ``"messages"``, or a mapping of `FormatConfig`.
+
+    Args:
+        format: name of a format; or, with names as in a run's file,
+            ``{"format": "alpaca", "columns": {"prompt": "question"}, "template": "chat"}``.
+        option: name of the option of the command line that it is from.
+
+    Raises:
+        ConfigError: a wrong value.
+    """
+    place = Document(path=option or "argument", values={}, places={})
+    values: Any = format
+    if isinstance(format, str) and option and format.lstrip().startswith("{"):
+        values = parse_yaml(format, option).values
+    if isinstance(values, str):
+        values = {"format": values}
+    return validate(FormatConfig, dict(values or {}), place)
 
 
 def _take_model(model: Any, tokenizer: Any, name: str) -> Any:
@@ -123,7 +125,7 @@ def take_documents(documents: Any, name: str) -> tuple[Any, ...]:
     if isinstance(documents, list | tuple):
         if not documents:
             return ()
-        if all(isinstance(each, Path) or _names_a_source(each) for each in documents):
+        if all(isinstance(source, Path) or _names_a_source(source) for source in documents):
             return tuple(map(str, documents))
     from memguard.data.documents import make_table
 

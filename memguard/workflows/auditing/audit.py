@@ -1,4 +1,14 @@
-"""One audit: measures the model, then the base model, and writes report and records."""
+"""One audit, read from top to bottom: checks, plan, models, measuring, summary, writing.
+
+    check_audit         (checks.py) refuses wrong arguments, before torch
+    audit               opens the ranks and locks the folder      in use: ConfigError
+    audit_on_ranks      plans what is measured                    unusable documents: DataError
+                        hashes the models, loads none             another base: ModelError
+                        measures them in turn, tasks included     the folder is gone: RecordError
+                        rank 0 writes report, records and pages   audit.json, last
+
+Every rank takes the same way; only rank 0 reads what others may not, and writes.
+"""
 
 import contextlib
 import tempfile
@@ -6,55 +16,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from memguard.audit.document_scores import save_scores
 from memguard.audit.findings import save_findings
-from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.parts import describe_cut, find_cut
-from memguard.audit.run import run_audit
-from memguard.audit.statistics.blind import compare_kinds
+from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.suite import load_audit_suite
-from memguard.audit.windows import TINY_MARGINS
-from memguard.config import AuditConfig, ParallelConfig, RunConfig
-from memguard.data.identity_key import IdentityKey
+from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
-from memguard.hf import adapter_files
 from memguard.hf.assembly import find_sizes
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
-from memguard.hf.load_as import LoadedForm
 from memguard.model.evaluation import keep_random_states
 from memguard.pages.probe_runs import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
-from memguard.records import (
-    AuditReport,
-    Banner,
-    save_canaries,
-    save_record,
-)
+from memguard.records import AuditReport, Banner, save_canaries, save_record
 from memguard.records.audit_files import CANARIES, FINDINGS, REPORT, RESULTS, SCORES
 from memguard.records.results import save_results
 from memguard.records.run_files import find_weights_folder, list_trained_files
-from memguard.runtime import (
-    Console,
-    Runtime,
-    detect_runtime,
-    quieted_libraries,
-)
+from memguard.runtime import Console, detect_runtime, quieted_libraries
 from memguard.runtime.processes import join_program
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
-from memguard.workflows.auditing.documents import describe_checkpoint
-from memguard.workflows.auditing.model_identity import (
-    check_base,
-    hash_models,
-    name_models,
-    sum_models,
-)
+from memguard.workflows.auditing.checks import CheckedAudit, load_audit_identity
+from memguard.workflows.auditing.documents import plan_foreign
+from memguard.workflows.auditing.model_identity import AuditModels
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
-from memguard.workflows.auditing.models import LazyModel, choose_form, find_base_quantization
 from memguard.workflows.auditing.pages import finish_audit, restore_report, show_verdict
 from memguard.workflows.auditing.progress import show_progress
 from memguard.workflows.auditing.report import (
@@ -63,21 +51,15 @@ from memguard.workflows.auditing.report import (
     describe_method,
     write_excerpts,
 )
-from memguard.workflows.auditing.resources import open_audit_context
-from memguard.workflows.auditing.target import AuditTarget, describe_run, find_base
+from memguard.workflows.auditing.resources import open_resources
+from memguard.workflows.auditing.target import find_base, plan_run
 from memguard.workflows.auditing.utility import (
     UtilityRun,
     describe_tasks,
     open_alone,
     open_on_all,
 )
-from memguard.workflows.common.checks import check_device_map
-from memguard.workflows.common.folder import (
-    check_finished,
-    check_usable,
-    load_own_config,
-    locked,
-)
+from memguard.workflows.common.folder import check_finished, check_usable, locked
 from memguard.workflows.common.requests import make_command
 from memguard.workflows.common.setup import DistributedContext, open_distributed
 
@@ -85,142 +67,185 @@ if TYPE_CHECKING:
     from memguard.audit.benchmarks.tasks import OpenedTask
 
 
-def audit_request(request: AuditRequest, settings: AuditConfig) -> tuple[Path, AuditReport]:
-    """Audit a run, or a model that memguard did not train; return the folder and the report.
-
-    Args:
-        request: the arguments of `memguard audit`.
-        settings: the result of `AuditRequest.check`.
-    """
-    run = request.run_config
-    with (
-        quieted_libraries(),
-        _open_ranks(request) as distributed,
-        ExitStack() as lock,
-    ):
-        console = Console(quiet=not distributed.runtime.is_main)
+def audit(checked: CheckedAudit) -> AuditReport:
+    """Audit a run, or a model that memguard did not train; the report is in `checked.out`."""
+    with quieted_libraries(), _open_ranks(checked) as distributed, ExitStack() as lock:
         runtime = distributed.runtime
-        check_folder = runtime.only_on_main(lambda: _begin(request, settings, lock))
-        # Only rank 0 needs the file of the key.
-        identity: IdentityKey | None = runtime.broadcast_object(
-            runtime.only_on_main(lambda: load_audit_identity(request, console.info))
-        )
-        tasks = open_on_all(settings, runtime)
-        _check_run(request, runtime)
-        if run is not None and request.run is not None:
-            base = _named_base(request)
-            target = describe_run(
-                request.run, run, settings, out=request.out, base=base, console=console
-            )
-        else:
-            assert identity is not None, "without a run there is a key"
-            target = describe_checkpoint(request, settings, identity, console)
-        report = _audit(
-            target,
-            settings,
+        console = Console(quiet=not runtime.is_main)
+        check_folder = runtime.only_on_main(lambda: _begin(checked, lock))
+        tasks = open_on_all(checked.settings, runtime)
+        if (run := checked.run) is not None:
+            # Each rank hashes its share of the weights.
+            read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
+            runtime.only_on_main(lambda: check_finished(run.folder, read=read))
+        report = audit_on_ranks(
+            checked,
             distributed,
             console,
             command=make_command(),
             check_folder=check_folder,
-            form=choose_form(request, settings, runtime.world_size),
             tasks=tasks,
         )
-        is_in_memory = isinstance(request.audited, ModelInMemory)
+        is_in_memory = isinstance(checked.model, ModelInMemory)
         show_verdict(report.verdict, console, has_exit_code=not is_in_memory)
-    return target.out, report
+    return report
+
+
+def audit_on_ranks(
+    checked: CheckedAudit,
+    distributed: DistributedContext,
+    console: Console,
+    *,
+    command: str,
+    check_folder: Callable[[], None] | None,
+    tasks: "Sequence[OpenedTask]",
+    is_trained_here: bool = False,
+) -> AuditReport:
+    """Measure the models of an audit, and write report and records.
+
+    Args:
+        checked: the audit, the same on every rank.
+        distributed: this process and its mesh.
+        console: reports progress.
+        command: recorded in the report.
+        check_folder: on rank 0: raises an error if the folder is no longer the locked one.
+        tasks: benchmark tasks of the audit, opened.
+        is_trained_here: whether this program has trained the run, and warned of its documents.
+    """
+    settings, runtime = checked.settings, distributed.runtime
+    # Only rank 0 needs the file of the key; every rank hashes documents with it.
+    identity = runtime.broadcast_object(
+        runtime.only_on_main(lambda: load_audit_identity(checked, console.info))
+    )
+    if checked.run is not None:
+        plan, subject = plan_run(checked, tasks, console=None if is_trained_here else console)
+    else:
+        assert identity is not None, "without a run there is a key"
+        plan, subject = plan_foreign(checked, identity, console, tasks)
+    plan.check_same(runtime)
+    runtime.only_on_main(lambda: _check_writable(subject.out))
+    if plan.other_kind:
+        console.warn(plan.other_kind)
+    models = AuditModels.open(checked, subject, distributed, console)
+    if cut := find_cut(plan.documents, (), window=settings.window):
+        console.warn(describe_cut(cut))
+
+    started = time.perf_counter()
+    with (
+        console.phase("audit"),
+        _reporting_lost_folder(check_folder),
+        show_progress(console) as show,
+    ):
+        context = open_resources(plan, subject, settings, runtime, show)
+        utility = UtilityRun(
+            tasks=plan.tasks,
+            settings=settings,
+            tokenizer=subject.tokenizer,
+            models={role: model for role, model in models.of.items() if role != "reference"},
+            peers=runtime,
+            console=console,
+            show=show,
+        )
+        outcome = measure(plan, models.of, context, also_measure=utility.measure)
+    method = describe_method(plan, settings, command, time.perf_counter() - started)
+    kinds = [Banner(level="warning", text=plan.other_kind)] if plan.other_kind else []
+
+    def write() -> AuditReport:
+        if check_folder is not None:
+            check_folder()
+        names = models.names()
+        summary = add_tables(subject, outcome.summary, names.load_as, utility)
+        banners = [*kinds, *utility.list_banners()]
+        report = build_report(subject, summary, names, method, banners, runtime)
+        if settings.excerpts:
+            write_excerpts(plan, subject, outcome)
+        _save(report, outcome, utility, subject.out)
+        finish_audit(subject.out, report, card_of=subject.card_of)
+        return report
+
+    report = runtime.broadcast_object(runtime.only_on_main(write))
+    utility.report(report.tables)
+    console.info(f"audit: probes that ran: {write_ran(report)}")
+    if not_run := write_not_run(report):
+        console.info(f"audit: not run: {not_run}")
+    console.info(f"audit: report in {subject.out / 'report.html'}")
+    return report
 
 
 @contextmanager
-def _open_ranks(request: AuditRequest) -> Iterator[DistributedContext]:
+def _open_ranks(checked: CheckedAudit) -> Iterator[DistributedContext]:
     """Start the ranks of an audit, or take those of the program whose model is audited."""
-    if isinstance(request.audited, ModelInMemory):
+    if isinstance(checked.model, ModelInMemory):
         with keep_random_states(), join_program() as runtime:
             yield DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
         return
-    parallel, sizes = choose_audit_mesh(request, detect_runtime().world_size)
+    parallel, sizes = choose_audit_mesh(checked, detect_runtime().world_size)
     with open_distributed(parallel, sizes) as distributed:
         yield distributed
 
 
-def _named_base(request: AuditRequest) -> str | None:
-    assert request.base is None or isinstance(request.base, str), "checked: that of a run is named"
-    return request.base
+def choose_audit_mesh(
+    checked: CheckedAudit, world_size: int
+) -> tuple[ParallelConfig, Sizes | None]:
+    """Return the mesh that was given, else the run's if it is valid, else all ranks along z."""
+    if world_size == 1:
+        return checked.parallel or ParallelConfig(), None
+    run = checked.run
+    assert isinstance(checked.model, str), "a model in memory has no mesh"
+    sizes = find_sizes(load_config(checked.model, base=None if run is None else run.base))
+    if checked.parallel is not None:
+        return checked.parallel, sizes
+    if run is not None:
+        with contextlib.suppress(ConfigError):
+            resolve_mesh(run.config.parallel, world_size, sizes)
+            return run.config.parallel, sizes
+    return ParallelConfig(data=1, z=-1), sizes
 
 
-def _begin(request: AuditRequest, settings: AuditConfig, lock: ExitStack) -> Callable[[], None]:
-    """Lock the output folder, and check that the run has a base.
+def _begin(checked: CheckedAudit, lock: ExitStack) -> Callable[[], None]:
+    """Lock the output folder, and check that the run has a base, before weights are read.
 
     Returns:
         A function that raises an error if the folder is no longer the locked one.
     """
-    if isinstance(request.audited, ModelInMemory):
-        check_usable(request.locked_folder)
-    check_folder = lock.enter_context(locked(request.locked_folder))
-    if request.run is not None and request.run_config is not None and settings.base:
-        # Fail before weights are read.
-        find_base(request.run, request.run_config, _named_base(request))
+    if isinstance(checked.model, ModelInMemory):
+        check_usable(checked.locked_folder)
+    check_folder = lock.enter_context(locked(checked.locked_folder))
+    if (run := checked.run) is not None and checked.settings.base:
+        find_base(run.folder, run.config, run.base)
     return check_folder
 
 
-def _check_run(request: AuditRequest, runtime: Runtime) -> None:
-    """Check the files of a run; each rank hashes its share of the weights."""
-    folder = request.run
-    if folder is None or request.run_config is None:
-        return
-    read = sum_ahead(lambda: list_trained_files(folder), runtime)
-    runtime.only_on_main(lambda: check_finished(folder, read=read))
+def _check_writable(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # Fail before the hours of scoring, not after.
+    tempfile.TemporaryFile(dir=folder).close()
 
 
-def choose_audit_mesh(
-    request: AuditRequest, world_size: int
-) -> tuple[ParallelConfig, Sizes | None]:
-    """Return the mesh of the request, else the run's if it is valid, else all ranks along z."""
-    if world_size == 1:
-        return request.parallel or ParallelConfig(), None
-    model = request.audited
-    assert isinstance(model, str), "a model in memory has no mesh"
-    base = None if request.run is None else _named_base(request)
-    sizes = find_sizes(load_config(model, base=base))
-    if request.parallel is not None:
-        return request.parallel, sizes
-    if request.run_config is not None:
-        parallel = request.run_config.parallel
-        with contextlib.suppress(ConfigError):
-            resolve_mesh(parallel, world_size, sizes)
-            return parallel, sizes
-    return ParallelConfig(data=1, z=-1), sizes
+@contextmanager
+def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[None]:
+    """If a file cannot be read because the whole folder is gone, raise that error instead."""
+    try:
+        yield
+    except (OSError, MemguardError):
+        if check_folder is not None:
+            check_folder()
+        raise
 
 
-def audit_run(
-    folder: Path,
-    *,
-    distributed: DistributedContext,
-    console: Console,
-    command: str,
-    check_folder: Callable[[], None] | None,
-    tasks: "Sequence[OpenedTask] | None" = None,
-) -> AuditReport:
-    """Audit a run with its own settings; the report is written to its `audit/`.
+def _save(report: AuditReport, outcome: AuditOutcome, utility: UtilityRun, out: Path) -> None:
+    """Write report and records; the pages follow."""
+    save_scores(outcome.scores, out / SCORES)
+    save_results(report.tables.results, out / RESULTS)
+    (out / CANARIES).unlink(missing_ok=True)
+    if outcome.canaries:
+        save_canaries(outcome.canaries, out / CANARIES)
+    utility.save(out)
+    save_findings(outcome.scores, out / FINDINGS)
+    save_record(report, out / REPORT)
 
-    Args:
-        folder: of the run, which rank 0 has locked.
-        distributed: of this process.
-        console: reports progress.
-        command: recorded in the report.
-        check_folder: on rank 0: raises an error if the folder is no longer the locked one.
-        tasks: benchmark tasks of the run, if this rank has opened them; None opens them.
-    """
-    config = load_own_config(folder)
-    target = describe_run(folder, config, config.audit)
-    return _audit(
-        target,
-        config.audit,
-        distributed,
-        console,
-        command=command,
-        check_folder=check_folder,
-        tasks=open_alone(config.audit) if tasks is None else tasks,
-    )
+
+# -- whether an audit has to run -------------------------------------------------------------------
 
 
 def is_current(
@@ -273,158 +298,3 @@ def find_current_report(
     """
     report = restore_report(folder / "audit", console.warn)
     return report if report is not None and is_current(report, folder, config, tasks) else None
-
-
-def _audit(
-    target: AuditTarget,
-    settings: AuditConfig,
-    distributed: DistributedContext,
-    console: Console,
-    *,
-    command: str,
-    check_folder: Callable[[], None] | None,
-    form: LoadedForm | None = None,
-    tasks: "Sequence[OpenedTask]" = (),
-) -> AuditReport:
-    """Check the inputs, run the probes on each model in turn, write report and records."""
-    suite = load_audit_suite(settings)
-    runtime = distributed.runtime
-    is_adapter = isinstance(target.model, str) and adapter_files.is_adapter(target.model)
-    check_device_map(settings, world_size=runtime.world_size, is_adapter=is_adapter)
-    runtime.only_on_main(lambda: _check_writable(target.out))
-    banners = _compare_kinds(target, settings, console)
-    sums = sum_models(target, runtime)
-    hashes = hash_models(target, sums, runtime)
-    check_base(target, hashes)
-    if cut := find_cut(target.documents, (), window=settings.window):
-        console.warn(describe_cut(cut))
-
-    limit = GenerationLimit(max_minutes=settings.max_generation_minutes, say=console.info)
-
-    def open_model(
-        model: str | ModelInMemory,
-        revision: str | None = None,
-        base: str | None = None,
-        quantization: Literal["nf4"] | None = None,
-        form: LoadedForm | None = None,
-    ) -> LazyModel:
-        return LazyModel(
-            model,
-            revision=revision,
-            base=base,
-            weights_sha256=hashes[model],
-            settings=settings,
-            attn=target.attn,
-            distributed=distributed,
-            limit=limit,
-            quantization=quantization,
-            form=form,
-        )
-
-    def open_base() -> LazyModel | None:
-        if target.base is None:
-            return None
-        quantization = find_base_quantization(target)
-        return open_model(target.base, target.base_revision, quantization=quantization)
-
-    model, base = open_model(target.model, base=target.adapter_base, form=form), open_base()
-    if form is not None:
-        console.info(f"audit: the model is loaded as {form.name}: {form.describe()}")
-    started = time.perf_counter()
-    with (
-        console.phase("audit"),
-        _reporting_lost_folder(check_folder),
-        show_progress(console) as show,
-    ):
-        context = open_audit_context(target, settings, runtime, show)
-        utility = UtilityRun(
-            tasks=tasks,
-            settings=settings,
-            tokenizer=target.tokenizer,
-            models={"trained": model, **({} if base is None else {"base": base})},
-            peers=runtime,
-            console=console,
-            show=show,
-        )
-        outcome = run_audit(
-            documents=target.documents,
-            model=model,
-            base=base,
-            reference=None if target.reference is None else open_model(target.reference),
-            canaries=target.canaries,
-            suite=suite,
-            tally=target.tally,
-            tiny_margin=TINY_MARGINS[settings.dtype],
-            seed=target.seed,
-            is_other_kind=bool(banners),
-            window=settings.window,
-            min_documents=settings.min_documents,
-            max_documents_per_bucket=settings.max_documents_per_bucket,
-            context=context,
-            also_measure=utility.measure,
-        )
-    wall_s = time.perf_counter() - started
-    method = describe_method(suite, settings, target.seed, command, wall_s, tasks)
-    banners += utility.list_banners()
-
-    def write() -> AuditReport:
-        if check_folder is not None:
-            check_folder()
-        names = name_models(target, model.num_parameters, hashes, sums, form)
-        summary = add_tables(target, outcome.summary, names.load_as, utility)
-        report = build_report(target, summary, names, method, banners, runtime)
-        if settings.excerpts:
-            write_excerpts(target, outcome)
-        save_scores(outcome.scores, target.out / SCORES)
-        save_results(report.tables.results, target.out / RESULTS)
-        (target.out / CANARIES).unlink(missing_ok=True)
-        if outcome.canaries:
-            save_canaries(outcome.canaries, target.out / CANARIES)
-        utility.save(target.out)
-        save_findings(outcome.scores, target.out / FINDINGS)
-        save_record(report, target.out / REPORT)
-        finish_audit(target.out, report, card_of=target.card_of)
-        return report
-
-    report = runtime.broadcast_object(runtime.only_on_main(write))
-    utility.report(report.tables)
-    console.info(f"audit: probes that ran: {write_ran(report)}")
-    if not_run := write_not_run(report):
-        console.info(f"audit: not run: {not_run}")
-    console.info(f"audit: report in {target.out / 'report.html'}")
-    return report
-
-
-def _compare_kinds(target: AuditTarget, settings: AuditConfig, console: Console) -> list[Banner]:
-    """Warn if a given control is another kind of text, before weights are read.
-
-    A control that a run draws is of one kind with its trained documents.
-
-    Raises:
-        DataError: see `select_windows`.
-    """
-    if not target.has_given_control:
-        return []
-    windows = target.select(settings).windows
-    text = compare_kinds([window.document for window in windows], seed=target.seed)
-    if not text:
-        return []
-    console.warn(text)
-    return [Banner(level="warning", text=text)]
-
-
-def _check_writable(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    # Fail before the hours of scoring, not after.
-    tempfile.TemporaryFile(dir=folder).close()
-
-
-@contextmanager
-def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[None]:
-    """If a file cannot be read because the whole folder is gone, raise that error instead."""
-    try:
-        yield
-    except (OSError, MemguardError):
-        if check_folder is not None:
-            check_folder()
-        raise

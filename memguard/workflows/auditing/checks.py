@@ -1,14 +1,22 @@
-"""The arguments of `memguard audit`, checked before torch is imported."""
+"""`CheckedAudit`: an audit whose arguments passed every check that needs no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memguard.audit.benchmarks.tasks import check_tasks
-from memguard.audit.suite import load_audit_suite
-from memguard.config import AuditConfig, Document, FormatConfig, ParallelConfig, RunConfig, validate
+from memguard.audit.suite import Suite, load_audit_suite
+from memguard.config import (
+    AuditConfig,
+    Document,
+    FormatConfig,
+    ParallelConfig,
+    RunConfig,
+    apply_overrides,
+    validate,
+)
+from memguard.config.settings import Seed, Settings
 from memguard.data.format_ways import Style
 from memguard.data.identity_key import (
     IdentityKey,
@@ -22,191 +30,315 @@ from memguard.hf.adapter_files import is_adapter
 from memguard.records import QUANTISING_LIBRARIES, LoadAs, format_now
 from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.auditing.pages import is_own_audit
+from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.common.checks import check_device_map, has_ternary_weights
-from memguard.workflows.common.folder import check_outside_runs, load_own_config
-from memguard.workflows.common.requests import check_paths, read_mesh
-from memguard.workflows.common.trained_counts import TrainedCounts
+from memguard.workflows.common.folder import (
+    check_free,
+    check_outside_runs,
+    check_usable,
+    load_own_config,
+)
+from memguard.workflows.common.requests import check_paths
 
 if TYPE_CHECKING:
     from memguard.workflows.auditing.model_in_memory import ModelInMemory
 
-_KEY_SETTING = "--identity-key"
+_KEY_SETTING = "identity_key"
 _FORMS: tuple[LoadAs, ...] = get_args(LoadAs)
+_SETTINGS = "audit.KEY, parallel.KEY, seed and data.identity_key"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditRequest:
-    """The arguments of `memguard audit`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditArguments:
+    """The arguments of `memguard audit` and of `api.audit`, as they were given."""
 
-    run: Path | None
-    model: "str | ModelInMemory | None"
-    base: "str | ModelInMemory | None"
-    members: tuple[str | Table, ...]
+    run: Path | None = None
+    """A run of memguard, or:"""
+    model: "str | ModelInMemory | None" = None
+    base: "str | ModelInMemory | None" = None
+    members: tuple[str | Table, ...] = ()
     """Paths, hub ids, or documents in memory."""
-    nonmembers: tuple[str | Table, ...]
-    out: Path | None
+    nonmembers: tuple[str | Table, ...] = ()
+    out: Path | None = None
     form: FormatConfig = field(default_factory=FormatConfig)
     """How the documents are read."""
-    mesh: str | None
-    """Degrees of axes as given, `z=2,x=2`."""
-    settings: dict[str, Any]
-    """Fields of `AuditConfig` that were given."""
-    seed: int
     load_as: str = "stored"
     """Form in which the audited model is loaded, a `LoadAs`."""
     counts: TrainedCounts | None = None
     """How often the members were trained, where training was counted; they have its ids."""
-    style: Style = "options"
-    """How errors write settings of the format."""
-    identity_key: str | Path | None = None
+    style: Style = "arguments"
+    """How errors name settings of the format: options, or arguments of a call."""
+    settings: Document = field(default_factory=lambda: Document(path="audit", values={}, places={}))
+    """Settings with the names that they have in a run's file: `audit`, `parallel`, `seed`."""
+
+    @classmethod
+    def read_settings(cls, given: Sequence[str]) -> Document:
+        """Return settings of the command line, ``audit.prefix_tokens=5``.
+
+        Raises:
+            ConfigError: no setting of an audit, or not KEY=VALUE.
+        """
+        document = apply_overrides(Document(path="memguard audit", values={}, places={}), given)
+        for name, value in document.values.items():
+            is_known = name == "seed" or (
+                isinstance(value, dict)
+                and (
+                    name in ("audit", "parallel")
+                    or (name == "data" and {*value} == {"identity_key"})
+                )
+            )
+            if not is_known:
+                raise ConfigError(
+                    f"'{shorten(name)}': an audit takes {_SETTINGS}; remove the others"
+                )
+        return document
+
+
+class _Seed(Settings):
+    seed: Seed = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditedRun:
+    """A run of memguard, which knows its model and documents."""
+
+    folder: Path
+    config: RunConfig
+    base: str | None
+    """Present location of the model before training, if it was named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignModel:
+    """A model that memguard did not train, and the documents that are known of it."""
+
+    model: "str | ModelInMemory"
+    base: "str | ModelInMemory | None"
+    members: tuple[str | Table, ...]
+    nonmembers: tuple[str | Table, ...]
+    form: FormatConfig
+    style: Style
+    counts: TrainedCounts | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class CheckedAudit:
+    """An audit that passed every check that needs neither torch nor the network."""
+
+    source: AuditedRun | ForeignModel
+    settings: AuditConfig
+    """The run's or the defaults, updated with those that were given."""
+    suite: Suite
+    load_as: LoadAs
+    out: Path
+    parallel: ParallelConfig | None
+    """The mesh, if it was given."""
+    identity_key: str | Path | None
     """File of the key of the documents' hashes; None: in the user's configuration folder."""
-
-    def check(self) -> AuditConfig:
-        """Return the audit's settings: the run's or the defaults, updated with those given.
-
-        Raises:
-            ConfigError: arguments that contradict each other, or a value out of range.
-        """
-        problems = []
-        if self.load_as not in _FORMS:
-            problems.append(
-                f"'--load-as' must be one of {', '.join(_FORMS[1:])}; got "
-                f"'{shorten(ascii(self.load_as)[1:-1])}'"
-            )
-        elif self.run is not None and self.load_as != "stored" and is_own_audit(self.run, self.out):
-            problems.append(
-                "--load-as needs --out: a folder for its report, which is not that of the run"
-            )
-        if (self.run is None) == (self.model is None):
-            problems.append(
-                "give either the folder of a RUN, or --model DIR with --members FILE for a model "
-                "memguard did not train"
-            )
-        elif self.run is not None:
-            if self.members or self.nonmembers:
-                problems.append(
-                    "--members and --nonmembers need --model; a run uses its own documents"
-                )
-            elif self.form != FormatConfig():
-                problems.append(
-                    "--format, --columns, --template and --tags are for --members of a --model; a "
-                    "run reads its documents as its own settings say"
-                )
-            # Adapters cannot be audited without their base, even if it is not scored itself.
-            needs_base = find_weights_folder(self.run).name == "adapter"
-            if self.base and self.settings.get("base") is False and not needs_base:
-                problems.append("--base and --no-base contradict each other; give one of them")
-            if self.base is not None and not isinstance(self.base, str):
-                problems.append("--base of a run must be a folder or a hub id")
-            if not (self.run / "config.yaml").is_file():
-                problems.append(
-                    f"'{self.run}' is not the folder of a run (no config.yaml); for a model "
-                    "memguard did not train use --model DIR --members FILE"
-                )
-        else:
-            if not self.members:
-                problems.append("--model needs --members: documents the model was trained on")
-            if self.out is None:
-                problems.append("--model needs --out: a folder for the report")
-        if problems:
-            raise ConfigError(*problems)
-        if self.run is not None:
-            check_name(self.run, "RUN", ConfigError)
-        if self.out is not None:
-            check_outside_runs(self.out, "--out", but=self.run)
-        # Both raise an error before anything is read.
-        _ = self.parallel
-        format_now()
-        origin = Document(
-            path="memguard audit",
-            values={},
-            places={(key,): f"--{key.replace('_', '-')}" for key in self.settings},
-        )
-        before = AuditConfig() if self.run_config is None else self.run_config.audit
-        return validate(AuditConfig, {**before.model_dump(), **self.settings}, origin)
-
-    @cached_property
-    def parallel(self) -> ParallelConfig | None:
-        """The requested mesh.
-
-        Raises:
-            ConfigError: an unknown axis, or a value that is not a number.
-        """
-        return None if self.mesh is None else read_mesh(self.mesh, command="audit")
+    num_processes: int
 
     @property
-    def audited(self) -> "str | ModelInMemory":
+    def run(self) -> AuditedRun | None:
+        """The run under audit; None for a model that memguard did not train."""
+        return self.source if isinstance(self.source, AuditedRun) else None
+
+    @property
+    def model(self) -> "str | ModelInMemory":
         """The audited model: folder, hub id, or in memory."""
-        if self.run is not None:
-            return str(find_weights_folder(self.run))
-        assert self.model is not None, "checked: there is a run or a model"
-        return self.model
+        if isinstance(self.source, AuditedRun):
+            return str(find_weights_folder(self.source.folder))
+        return self.source.model
+
+    @property
+    def writes_run_audit(self) -> bool:
+        """Whether the report is that of the run, which its model card shows."""
+        return self.run is not None and is_own_audit(self.run.folder, self.out)
 
     @property
     def locked_folder(self) -> Path:
         """Folder to lock: the run's, or that of a report elsewhere."""
-        if self.run is not None and is_own_audit(self.run, self.out):
-            return self.run
-        assert self.out is not None, "checked: there is a run or a folder for the report"
-        return self.out
-
-    @cached_property
-    def run_config(self) -> RunConfig | None:
-        """The settings of the run under audit; None for a model that memguard did not train.
-
-        Raises:
-            ConfigError: the settings cannot be read.
-            RecordError: the file differs from the one that the run wrote.
-        """
-        return None if self.run is None else load_own_config(self.run)
+        return self.run.folder if self.run and self.writes_run_audit else self.out
 
 
-def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:
-    """Check that the documents, models and suite of `memguard audit` exist.
+def check_audit(
+    arguments: AuditArguments, *, num_processes: int = 1, writes: bool = True
+) -> CheckedAudit:
+    """Check the arguments of an audit: all checks that need neither torch nor the network.
+
+    Args:
+        arguments: as they were given.
+        num_processes: of the audit.
+        writes: whether this process looks at the output folder and the identity key; one does.
 
     Raises:
-        ConfigError: the suite is missing or invalid; device_map with several processes; a form
-            in which the model cannot be loaded; benchmark tasks that do not exist, or without
-            their library.
+        ConfigError: arguments that contradict each other, a value out of range, an invalid suite,
+            a form in which the model cannot be loaded, or unknown benchmark tasks.
         DataError: documents are missing.
         ModelError: a folder is missing, or has no checkpoint.
+        RecordError: the run's settings differ from those that it wrote.
+        OSError: the output folder cannot be written to.
     """
-    audited = request.audited
-    has_adapter = isinstance(audited, str) and is_adapter(audited)
-    check_device_map(settings, world_size=num_processes, is_adapter=has_adapter)
-    check_load_as(request.load_as, audited, settings, num_processes)
-    documents = {
-        "--members": _list_paths(request.members),
-        "--nonmembers": _list_paths(request.nonmembers),
-    }
+    if problems := list(_list_contradictions(arguments)):
+        raise ConfigError(*problems)
+    if arguments.run is not None:
+        check_name(arguments.run, "RUN", ConfigError)
+    if arguments.out is not None:
+        check_outside_runs(arguments.out, "--out", but=arguments.run)
+    format_now()  # Raises an error for a wrong SOURCE_DATE_EPOCH, before anything is read.
+    given, places = arguments.settings.values, arguments.settings
+    config = None if arguments.run is None else load_own_config(arguments.run)
+    before = (AuditConfig() if config is None else config.audit).model_dump()
+    prefix = ("audit",) if arguments.style == "options" else ()
+    settings = validate(AuditConfig, {**before, **given.get("audit", {})}, places, prefix=prefix)
+    parallel = given.get("parallel")
+    identity_key = given.get("data", {}).get("identity_key")
+    source: AuditedRun | ForeignModel
+    if arguments.run is not None and config is not None:
+        if "seed" in given:
+            raise ConfigError("'seed' is for a --model; a run is audited with its own")
+        assert arguments.base is None or isinstance(arguments.base, str)
+        source = AuditedRun(folder=arguments.run, config=config, base=arguments.base)
+    else:
+        assert arguments.model is not None, "checked: there is a run or a model"
+        source = ForeignModel(
+            model=arguments.model,
+            base=arguments.base,
+            members=arguments.members,
+            nonmembers=arguments.nonmembers,
+            form=arguments.form,
+            style=arguments.style,
+            counts=arguments.counts,
+            seed=validate(_Seed, {"seed": given.get("seed", 0)}, places).seed,
+        )
+    checked = CheckedAudit(
+        source=source,
+        settings=settings,
+        suite=load_audit_suite(settings),
+        load_as=cast("LoadAs", arguments.load_as),
+        out=arguments.out or cast("AuditedRun", source).folder / "audit",
+        parallel=None
+        if parallel is None
+        else validate(ParallelConfig, {"data": 1, "z": 1} | parallel, places, prefix=("parallel",)),
+        identity_key=identity_key,
+        num_processes=num_processes,
+    )
+    _check_model(checked)
     # For a run only these arguments: the paths of its own model and base are checked later.
-    given = {"--model": request.model, "--base": request.base}
-    models = {
-        name: model for name, model in given.items() if model is None or isinstance(model, str)
-    }
-    check_paths(documents, {**models, "--reference": request.settings.get("reference")}, {})
-    load_audit_suite(settings)
+    models = {"--model": arguments.model, "--base": arguments.base}
+    check_paths(
+        {
+            "--members": [source for source in arguments.members if isinstance(source, str)],
+            "--nonmembers": [source for source in arguments.nonmembers if isinstance(source, str)],
+        },
+        {
+            **{
+                name: model
+                for name, model in models.items()
+                if model is None or isinstance(model, str)
+            },
+            "'audit.reference'": given.get("audit", {}).get("reference"),
+        },
+        {},
+    )
     check_tasks(settings.utility)
+    if writes:
+        _check_places(checked, arguments.style)
+    return checked
 
 
-def check_identity_place(request: AuditRequest) -> None:
-    """Check on one process, before torch is imported, that the identity key may be where it is.
+def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
+    run, model, load_as = arguments.run, arguments.model, arguments.load_as
+    if load_as not in _FORMS:
+        yield (
+            f"'--load-as' must be one of {', '.join(_FORMS[1:])}; got "
+            f"'{shorten(ascii(load_as)[1:-1])}'"
+        )
+    elif run is not None and load_as != "stored" and is_own_audit(run, arguments.out):
+        yield "--load-as needs --out: a folder for its report, which is not that of the run"
+    if (run is None) == (model is None):
+        got = "neither" if run is None else "both"
+        yield (
+            f"RUN or --model is required; got {got}. Example: memguard audit --model DIR --members "
+            "FILE --out DIR"
+        )
+    elif run is None:
+        if not arguments.members:
+            yield "--model needs --members: documents the model was trained on"
+        if arguments.out is None:
+            yield "--model needs --out: a folder for the report"
+    else:
+        if arguments.members or arguments.nonmembers:
+            yield "--members and --nonmembers need --model; a run uses its own documents"
+        elif arguments.form != FormatConfig():
+            yield "--format is for --members of a --model; a run reads documents as it was told"
+        # Adapters cannot be audited without their base, even if it is not scored itself.
+        needs_base = find_weights_folder(run).name == "adapter"
+        if arguments.base and not needs_base and _find(arguments, "base") is False:
+            yield "--base and audit.base=false contradict each other; give one of them"
+        if arguments.base is not None and not isinstance(arguments.base, str):
+            yield "--base of a run must be a folder or a hub id"
+        if not (run / "config.yaml").is_file():
+            yield (
+                f"'{shorten(str(run), MAX_PATH)}' is not the folder of a run (no config.yaml); for "
+                "a model memguard did not train use --model DIR --members FILE"
+            )
 
-    Raises:
-        ConfigError: see `check_key_place`.
-    """
-    if request.run is None:
-        path = find_key_path(request.identity_key, setting=_KEY_SETTING)
-        check_key_place(path, setting=_KEY_SETTING, outside=[request.locked_folder])
+
+def _find(arguments: AuditArguments, name: str) -> Any:
+    """Return a setting that was given; None if it was not."""
+    return arguments.settings.values.get("audit", {}).get(name)
 
 
-def load_audit_identity(request: AuditRequest, say: Callable[[str], None]) -> IdentityKey | None:
+def _check_places(checked: CheckedAudit, style: Style) -> None:
+    """Check that the output folder can be written to, and that the key may be where it is."""
+    if not isinstance(checked.model, str):
+        # The ranks of the program agree on it, once they have joined.
+        return
+    if style == "options":
+        check_free(checked.locked_folder)
+    else:
+        check_usable(checked.locked_folder)
+    if checked.run is None:
+        path = find_key_path(checked.identity_key, setting=_KEY_SETTING)
+        check_key_place(path, setting=_KEY_SETTING, outside=[checked.locked_folder])
+
+
+def _check_model(checked: CheckedAudit) -> None:
+    """Check the form in which the model is loaded, and the devices that it is spread over."""
+    model, form, settings = checked.model, checked.load_as, checked.settings
+    num_processes = checked.num_processes
+    is_adapted = isinstance(model, str) and is_adapter(model)
+    check_device_map(settings, world_size=num_processes, is_adapter=is_adapted)
+    if form == "stored":
+        return
+    if not isinstance(model, str):
+        raise ConfigError("'--load-as' needs the folder of a model; save the model and audit that")
+    name, library = shorten(model, MAX_PATH), QUANTISING_LIBRARIES.get(form)
+    rules = {
+        f"'--load-as' merged needs a model with an adapter, and '{name}' has none. Leave it out": (
+            form == "merged" and not is_adapted
+        ),
+        f"'--load-as' needs one process; got {num_processes}. Leave out --nproc": num_processes > 1,
+        "'--load-as' and 'audit.device_map' cannot be combined; remove one": (
+            settings.device_map is not None
+        ),
+        f"'--load-as' {form} needs a model that is not quantised; the layers of '{name}' already "
+        "round their weights. Leave it out": library is not None and has_ternary_weights(model),
+    }
+    if problems := [text for text, is_broken in rules.items() if is_broken]:
+        raise ConfigError(problems[0])
+    if library is not None:
+        require_library(library, f"'--load-as': {form}", extra="quant")
+
+
+def load_audit_identity(checked: CheckedAudit, say: Callable[[str], None]) -> IdentityKey | None:
     """Return the key for the documents of an audit, on one process; made if it is missing.
 
     A run's documents were hashed when they were prepared: a key that was given must be the run's.
 
     Args:
-        request: of the audit.
+        checked: the audit.
         say: called with one line if the key is made.
 
     Returns:
@@ -215,61 +347,20 @@ def load_audit_identity(request: AuditRequest, say: Callable[[str], None]) -> Id
     Raises:
         ConfigError, DataError: see `load_identity_key`.
     """
-    outside = [request.locked_folder]
-    if request.run is None:
-        return load_identity_key(
-            request.identity_key, setting=_KEY_SETTING, outside=outside, say=say
-        )
-    if request.identity_key is not None:
-        summary = load_summary(request.run)
-        load_identity_key(
-            request.identity_key,
-            setting=_KEY_SETTING,
-            outside=outside,
-            expected=None if summary is None else summary.identity_key,
-            of=f"'{request.run}'",
-        )
-    return None
-
-
-def _list_paths(given: Sequence[str | Table]) -> list[str]:
-    return [source for source in given if isinstance(source, str)]
-
-
-def check_load_as(
-    load_as: str, model: "str | ModelInMemory", settings: AuditConfig, num_processes: int
-) -> LoadAs:
-    """Return the form in which the audited model is loaded.
-
-    Args:
-        load_as: as checked by `AuditRequest.check`.
-        model: folder or hub id of the audited model.
-        settings: of the audit.
-        num_processes: of the audit.
-
-    Raises:
-        ConfigError: a form that the model does not have, several processes, a model that is
-            already quantised, or a missing library.
-    """
-    form = cast("LoadAs", load_as)
-    if form == "stored":
-        return form
-    if not isinstance(model, str):
-        raise ConfigError("'--load-as' needs the folder of a model; save the model and audit that")
-    if form == "merged" and not is_adapter(model):
-        raise ConfigError(
-            f"'--load-as' merged needs a model with an adapter, and '{shorten(model, MAX_PATH)}' "
-            "has none. Leave it out"
-        )
-    if num_processes > 1:
-        raise ConfigError(f"'--load-as' needs one process; got {num_processes}. Leave out --nproc")
-    if settings.device_map is not None:
-        raise ConfigError("'--load-as' and 'audit.device_map' cannot be combined; remove one")
-    if (library := QUANTISING_LIBRARIES.get(form)) is not None:
-        if has_ternary_weights(model):
-            raise ConfigError(
-                f"'--load-as' {form} needs a model that is not quantised; the layers of "
-                f"'{shorten(model, MAX_PATH)}' already round their weights. Leave it out"
-            )
-        require_library(library, f"'--load-as': {form}", extra="quant")
-    return form
+    if checked.run is not None and checked.identity_key is None:
+        return None
+    expected: Mapping[str, Any] = {}
+    if checked.run is not None:
+        summary = load_summary(checked.run.folder)
+        expected = {
+            "expected": None if summary is None else summary.identity_key,
+            "of": f"'{checked.run.folder}'",
+        }
+    key = load_identity_key(
+        checked.identity_key,
+        setting=_KEY_SETTING,
+        outside=[checked.locked_folder],
+        say=say if checked.run is None else None,
+        **expected,
+    )
+    return key if checked.run is None else None

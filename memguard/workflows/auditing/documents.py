@@ -1,6 +1,6 @@
 """Documents and models for the audit of a model that memguard did not train.
 
-Where its training was counted (`AuditRequest.counts`), members are audited as they were trained:
+Where its training was counted (`ForeignModel.counts`), members are audited as they were trained:
 by number of repetitions, and in the pieces that truncation and packing left of them.
 """
 
@@ -8,17 +8,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.parts import Identity, choose_part, list_contexts
+from memguard.audit.plan import AuditPlan
 from memguard.audit.selection import find_near_duplicates
 from memguard.audit.statistics import clopper_pearson
-from memguard.audit.suite import load_audit_suite
-from memguard.audit.windows import AuditDocument, Part
-from memguard.config import AuditConfig
+from memguard.audit.windows import TINY_MARGINS, AuditDocument, Part
 from memguard.data.documents import Decode, Document, document_text, load_documents
 from memguard.data.duplicates import WordGrams
 from memguard.data.identity_key import IdentityKey
@@ -35,10 +34,13 @@ from memguard.errors import MAX_PATH, ModelError, shorten
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role
 from memguard.runtime import Console, default_cache_dir
-from memguard.workflows.auditing.checks import AuditRequest
+from memguard.workflows.auditing.checks import CheckedAudit, ForeignModel
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
-from memguard.workflows.auditing.target import AuditTarget
-from memguard.workflows.common.trained_counts import TrainedCounts
+from memguard.workflows.auditing.target import Subject
+from memguard.workflows.auditing.trained_counts import TrainedCounts
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
 
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096
@@ -95,30 +97,32 @@ class _Training:
         return "piece", [(begin, min(end, begin + seq_len)) for begin, end in spans]
 
 
-def describe_checkpoint(
-    request: AuditRequest, settings: AuditConfig, identity: IdentityKey, console: Console
-) -> AuditTarget:
+def plan_foreign(
+    checked: CheckedAudit,
+    identity: IdentityKey,
+    console: Console,
+    tasks: "Sequence[OpenedTask]" = (),
+) -> tuple[AuditPlan, Subject]:
     """Return what to audit of a model that memguard did not train.
 
     Args:
-        request: the arguments.
-        settings: of the audit.
+        checked: the audit of such a model.
         identity: key of the documents' hashes.
         console: reports progress.
+        tasks: benchmark tasks of the audit.
 
     Raises:
         DataError: no documents, or unusable ones.
         ModelError: no usable checkpoint, base or tokenizer.
     """
-    assert request.model is not None, "checked: there is a model"
-    assert request.out is not None, "checked: there is a folder for the report"
+    given, settings = checked.source, checked.settings
+    assert isinstance(given, ForeignModel), "the audit is not of a run"
     # Load the base's configuration too, so that a missing base fails before documents are read.
-    configs = [_load_config(model) for model in (request.model, request.base) if model is not None]
+    configs = [_load_config(model) for model in (given.model, given.base) if model is not None]
     seq_len = find_positions(configs[0]) or _DEFAULT_SEQ_LEN
-    tokenizer, missing = _load_tokenizer(request.model)
-    probe = load_audit_suite(settings).extraction
-    sides = list(_read_sides(request, tokenizer, console))
-    training, notes = _read_counts(request.counts, sides[0])
+    tokenizer, missing = _load_tokenizer(given.model)
+    sides = list(_read_sides(given, tokenizer, console))
+    training, notes = _read_counts(given.counts, sides[0])
     if missing is not None:
         if any(document.input_ids is None for side in sides for document in side.documents):
             raise missing
@@ -169,7 +173,7 @@ def describe_checkpoint(
                         cluster=cluster,
                     ),
                     kind=kind,
-                    probe=probe,
+                    probe=checked.suite.extraction,
                     window=settings.window,
                 )
             )
@@ -178,18 +182,28 @@ def describe_checkpoint(
             console.warn(fault.text)
     if overlap is not None and overlap.num_matched:
         console.warn(_describe_overlap(overlap, len(find_near_duplicates(documents))))
-    return AuditTarget(
-        documents=documents,
-        model=request.model,
-        base=request.base,
+    plan = AuditPlan.of(
+        documents,
+        checked.suite,
+        seed=given.seed,
+        min_documents=settings.min_documents,
+        max_documents_per_bucket=settings.max_documents_per_bucket,
+        tiny_margin=TINY_MARGINS[settings.dtype],
+        tally="missing" if training.counts is None else "complete",
+        has_given_control=any(side.role == "control" for side in sides),
+        window=settings.window,
+        tasks=tasks,
+    )
+    sources = [
+        Path(source).name if isinstance(source, str) else source.name
+        for source in (*given.members, *given.nonmembers)
+    ]
+    subject = Subject(
+        model=given.model,
+        base=given.base,
         reference=settings.reference,
         data=DataIdentity(
-            sources=list(
-                dict.fromkeys(
-                    Path(source).name if isinstance(source, str) else source.name
-                    for source in (*request.members, *request.nonmembers)
-                )
-            ),
+            sources=list(dict.fromkeys(sources)),
             documents_sha256=digest.hexdigest(),
             num_documents=len(cluster_N),
             num_clusters=len(np.unique(cluster_N)),
@@ -198,17 +212,15 @@ def describe_checkpoint(
             identity_key=identity.fingerprint,
             num_texts=len(text_hmacs),
         ),
-        seed=request.seed,
-        out=request.out,
+        out=checked.out,
         tokenizer=tokenizer,
-        has_given_control=any(side.role == "control" for side in sides),
-        tally="missing" if training.counts is None else "complete",
         notes=(
             *notes,
             *_note_cut(num_cut, len(documents), training.counts),
-            *(request.model.notes if isinstance(request.model, ModelInMemory) else ()),
+            *(given.model.notes if isinstance(given.model, ModelInMemory) else ()),
         ),
     )
+    return plan, subject
 
 
 def _read_counts(counts: TrainedCounts | None, members: _Side) -> tuple[_Training, tuple[str, ...]]:
@@ -275,22 +287,22 @@ def _load_tokenizer(model: str | ModelInMemory) -> tuple[Any, ModelError | None]
     return model.tokenizer, None
 
 
-def _read_sides(request: AuditRequest, tokenizer: Any, console: Console) -> Iterator[_Side]:
+def _read_sides(given: ForeignModel, tokenizer: Any, console: Console) -> Iterator[_Side]:
     sides: tuple[tuple[str, Role, tuple[str | Table, ...]], ...] = (
-        ("members", "trained", request.members),
-        ("nonmembers", "control", request.nonmembers),
+        ("members", "trained", given.members),
+        ("nonmembers", "control", given.nonmembers),
     )
-    for name, role, given in sides:
-        if not given:
+    for name, role, sources in sides:
+        if not sources:
             continue
-        names = ", ".join(s if isinstance(s, str) else s.name for s in given)
+        names = ", ".join(s if isinstance(s, str) else s.name for s in sources)
         console.info(f"{name}: reading {shorten(names, MAX_PATH)}")
         loaded = load_documents(
-            given,
+            sources,
             setting=f"--{name}",
-            form=request.form,
+            form=given.form,
             has_chat_template=lambda: getattr(tokenizer, "chat_template", None) is not None,
-            style=request.style,
+            style=given.style,
             cache_dir=default_cache_dir(),
             say=console.info,
         )

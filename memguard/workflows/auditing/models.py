@@ -10,9 +10,8 @@ import gc
 import hashlib
 import tempfile
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,7 @@ from memguard.audit.decoding import Decoder
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig
-from memguard.hf.adapter_files import find_config, is_adapter, read_adapter
+from memguard.hf.adapter_files import find_config
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import find_positions, load_config
 from memguard.hf.load import (
@@ -38,51 +37,31 @@ from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.planner.meta_model import outline_model
 from memguard.runtime import Runtime
-from memguard.workflows.auditing.checks import AuditRequest, check_load_as
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
-from memguard.workflows.auditing.target import AuditTarget
 from memguard.workflows.common.setup import DistributedContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def find_base_quantization(target: AuditTarget) -> Literal["nf4"] | None:
-    """Return the form in which the base of an audited model is compared with it; None: as stored.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """Where a model of an audit is, and how it is loaded."""
 
-    An adapter that was trained on a base in NF4 is compared with that: the difference is what was
-    trained, without what was lost by rounding.
-
-    Args:
-        target: of the audit; another model than the adapter's base is compared as stored.
-
-    Raises:
-        ModelError: the adapter cannot be read.
-    """
-    model, base = target.model, target.base
-    if not isinstance(model, str) or not isinstance(base, str) or not is_adapter(model):
-        return None
-    adapter = read_adapter(model, base=target.adapter_base)
-    is_own = target.run is not None or Path(base).resolve() == Path(adapter.base).resolve()
-    return adapter.base_quantization if is_own else None
-
-
-def choose_form(
-    request: AuditRequest, settings: AuditConfig, num_processes: int
-) -> LoadedForm | None:
-    """Return the form in which an audited model is loaded; None: as it is stored.
-
-    Weights are rounded to the precision of the run that trained them, as its export does.
-
-    Raises:
-        ConfigError: see `check_load_as`.
-    """
-    name = check_load_as(request.load_as, request.audited, settings, num_processes)
-    if name == "stored":
-        return None
-    stored = settings.dtype
-    if request.run_config is not None:
-        stored = "bf16" if request.run_config.train.precision == "bf16" else "fp32"
-    return LoadedForm(name=name, stored=DTYPES[stored], dtype=DTYPES[settings.dtype])
+    model: str | ModelInMemory
+    """Folder or hub id; or a model in memory, which is audited on its own device, in its dtype and
+    with its attention."""
+    revision: str | None = None
+    """Of a hub id."""
+    base: str | None = None
+    """Folder or hub id of an adapter's base; None locates it."""
+    weights_sha256: str | None = None
+    """None if not hashed, which disables the score cache."""
+    attn: str | None = None
+    """Attention implementation."""
+    form: LoadedForm | None = None
+    """Form of the loaded weights, on one process; None loads them as they are stored."""
+    quantization: Literal["nf4"] | None = None
+    """Form of the linear layers of a model without an adapter; None: as stored."""
 
 
 class LazyModel:
@@ -90,40 +69,24 @@ class LazyModel:
 
     def __init__(
         self,
-        model: str | ModelInMemory,
-        *,
-        revision: str | None = None,
-        base: str | None = None,
-        weights_sha256: str | None,
+        source: ModelSource,
         settings: AuditConfig,
-        attn: str | None,
         distributed: DistributedContext,
-        form: LoadedForm | None = None,
         limit: GenerationLimit | None = None,
-        quantization: Literal["nf4"] | None = None,
     ) -> None:
         """Store the location of a model; nothing is loaded or copied.
 
         Args:
-            model: folder or hub id; or a model in memory, which is audited on its own device, in
-                its dtype and with its attention.
-            revision: of a hub id.
-            base: folder or hub id of an adapter's base; None locates it.
-            weights_sha256: hash of the weights; None if not hashed, which disables the score cache.
+            source: of the model.
             settings: the audit's.
-            attn: attention implementation.
             distributed: this process and the mesh it is part of.
-            form: of the loaded weights, on one process; None loads them as they are stored.
             limit: longest time that it and other models generate; None: no limit.
-            quantization: form of the linear layers of a model without an adapter; None: as stored.
         """
-        self._limit = limit
-        self._model, self._revision, self._base, self._attn = model, revision, base, attn
-        self._weights_sha256, self._settings, self._form = weights_sha256, settings, form
-        self._given_quantization = quantization
+        self._source, self._settings, self._limit = source, settings, limit
+        self._model, self._attn, self._form = source.model, source.attn, source.form
         self._mesh, self._runtime = distributed.mesh, distributed.runtime
-        if isinstance(model, ModelInMemory):
-            self._runtime = replace(self._runtime, device=model.model.device)
+        if isinstance(source.model, ModelInMemory):
+            self._runtime = replace(self._runtime, device=source.model.model.device)
         self._lm: CausalLM | None = None
         self._scorer: ModelScorer | None = None
         self._decoder: Decoder | None = None
@@ -134,16 +97,16 @@ class LazyModel:
     @property
     def identity(self) -> str | None:
         """Key of the score cache: weights, configuration, arithmetic; None if not hashed."""
-        if self._weights_sha256 is None:
+        if self._source.weights_sha256 is None:
             return None
         if isinstance(self._model, ModelInMemory):
             attn = getattr(self._config, "_attn_implementation", None)
-            weights = f"in memory {self._weights_sha256} {self._model.dtype}"
+            weights = f"in memory {self._source.weights_sha256} {self._model.dtype}"
         else:
             # With another rotary base, window or scale the same weights are a different model.
-            config = hashlib.sha256(find_config(self._model, base=self._base).read_bytes())
+            config = hashlib.sha256(find_config(self._model, base=self._source.base).read_bytes())
             attn = self._attn
-            weights = f"{self._weights_sha256} {config.hexdigest()} {self._settings.dtype}"
+            weights = f"{self._source.weights_sha256} {config.hexdigest()} {self._settings.dtype}"
         versions = f"torch {torch.__version__} transformers {transformers.__version__}"
         form = "" if self._quantization is None else f" layers in {self._quantization}"
         form = form if self._form is None else f" {self._form.describe()}"
@@ -153,7 +116,7 @@ class LazyModel:
     def _config(self) -> Any:
         if isinstance(self._model, ModelInMemory):
             return self._model.model.config
-        return load_config(self._model, revision=self._revision, base=self._base)
+        return load_config(self._model, revision=self._source.revision, base=self._source.base)
 
     @cached_property
     def _quantization(self) -> Literal["nf4"] | None:
@@ -161,7 +124,7 @@ class LazyModel:
         is_split = self._mesh is not None and self._mesh.shape.y * self._mesh.shape.x > 1
         if isinstance(self._model, ModelInMemory) or is_split:
             return None
-        return find_quantization(self._model, base=self._base) or self._given_quantization
+        return find_quantization(self._model, base=self._source.base) or self._source.quantization
 
     @property
     def max_tokens(self) -> int | None:
@@ -215,7 +178,7 @@ class LazyModel:
     def _load(self) -> CausalLM:
         if isinstance(self._model, ModelInMemory):
             return self._borrowed.enter_context(self._model.borrow(self._runtime))
-        given: dict[str, Any] = {"revision": self._revision, "base": self._base}
+        given: dict[str, Any] = {"revision": self._source.revision, "base": self._source.base}
         dtype, device = DTYPES[self._settings.dtype], self._runtime.device
         assembly = Assembly(
             mesh=self._mesh,

@@ -1,14 +1,13 @@
 """The report of an audit from what was measured: its tables, its method, and private excerpts."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import memguard
 from memguard.audit.benchmarks.rows import tabulate_utility
+from memguard.audit.plan import AuditPlan
 from memguard.audit.run import AuditOutcome
-from memguard.audit.suite import Suite
 from memguard.audit.training import tabulate_training
-from memguard.audit.windows import TINY_MARGINS
 from memguard.config import AuditConfig
 from memguard.records import (
     PRIVATE_MODE,
@@ -25,25 +24,22 @@ from memguard.records import (
 )
 from memguard.runtime import Runtime, describe_environment
 from memguard.runtime.environment import hash_code
-from memguard.workflows.auditing.target import AuditTarget
+from memguard.workflows.auditing.target import Subject
 from memguard.workflows.auditing.utility import SEED, UtilityRun, describe_tasks
-
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 def add_tables(
-    target: AuditTarget, summary: AuditResults, load_as: LoadAs, utility: UtilityRun
+    subject: Subject, summary: AuditResults, load_as: LoadAs, utility: UtilityRun
 ) -> AuditResults:
     """Return the results with the rows of the training and of the tasks.
 
     Args:
-        target: of the audit.
+        subject: of the audit.
         summary: results of the probes.
         load_as: form in which the model was loaded.
         utility: tasks that ran; their entry follows those of the suite's probes.
     """
-    training = tabulate_training(_choose_training(target, load_as), target.watched, load_as)
+    training = tabulate_training(_choose_training(subject, load_as), subject.watched, load_as)
     tasks = tabulate_utility(utility.list_results(), seed=SEED)
     run = utility.describe_run()
     return summary.model_copy(
@@ -54,15 +50,15 @@ def add_tables(
     )
 
 
-def _choose_training(target: AuditTarget, load_as: LoadAs) -> TrainingSummary | None:
+def _choose_training(subject: Subject, load_as: LoadAs) -> TrainingSummary | None:
     """Return the training; its loss is left out where it is not that of the loaded weights."""
-    if target.training is None or load_as == "stored":
-        return target.training
-    return target.training.model_copy(update={"heldout_nll": None})
+    if subject.training is None or load_as == "stored":
+        return subject.training
+    return subject.training.model_copy(update={"heldout_nll": None})
 
 
 def build_report(
-    target: AuditTarget,
+    subject: Subject,
     summary: AuditResults,
     model: ModelIdentity,
     method: Method,
@@ -72,7 +68,7 @@ def build_report(
     """Return the report.
 
     Args:
-        target: of the audit.
+        subject: of the audit.
         summary: its results.
         model: names and hashes of its models.
         method: its settings.
@@ -80,41 +76,32 @@ def build_report(
         runtime: of this rank.
     """
     parts: dict[str, Any] = dict(summary)
-    notes = [Banner(level="note", text=text) for text in target.notes]
+    notes = [Banner(level="note", text=text) for text in subject.notes]
     parts["banners"] = [*banners, *summary.banners, *notes]
     return AuditReport(
         **parts,
         tool_version=memguard.__version__,
         code_sha256=hash_code(),
         created=format_now(),
-        run=target.run,
+        run=subject.run,
         model=model,
-        data=target.data,
-        training=_choose_training(target, model.load_as),
+        data=subject.data,
+        training=_choose_training(subject, model.load_as),
         method=method,
         environment=describe_environment(runtime.device, runtime.world_size),
     )
 
 
-def describe_method(
-    suite: Suite,
-    settings: AuditConfig,
-    seed: int,
-    command: str,
-    wall_s: float,
-    tasks: "Sequence[OpenedTask]" = (),
-) -> Method:
+def describe_method(plan: AuditPlan, settings: AuditConfig, command: str, wall_s: float) -> Method:
     """Return the settings of an audit for its report.
 
     Args:
-        suite: of the audit.
+        plan: of the audit.
         settings: of the audit.
-        seed: of its samples.
         command: of the user.
         wall_s: duration (seconds).
-        tasks: benchmark tasks.
     """
-    probe = suite.extraction
+    suite, probe = plan.suite, plan.suite.extraction
     return Method(
         suite=suite.name,
         suite_version=suite.version,
@@ -123,23 +110,23 @@ def describe_method(
         prefix_tokens=probe.prefix_tokens,
         window=settings.window,
         max_edit_share=probe.max_edit_share,
-        tiny_margin=TINY_MARGINS[settings.dtype],
+        tiny_margin=plan.tiny_margin,
         dtype=settings.dtype,
         batch_tokens=settings.batch_tokens,
         sample_size=settings.max_documents_per_bucket,
-        seed=seed,
+        seed=plan.seed,
         command=command,
         wall_s=round(wall_s, 3),
-        utility=describe_tasks(tasks),
+        utility=describe_tasks(plan.tasks),
     )
 
 
-def write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:
+def write_excerpts(plan: AuditPlan, subject: Subject, outcome: AuditOutcome) -> None:
     """Write the text of the findings, or token ids if there is no tokenizer, to a private file."""
     decode: Callable[[Any], str] = str
-    if target.tokenizer is not None:
-        decode = target.tokenizer.decode
-    documents = {document.id: document for document in target.documents}
+    if subject.tokenizer is not None:
+        decode = subject.tokenizer.decode
+    documents = {document.id: document for document in plan.documents}
     parts = []
     for finding in outcome.summary.findings:
         # The continuation is the end of the document or of its audited part.
@@ -150,7 +137,7 @@ def write_excerpts(target: AuditTarget, outcome: AuditOutcome) -> None:
             f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"
             f"{continuation}\n"
         )
-    private = target.out / "private"
+    private = subject.out / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     write_atomically(private / "excerpts.txt", "\n".join(parts).encode(), mode=PRIVATE_MODE)

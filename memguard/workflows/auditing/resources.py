@@ -8,6 +8,7 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext, OnProgress
 from memguard.audit.mask_consistency import MaskChange, measure_mask_consistency
 from memguard.audit.membership_scores import Codec
+from memguard.audit.plan import AuditPlan
 from memguard.audit.requests import CompareMasks
 from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
@@ -17,35 +18,36 @@ from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
 from memguard.runtime import Runtime, default_cache_dir
-from memguard.workflows.auditing.target import AuditTarget
+from memguard.workflows.auditing.target import Subject
 
 
-def open_audit_context(
-    target: AuditTarget,
+def open_resources(
+    plan: AuditPlan,
+    subject: Subject,
     settings: AuditConfig,
     runtime: Runtime,
     on_progress: OnProgress,
 ) -> AuditContext:
-    """Return the resources for the audit of a target.
+    """Return the resources of an audit.
 
     Raises:
         ModelError: no usable tokenizer, or the reference model has another one.
     """
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
-    tokenizer = target.tokenizer
+    tokenizer = subject.tokenizer
     if tokenizer is None:
-        if target.reference is not None:
+        if subject.reference is not None:
             raise ModelError(
                 "'audit.reference' must have the vocabulary of the audited model, which has no "
                 "tokenizer to compare. Remove the setting."
             )
         return AuditContext(cache=cache, peers=runtime, on_progress=on_progress)
-    if target.reference is not None:
-        _check_same_vocabulary(tokenizer, target.reference)
-    why_not = _explain_what_is_missing(target, tokenizer)
+    if subject.reference is not None:
+        _check_same_vocabulary(tokenizer, subject.reference)
+    why_not = _explain_what_is_missing(plan, subject)
     masks: CompareMasks | None = None
     if "mask_consistency" not in why_not:
-        masks = functools.partial(_compare_masks, tokenizer=tokenizer, target=target)
+        masks = functools.partial(_compare_masks, subject=subject, seed=plan.seed)
     return AuditContext(
         codec=build_codec(tokenizer),
         cache=cache,
@@ -53,28 +55,28 @@ def open_audit_context(
         on_progress=on_progress,
         compare_masks=masks,
         why_not=why_not,
-        goldfish=build_known_goldfish(target.mitigations, tokenizer),
-        num_tightened=_count_tightened(target),
+        goldfish=build_known_goldfish(subject.mitigations, tokenizer),
+        num_tightened=_count_tightened(subject),
     )
 
 
-def _explain_what_is_missing(target: AuditTarget, tokenizer: Any) -> dict[str, str]:
+def _explain_what_is_missing(plan: AuditPlan, subject: Subject) -> dict[str, str]:
     """Return, by the probe's name, why a probe cannot run."""
     why_not = {}
-    if not target.canaries:
+    if not plan.canaries:
         why_not["canaries"] = (
             "the model was not trained by memguard, so it has no known canaries"
-            if target.run is None
+            if subject.run is None
             else "the run has none: 'data.canaries.count' is 0, or too few documents are trained"
         )
     # Only mitigations that drop labels can mask copies differently.
-    if target.run is None:
+    if subject.run is None:
         why_not["mask_consistency"] = (
             "the model was not trained by memguard, so its masked labels are not known"
         )
-    elif not any(drops_labels(config) for config in target.mitigations):
+    elif not any(drops_labels(config) for config in subject.mitigations):
         why_not["mask_consistency"] = "no mitigation of the run drops labels"
-    elif not tokenizer.is_fast:
+    elif not subject.tokenizer.is_fast:
         why_not["mask_consistency"] = (
             "the tokenizer has no tokenizer.json, which is needed for token offsets in the text"
         )
@@ -95,9 +97,9 @@ def build_known_goldfish(
     )
 
 
-def _count_tightened(target: AuditTarget) -> int:
+def _count_tightened(subject: Subject) -> int:
     """Return the number of documents under a stricter mitigation by the memorization budget."""
-    watched = () if target.training is None else target.training.watched
+    watched = () if subject.training is None else subject.training.watched
     return sum(watched[-1].num_tightened.values()) if watched else 0
 
 
@@ -114,10 +116,11 @@ def build_codec(tokenizer: Any) -> Codec:
 
 
 def _compare_masks(
-    texts: Sequence[str], pairs: Sequence[tuple[str, str]], tokenizer: Any, target: AuditTarget
+    texts: Sequence[str], pairs: Sequence[tuple[str, str]], subject: Subject, seed: int
 ) -> list[MaskChange]:
+    tokenizer = subject.tokenizer
     mitigations = build_mitigations(
-        target.mitigations,
+        subject.mitigations,
         special_ids=sorted(find_special_ids(tokenizer)),
         token_texts=lambda: list_token_texts(tokenizer),
     )
@@ -126,7 +129,7 @@ def _compare_masks(
         tokenizer,
         mitigations,
         pairs=pairs,
-        seed=target.seed,
+        seed=seed,
         max_passages=max(len(texts), len(pairs)),
     )
 

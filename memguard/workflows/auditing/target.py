@@ -1,19 +1,19 @@
-"""Documents and model for the audit of a run."""
+"""What is audited of a run: its plan from the files of the run, and the models and data named."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memguard.audit.canary_results import AuditCanary
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
-from memguard.audit.selection import Selection, select_windows
+from memguard.audit.plan import AuditPlan
 from memguard.audit.statistics import clopper_pearson
-from memguard.audit.suite import load_audit_suite
+from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.warnings import Tally
-from memguard.audit.windows import SECRET, AuditDocument, WindowSettings
-from memguard.config import AuditConfig, MitigationConfig, RunConfig
+from memguard.audit.windows import SECRET, TINY_MARGINS, AuditDocument, WindowSettings
+from memguard.config import MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
 from memguard.data.packing import split_points
 from memguard.data.token_checks import Tokens, find_training_faults
@@ -30,7 +30,7 @@ from memguard.records import (
     TrainingSummary,
     WatchedLine,
 )
-from memguard.records.run_files import find_weights_folder, has_weights
+from memguard.records.run_files import has_weights
 from memguard.runtime import Console
 from memguard.train.metrics import (
     EndMetrics,
@@ -39,54 +39,44 @@ from memguard.train.metrics import (
     hash_tally,
     read_metrics,
 )
+from memguard.workflows.auditing.checks import CheckedAudit
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
-from memguard.workflows.auditing.pages import is_own_audit, load_former_report
+from memguard.workflows.auditing.pages import load_former_report
+
+if TYPE_CHECKING:
+    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AuditTarget:
-    """Documents, models and metadata of an audit."""
+class Subject:
+    """What an audit is about, beside its plan: models, tokenizer, and what the report says of them.
 
-    documents: Sequence[AuditDocument]
+    The last fields are those of a run that memguard trained.
+    """
+
     model: str | ModelInMemory
     base: str | ModelInMemory | None
     reference: str | None
     """Another model of the same vocabulary."""
     data: DataIdentity
-    seed: int
     out: Path
     tokenizer: Any
     """None if the model's folder has no tokenizer; the documents are then token ids."""
-    has_given_control: bool
-    """Whether the user named the control documents, instead of a draw from the training data."""
-    # Only for a run that memguard trained:
+    notes: Sequence[str] = ()
+    """Notes shown in the report before the numbers."""
     run: str | None = None
     adapter_base: str | None = None
     """Present location of the base that the run's adapters belong to; None if it was not named."""
     base_revision: str | None = None
     attn: str | None = None
-    canaries: Sequence[AuditCanary] = ()
     mitigations: Sequence[MitigationConfig] = ()
     training: TrainingSummary | None = None
     watched: Sequence[WatchedLine] = ()
     """Audits during training."""
-    tally: Tally = "missing"
     before: ModelIdentity | None = None
     """The models named in an earlier report of the run; None without a report."""
     card_of: RunConfig | None = None
     """The run's settings if its model card shows this audit; None if `--out` is elsewhere."""
-    notes: Sequence[str] = ()
-    """Notes shown in the report before the numbers."""
-
-    def select(self, settings: AuditConfig) -> Selection:
-        """Return the windows of documents that an audit with these settings measures."""
-        return select_windows(
-            self.documents,
-            load_audit_suite(settings).extraction,
-            seed=self.seed,
-            min_documents=settings.min_documents,
-            max_documents_per_bucket=settings.max_documents_per_bucket,
-        )
 
 
 def choose_piece(
@@ -131,19 +121,21 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
 def list_audited(
     corpus: Corpus,
     counts: Sequence[int | None],
-    settings: AuditConfig,
+    suite: Suite,
+    config: RunConfig,
     *,
-    seq_len: int,
+    window: WhichWindow,
 ) -> list[AuditDocument]:
     """Return the documents that an audit may measure: trained, control, and to be forgotten.
 
     Args:
         corpus: of the run.
         counts: times each document was, or will be, trained.
-        settings: of the audit; which tokens are predicted, and which of several trained pieces.
-        seq_len: length of a row (tokens).
+        suite: decides which tokens are predicted.
+        config: of the run.
+        window: which of several trained pieces is audited.
     """
-    probe = load_audit_suite(settings).extraction
+    probe, seq_len = suite.extraction, config.data.seq_len
     names = name_buckets(corpus.manifest, counts)
     copies = Counter(
         entry.cluster
@@ -169,7 +161,7 @@ def list_audited(
             ),
             seq_len=seq_len,
             probe=probe,
-            window=settings.window,
+            window=window,
         )
         for index, (entry, name, count, dose) in enumerate(
             zip(corpus.manifest, names, counts, doses, strict=True)
@@ -246,38 +238,35 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     return path
 
 
-def describe_run(
-    folder: Path,
-    config: RunConfig,
-    settings: AuditConfig,
+def plan_run(
+    checked: CheckedAudit,
+    tasks: "Sequence[OpenedTask]" = (),
     *,
-    out: Path | None = None,
-    base: str | None = None,
     console: Console | None = None,
-) -> AuditTarget:
+) -> tuple[AuditPlan, Subject]:
     """Return what a run's audit measures: its trained and control documents, and its model.
 
     Args:
-        folder: of the run.
-        config: of the run.
-        settings: of the audit.
-        out: folder of the report; None: `audit/` of the run.
-        base: path of the model before training, which is also the base of the run's adapters;
-            None: see `find_base`.
+        checked: the audit of a run.
+        tasks: its benchmark tasks.
         console: warns of tokens that make training and audit wrong; None: training has warned.
 
     Raises:
-        DataError: too few documents were trained in full.
+        DataError: too few documents were trained in full, or are long enough.
         ModelError: the run is not finished, or the model before training was not found.
     """
+    run, settings = checked.run, checked.settings
+    assert run is not None, "the audit is of a run"
+    assert isinstance(checked.model, str), "a run has its model in a folder"
+    folder, config = run.folder, run.config
     if not has_weights(folder):
         raise ModelError(
             f"'{folder}' has no model/ yet: finish it with memguard train {folder}/config.yaml"
         )
-    base_path = find_base(folder, config, base) if settings.base else None
+    base = find_base(folder, config, run.base) if settings.base else None
     corpus = load_corpus(folder)
     counts = [entry.num_repetitions for entry in corpus.manifest]
-    documents = list_audited(corpus, counts, settings, seq_len=config.data.seq_len)
+    documents = list_audited(corpus, counts, checked.suite, config, window=settings.window)
     num_trained = sum(document.role == "trained" for document in documents)
     if config.train.max_steps is not None and num_trained < settings.min_documents:
         raise DataError(
@@ -286,17 +275,29 @@ def describe_run(
             f"'audit.min_documents' is {settings.min_documents}. "
             "Train longer under another 'name', or set audit.enabled=false"
         )
-    weights = str(find_weights_folder(folder))
-    tokenizer = load_tokenizer(weights, base=base)
+    tokenizer = load_tokenizer(checked.model, base=run.base)
     if console is not None:
-        warn_of_faults(corpus, tokenizer, load_config(weights, base=base), config, console)
+        model_config = load_config(checked.model, base=run.base)
+        warn_of_faults(corpus, tokenizer, model_config, config, console)
     summary, report = corpus.summary, load_former_report(folder / "audit")
     metrics = list(read_metrics(folder / "metrics.jsonl"))
-    return AuditTarget(
-        documents=documents,
-        model=weights,
+    plan = AuditPlan.of(
+        documents,
+        checked.suite,
+        seed=config.seed,
+        min_documents=settings.min_documents,
+        max_documents_per_bucket=settings.max_documents_per_bucket,
+        tiny_margin=TINY_MARGINS[settings.dtype],
+        canaries=list_canaries(corpus, seq_len=config.data.seq_len),
+        tally=_check_tally(metrics, corpus.manifest),
+        has_given_control=bool(config.data.control),
+        window=settings.window,
+        tasks=tasks,
+    )
+    subject = Subject(
+        model=checked.model,
         tokenizer=tokenizer,
-        base=base_path,
+        base=base,
         reference=settings.reference,
         data=DataIdentity(
             sources=summary.sources,
@@ -310,21 +311,49 @@ def describe_run(
             identity_key=summary.identity_key,
             num_texts=_count_texts(corpus),
         ),
-        seed=config.seed,
-        out=out or folder / "audit",
-        has_given_control=bool(config.data.control),
+        out=checked.out,
         run=config.name,
-        adapter_base=base,
-        base_revision=config.model.revision if base_path == config.model.path else None,
+        adapter_base=run.base,
+        base_revision=config.model.revision if base == config.model.path else None,
         attn=config.model.attn_implementation,
-        canaries=list_canaries(corpus, seq_len=config.data.seq_len),
         mitigations=config.mitigations,
         training=_summarise_training(metrics, config, summary.num_removed),
         watched=[line for line in metrics if isinstance(line, WatchedLine)],
-        tally=_check_tally(metrics, corpus.manifest),
         before=None if report is None else report.model,
-        card_of=config if is_own_audit(folder, out) else None,
+        card_of=config if checked.writes_run_audit else None,
         notes=_note_not_reached(corpus.manifest),
+    )
+    return plan, subject
+
+
+def plan_training(
+    config: RunConfig,
+    corpus: Corpus,
+    counts: Sequence[int | None],
+    *,
+    min_documents: int,
+    size: int | None,
+) -> AuditPlan:
+    """Return what is measured of a run that is being trained, or will be.
+
+    Args:
+        config: of the run.
+        corpus: its documents.
+        counts: times each document will have been trained in full.
+        min_documents: minimum number of trained documents that are long enough (documents).
+        size: of the sample of each bucket; None takes all.
+
+    Raises:
+        DataError: see `select_windows`.
+    """
+    suite, window = load_audit_suite(config.audit), config.audit.window
+    return AuditPlan.of(
+        list_audited(corpus, counts, suite, config, window=window),
+        suite,
+        seed=config.seed,
+        min_documents=min_documents,
+        max_documents_per_bucket=size,
+        window=window,
     )
 
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.audit.selection import BucketOutline, Selection, select_windows
+from memguard.audit.selection import BucketOutline, Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
-from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -48,7 +47,7 @@ from memguard.planner.rows import (
 )
 from memguard.records.percent import format_percent
 from memguard.runtime import Console, detect_runtime
-from memguard.workflows.auditing.target import list_audited, name_buckets
+from memguard.workflows.auditing.target import name_buckets, plan_training
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.folder import check_same_settings
 from memguard.workflows.common.setup import make_lora, read_model_config
@@ -273,13 +272,8 @@ def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) ->
     """
     if not config.audit.enabled:
         return None
-    return select_windows(
-        list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len),
-        load_audit_suite(config.audit).extraction,
-        seed=config.seed,
-        min_documents=0,
-        max_documents_per_bucket=config.audit.max_documents_per_bucket,
-    )
+    size = config.audit.max_documents_per_bucket
+    return plan_training(config, corpus, counts, min_documents=0, size=size).selection
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,12 +11,10 @@ from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Decoder
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.requests import Inputs
 from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.selection import select_windows
-from memguard.audit.suite import load_audit_suite
 from memguard.audit.windows import Window
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -26,7 +24,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.parallel.linear import to_local
 from memguard.runtime import Runtime
 from memguard.train.audit_callback import MemorizationMonitor, MemorizationSnapshot, Sample
-from memguard.workflows.auditing.target import list_audited
+from memguard.workflows.auditing.target import plan_training
 
 _STATE_BYTES = 12
 """Of a trained weight: its gradient and AdamW's two moments, in fp32."""
@@ -51,8 +49,9 @@ def build_monitor(
             "'budget.metric' near_verbatim generates text, and the weights of this model would be "
             "gathered for each token. Use a larger x or y, or budget.metric=verbatim"
         )
-    probe = load_audit_suite(config.audit).extraction
-    windows = _choose_windows(config, corpus, probe)
+    plan = _plan(config, corpus)
+    plan.check_same(runtime)
+    windows = plan.selection.windows
     model = ModelInTraining(
         lm=lm,
         batch_tokens=config.audit.batch_tokens,
@@ -64,14 +63,8 @@ def build_monitor(
 
     sample = Sample(
         document_N=np.array(documents, dtype=np.int64),
-        sha256=_hash_sample(documents, windows, probe),
-        ask=lambda: take_snapshot(
-            model,
-            windows,
-            probe,
-            seed=config.seed,
-            needs_near_verbatim=needs_near_verbatim,
-        ),
+        sha256=_hash_sample(documents, windows, plan.suite.extraction),
+        ask=lambda: take_snapshot(model, plan, needs_near_verbatim=needs_near_verbatim),
     )
     return MemorizationMonitor(
         sample,
@@ -125,36 +118,23 @@ class ModelInTraining:
 
 
 def take_snapshot(
-    model: ModelInTraining,
-    windows: Sequence[Window],
-    probe: ExtractionProbe,
-    *,
-    seed: int,
-    needs_near_verbatim: bool,
+    model: ModelInTraining, plan: AuditPlan, *, needs_near_verbatim: bool
 ) -> MemorizationSnapshot:
-    """Return what the model reproduces of some windows.
+    """Return what the model reproduces of the windows of a plan.
 
     Raises:
         ConfigError: near-verbatim matches are needed but the model cannot generate text here.
     """
-    runner = Runner(
-        audited=model,
-        model="trained",
-        name="",
-        context=AuditContext(peers=model.runtime),
-        seed=seed,
-    )
-    inputs = Inputs(
-        windows=windows, max_edit_share=probe.max_edit_share, seed=seed, tiny_margin=0.0
-    )
-    measured = runner.measure([probe], inputs)[probe.name]
+    probe, context = plan.suite.extraction, AuditContext(peers=model.runtime)
+    runner = Runner(audited=model, model="trained", name="", context=context, seed=plan.seed)
+    measured = runner.measure([probe], plan.inputs(context))[probe.name]
     near, numbers = measured.detail, measured.columns
     if isinstance(near, NotGenerated) and needs_near_verbatim:
         raise ConfigError(
             "'budget.metric' near_verbatim needs generated text, and this run cannot generate "
             f"any: {near.reason}. Set budget.metric=verbatim"
         )
-    size_N = np.array([window.continuation_tokens for window in windows])
+    size_N = np.array([window.continuation_tokens for window in plan.selection.windows])
     return MemorizationSnapshot(
         token_accuracy_N=numbers["num_correct"] / size_N,
         verbatim_N=numbers["num_correct"] == size_N,
@@ -162,17 +142,16 @@ def take_snapshot(
     )
 
 
-def _choose_windows(
-    config: RunConfig, corpus: Corpus, probe: ExtractionProbe
-) -> tuple[Window, ...]:
+def _plan(config: RunConfig, corpus: Corpus) -> AuditPlan:
     planned = [entry.planned_repetitions for entry in corpus.manifest]
-    selection = select_windows(
-        list_audited(corpus, planned, config.audit, seq_len=config.data.seq_len),
-        probe,
-        seed=config.seed,
+    plan = plan_training(
+        config,
+        corpus,
+        planned,
         min_documents=config.audit.min_documents,
-        max_documents_per_bucket=config.train.audit_documents,
+        size=config.train.audit_documents,
     )
     # In the bucket order of the final audit.
-    place = {outline.bucket: number for number, outline in enumerate(selection.buckets)}
-    return tuple(sorted(selection.windows, key=lambda window: place[window.document.bucket]))
+    place = {outline.bucket: number for number, outline in enumerate(plan.selection.buckets)}
+    windows = sorted(plan.selection.windows, key=lambda window: place[window.document.bucket])
+    return replace(plan, selection=replace(plan.selection, windows=tuple(windows)))

@@ -42,7 +42,8 @@ from memguard.runtime import (
 )
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.trainer import Trainer
-from memguard.workflows.auditing.audit import audit_run, find_current_report
+from memguard.workflows.auditing.audit import audit_on_ranks, find_current_report
+from memguard.workflows.auditing.checks import AuditArguments, check_audit
 from memguard.workflows.auditing.pages import show_verdict
 from memguard.workflows.auditing.target import warn_of_faults
 from memguard.workflows.auditing.utility import open_alone
@@ -164,14 +165,15 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         current = runtime.only_on_main(lambda: find_current_report(folder, config, console, tasks))
         report = runtime.broadcast_object(current)
         if report is None:
-            command = make_command("audit", str(folder))
-            report = audit_run(
-                folder,
-                distributed=distributed,
-                console=console,
-                command=command,
+            # Every rank makes its own: the settings are those that the run has written.
+            report = audit_on_ranks(
+                check_audit(AuditArguments(run=folder), writes=False),
+                distributed,
+                console,
+                command=make_command("audit", str(folder)),
                 check_folder=held,
-                tasks=tasks,
+                tasks=open_alone(config.audit) if tasks is None else tasks,
+                is_trained_here=True,
             )
     show_verdict(report.verdict, console)
     page = str(folder / "audit" / "report.html")
