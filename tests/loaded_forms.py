@@ -10,7 +10,7 @@ from memguard.records import LoadAs
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import detect_runtime
 from memguard.train.heldout import measure_heldout
-from memguard.workflows.auditing.models import DTYPES, LazyModel
+from memguard.workflows.auditing.models import DTYPES, LazyModel, ModelSource
 from memguard.workflows.common.folder import load_own_config
 from memguard.workflows.common.setup import DistributedContext
 
@@ -20,14 +20,13 @@ def measure_form(run: Path, load_as: LoadAs) -> float:
     config, fp32 = load_own_config(run), DTYPES["fp32"]
     # Also in a process that torchrun started: this one alone.
     runtime = replace(detect_runtime(), rank=0, world_size=1)
-    model = LazyModel(
-        str(find_weights_folder(run)),
-        weights_sha256=None,
-        settings=config.audit,
+    source = ModelSource(
+        model=str(find_weights_folder(run)),
         attn=config.model.attn_implementation,
-        distributed=DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig()),
         form=None if load_as == "stored" else LoadedForm(name=load_as, stored=fp32, dtype=fp32),
     )
+    alone = DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
+    model = LazyModel(source, config.audit, alone)
     measured = measure_heldout(
         model.load(),
         load_corpus(run),

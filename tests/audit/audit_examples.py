@@ -23,7 +23,8 @@ from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.requests import Inputs, Measured, Model, Prompt, join
-from memguard.audit.run import AuditOutcome, run_audit
+from memguard.audit.plan import AuditPlan
+from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.runner import Runner
 from memguard.audit.suite import Suite, load_suite
 from memguard.audit.windows import AuditDocument, Window
@@ -281,8 +282,21 @@ def audit(
         "tally": "complete",
         "tiny_margin": 1e-3,
         "seed": 0,
+        **fields,
     }
-    return run_audit(documents=documents, model=model, base=base, **{**values, **fields})
+    models = {"trained": model, "base": base, "reference": values.pop("reference", None)}
+    context = values.pop("context", None) or AuditContext()
+    also_measure = values.pop("also_measure", None)
+    is_other_kind = values.pop("is_other_kind", False)
+    plan = replace(
+        AuditPlan.of(documents, **values), other_kind="another kind" if is_other_kind else ""
+    )
+    return measure(
+        plan,
+        {role: model for role, model in models.items() if model is not None},
+        context,
+        also_measure=also_measure,
+    )
 
 
 def list_records(outcome: AuditOutcome) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from memguard.audit.membership_passes import (
 from memguard.audit.membership_scores import Codec, compare_passes
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
-from memguard.audit.run import AuditOutcome, run_audit
+from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window
 from memguard.model.causal_lm import CausalLM
@@ -88,15 +88,13 @@ def _audit(
     max_tokens: int | None = POSITIONS,
     codec: Codec | None = CHARACTERS,
 ) -> AuditOutcome:
-    return run_audit(
-        documents=documents,
-        model=Held(ModelScorer(model, 400), max_tokens=max_tokens),
+    return audit(
+        documents,
+        Held(ModelScorer(model, 400), max_tokens=max_tokens),
         reference=None
         if reference is None
         else Held(ModelScorer(reference, 400), max_tokens=max_tokens),
         suite=build_suite(PROBE, MembershipProbe(scores=scores, recall_documents=3)),
-        tally="complete",
-        tiny_margin=1e-3,
         seed=5,
         context=AuditContext(codec=codec),
     )

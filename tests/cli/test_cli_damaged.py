@@ -14,7 +14,7 @@ import pytest
 from cli_examples import read_json, run_cli, write_run
 from damage import cut, flip_byte
 
-from memguard.audit.run import run_audit
+from memguard.audit.run import measure
 from memguard.records.audit_files import find_audit_damage
 from memguard.workflows.auditing import audit as audit_module
 from memguard.workflows.auditing import pages as audit_output
@@ -252,12 +252,12 @@ def test_a_run_that_is_renamed_in_mid_audit_is_not_made_again(
 ) -> None:
     (run / "audit" / "audit.json").unlink()
 
-    def rename_and_audit(**given: Any) -> Any:
-        found = None if is_early else run_audit(**given)
+    def rename_and_measure(*given: Any, **more: Any) -> Any:
+        outcome = None if is_early else measure(*given, **more)
         run.rename("runs/elsewhere")
-        return run_audit(**given) if is_early else found
+        return measure(*given, **more) if is_early else outcome
 
-    with mock.patch.object(audit_module, "run_audit", rename_and_audit):
+    with mock.patch.object(audit_module, "measure", rename_and_measure):
         ended = run_cli(command, "run.yaml" if command == "train" else run)
     assert ended.code == 3, ended.err
     assert f"'{run}' was deleted, renamed or replaced" in ended.err.splitlines()[-1]

@@ -311,14 +311,8 @@ def open_audited(
     """Return a model as an audit loads it."""
     runtime = runtime or Runtime()
     context = setup.DistributedContext(runtime=runtime, mesh=mesh, parallel=ParallelConfig())
-    return LazyModel(
-        str(model),
-        weights_sha256="of the files",
-        settings=settings,
-        attn=None,
-        distributed=context,
-        **given,
-    )
+    source = ModelSource(model=str(model), weights_sha256="of the files", **given)
+    return LazyModel(source, settings, context)
 
 
 def compute_hidden(lm: Any) -> Tensor:
@@ -355,7 +349,7 @@ def test_the_audited_model_is_the_one_that_was_trained(base: Path, run: Path, dt
 
 def test_the_base_is_compared_in_the_form_in_which_it_was_trained_on(base: Path, run: Path) -> None:
     config = load_run_config(run / "config.yaml")
-    target = describe_run(run, config, config.audit)
+    _, target = plan_run(check_audit(AuditArguments(run=run)))
     form = find_base_quantization(target)
     assert form == "nf4"
     model = open_audited(base, settings=config.audit, quantization=form)

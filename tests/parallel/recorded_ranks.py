@@ -218,7 +218,13 @@ def look(lm: CausalLM, windows: Sequence[Window], runtime: Runtime) -> None:
     model = ModelInTraining(lm=lm, batch_tokens=NUM_TOKENS, runtime=runtime)
     # Every document is generated to its end: no accuracy is too low, and two edits are allowed.
     probe = ExtractionProbe(generation_floor=0, max_edit_share=0.9)
-    snapshot = take_snapshot(model, windows, probe, seed=0, needs_near_verbatim=True)
+    plan = AuditPlan(
+        documents=(),
+        selection=Selection(windows=tuple(windows), buckets=()),
+        suite=Suite(name="budget", version=1, probes=(probe,)),
+        seed=0,
+    )
+    snapshot = take_snapshot(model, plan, needs_near_verbatim=True)
     assert not snapshot.verbatim_N.any(), "nothing would be generated"
 
 

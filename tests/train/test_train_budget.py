@@ -190,8 +190,8 @@ def test_an_attacker_is_told_that_more_was_dropped(
 ) -> None:
     found = []
     for config in (tightened, watched):
-        subject = describe_run(run_folder(config), config, config.audit)
-        context = open_audit_context(subject, config.audit, detect_runtime(), lambda *_: None)
+        planned = plan_run(check_audit(AuditArguments(run=run_folder(config))))
+        context = open_resources(*planned, config.audit, detect_runtime(), lambda *_: None)
         found.append(context.num_tightened)
     last = read_audits(tightened)[-1]
     assert found == [sum(last.num_tightened.values()), 0]

@@ -22,8 +22,8 @@ from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_prepared_damage, find_trained_damage
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.auditing.audit import audit_request
-from memguard.workflows.auditing.checks import AuditRequest
+from memguard.workflows.auditing.audit import audit as audit_checked
+from memguard.workflows.auditing.checks import AuditArguments, check_audit
 from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
@@ -152,19 +152,9 @@ def train_until(config: RunConfig, step: int) -> None:
     assert stopped.value.exit_code == 143
 
 
-def audit(run: Path, out: Path, mesh: str | None) -> None:
-    request = AuditRequest(
-        run=run,
-        model=None,
-        base=None,
-        members=(),
-        nonmembers=(),
-        out=out,
-        mesh=mesh,
-        settings={},
-        seed=0,
-    )
-    audit_request(request, request.check())
+def audit(run: Path, out: Path, mesh: str) -> None:
+    settings = AuditArguments.read_settings([f"parallel.{axis}" for axis in mesh.split(",")])
+    audit_checked(check_audit(AuditArguments(run=run, out=out, settings=settings)))
 
 
 @pytest.mark.parametrize("mesh", ["z=2,x=2", pytest.param("z=2,y=2", marks=pytest.mark.mesh)])
@@ -185,18 +175,15 @@ def _audit_as_rank(folder: Path, out: Path) -> None:
     if distributed.get_rank():
         # Nothing can be read or made there: only rank 0 has the project's key.
         os.environ["XDG_CONFIG_HOME"] = "/proc/nowhere"
-    request = AuditRequest(
-        run=None,
+    settings = "audit.continuation_tokens=8 audit.min_documents=4 audit.cache=false parallel.z=2"
+    arguments = AuditArguments(
         model=str(folder / "model"),
-        base=None,
         members=(str(folder / "documents.jsonl"),),
-        nonmembers=(),
         out=out,
-        mesh="z=2",
-        settings={"continuation_tokens": 8, "min_documents": 4, "cache": False},
-        seed=0,
+        style="options",
+        settings=AuditArguments.read_settings(settings.split()),
     )
-    audit_request(request, request.check())
+    audit_checked(check_audit(arguments, writes=not distributed.get_rank()))
 
 
 def test_only_the_first_rank_needs_the_identity_key(

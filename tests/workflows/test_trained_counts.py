@@ -12,10 +12,12 @@ from memguard.audit.windows import AuditDocument
 from memguard.data.documents import make_table
 from memguard.records import AuditReport
 from memguard.runtime import Console
-from memguard.workflows.auditing.audit import audit_request
-from memguard.workflows.auditing.checks import AuditRequest, load_audit_identity
-from memguard.workflows.auditing.documents import describe_checkpoint
-from memguard.workflows.auditing.target import AuditTarget
+from memguard.audit.plan import AuditPlan
+from memguard.workflows.auditing.audit import audit as audit_checked
+from memguard.workflows.auditing.arguments import make_arguments
+from memguard.workflows.auditing.checks import CheckedAudit, check_audit, load_audit_identity
+from memguard.workflows.auditing.documents import plan_foreign
+from memguard.workflows.auditing.target import Subject
 from memguard.workflows.auditing.trained_counts import TrainedCounts, describe_unmatched
 
 NUM, LENGTH = 24, 40
@@ -23,32 +25,26 @@ TEXTS = make_texts(NUM)
 SETTINGS = {"continuation_tokens": 8, "min_documents": 4, "base": False, "cache": False}
 
 
-def make_request(
+def check(
     folder: Path, counts: TrainedCounts | None, unseen: Sequence[str] = ()
-) -> AuditRequest:
+) -> CheckedAudit:
     members, nonmembers = (
         make_table(list(texts), name=name)
         for texts, name in ((TEXTS, "members"), (unseen or make_texts(NUM, seed=1), "nonmembers"))
     )
-    return AuditRequest(
-        run=None,
-        model=str(folder / "model"),
-        base=None,
-        members=(members,),
-        nonmembers=(nonmembers,),
-        out=folder / "report",
-        mesh=None,
-        settings=SETTINGS,
-        seed=0,
-        counts=counts,
+    arguments = make_arguments(
+        model=folder / "model", out=folder / "report", settings=SETTINGS, counts=counts
     )
+    return check_audit(replace(arguments, members=(members,), nonmembers=(nonmembers,)))
 
 
-def describe(folder: Path, counts: TrainedCounts | None, *unseen: str) -> AuditTarget:
-    request = make_request(folder, counts, unseen)
-    identity = load_audit_identity(request, lambda _: None)
+def plan(
+    folder: Path, counts: TrainedCounts | None, *unseen: str
+) -> tuple[AuditPlan, Subject]:
+    checked = check(folder, counts, unseen)
+    identity = load_audit_identity(checked, lambda _: None)
     assert identity is not None
-    return describe_checkpoint(request, request.check(), identity, Console())
+    return plan_foreign(checked, identity, Console())
 
 
 def count(repetitions: Sequence[int], **changes: Any) -> TrainedCounts:
@@ -62,12 +58,12 @@ def count(repetitions: Sequence[int], **changes: Any) -> TrainedCounts:
     )
 
 
-def select_trained(target: AuditTarget) -> list[AuditDocument]:
+def select_trained(target: AuditPlan) -> list[AuditDocument]:
     return [document for document in target.documents if document.role == "trained"]
 
 
 def test_members_are_in_buckets_of_their_repetitions(folder: Path) -> None:
-    target = describe(folder, count([3] * 8 + [0] * 2 + [1]))
+    target, subject = plan(folder, count([3] * 8 + [0] * 2 + [1]))
     trained = select_trained(target)
     assert [d.num_repetitions for d in trained] == [3] * 8 + [1] * 14
     assert [d.bucket for d in trained] == ["members, 3 times"] * 8 + ["members, 1 times"] * 14
@@ -77,9 +73,9 @@ def test_members_are_in_buckets_of_their_repetitions(folder: Path) -> None:
     assert len(control) == NUM
     assert target.tally == "complete"
     # What was given, as its hash says, whether it was trained or not.
-    assert target.data.num_documents == 2 * NUM
-    assert target.data.documents_sha256 == describe(folder, None).data.documents_sha256
-    assert list(target.notes) == [
+    assert subject.data.num_documents == 2 * NUM
+    assert subject.data.documents_sha256 == plan(folder, None)[1].data.documents_sha256
+    assert list(subject.notes) == [
         "Repetitions were counted during training: 38 of 38 sequences that were trained match "
         "members.",
         "2 of 24 members were not found in full among the sequences that were trained, and not "
@@ -88,14 +84,14 @@ def test_members_are_in_buckets_of_their_repetitions(folder: Path) -> None:
 
 
 def test_one_number_of_repetitions_is_one_bucket(folder: Path) -> None:
-    target = describe(folder, count([2]))
+    target, subject = plan(folder, count([2]))
     assert {d.bucket for d in select_trained(target)} == {"members"}
-    assert len(target.notes) == 1
+    assert len(subject.notes) == 1
 
 
 def test_without_counts_nothing_changes(folder: Path) -> None:
-    target = describe(folder, None)
-    assert (target.tally, target.notes) == ("missing", ())
+    target, subject = plan(folder, None)
+    assert (target.tally, subject.notes) == ("missing", ())
     assert {d.num_repetitions for d in target.documents} == {None}
 
 
@@ -116,11 +112,11 @@ def test_without_counts_nothing_changes(folder: Path) -> None:
 def test_counts_that_do_not_hold_are_not_used(
     folder: Path, counts: TrainedCounts, reason: str
 ) -> None:
-    target = describe(folder, counts)
+    target, subject = plan(folder, counts)
     assert target.tally == "missing"
     assert {d.num_repetitions for d in target.documents} == {None}
     assert len(select_trained(target)) == NUM
-    assert list(target.notes) == [
+    assert list(subject.notes) == [
         f"Repetitions were not counted because {reason}. Members that were never trained, if "
         "there are any, are audited too and lower the rates."
     ]
@@ -128,7 +124,7 @@ def test_counts_that_do_not_hold_are_not_used(
 
 def test_documents_are_audited_up_to_where_training_cut_them(folder: Path) -> None:
     whole = describe(folder, None).documents
-    target = describe(folder, count([1], piece="cut", max_tokens=LENGTH))
+    target, subject = plan(folder, count([1], piece="cut", max_tokens=LENGTH))
     num_longer = sum(document.num_tokens > LENGTH for document in whole)
     assert num_longer > 20
     for before, after in zip(whole, target.documents, strict=True):
@@ -142,7 +138,7 @@ def test_documents_are_audited_up_to_where_training_cut_them(folder: Path) -> No
         )
         assert len(after.input_ids) <= LENGTH
         assert after.whole_ids is None
-    assert target.notes[-1] == (
+    assert subject.notes[-1] == (
         f"Training cut documents after 40 tokens: {num_longer} of 48, members and control, are "
         "audited up to there only."
     )
@@ -171,10 +167,10 @@ def test_spans_are_those_of_truncation_and_packing() -> None:
 
 def test_near_duplicates_of_what_was_never_trained_stay_in_the_control(folder: Path) -> None:
     copies = [TEXTS[0], TEXTS[1], *make_texts(NUM - 2, seed=1)]
-    overlap = describe(folder, count([0, 2]), *copies).data.overlap_with_control
+    overlap = plan(folder, count([0, 2]), *copies)[1].data.overlap_with_control
     assert overlap is not None
     assert overlap.num_matched == 1
-    both = describe(folder, None, *copies).data.overlap_with_control
+    both = plan(folder, None, *copies)[1].data.overlap_with_control
     assert both is not None
     assert both.num_matched == 2
 
@@ -183,9 +179,8 @@ def test_near_duplicates_of_what_was_never_trained_stay_in_the_control(folder: P
 
 
 def audit(folder: Path, counts: TrainedCounts | None) -> tuple[AuditReport, str]:
-    request = make_request(folder, counts)
-    out, report = audit_request(request, request.check())
-    page = (out / "report.html").read_text(encoding="utf-8")
+    report = audit_checked(check(folder, counts))
+    page = (folder / "report" / "report.html").read_text(encoding="utf-8")
     return report, page
 
 

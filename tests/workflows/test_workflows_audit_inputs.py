@@ -29,9 +29,9 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     trained = [entry.role in ("trained", "canary") for entry in corpus.manifest]
     # Cut short after 7 of 16 epochs.
-    documents = list_audited(
-        corpus, [7 * each for each in trained], AuditConfig(continuation_tokens=8), seq_len=128
-    )
+    config = load_own_config(folder / "runs" / "run")
+    counts = [7 * is_trained for is_trained in trained]
+    documents = plan_training(config, corpus, counts, min_documents=0, size=None).documents
     assert {document.num_repetitions for document in documents} == {0, 7}
     assert {document.dose for document in documents} == {0, 16, 32}
     draw = np.random.default_rng(0)
