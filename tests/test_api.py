@@ -94,8 +94,16 @@ def test_a_model_in_memory_has_the_records_of_the_command_line(
 ) -> None:
     outcome = run_cli(
         *("audit", "--model", folder / "model", "--members", members),
-        *("--nonmembers", nonmembers, "--out", folder / "cli", "--suite", suite, "--no-cache"),
-        *("--continuation-tokens", 8, "--min-documents", 4),
+        *(
+            "--nonmembers",
+            nonmembers,
+            "--out",
+            folder / "cli",
+            "--suite",
+            suite,
+            "audit.cache=false",
+        ),
+        *("audit.continuation_tokens=8", "audit.min_documents=4"),
     )
     assert outcome.code == 0, outcome.err
     result = api.audit(
@@ -156,7 +164,7 @@ def test_an_identity_key_is_refused_where_it_would_be_handed_on(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=r"'--identity-key': the identity key must not be in"):
+    with pytest.raises(ConfigError, match=r"'identity_key': the identity key must not be in"):
         audit_texts(model, tokenizer, out=out, identity_key=out / "my.key")
     assert not list(tmp_path.rglob("*.key"))
 
@@ -303,10 +311,10 @@ def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> 
             "got DatasetDict: choose one of its splits",
         ),
         ({"dtype": "bf16"}, ConfigError, "'dtype' must be fp32, the dtype of the model in memory"),
-        ({"continuation_tokens": 0}, ConfigError, "continuation-tokens"),
+        ({"continuation_tokens": 0}, ConfigError, "continuation_tokens"),
         ({"continuation": 5}, ConfigError, "is not a setting"),
         ({"suite": "extractoin"}, ConfigError, "extractoin"),
-        ({"run": "nowhere"}, ConfigError, "give either the folder of a RUN"),
+        ({"run": "nowhere"}, ConfigError, "RUN or --model is required; got both"),
     ],
 )
 def test_errors_are_ours(

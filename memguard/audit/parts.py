@@ -179,14 +179,14 @@ def describe_cut(cut: CutDocuments) -> str:
             f"{subject}a training row: the audit uses the {which} piece of each that was trained, "
             "without the text before and after it (the longest document has "
             f"{cut.longest_tokens:,} tokens, the audited pieces at most "
-            f"{cut.used_tokens:,}). '--window {other}' audits the {other} pieces."
+            f"{cut.used_tokens:,}). 'audit.window={other}' audits the {other} pieces."
         )
     else:
         text = (
             f"{subject}{cut.used_tokens:,} tokens, the longest input of the model: the audit uses "
             f"the {which} {cut.used_tokens:,} tokens of each (the longest document has "
             f"{cut.longest_tokens:,}). The rest is audited only in windows of the probe "
-            f"'grid'. '--window {other}' audits the {other} {cut.used_tokens:,}."
+            f"'grid'. 'audit.window={other}' audits the {other} {cut.used_tokens:,}."
         )
     inside = cut.num_inside_completion
     if inside:

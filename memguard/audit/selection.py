@@ -10,12 +10,6 @@ from memguard.errors import DataError
 from memguard.records import Role
 from memguard.seeds import derive_generator
 
-# An audit takes its settings from options or from a run's YAML; a refusal names both.
-_MIN_DOCUMENTS = "--min-documents ('audit.min_documents')"
-_MIN_PREFIX_TOKENS = "--min-prefix-tokens ('audit.min_prefix_tokens')"
-_PREFIX_TOKENS = "--prefix-tokens ('audit.prefix_tokens')"
-_CONTINUATION_TOKENS = "--continuation-tokens {} ('audit.continuation_tokens')"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketOutline:
@@ -189,7 +183,7 @@ def _check(
     if any(document.format == "text" for document in trained):
         needed += f" of {probe.continuation_tokens}"
     raise DataError(
-        f"{_MIN_DOCUMENTS} is {min_documents}, but only {count} long enough for a prefix of "
+        f"'audit.min_documents' is {min_documents}, but only {count} long enough for a prefix of "
         f"{needed}{_suggest(trained, probe, min_documents)}"
     )
 
@@ -199,22 +193,22 @@ def _suggest(trained: list[AuditDocument], probe: WindowSettings, min_documents:
     if len(trained) < min_documents:
         num_enough = sum(probe.window(document) is not None for document in trained)
         if not trained or num_enough:
-            count = f". Set {_MIN_DOCUMENTS} to {num_enough}, or add" if trained else ". Add"
+            count = f". Set audit.min_documents={num_enough}, or add" if trained else ". Add"
             return f"{count} documents."
-        lower = f"; set {_MIN_DOCUMENTS} to {len(trained)}"
+        lower = f"; set audit.min_documents={len(trained)}"
         return lower + _suggest(trained, probe, len(trained))
     lengths = sorted((len(d.input_ids) for d in trained if d.format == "text"), reverse=True)
     others = sum(d.format != "text" and probe.window(d) is not None for d in trained)
     rank = min_documents - others
     if len(lengths) < rank:
-        return f". Lower {_MIN_PREFIX_TOKENS}, or add documents with longer prompts."
+        return f". Lower 'audit.min_prefix_tokens', or add documents with longer prompts."
     longest, reached = lengths[0], lengths[rank - 1]
     text = f"; the longest has {longest} {'token' if longest == 1 else 'tokens'}"
     # Two thirds leave a reasonable prefix, unless the required prefix is longer.
     size = min(reached - probe.needed_prefix_tokens, 2 * reached // 3)
     if size >= 1:
-        return f"{text}: try {_CONTINUATION_TOKENS.format(size)}"
+        return f"{text}: try audit.continuation_tokens={size}"
     if probe.prefix_tokens is not None and reached > probe.min_prefix_tokens:
         size = min(reached - probe.min_prefix_tokens, 2 * reached // 3)
-        return f"{text}: leave out {_PREFIX_TOKENS} and try {_CONTINUATION_TOKENS.format(size)}"
-    return f"{text}. Add longer documents, or lower {_MIN_PREFIX_TOKENS}."
+        return f"{text}: leave out audit.prefix_tokens and try audit.continuation_tokens={size}"
+    return f"{text}. Add longer documents, or lower 'audit.min_prefix_tokens'."

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation, IsDone
 from memguard.audit.membership_scores import Codec
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.plan import AuditPlan
 from memguard.audit.probe import Probe
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -23,7 +24,6 @@ from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.requests import Inputs, Measured, Model, Prompt, join
-from memguard.audit.plan import AuditPlan
 from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.runner import Runner
 from memguard.audit.suite import Suite, load_suite

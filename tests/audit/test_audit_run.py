@@ -121,7 +121,7 @@ def test_same_input_same_outcome() -> None:
 
 def test_documents_are_checked_before_a_model_is_asked(make_document: MakeDocument) -> None:
     model = Held(Scripted(say_by_context))
-    with pytest.raises(DataError, match="continuation-tokens"):
+    with pytest.raises(DataError, match="continuation_tokens"):
         audit([make_document(range(24), name=str(i)) for i in range(9)], model)
     assert model.num_asked == 0
 

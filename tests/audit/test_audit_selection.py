@@ -154,9 +154,9 @@ def test_refusal_says_what_would_work(make_document: MakeDocument) -> None:
     with pytest.raises(DataError) as caught:
         select_windows(documents, ExtractionProbe(), seed=0)
     assert str(caught.value) == (
-        "--min-documents ('audit.min_documents') is 5, but only 0 of 12 trained documents are long "
-        "enough for a prefix of 5 tokens and a continuation of 50; the longest has 24 tokens: try "
-        "--continuation-tokens 16 ('audit.continuation_tokens')"
+        "'audit.min_documents' is 5, but only 0 of 12 trained documents are long enough for a "
+        "prefix of 5 tokens and a continuation of 50; the longest has 24 tokens: try "
+        "audit.continuation_tokens=16"
     )
 
 
@@ -194,15 +194,15 @@ def test_suggestion_works(
     with pytest.raises(DataError) as caught:
         select_windows(documents, probe, seed=0, min_documents=minimum)
     message = str(caught.value).lower()
-    fewer = re.search(r"set --min-documents \('audit\.min_documents'\) to (\d+)", message)
-    size = re.search(r"--continuation-tokens (\d+)", message)
+    fewer = re.search(r"set audit\.min_documents=(\d+)", message)
+    size = re.search(r"audit\.continuation_tokens=(\d+)", message)
     needed = int(fewer[1]) if fewer else minimum
     # It is lowered only where there are too few documents, whatever their lengths.
     assert (fewer is not None) == (0 < len(documents) < minimum)
     changes: dict[str, int | None] = {}
     if size:
         changes["continuation_tokens"] = int(size[1])
-    if "leave out --prefix-tokens" in message:
+    if "leave out audit.prefix_tokens" in message:
         changes["prefix_tokens"] = None
         # Only where no length would do with the prefix.
         assert not any(suffices(needed, continuation_tokens=each) for each in range(1, 91))
@@ -218,4 +218,4 @@ def test_suggestion_works(
     if not documents:
         assert message.endswith(". add documents.")
     else:
-        assert "lower --min-prefix-tokens ('audit.min_prefix_tokens')" in message
+        assert "lower 'audit.min_prefix_tokens'" in message

@@ -97,7 +97,7 @@ def audit(folder: Path, name: str, *options: object) -> dict[str, Any]:
     others.write_text("\n".join(lines[20:40]) + "\n")
     succeed(
         *("audit", "--model", folder / "model", "--members", members, "--nonmembers", others),
-        *("--out", folder / name, "--continuation-tokens", 8, *options),
+        *("--out", folder / name, "audit.continuation_tokens=8", *options),
     )
     report: dict[str, Any] = json.loads((folder / name / "report.json").read_text())
     return report
@@ -107,5 +107,5 @@ def audit(folder: Path, name: str, *options: object) -> dict[str, Any]:
 def test_an_audit_over_devices_has_the_same_verdict(device: torch.device, folder: Path) -> None:
     del device  # the audit uses the machine's GPU, which the fixture hides for the CPU
     plain = audit(folder, "plain")
-    mapped = audit(folder, "mapped", "--device-map", "auto")
+    mapped = audit(folder, "mapped", "audit.device_map=auto")
     assert mapped["verdict"] == plain["verdict"]

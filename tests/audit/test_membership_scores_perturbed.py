@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_examples import CHARACTERS, Held, build_suite, build_tiny_layer
+from audit_examples import CHARACTERS, Held, audit, build_suite, build_tiny_layer
 
 from memguard.audit.context import AuditContext
 from memguard.audit.membership_passes import (

@@ -72,7 +72,7 @@ def measure(
     texts = [text for group in groups.values() for text in group]
     rows = ({"id": f"{number:04}", "text": text} for number, text in enumerate(texts))
     source = write_jsonl(folder / "guesses.jsonl", rows)
-    out, length = folder / "guesses", ("--continuation-tokens", CONTINUATION)
+    out, length = folder / "guesses", (f"audit.continuation_tokens={CONTINUATION}",)
     succeed("audit", "--model", model, "--members", source, "--out", out, *length)
     scores = pyarrow.parquet.read_table(out / "records.parquet").to_pandas().set_index("id")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)

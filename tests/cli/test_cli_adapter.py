@@ -20,7 +20,7 @@ from memguard.records.sealed import save_sealed
 
 pytestmark = pytest.mark.slow
 
-LENGTH = ("--continuation-tokens", 6)
+LENGTH = ("audit.continuation_tokens=6",)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_an_audit_over_devices_is_refused_before_torch(
 ) -> None:
     monkeypatch.setitem(sys.modules, "memguard.workflows.auditing.audit", None)
     members = ("--members", adapted / "members.jsonl", "--out", tmp_path / "out")
-    ended = run_cli("audit", "--model", adapted / "adapter", *members, "--device-map", "auto")
+    ended = run_cli("audit", "--model", adapted / "adapter", *members, "audit.device_map=auto")
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
     assert "'audit.device_map' cannot be combined with an adapter" in ended.err
 
@@ -205,7 +205,11 @@ def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
     # The base is moved away from its run.
     moved = base.rename(folder / "elsewhere")
-    for arguments in (("audit", run), ("audit", run, "--no-base"), ("export", run, folder / "no")):
+    for arguments in (
+        ("audit", run),
+        ("audit", run, "audit.base=false"),
+        ("export", run, folder / "no"),
+    ):
         ended = run_cli(*arguments, *(["--merge"] if arguments[0] == "export" else []))
         assert ended.code == 3, ended.err
         assert "--base DIR" in ended.err.splitlines()[-1]
@@ -219,7 +223,7 @@ def test_a_run_with_an_adapter_is_audited_and_merged_and_its_base_is_checked(
     assert (run / "audit" / "records.parquet").read_bytes() == before
     report = load_record(AuditReport, run / "audit" / "report.json")
     assert report.model.adapter.base == report.model.base == f"{folder.name}/elsewhere"
-    succeed("audit", run, "--base", moved, "--no-base", "--out", folder / "only")
+    succeed("audit", run, "--base", moved, "audit.base=false", "--out", folder / "only")
     ended = succeed("export", run, folder / "merged-2", "--merge", "--base", moved, "--json")
     assert json.loads(ended.out)["weights_sha256"] == result["weights_sha256"]
     ended = run_cli("export", run, folder / "no", "--merge", "--base", folder / "nowhere")

@@ -18,7 +18,7 @@ from memguard.workflows.auditing import model_identity
 
 pytestmark = pytest.mark.slow
 
-LENGTH = ("--continuation-tokens", 6)
+LENGTH = ("audit.continuation_tokens=6",)
 # Of the same form as the training sentences, none of them among those.
 MADE_UP = {
     "austria": "graz",
@@ -165,7 +165,7 @@ def test_defaults_are_refused_with_a_suggestion_that_works(
     model = shared_data / "checkpoints" / "arcsf-cities-base"
     refused = run_cli("audit", "--model", model, "--members", cities, "--out", tmp_path / "out")
     assert refused.code == 3
-    suggestion = re.search(r"try (--continuation-tokens) (\d+)", refused.err)
+    suggestion = re.search(r"try (audit.continuation_tokens=\d+)", refused.err)
     assert suggestion, refused.err
     report = audit(model, tmp_path / "out", "--members", cities, *suggestion.groups())
     assert bucket(report, "trained").num_documents >= 5
@@ -341,7 +341,7 @@ def test_the_same_command_gives_the_same_bytes(
 def test_the_sample_is_the_seeds(folder: Path) -> None:
     drawn = []
     for number, seed in enumerate((1, 1, 2)):
-        arguments = ("--max-documents", 20, "--seed", seed, *LENGTH)
+        arguments = ("audit.max_documents_per_bucket=20", f"seed={seed}", *LENGTH)
         out = folder / f"out{number}"
         audit(folder / "model", out, "--members", folder / "documents.jsonl", *arguments)
         drawn.append({row["id"] for row in rows(out)})
@@ -412,10 +412,10 @@ def test_excerpts_are_private(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(scoring, "TokenResult", all_right)
     # What is made up must not be kept for the tests that follow.
-    arguments = ("--members", folder / "documents.jsonl", "--no-cache", *LENGTH)
+    arguments = ("--members", folder / "documents.jsonl", "audit.cache=false", *LENGTH)
     audit(folder / "model", folder / "out", *arguments)
     assert not (folder / "out" / "private").exists()
-    report = audit(folder / "model", folder / "out", "--excerpts", *arguments)
+    report = audit(folder / "model", folder / "out", "audit.excerpts=true", *arguments)
     private = folder / "out" / "private"
     assert private.stat().st_mode & 0o777 == 0o700
     assert (private / "excerpts.txt").stat().st_mode & 0o777 == 0o600
@@ -433,7 +433,7 @@ def test_a_run_is_audited_again_with_other_lengths_and_without_its_base(folder: 
     assert run_cli("train", write_run(folder, train={"max_steps": 3})).code == 0
     run = folder / "runs" / "run"
     before = (run / "audit" / "report.json").read_bytes()
-    outcome = run_cli("audit", run, "--out", folder / "out", "--continuation-tokens", 12)
+    outcome = run_cli("audit", run, "--out", folder / "out", "audit.continuation_tokens=12")
     assert outcome.code == 0, outcome.err
     report = load_record(AuditReport, folder / "out" / "report.json")
     assert report.method.continuation_tokens == 12
@@ -444,8 +444,8 @@ def test_a_run_is_audited_again_with_other_lengths_and_without_its_base(folder: 
     outcome = run_cli("audit", run, "--out", folder / "out")
     assert outcome.code == 3
     assert "the model before training: there is no folder" in outcome.err
-    assert "--no-base" in outcome.err
-    outcome = run_cli("audit", run, "--out", folder / "out", "--no-base")
+    assert "audit.base=false" in outcome.err
+    outcome = run_cli("audit", run, "--out", folder / "out", "audit.base=false")
     assert outcome.code == 0, outcome.err
     report = load_record(AuditReport, folder / "out" / "report.json")
     assert report.method.continuation_tokens == 8

@@ -41,7 +41,7 @@ def audit(folder: Path, out: str, *arguments: object, model: str = "model") -> O
     outcome = succeed(
         "audit",
         *("--model", folder / model, "--out", folder / out),
-        *("--members", folder / "documents.jsonl", "--continuation-tokens", 6, *arguments),
+        *("--members", folder / "documents.jsonl", "audit.continuation_tokens=6", *arguments),
     )
     return outcome
 
@@ -90,20 +90,20 @@ def test_a_second_audit_loads_no_model_and_says_the_same(
 
 
 def test_no_cache_keeps_and_uses_nothing(folder: Path, cache: Path) -> None:
-    audit(folder, "out", "--no-cache")
+    audit(folder, "out", "audit.cache=false")
     assert not cache.exists()
 
 
 def test_other_arithmetic_is_another_measurement(folder: Path, cache: Path) -> None:
     audit(folder, "fp32")
     before = parts(cache)
-    audit(folder, "bf16", "--dtype", "bf16")
+    audit(folder, "bf16", "audit.dtype=bf16")
     assert len(before) == 4
     assert len(parts(cache)) == len(before) + 4
     one, other = (scores_of(folder, out)[0]["extraction.logprob"] for out in ("fp32", "bf16"))
     assert one != other
     # The batch is no part of it: numbers do not depend on who stands beside whom.
-    audit(folder, "small", "--batch-tokens", 64)
+    audit(folder, "small", "audit.batch_tokens=64")
     assert len(parts(cache)) == len(before) + 4
 
 
@@ -116,7 +116,7 @@ def test_the_same_weights_with_another_configuration_are_another_model(
     (folder / "other" / "config.json").write_text(json.dumps(config))
     audit(folder, "first")
     audit(folder, "second", model="other")
-    audit(folder, "fresh", "--no-cache", model="other")
+    audit(folder, "fresh", "audit.cache=false", model="other")
     first, second, fresh = (
         [row["extraction.logprob"] for row in scores_of(folder, out)]
         for out in ("first", "second", "fresh")
@@ -173,7 +173,15 @@ def test_a_suite_of_ones_own(folder: Path, suite: Path) -> None:
     out = folder / "out"
     succeed(
         "audit",
-        *("--model", folder / "model", "--reference", reference, "--out", out, "--suite", suite),
+        *(
+            "--model",
+            folder / "model",
+            f"audit.reference={reference}",
+            "--out",
+            out,
+            "--suite",
+            suite,
+        ),
         # Short enough for something to stand before them: the model has 128 positions.
         *("--members", write_texts(folder / "short.jsonl", words=15)),
         *("--nonmembers", write_texts(folder / "others.jsonl", 30, seed=1, words=15)),
@@ -213,7 +221,7 @@ def test_a_reference_with_another_vocabulary_is_refused(
     reference = shared_data / "checkpoints" / "stories260K"
     outcome = run_cli(
         "audit",
-        *("--model", folder / "model", "--reference", reference, "--out", folder / "out"),
+        *("--model", folder / "model", f"audit.reference={reference}", "--out", folder / "out"),
         *("--members", folder / "documents.jsonl", "--suite", suite),
     )
     assert outcome.code == 3

@@ -70,7 +70,7 @@ def read_all(folder: Path, *names: str) -> dict[str, bytes]:
 def test_a_damaged_run_is_not_audited(run: Path, name: str) -> None:
     flip_byte(run / name)
     before = read_all(run / "audit", "report.json", "records.parquet", "audit.json")
-    refused = run_cli("audit", run, "--no-base")
+    refused = run_cli("audit", run, "audit.base=false")
     assert refused.code == 3
     line = refused.err.splitlines()[-1]
     assert line.startswith(f"memguard: '{run / name}' ")
@@ -86,7 +86,7 @@ def test_a_run_of_another_version_is_refused_by_every_command(run: Path) -> None
     manifest = run / "manifest.jsonl"
     entries = [json.loads(line) for line in manifest.read_text().splitlines()]
     manifest.write_text("".join(f"{json.dumps({**e, 'dropped': 1})}\n" for e in entries))
-    for arguments in (("train", "run.yaml"), ("audit", run, "--no-base"), ("verify", run)):
+    for arguments in (("train", "run.yaml"), ("audit", run, "audit.base=false"), ("verify", run)):
         refused = run_cli(*arguments)
         assert refused.code == 3, refused.err
         assert refused.err.splitlines()[-1] == (
@@ -141,7 +141,7 @@ def test_training_again_audits_again_what_is_damaged(
 @pytest.mark.parametrize("place", ["write_card", "save_audit_files"])
 def test_an_audit_that_is_killed_before_its_end_is_made_again(run: Path, place: str) -> None:
     with mock.patch.object(audit_output, place, side_effect=KeyboardInterrupt):
-        killed = run_cli("audit", run, "--continuation-tokens", 6)
+        killed = run_cli("audit", run, "audit.continuation_tokens=6")
     assert killed.code == 130
     assert run_cli("verify", run).code == 3
     assert run_cli("train", "run.yaml").code == 0
@@ -149,14 +149,14 @@ def test_an_audit_that_is_killed_before_its_end_is_made_again(run: Path, place: 
 
 
 def test_an_audit_of_other_probes_stands_in_the_model_card(run: Path) -> None:
-    assert run_cli("audit", run, "--continuation-tokens", 6).code == 0
+    assert run_cli("audit", run, "audit.continuation_tokens=6").code == 0
     assert "6 tokens" in (run / "model" / "README.md").read_text()
     assert run_cli("verify", run).code == 0
 
 
 def test_an_audit_elsewhere_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -> None:
     before = read_all(run, "model/README.md", "audit/audit.json")
-    assert run_cli("audit", run, "--out", "out", "--continuation-tokens", 6).code == 0
+    assert run_cli("audit", run, "--out", "out", "audit.continuation_tokens=6").code == 0
     assert read_all(run, *before) == before
     assert run_cli("verify", "out").code == 0
     flip_byte(tmp_path / "out" / "report.html")
@@ -203,7 +203,7 @@ def test_the_audit_of_a_run_is_written_by_that_run_only(run: Path) -> None:
         assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
         assert "must not be in " in refused.err
     # A folder in audit/ is the user's.
-    given = ("--out", "runs/run/audit/other", "--continuation-tokens", 6)
+    given = ("--out", "runs/run/audit/other", "audit.continuation_tokens=6")
     assert run_cli("audit", run, *given).code == 0
     assert run_cli("verify", run).code == 0
 
@@ -277,7 +277,7 @@ def test_scores_of_another_configuration_are_not_used(run: Path, tmp_path: Path)
     model = tmp_path / "other"
     shutil.copytree(run / "model", model)
     arguments = ("audit", "--model", model, "--members", "documents.jsonl", "--out", "out")
-    arguments += ("--continuation-tokens", "8")
+    arguments += ("audit.continuation_tokens=8",)
     assert run_cli(*arguments).code == 0
     with no_model_loaded():
         assert run_cli(*arguments).code == 0

@@ -200,7 +200,7 @@ def test_two_real_audits_of_a_model_and_of_the_one_that_forgot(
     for number, (model, listed) in enumerate(zip(models, given, strict=True)):
         data = write_jsonl(tmp_path / f"{number}.jsonl", ({"text": text} for text in listed))
         out = tmp_path / f"audit-{number}"
-        options = ("--members", data, "--out", out, "--continuation-tokens", 6)
+        options = ("--members", data, "--out", out, "audit.continuation_tokens=6")
         succeed("audit", "--model", model, *options)
         rows = pq.read_table(out / "records.parquet").to_pylist()
         probes = ("extraction", "sampling")

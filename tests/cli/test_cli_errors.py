@@ -65,7 +65,7 @@ def test_a_wrong_sweep_or_audit_is_told_without_torch(bare: Any, tmp_path: Path)
     assert ended.returncode == 2
     assert "'run.seed' must not be set here" in ended.stderr
     assert "'settings'" in ended.stderr
-    ended = bare("audit", "--model", "m", "--dtype", "bf17")
+    ended = bare("audit", "--model", "m", "audit.dtype=bf17")
     assert ended.returncode == 2
     assert ended.stderr.splitlines() == [
         "--model needs --members: documents the model was trained on",
@@ -120,8 +120,8 @@ def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
     ("arguments", "words"),
     [
         (("trian", "run.yaml"), "Did you mean 'train'?"),
-        (("audit", "--nope"), "No such option: --nope"),
-        (("audit", "--continuation-tokens", "x"), "'--continuation-tokens'"),
+        (("audit", "--nope"), "'--nope' is no option of audit"),
+        (("audit", "audit.continuation_tokens=x"), "RUN or --model is required; got neither"),
         (("train",), "CONFIG"),
         (("train", "nope.yaml"), "neither a file nor a shipped name"),
         (("train", "quickstrat"), "did you mean 'quickstart'?"),
@@ -129,7 +129,7 @@ def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
         (("train", "stories260k", "seed"), "must be KEY=VALUE"),
         (("train", "stories260k", "--optim.lrr=1"), "did you mean 'lr'?"),
         (("compare", "stories260k"), "use 'memguard train"),
-        (("audit",), "give either the folder of a RUN, or --model"),
+        (("audit",), "RUN or --model is required; got neither"),
         (("audit", "nowhere"), "is not the folder of a run"),
     ],
 )
@@ -192,7 +192,7 @@ def test_damaged_weights(folder: Path, tiny_folder: Path) -> None:
     path = write_run(folder, model={"path": str(broken)})
     assert "is nan after step 0: the model's weights are damaged" in fails(3, "train", path)
     arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
-    message = fails(3, "audit", "--model", broken, *arguments, "--continuation-tokens", 8)
+    message = fails(3, "audit", "--model", broken, *arguments, "audit.continuation_tokens=8")
     assert "the model's logits are not finite" in message
 
 
@@ -207,7 +207,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has(folder: Path, tiny_fold
     tokenizer.add_tokens(["qqqq"])
     tokenizer.save_pretrained(other)
     texts = write_jsonl(folder / "texts.jsonl", [{"text": "abcd qqqq " * 12}] * 8)
-    arguments = ("--members", texts, "--out", folder / "out", "--continuation-tokens", 5)
+    arguments = ("--members", texts, "--out", folder / "out", "audit.continuation_tokens=5")
     message = fails(3, "audit", "--model", other, *arguments)
     assert "a tokenizer that does not fit the model" in message
 
@@ -256,7 +256,7 @@ def test_no_permission_to_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_file_where_the_folder_should_be(folder: Path) -> None:
     path = write_run(folder, output_dir=str(folder / "documents.jsonl"))
     assert "Not a directory" in fails(2, "train", path)
-    arguments = ("--members", folder / "documents.jsonl", "--continuation-tokens", 8)
+    arguments = ("--members", folder / "documents.jsonl", "audit.continuation_tokens=8")
     message = fails(
         2, "audit", "--model", folder / "model", "--out", folder / "run.yaml", *arguments
     )

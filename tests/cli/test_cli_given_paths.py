@@ -27,12 +27,12 @@ def test_an_audit_names_all_that_is_missing(bare: Any, tmp_path: Path) -> None:
         "memguard: '--nonmembers': there is no file or folder 'b.jsonl'. Correct the path.\n"
     )
     ended = bare(
-        *given, "--members", "c/", "--nonmembers", "b.jsonl", "--base", "./x", "--reference", "/y"
+        *given, "--members", "c/", "--nonmembers", "b.jsonl", "--base", "./x", "audit.reference=/y"
     )
     assert ended.returncode == 3
     assert ended.stderr == (
         "memguard: '--members': there is no file or folder 'c/'; '--nonmembers': there is no file "
-        "or folder 'b.jsonl'; '--base': there is no folder './x'; '--reference': there is no "
+        "or folder 'b.jsonl'; '--base': there is no folder './x'; 'audit.reference': there is no "
         "folder '/y'. Correct the paths.\n"
     )
     assert not (tmp_path / "o").exists()

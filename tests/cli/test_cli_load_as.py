@@ -50,8 +50,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(run: Path, out: Path, form: str) -> tuple[AuditReport, str]:
     ended = succeed(
-        *("audit", run, "--out", out, "--continuation-tokens", CONTINUATION),
-        *("--min-documents", 1, "--load-as", form, "--json"),
+        *("audit", run, "--out", out, f"audit.continuation_tokens={CONTINUATION}"),
+        *("audit.min_documents=1", "--load-as", form, "--json"),
     )
     report = load_record(AuditReport, out / "report.json")
     assert json.loads(ended.out) == report.model_dump(mode="json")
@@ -278,7 +278,7 @@ def test_a_model_without_an_adapter_is_quantised(run: Path, tmp_path: Path) -> N
     for form in ("stored", "int8"):
         succeed(
             *("audit", *model, "--out", tmp_path / form, "--load-as", form),
-            *("--continuation-tokens", CONTINUATION),
+            *(f"audit.continuation_tokens={CONTINUATION}",),
         )
     stored, int8 = (
         load_record(AuditReport, tmp_path / form / "report.json") for form in ("stored", "int8")
@@ -303,7 +303,7 @@ def test_a_model_without_an_adapter_is_quantised(run: Path, tmp_path: Path) -> N
         (("--load-as", "int8"), "--load-as needs --out: a folder for its report, which is not"),
         (("--load-as", "nf4", "--out", "OWN"), "--load-as needs --out"),
         (("--load-as", "nf4", "--out", "OUT", "--nproc", 2), "needs one process; got 2"),
-        (("--load-as", "nf4", "--out", "OUT", "--device-map", "auto"), "cannot be combined"),
+        (("--load-as", "nf4", "--out", "OUT", "audit.device_map=auto"), "cannot be combined"),
     ],
 )
 def test_what_cannot_be_loaded_is_one_line(

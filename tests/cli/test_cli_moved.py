@@ -73,7 +73,7 @@ def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
     outcome = run_cli("audit", sweep / "run", *arguments)
     assert outcome.code == 3
     assert "has other weights than in the run's earlier audit" in outcome.err
-    outcome = run_cli("audit", sweep / "run", *arguments, "--no-base")
+    outcome = run_cli("audit", sweep / "run", *arguments, "audit.base=false")
     assert outcome.code == 2
     assert "--base and --no-base contradict each other" in outcome.err
 

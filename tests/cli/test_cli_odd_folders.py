@@ -41,7 +41,7 @@ def copy_model(folder: Path, change: Change) -> Path:
 
 def audit(folder: Path, model: Path, *options: object) -> Outcome:
     members = ("--members", folder / "documents.jsonl", "--out", folder / "out")
-    lengths = ("--continuation-tokens", 8, "--min-prefix-tokens", 8)
+    lengths = ("audit.continuation_tokens=8", "audit.min_prefix_tokens=8")
     return run_cli("audit", "--model", model, *members, *lengths, *options)
 
 
@@ -122,7 +122,7 @@ def test_a_configuration_that_does_not_name_outputs(folder: Path, value: bool | 
     fields = {"return_dict": value, "output_attentions": True, "attention_dropout": None}
     model = copy_model(folder, edit(CONFIG, **fields))
     assert train(folder, model).code == 0
-    assert audit(folder, model, "--no-cache").code == 0
+    assert audit(folder, model, "audit.cache=false").code == 0
 
 
 def test_weights_that_are_not_numbers(folder: Path, adapter: Path) -> None:
@@ -130,9 +130,9 @@ def test_weights_that_are_not_numbers(folder: Path, adapter: Path) -> None:
     tensors = load_file(copy / ADAPTER_WEIGHTS)
     next(iter(tensors.values())).fill_(torch.nan)
     save_file(tensors, copy / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    line = read_refusal(audit(folder, copy, "--dtype", "fp32"), 3)
+    line = read_refusal(audit(folder, copy, "audit.dtype=fp32"), 3)
     assert line.endswith("its weights are damaged. Restore or download them again.")
-    assert read_refusal(audit(folder, copy, "--dtype", "bf16"), 3).endswith("'audit.dtype' fp32.")
+    assert read_refusal(audit(folder, copy, "audit.dtype=bf16"), 3).endswith("'audit.dtype' fp32.")
 
 
 def test_long_words_of_a_file_or_an_option(folder: Path, adapter: Path) -> None:

@@ -17,7 +17,7 @@ from memguard.records import AuditReport, load_record
 pytestmark = pytest.mark.slow
 
 ALONE = "{name: first_word, tokens: 2}"
-LENGTH = ("--continuation-tokens", 6)
+LENGTH = ("audit.continuation_tokens=6",)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_its_error_is_the_reason_why_it_did_not_run(
     with installed(write_package(tmp_path / "site", _break(where))):
         with_base = where in ("reduce", "tabulate")
         # Other tests have cached numbers of this package.
-        report = audit(folder, "out", ALONE, base=with_base, options=("--no-cache",))
+        report = audit(folder, "out", ALONE, base=with_base, options=("audit.cache=false",))
     (run,) = (run for run in report.probe_runs if run.name == "first_word")
     assert run.num_documents is None
     reason = run.reason_not_run or ""
@@ -248,9 +248,9 @@ def test_an_unknown_probe_is_refused_with_the_names_of_all(folder: Path, package
 def test_on_two_ranks_its_numbers_and_its_error_are_those_of_one(
     folder: Path, tmp_path: Path
 ) -> None:
-    on_two = ("--nproc", 2, "--no-cache")
+    on_two = ("--nproc", 2, "audit.cache=false")
     with installed(write_package(tmp_path / "site")):
-        one = audit(folder, "one", ALONE, base=False, options=("--no-cache",))
+        one = audit(folder, "one", ALONE, base=False, options=("audit.cache=false",))
         two = audit(folder, "two", ALONE, base=False, options=on_two)
     found = [[row for row in r.tables.results if row.probe == "first_word"] for r in (one, two)]
     assert found[0] == found[1]

@@ -59,8 +59,8 @@ def test_an_identity_key_that_would_be_committed_or_handed_on(
 ) -> None:
     given = ("--model", folder / "model", "--members", folder / "documents.jsonl")
     given = (*given, "--out", folder / "out")
-    line = is_refused(2, "audit", *given, "--identity-key", folder / "out" / "my.key")
-    assert "'--identity-key': the identity key must not be" in line
+    line = is_refused(2, "audit", *given, f"data.identity_key={folder / 'out' / 'my.key'}")
+    assert "'identity_key': the identity key must not be" in line
     assert "a folder of a run or an audit" in line
     (folder / "home" / ".git").mkdir(parents=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "home"))

@@ -82,7 +82,7 @@ def test_a_probe_is_removed_with_its_file_and_one_line(
     others = write_texts(folder / "others.jsonl", 20, seed=1)
     given = ("--members", folder / "documents.jsonl", "--nonmembers", others)
     model = ("--model", folder / "model", "--base", folder / "model", "--suite", "full")
-    small = ("--continuation-tokens", 6, "--max-documents", 5)
+    small = ("audit.continuation_tokens=6", "audit.max_documents_per_bucket=5")
     run_copy(
         kept,
         [

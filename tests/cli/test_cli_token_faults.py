@@ -26,6 +26,6 @@ def test_two_beginnings_are_told_by_each_command(folder: Path) -> None:
     assert trained.err.count(SAID.format(40)) == 1, "said by training, not again by its audit"
     run = folder / "runs" / "run"
     assert SAID.format(40) in succeed("audit", run, "--out", folder / "again").err
-    length = ("--continuation-tokens", 8)
+    length = ("audit.continuation_tokens=8",)
     arguments = ("--model", folder / "model", "--members", documents, "--out", folder / "foreign")
     assert SAID.format(40) in succeed("audit", *arguments, *length).err

@@ -12,7 +12,7 @@ from cli_examples import read_json, run_cli, save_tiny_model, write_jsonl, write
 
 pytestmark = pytest.mark.slow
 
-LENGTH = ("--continuation-tokens", 6)
+LENGTH = ("audit.continuation_tokens=6",)
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -40,7 +40,15 @@ def test_an_audit_of_ids_is_that_of_their_texts(folder: Path) -> None:
         ("mixed", (members, others)),
     ):
         out = folder / name
-        arguments = ("--members", paths[0], "--nonmembers", paths[1], "--out", out, "--no-cache")
+        arguments = (
+            "--members",
+            paths[0],
+            "--nonmembers",
+            paths[1],
+            "--out",
+            out,
+            "audit.cache=false",
+        )
         outcome = run_cli("audit", "--model", folder / "model", *arguments, *LENGTH)
         assert outcome.code == 0, outcome.err
         for row in (table := rows(out)):
@@ -77,10 +85,12 @@ def test_ids_are_audited_without_a_tokenizer(folder: Path, tmp_path: Path) -> No
     for path in bare.glob("*token*"):
         path.unlink()
     # Without the cache: another test may have scored one of these documents in another batch.
-    arguments = ("--members", members, "--nonmembers", nonmembers, "--no-cache", *LENGTH)
+    arguments = ("--members", members, "--nonmembers", nonmembers, "audit.cache=false", *LENGTH)
     whole = run_cli("audit", "--model", folder / "model", "--out", tmp_path / "a", *arguments)
     assert whole.code == 0, whole.err
-    outcome = run_cli("audit", "--model", bare, "--out", tmp_path / "b", "--excerpts", *arguments)
+    outcome = run_cli(
+        "audit", "--model", bare, "--out", tmp_path / "b", "audit.excerpts=true", *arguments
+    )
     assert outcome.code == 0, outcome.err
     assert "no usable tokenizer" in outcome.err
     assert "token ids are audited without it" in outcome.err

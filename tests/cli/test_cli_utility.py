@@ -138,7 +138,9 @@ def test_cached_answers_are_not_asked_again(place: Path) -> None:
     arguments = ("--model", place / "model", "--members", place / "documents.jsonl")
     other = place / "other"
     tasks = f"{place / 'choice.yaml'},{place / 'rolling.yaml'}:4"
-    succeed("audit", *arguments, "--out", other, "--utility", tasks, "--continuation-tokens", 8)
+    succeed(
+        "audit", *arguments, "--out", other, f"audit.utility={tasks}", "audit.continuation_tokens=8"
+    )
     # The rolling task has another headline here.
     assert ASKED == [("rolling", "trained")]
     of_base = [row for row in before if row[2] == "base" and "choice" in row[0] and not row[3]]
@@ -147,13 +149,13 @@ def test_cached_answers_are_not_asked_again(place: Path) -> None:
     assert all("doc" not in line for line in list_lines(other, "choice.trained.jsonl"))
     ASKED.clear()
     succeed(
-        *("audit", *arguments, "--out", other, "--continuation-tokens", 8, "--no-cache"),
-        *("--utility", place / "choice.yaml", "--batch-tokens", 64),
+        *("audit", *arguments, "--out", other, "audit.continuation_tokens=8", "audit.cache=false"),
+        *(f"audit.utility={place / 'choice.yaml'}", "audit.batch_tokens=64"),
     )
     assert ASKED == [("choice", "trained")]
     names = [path.name for path in (other / "private" / "utility").iterdir()]
     assert names == ["choice.trained.jsonl"]
-    succeed("audit", *arguments, "--out", other, "--continuation-tokens", 8)
+    succeed("audit", *arguments, "--out", other, "audit.continuation_tokens=8")
     assert not (other / "private" / "utility").exists()
     assert not (other / "utility.parquet").exists()
 
@@ -173,7 +175,7 @@ def test_an_audit_is_current_only_with_the_tasks_asked_for(place: Path) -> None:
     finally:
         documents.write_text(before)
     ASKED.clear()
-    succeed("audit", place / "runs" / "run", "--utility", "")
+    succeed("audit", place / "runs" / "run", "audit.utility=[]")
     assert not load_details(audit)
     succeed("train", path)
     assert set(load_details(audit)) == {"choice", "rolling", "generation"}
@@ -197,9 +199,9 @@ def test_generation_that_takes_too_long_is_left_out_and_the_rest_stays(
     monkeypatch.setattr(CausalLM, "fits_gathered", lambda _: False)
     outcome = succeed(
         *("audit", "--model", place / "model", "--members", place / "documents.jsonl"),
-        *("--out", place / "slow", "--no-cache", "--continuation-tokens", 8),
-        *("--utility", f"{place / 'generation.yaml'},{place / 'choice.yaml'}"),
-        *("--max-generation-minutes", 1e-9),
+        *("--out", place / "slow", "audit.cache=false", "audit.continuation_tokens=8"),
+        *(f"audit.utility={place / 'generation.yaml'},{place / 'choice.yaml'}",),
+        *(f"audit.max_generation_minutes={1e-9}",),
     )
     assert "warning: 'audit.utility': generation did not run on the trained model" in outcome.err
     assert set(load_details(place / "slow")) == {"choice"}
@@ -243,7 +245,7 @@ def test_without_the_extra_the_line_names_it(
 ) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "lm_eval" else name)
     expected = "'audit.utility' needs lm_eval: pip install 'memguard[bench]'"
-    assert expected in refuse(*arguments, "--utility", "arc_easy")
+    assert expected in refuse(*arguments, "audit.utility=arc_easy")
     path = write_run(folder, audit={"utility": "arc_easy"})
     for command in ("train", "plan"):
         assert expected in refuse(command, path)
@@ -251,11 +253,11 @@ def test_without_the_extra_the_line_names_it(
 
 
 def test_a_task_that_is_not_there(folder: Path, arguments: tuple[object, ...]) -> None:
-    assert "no file './none.yaml'" in refuse(*arguments, "--utility", "./none.yaml")
+    assert "no file './none.yaml'" in refuse(*arguments, "audit.utility=./none.yaml")
     path = write_run(folder, audit={"utility": "./none.yaml:5"})
     assert "no file './none.yaml'" in refuse("train", path)
     assert not (folder / "runs").exists()
-    assert "has the task 'a' 2 times" in refuse(*arguments, "--utility", "a,a:3")
+    assert "has the task 'a' 2 times" in refuse(*arguments, "audit.utility=a,a:3")
 
 
 def test_a_download_must_be_allowed(
@@ -265,16 +267,16 @@ def test_a_download_must_be_allowed(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     task = write_far_task(folder)
-    line = refuse(*arguments, "--utility", task)
+    line = refuse(*arguments, f"audit.utility={task}")
     assert "'none-such/far-data', which is not on this machine" in line
-    assert "--allow-download" in line
-    line = refuse(*arguments, "--utility", task, "--allow-download")
+    assert "audit.allow_download=true" in line
+    line = refuse(*arguments, f"audit.utility={task}", "audit.allow_download=true")
     assert "'none-such/far-data', which could not be downloaded" in line
     path = write_run(folder, audit={"utility": str(task)})
     # Before the documents are read.
-    assert "--allow-download" in refuse("train", path, "data.seq_len=64")
+    assert "audit.allow_download=true" in refuse("train", path, "data.seq_len=64")
     assert not (folder / "runs" / "run" / "prepared").exists()
-    assert "--allow-download" in refuse("plan", path)
+    assert "audit.allow_download=true" in refuse("plan", path)
 
 
 def test_prompts_may_have_examples_and_a_template(place: Path) -> None:

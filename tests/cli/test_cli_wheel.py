@@ -76,7 +76,7 @@ def test_it_audits_where_nothing_else_is(installed: Installed, tiny_folder: Path
     assert Path(where).is_relative_to(installed.site), "the wheel, not the checkout"
     ended = installed.run(
         "-m", "memguard", "audit", "--model", tiny_folder / "model", "--suite", "extraction",
-        "--members", tiny_folder / "documents.jsonl", "--continuation-tokens", 10,
+        "--members", tiny_folder / "documents.jsonl", "audit.continuation_tokens=10",
         "--out", "report",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

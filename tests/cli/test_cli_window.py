@@ -20,7 +20,7 @@ from cli_examples import (
 
 pytestmark = pytest.mark.slow
 
-LENGTH = ("--continuation-tokens", 6)
+LENGTH = ("audit.continuation_tokens=6",)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_what_does_not_fit_into_the_model_is_told(
     texts = [*make_texts(6, words=300), *make_texts(4, words=6, seed=1)]
     members = write_jsonl(tmp_path / "long.jsonl", ({"text": text} for text in texts))
     out = tmp_path / "out"
-    arguments = ("--members", members, "--out", out, "--window", which, *LENGTH)
+    arguments = ("--members", members, "--out", out, f"audit.window={which}", *LENGTH)
     outcome = succeed("audit", "--model", short_model, *arguments)
     tokenizer = transformers.AutoTokenizer.from_pretrained(short_model)
     model = transformers.AutoModelForCausalLM.from_pretrained(short_model)
@@ -89,9 +89,9 @@ def test_where_all_fit_nothing_is_told(folder: Path) -> None:
 
 def test_a_wrong_window_is_refused(folder: Path) -> None:
     arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
-    outcome = run_cli("audit", "--model", folder / "model", *arguments, "--window", "middle")
+    outcome = run_cli("audit", "--model", folder / "model", *arguments, "audit.window=middle")
     assert outcome.code == 2
-    assert "--window" in outcome.err
+    assert "'audit.window' should be" in outcome.err
 
 
 def test_documents_that_a_run_did_not_reach_are_counted(folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_everything_trained_is_audited_or_counted(folder: Path, form: str) -> No
     run = folder / "runs" / "run"
     for which, command in (
         ("first", ("train", settings)),
-        ("last", ("audit", run, "--no-base", "--window", "last")),
+        ("last", ("audit", run, "audit.base=false", "audit.window=last")),
     ):
         succeed(*command)
         report = read_json(run / "audit" / "report.json")

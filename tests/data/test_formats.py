@@ -235,9 +235,9 @@ def test_a_way_that_is_printed_works(tmp_path: Path) -> None:
 
 def test_errors_write_settings_as_the_user_does(tmp_path: Path) -> None:
     path = write(tmp_path, {"a question": "x", "answer": "b"})
-    with pytest.raises(DataError, match=r"--format prompt_completion --columns 'prompt=a question"):
+    with pytest.raises(DataError, match=r"""--format '{"format": "prompt_completion", """):
         read(path, setting="--members")
-    with pytest.raises(DataError, match=r"format='alpaca', columns={'instruction': 'a question'"):
+    with pytest.raises(DataError, match=r"format={'format': 'alpaca', 'columns': {'ins"):
         read(path, setting="dataset")
 
 

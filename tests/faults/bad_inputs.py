@@ -559,11 +559,19 @@ ARGUMENTS = (
     _bad("100,000 processes", _override("--nproc", "100000"), 2, "'--nproc'", "core"),
     _bad("an audit's 100,000 processes", _audit("--nproc", "100000"), 2, "'--nproc'", "core"),
     _bad("a sweep's 100,000 jobs", _compare("--jobs", "100000"), 2, "'--jobs'", "core"),
-    _bad("a word for a number", _audit("--continuation-tokens", "x"), 2, "--continuation-tokens"),
-    _bad("unknown mesh", _audit("--mesh", "w=2"), 2, "'--mesh' must give each of"),
-    _bad("mesh of no ranks", _audit("--mesh", "z=0"), 2, "should be 1 or more"),
     _bad(
-        "device_map on two processes", _audit("--nproc", 2, "--device-map", "auto"), 2, "device_map"
+        "a word for a number",
+        _audit("audit.continuation_tokens=x"),
+        2,
+        "'audit.continuation_tokens'",
+    ),
+    _bad("unknown mesh", _audit("parallel.w=2"), 2, "'parallel.w' is not a setting"),
+    _bad("mesh of no ranks", _audit("parallel.z=0"), 2, "should be 1 or more"),
+    _bad(
+        "device_map on two processes",
+        _audit("--nproc", 2, "audit.device_map=auto"),
+        2,
+        "device_map",
     ),
     _bad("dropout on two processes", _override("--nproc", "2", "train.dropout=0.1"), 2, "dropout"),
     _bad(
@@ -579,7 +587,7 @@ ARGUMENTS = (
     _bad("run in a name of bytes", _run_named_by_bytes, 2, "'RUN'", "not UTF-8"),
     _bad("members of bytes", _audit("--members", "a\udcff.jsonl"), 3, "'--members'", "not UTF-8"),
     _bad("base of bytes", _audit("--base", "a\udcff"), 3, "'--base'", "not UTF-8"),
-    _bad("reference of bytes", _audit("--reference", "./\udcff"), 2, "--reference", "UTF-8"),
+    _bad("reference of bytes", _audit("audit.reference=./a\udcff"), 2, "UTF-8"),
     _bad("export to bytes", _say("export", "a", "o\udce9", "--merge"), 2, "'OUT'", "not UTF-8"),
     _bad("audit of a FIFO", lambda f: _audit("--nonmembers", _fifo(f))(f), 3, "FIFO"),
     _bad("plan of 10^12 GPUs", _say("plan", "--model", "m", "--gpus", 10**12), 2, "--gpus"),

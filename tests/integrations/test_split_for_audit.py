@@ -105,7 +105,9 @@ def test_columns_are_those_that_memguard_reads(kind: str) -> None:
     # A row without text is no document and stays in the part that is trained.
     empty = {name: [] if isinstance(value, list) else "" for name, value in rows[0].items()}
     dataset = datasets.Dataset.from_list([*rows[:10], empty, *rows[10:]])
-    split = split_for_audit(dataset, columns={"text": "content"} if kind == "content" else None)
+    split = split_for_audit(
+        dataset, format={"columns": {"text": "content"}} if kind == "content" else None
+    )
     assert (len(split.train), len(split.control)) == (17, 4)
     assert empty in split.train.to_list()
     assert sorted(map(str, [*split.train, *split.control])) == sorted(map(str, dataset))
@@ -129,7 +131,7 @@ def test_what_cannot_be_split_is_refused() -> None:
     other = dataset.rename_column("text", "body")
     refuse(
         DataError,
-        "its columns are body. The nearest .*format='text', columns={'text': 'body'}",
+        "columns are body. The nearest .*format={'format': 'text', 'columns': {'text': 'body'}}",
         other,
     )
     both = dataset.add_column("input_ids", [[2, 3]] * 30)

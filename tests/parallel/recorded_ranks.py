@@ -34,8 +34,11 @@ from recorded_collectives import Recording, record
 from tiny_families import build
 
 from memguard.audit.decoding import Decoder
+from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import Prompt
+from memguard.audit.selection import Selection
+from memguard.audit.suite import Suite
 from memguard.audit.windows import Window
 from memguard.config import AxisName, OptimConfig, ParallelConfig, TrainConfig
 from memguard.config.settings import SamplingScheme

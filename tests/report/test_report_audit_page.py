@@ -244,7 +244,7 @@ def test_an_external_audit_reads_well() -> None:
     assert "in at most 10 % of the tokens (inserted, deleted or replaced)" in words
     assert "All 2 findings, worst first." in words
     assert "at most 100 per bucket" in words
-    for step in ("--excerpts", "--nonmembers", "--base"):
+    for step in ("audit.excerpts=true", "--nonmembers", "--base"):
         assert step in words
     for missing in ("keyed hash", "− control", "base model below", "identity key"):
         assert missing not in words

@@ -19,8 +19,9 @@ from memguard.runtime import detect_runtime
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
-from memguard.workflows.auditing.resources import open_audit_context
-from memguard.workflows.auditing.target import describe_run
+from memguard.workflows.auditing.checks import AuditArguments, check_audit
+from memguard.workflows.auditing.resources import open_resources
+from memguard.workflows.auditing.target import plan_run
 from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow

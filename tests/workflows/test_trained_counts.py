@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from cli_examples import make_texts
 
+from memguard.audit.plan import AuditPlan
 from memguard.audit.windows import AuditDocument
 from memguard.data.documents import make_table
 from memguard.records import AuditReport
 from memguard.runtime import Console
-from memguard.audit.plan import AuditPlan
-from memguard.workflows.auditing.audit import audit as audit_checked
 from memguard.workflows.auditing.arguments import make_arguments
+from memguard.workflows.auditing.audit import audit as audit_checked
 from memguard.workflows.auditing.checks import CheckedAudit, check_audit, load_audit_identity
 from memguard.workflows.auditing.documents import plan_foreign
 from memguard.workflows.auditing.target import Subject
@@ -25,9 +25,7 @@ TEXTS = make_texts(NUM)
 SETTINGS = {"continuation_tokens": 8, "min_documents": 4, "base": False, "cache": False}
 
 
-def check(
-    folder: Path, counts: TrainedCounts | None, unseen: Sequence[str] = ()
-) -> CheckedAudit:
+def check(folder: Path, counts: TrainedCounts | None, unseen: Sequence[str] = ()) -> CheckedAudit:
     members, nonmembers = (
         make_table(list(texts), name=name)
         for texts, name in ((TEXTS, "members"), (unseen or make_texts(NUM, seed=1), "nonmembers"))
@@ -38,9 +36,7 @@ def check(
     return check_audit(replace(arguments, members=(members,), nonmembers=(nonmembers,)))
 
 
-def plan(
-    folder: Path, counts: TrainedCounts | None, *unseen: str
-) -> tuple[AuditPlan, Subject]:
+def plan(folder: Path, counts: TrainedCounts | None, *unseen: str) -> tuple[AuditPlan, Subject]:
     checked = check(folder, counts, unseen)
     identity = load_audit_identity(checked, lambda _: None)
     assert identity is not None
@@ -123,7 +119,7 @@ def test_counts_that_do_not_hold_are_not_used(
 
 
 def test_documents_are_audited_up_to_where_training_cut_them(folder: Path) -> None:
-    whole = describe(folder, None).documents
+    whole = plan(folder, None)[0].documents
     target, subject = plan(folder, count([1], piece="cut", max_tokens=LENGTH))
     num_longer = sum(document.num_tokens > LENGTH for document in whole)
     assert num_longer > 20
@@ -145,10 +141,10 @@ def test_documents_are_audited_up_to_where_training_cut_them(folder: Path) -> No
 
 
 def test_documents_are_audited_in_a_piece_that_was_trained(folder: Path) -> None:
-    whole = describe(folder, None).documents
+    whole = plan(folder, None)[0].documents
     first = {"members-000001": 25}
     counts = count([1], piece="split", max_tokens=LENGTH, first_piece_tokens=first)
-    for before, after in zip(whole, describe(folder, counts).documents, strict=True):
+    for before, after in zip(whole, plan(folder, counts)[0].documents, strict=True):
         assert after.part == ("piece" if before.num_tokens > LENGTH else "whole")
         assert (after.first_position - first.get(after.id, 0)) % LENGTH == 0
         assert len(after.input_ids) <= LENGTH

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 from cli_examples import succeed, write_run
 
-from memguard.config import AuditConfig, GoldfishConfig
+from memguard.config import GoldfishConfig
 from memguard.data.corpus import load_corpus
 from memguard.mitigation import Goldfish
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.records import IGNORE_LABEL
-from memguard.workflows.auditing.target import list_audited
+from memguard.workflows.auditing.target import plan_training
+from memguard.workflows.common.folder import load_own_config
 
 
 def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:

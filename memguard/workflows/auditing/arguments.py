@@ -33,6 +33,7 @@ def make_arguments(
         ConfigError: a value out of range.
         ModelError: no usable model or tokenizer.
     """
+    form = read_format(format)
     opened = _take_model(model, tokenizer, "model")
     in_memory = None if opened is None or isinstance(opened, str) else opened
     audit = dict(settings)
@@ -50,7 +51,7 @@ def make_arguments(
         members=take_documents(members, "members"),
         nonmembers=take_documents(nonmembers, "nonmembers"),
         out=None if out is None else Path(out),
-        form=read_format(format),
+        form=form,
         load_as=load_as,
         counts=counts,
         settings=Document(path="argument", values=values, places={}),

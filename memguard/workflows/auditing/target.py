@@ -231,7 +231,7 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
         load_config(path, revision=config.model.revision)
     except ModelError as error:
         # Adapters cannot be audited without it.
-        other = "" if config.adapter is not None else ", or leave it out with --no-base"
+        other = "" if config.adapter is not None else ", or leave it out with audit.base=false"
         raise ModelError(
             f"the model before training: {error}. Name it with --base DIR{other}"
         ) from error
