@@ -201,7 +201,7 @@ def _suggest(trained: list[AuditDocument], probe: WindowSettings, min_documents:
     others = sum(d.format != "text" and probe.window(d) is not None for d in trained)
     rank = min_documents - others
     if len(lengths) < rank:
-        return f". Lower 'audit.min_prefix_tokens', or add documents with longer prompts."
+        return ". Lower 'audit.min_prefix_tokens', or add documents with longer prompts."
     longest, reached = lengths[0], lengths[rank - 1]
     text = f"; the longest has {longest} {'token' if longest == 1 else 'tokens'}"
     # Two thirds leave a reasonable prefix, unless the required prefix is longer.

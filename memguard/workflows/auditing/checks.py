@@ -237,7 +237,7 @@ def check_audit(
                 for name, model in models.items()
                 if model is None or isinstance(model, str)
             },
-            "'audit.reference'": given.get("audit", {}).get("reference"),
+            "audit.reference": given.get("audit", {}).get("reference"),
         },
         {},
     )
@@ -279,7 +279,7 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
         if arguments.base is not None and not isinstance(arguments.base, str):
             yield "--base of a run must be a folder or a hub id"
         if str(run).startswith("--"):
-            yield f"'{shorten(str(run), MAX_PATH)}' is no option of audit; see memguard audit --help"
+            yield f"'{shorten(str(run))}' is no option of audit; see 'memguard audit --help'"
         elif not (run / "config.yaml").is_file():
             yield (
                 f"'{shorten(str(run), MAX_PATH)}' is not the folder of a run (no config.yaml); for "
