@@ -8,11 +8,10 @@ first divergence on.
 
 running the probes
     suite.py               eval/suites/*.yaml -> probes and their settings; the PROBES table
-    plugins.py             probes of other packages, by entry point
-    contained.py           an error of such a probe ends the probe, not the audit
-    selection.py           documents -> windows: long enough, sampled in each bucket, or rejected
+    plugins.py             probes of other packages: an error ends the probe, not the audit
+    plan.py                what is measured: documents, windows, suite, tasks; equal on all ranks
+    selection.py           documents -> windows: parts, long enough, sampled in each bucket
     windows.py             which tokens are the prefix and which the continuation
-    parts.py               which part of a long document is audited
     passages.py            one model input, and the model's results for its tokens
     batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memguard.audit.canary_results import AuditCanary
-from memguard.audit.parts import WhichWindow
 from memguard.audit.requests import Inputs
-from memguard.audit.selection import Selection, select_windows
+from memguard.audit.selection import Selection, WhichWindow, select_windows
 from memguard.audit.statistics.blind import compare_kinds
 from memguard.audit.suite import Suite
 from memguard.audit.warnings import Tally

@@ -1,17 +1,30 @@
-"""Probes of other packages: found by the entry point ``memguard.probes``, loaded when used.
+"""Probes of other packages: found by the entry point ``memguard.probes``, loaded, and contained.
 
     [project.entry-points."memguard.probes"]
     first_word = "my_package:FirstWordProbe"
 
-A name of memguard's own probes is refused. Nothing is imported to list the names.
+A name of memguard's own probes is refused. Nothing is imported to list the names. An error of such
+a probe ends the probe, not the audit, and the report says so with its package: all ranks agree
+after each of its steps, so that a probe that fails on one rank ends on every rank.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memguard.audit.passages import Passage
 from memguard.audit.probe import Probe
+from memguard.audit.requests import Generate, Measured, Prompt, Request, Score
 from memguard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memguard.runtime import Runtime
+
 
 GROUP = "memguard.probes"
 
@@ -92,3 +105,132 @@ def load_point(point: EntryPoint) -> ForeignProbe:
             f"default '{name}'; it has {None if field is None else field.default!r}"
         )
     return ForeignProbe(kind=kind, package=package)
+
+
+T = TypeVar("T")
+_LONGEST = 200
+
+
+def describe_failure(package: str, error: BaseException) -> str:
+    """Return the reason for the report: the package and the error, in one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"the probe of package {package} failed ({text[:_LONGEST]})"
+
+
+def contain(package: str, function: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """Return the result of a function of another package, or what to use instead of it.
+
+    Args:
+        package: of the probe.
+        function: its code.
+        otherwise: takes the reason of a failure.
+    """
+    try:
+        return function()
+    except Exception as error:  # Whatever another package raises.
+        return otherwise(describe_failure(package, error))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Guard:
+    """The probes of other packages on one model, and why they have ended."""
+
+    packages: Mapping[str, str]
+    """Package of each such probe, by its name."""
+    peers: "Runtime"
+    max_tokens: int | None = None
+    """Number of positions of the model; None if it does not limit it."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Reasons by name of the probe."""
+    _owners: dict[int, str] = field(default_factory=dict)
+    """Names of their probes, by id of their requests."""
+
+    def advance(self, name: str, step: Callable[[], Sequence[Request]]) -> Sequence[Request] | None:
+        """Return the next requests of a probe; None if it has failed on any rank.
+
+        The package and its version become a part of the requests' parameters, so that numbers of
+        another package or version are never taken from the cache.
+
+        Raises:
+            StopIteration: the probe has ended.
+        """
+        if name not in self.packages:
+            return step()
+        package = self.packages[name]
+        # Its last requests exist until now; a later object may have the id of one of them.
+        for key in [key for key, owner in self._owners.items() if owner == name]:
+            del self._owners[key]
+        ended: StopIteration | None = None
+        requests: Sequence[Request] = ()
+        try:
+            requests = [_sign(request, name, package) for request in step()]
+            longest = max(map(_count_longest, requests), default=0)
+            if self.max_tokens is not None and longest > self.max_tokens:
+                raise ValueError(f"it asks for {longest} tokens of at most {self.max_tokens}")
+        except StopIteration as end:
+            ended = end
+            if not isinstance(end.value, Measured | None):
+                text = f"it returned {type(end.value).__name__}, not Measured"
+                self.failed[name] = describe_failure(package, TypeError(text))
+        except Exception as error:
+            self.failed[name] = describe_failure(package, error)
+        if self.peers.agree_any(name in self.failed):
+            self.failed.setdefault(name, f"the probe of package {package} failed")
+            return None
+        if ended is not None:
+            raise ended
+        self._owners.update((id(request), name) for request in requests)
+        return requests
+
+    def reduce(
+        self, request: Request, items: Sequence[int], results: Sequence[Any]
+    ) -> NDArray[np.float64] | None:
+        """Return the rows of numbers; None if the probe has failed, now or before."""
+        name = self._owners.get(id(request))
+        if name is None:
+            return _to_rows(request, items, request.reduce(items, results))
+        if name in self.failed:
+            return None
+        try:
+            return _to_rows(request, items, request.reduce(items, results))
+        except Exception as error:
+            self.failed[name] = describe_failure(self.packages[name], error)
+            return None
+
+
+def _count_longest(request: Request) -> int:
+    """Return the tokens of the longest passage, or of the longest prompt with what it adds."""
+    if isinstance(request, Score):
+        sizes = [len(passage.input_ids) for passage in request.passages if passage is not None]
+    else:
+        sizes = [len(p.input_ids) + p.num_new for p in request.prompts if p is not None]
+    return max(sizes, default=0)
+
+
+def _to_rows(request: Request, items: Sequence[int], rows: ArrayLike) -> NDArray[np.float64]:
+    return np.array(rows, dtype=np.float64).reshape(len(items), len(request.names))
+
+
+def _sign(request: Request, name: str, package: str) -> Request:
+    """Return a request with its package in the parameters.
+
+    Raises:
+        TypeError: it is no request, or its parameters are not JSON.
+        ValueError: its parts have different lengths.
+    """
+    if not isinstance(request, Score | Generate):
+        raise TypeError(f"it yielded {type(request).__name__}, not Score or Generate")
+    present: Sequence[object] = request.prompts if isinstance(request, Generate) else ()
+    kind: type = Prompt
+    if isinstance(request, Score):
+        present, kind = request.passages, Passage
+    if not all(one is None or isinstance(one, kind) for one in present):
+        raise TypeError(f"its requests must have objects of {kind.__name__} or None")
+    sizes = {len(present), len(request.keys)}
+    if isinstance(request, Score):
+        sizes.add(len(request.items))
+    if len(sizes) > 1:
+        raise ValueError("the items, passages or prompts, and keys of a request differ in number")
+    json.dumps(dict(request.parameters))
+    parameters = {"probe": name, "package": package, "settings": dict(request.parameters)}
+    return replace(request, parameters=parameters)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
 from memguard.audit.evidence import Evidence
-from memguard.audit.parts import find_cut
 from memguard.audit.plan import AuditPlan
 from memguard.audit.requests import Measured, Model
 from memguard.audit.runner import Runner
+from memguard.audit.selection import find_cut
 from memguard.audit.summary import Circumstances, summarise, tabulate
 from memguard.records import AuditResults, CanaryScore
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from memguard.audit.beams import BeamRequest, Beams, search_beams
 from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
-from memguard.audit.contained import Guard
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.decoding import Decoder
 from memguard.audit.passages import Passage, ScoreSelection
+from memguard.audit.plugins import Guard
 from memguard.audit.probe import Probe
 from memguard.audit.requests import (
     CannotGenerate,

@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.contained import contain
 from memguard.audit.document_scores import DocumentScores
 from memguard.audit.evidence import Evidence
 from memguard.audit.findings import collect_findings
+from memguard.audit.plugins import contain
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memguard.audit.document_scores import DocumentScores
-from memguard.audit.parts import describe_cut
+from memguard.audit.selection import describe_cut
 from memguard.audit.statistics.blind import NUM_FOLDS, number_clusters
 from memguard.audit.windows import AuditDocument, is_member
 from memguard.records import (

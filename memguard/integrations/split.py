@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.parts import Identity, choose_part
+from memguard.audit.selection import Identity, choose_part
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig, DataConfig, FormatConfig
 from memguard.data.buckets import place_for_training, size_control

@@ -6,8 +6,7 @@ from importlib.metadata import EntryPoint
 
 from pydantic import Field
 
-from memguard.audit.contained import contain
-from memguard.audit.plugins import list_points, load_foreign, name_package
+from memguard.audit.plugins import contain, list_points, load_foreign, name_package
 from memguard.audit.probe import Probe
 from memguard.audit.suite import PROBES
 from memguard.errors import ConfigError

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.parts import (
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.selection import (
     Identity,
     WhichWindow,
     choose_part,
@@ -16,9 +17,8 @@ from memguard.audit.parts import (
     find_cut,
     list_contexts,
     list_pieces,
+    select_windows,
 )
-from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.selection import select_windows
 from memguard.audit.windows import AuditDocument
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument

@@ -37,8 +37,12 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.records.run_files import load_trained
 from memguard.runtime import Runtime, start_runtime
 from memguard.workflows.auditing.checks import AuditArguments, check_audit
-from memguard.workflows.auditing.model_identity import find_base_quantization
-from memguard.workflows.auditing.models import DTYPES, LazyModel, ModelSource
+from memguard.workflows.auditing.models import (
+    DTYPES,
+    LazyModel,
+    ModelSource,
+    find_base_quantization,
+)
 from memguard.workflows.auditing.target import plan_run
 from memguard.workflows.common import setup
 from memguard.workflows.common.folder import hash_run

@@ -6,7 +6,7 @@ import pytest
 import rich.console
 
 from memguard.runtime import Console, console
-from memguard.workflows.auditing.progress import show_progress
+from memguard.workflows.auditing.resources import show_progress
 
 
 def test_lines_say_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

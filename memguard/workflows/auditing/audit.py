@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from memguard.audit.document_scores import save_scores
 from memguard.audit.findings import save_findings
-from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import AuditOutcome, measure
+from memguard.audit.selection import describe_cut, find_cut
 from memguard.audit.suite import load_audit_suite
 from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
@@ -41,17 +41,16 @@ from memguard.runtime.processes import join_program
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.workflows.auditing.checks import CheckedAudit, load_audit_identity
 from memguard.workflows.auditing.documents import plan_foreign
-from memguard.workflows.auditing.model_identity import AuditModels
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
+from memguard.workflows.auditing.models import AuditModels
 from memguard.workflows.auditing.pages import finish_audit, restore_report, show_verdict
-from memguard.workflows.auditing.progress import show_progress
 from memguard.workflows.auditing.report import (
     add_tables,
     build_report,
     describe_method,
     write_excerpts,
 )
-from memguard.workflows.auditing.resources import open_resources
+from memguard.workflows.auditing.resources import open_resources, show_progress
 from memguard.workflows.auditing.target import find_base, plan_run
 from memguard.workflows.auditing.utility import (
     UtilityRun,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.parts import Identity, choose_part, list_contexts
 from memguard.audit.plan import AuditPlan
-from memguard.audit.selection import find_near_duplicates
+from memguard.audit.selection import Identity, choose_part, find_near_duplicates, list_contexts
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.windows import TINY_MARGINS, AuditDocument, Part
 from memguard.data.documents import Decode, Document, document_text, load_documents

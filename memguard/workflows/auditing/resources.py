@@ -1,11 +1,12 @@
-"""Resources of an audit other than its models: tokenizer, cached scores, masks."""
+"""Resources of an audit other than its models: tokenizer, cached scores, masks, progress."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 from memguard.audit.cache import RecordCache
-from memguard.audit.context import AuditContext, OnProgress
+from memguard.audit.context import AuditContext, OnProgress, Stage
 from memguard.audit.mask_consistency import MaskChange, measure_mask_consistency
 from memguard.audit.membership_scores import Codec
 from memguard.audit.plan import AuditPlan
@@ -17,7 +18,7 @@ from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
-from memguard.runtime import Runtime, default_cache_dir
+from memguard.runtime import Console, Runtime, default_cache_dir
 from memguard.workflows.auditing.target import Subject
 
 
@@ -140,3 +141,37 @@ def _check_same_vocabulary(tokenizer: Any, reference: str) -> None:
             f"'audit.reference' must have the vocabulary of the audited model; '{reference}' has "
             "another one. Use a model of the same family, or remove the setting."
         )
+
+
+_COUNTED = "documents"
+
+
+class ShowStage(Protocol):
+    """Shows how much of a stage is done."""
+
+    def __call__(self, stage: Stage, done: int, total: int, unit: str = _COUNTED) -> None:
+        """Take the stage, what is done and all there is, in units: documents, items of a task."""
+
+
+@contextmanager
+def show_progress(console: Console) -> Iterator[ShowStage]:
+    """Yield what an audit calls while it runs.
+
+    Args:
+        console: of this process.
+    """
+    with ExitStack() as stack:
+        advance: dict[Stage, Any] = {}
+        before = 0
+
+        def show(stage: Stage, done: int, total: int, unit: str = _COUNTED) -> None:
+            nonlocal before
+            if stage not in advance:
+                stack.close()
+                what = "audit" if stage == "model" else f"audit, {stage}"
+                advance[stage] = stack.enter_context(console.progress(what, total, unit))
+                before = 0
+            advance[stage](done - before, "")
+            before = done
+
+        yield show

@@ -34,7 +34,7 @@ from memguard.records.utility import (
 from memguard.report.audit_utility import describe_utility
 from memguard.runtime import Console, Runtime, default_cache_dir
 from memguard.workflows.auditing.models import LazyModel
-from memguard.workflows.auditing.progress import ShowStage
+from memguard.workflows.auditing.resources import ShowStage
 
 if TYPE_CHECKING:
     from memguard.audit.benchmarks.tasks import OpenedTask

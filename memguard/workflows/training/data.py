@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.parts import Identity
+from memguard.audit.selection import Identity
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation

@@ -14,7 +14,7 @@ from memguard.errors import MemguardError
 from memguard.hf.identity import sum_model
 from memguard.records.sealed import FileSum, sum_file
 from memguard.runtime import Runtime, shared_sums
-from memguard.workflows.auditing.model_identity import sum_models
+from memguard.workflows.auditing.models import sum_models
 
 
 def make_target(folder: Path) -> Any:
