@@ -116,7 +116,7 @@ CASES = (
             f"audit --model runs/quickstart/none/model --base {MODEL} {_GIVEN} --suite attacks"
             " --out foreign",
             f"audit --model {MODEL} --members pairs.jsonl --nonmembers other_pairs.jsonl"
-            " --template stanford --out pairs",
+            ' --format {"template":"stanford"} --out pairs',
         ],
     ),
     Case(name="adapter", commands=["train adapter.yaml"]),

@@ -205,7 +205,7 @@ def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> No
     assert describe_cut(cut) == (
         "1 of 2 documents is longer than 256 tokens, the longest input of the model: the audit "
         "uses the last 256 tokens of each (the longest document has 6,001). The rest is audited "
-        "only in windows of the probe 'grid'. '--window first' audits the first 256."
+        "only in windows of the probe 'grid'. 'audit.window=first' audits the first 256."
     )
     chat = _choose(_build("prompt_completion", [70, 90], closed=True), 128)
     window = ExtractionProbe().window(chat)
