@@ -86,24 +86,20 @@ def load_point(point: EntryPoint) -> ForeignProbe:
     """
     name, package = point.name, name_package(point)
     try:
-        kind = point.load()
+        kind: Any = point.load()
     except Exception as error:  # Whatever another package raises when it is imported.
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"the probe '{name}' of package {package} cannot be imported ({text}). Repair the "
             "package, or leave the probe out of the suite"
         ) from error
+    fault = ""
     if not (isinstance(kind, type) and issubclass(kind, Probe)):
-        raise ConfigError(
-            f"'{point.value}' of package {package} is no subclass of memguard.audit.probe.Probe, "
-            f"as the entry point '{name}' of '{GROUP}' must be"
-        )
-    field = kind.model_fields.get("name")
-    if field is None or field.default != name:
-        raise ConfigError(
-            f"the probe '{name}' of package {package} must have the setting 'name' with the "
-            f"default '{name}'; it has {None if field is None else field.default!r}"
-        )
+        fault = f"'{point.value}' must be a subclass of memguard.audit.probe.Probe"
+    elif (default := getattr(kind.model_fields.get("name"), "default", None)) != name:
+        fault = f"its setting 'name' must have the default '{name}'; it has {default!r}"
+    if fault:
+        raise ConfigError(f"the probe '{name}' of package {package}: {fault}")
     return ForeignProbe(kind=kind, package=package)
 
 

@@ -71,8 +71,8 @@ def test_wrong_settings(site: Path, tmp_path: Path, probe: str, problem: str) ->
     ("code", "problem"),
     [
         ("1 / 0", f"of package {PACKAGE} cannot be imported (ZeroDivisionError: division by zero)"),
-        ("FirstWordProbe = dict", "is no subclass of memguard.audit.probe.Probe"),
-        (None, "must have the setting 'name' with the default 'second_word'"),
+        ("FirstWordProbe = dict", "must be a subclass of memguard.audit.probe.Probe"),
+        (None, "its setting 'name' must have the default 'second_word'"),
     ],
 )
 def test_what_is_no_probe(site: Path, tmp_path: Path, code: str | None, problem: str) -> None:

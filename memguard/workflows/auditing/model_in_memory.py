@@ -48,6 +48,7 @@ _NAMES: dict[torch.dtype, Literal["fp32", "bf16"]] = {
 }
 _MAX_HASHED_BYTES = 8 << 30
 """Larger models are audited without the cache: hashing them would take longer than a minute."""
+_SAVE = "save it and audit the folder"
 _SAMPLED = 64
 """Values of each parameter that are compared between ranks."""
 
@@ -144,7 +145,6 @@ class ModelInMemory:
             for name, tensor in self.model.named_parameters()
             if not is_of_adapter(name) and id(tensor) not in packed
         ]
-        self._check_place(tensors, num_quantised=len(quantised))
         dtypes = {tensor.dtype for tensor in tensors}
         if quantised:
             # Layers in 4 bits cast their inputs; other layers were prepared for training in fp32.
@@ -152,33 +152,28 @@ class ModelInMemory:
         if self.is_sharded:
             cast = self.root._get_fsdp_state()._mp_policy.param_dtype
             dtypes = dtypes if cast is None else {cast}
-        if not dtypes <= _NAMES.keys() or (len(dtypes) > 1 and not quantised):
-            raise ModelError(
-                "'model' must have all its weights in float32 or all in bfloat16; got "
-                f"{', '.join(sorted(map(str, dtypes)))}. {_explain_dtype(dtypes)}"
-            )
+        obstacles = self._list_obstacles(tensors, dtypes, is_quantised=bool(quantised))
+        if obstacle := next(obstacles, ""):
+            raise ModelError(f"'model' {obstacle}")
         return "bf16" if torch.bfloat16 in dtypes else "fp32"
 
-    def _check_place(self, tensors: list[Tensor], *, num_quantised: int) -> None:
-        is_distributed = any(isinstance(tensor, DTensor) for tensor in tensors)
-        if is_distributed and not self.is_sharded:
-            raise ModelError(
-                "'model' is sharded over processes by something else than FSDP2; save it and audit "
-                "the folder"
-            )
-        if self.is_sharded and num_quantised:
-            raise ModelError(
-                "'model' has layers in 4 bits that FSDP2 shards; save it and audit the folder"
-            )
+    def _list_obstacles(
+        self, tensors: list[Tensor], dtypes: set[torch.dtype], *, is_quantised: bool
+    ) -> Iterator[str]:
+        """List why a model with these weights cannot be audited where it is."""
+        if any(isinstance(tensor, DTensor) for tensor in tensors) and not self.is_sharded:
+            yield f"is sharded over processes by something else than FSDP2; {_SAVE}"
+        if self.is_sharded and is_quantised:
+            yield f"has layers in 4 bits that FSDP2 shards; {_SAVE}"
         devices = {str(tensor.device) for tensor in tensors}
         if len(devices) > 1 or "meta" in devices:
-            raise ModelError(
-                f"'model' must be on one device; it is on {', '.join(sorted(devices))}"
-            )
+            yield f"must be on one device; it is on {', '.join(sorted(devices))}"
         if self.is_sharded and devices == {"cpu"} and torch.cuda.is_available():
-            raise ModelError(
-                "'model' keeps its shards on the CPU and computes on a GPU; save it and audit the "
-                "folder"
+            yield f"keeps its shards on the CPU and computes on a GPU; {_SAVE}"
+        if not dtypes <= _NAMES.keys() or (len(dtypes) > 1 and not is_quantised):
+            yield (
+                "must have all its weights in float32 or all in bfloat16; got "
+                f"{', '.join(sorted(map(str, dtypes)))}. {_explain_dtype(dtypes)}"
             )
 
     @cached_property
@@ -262,7 +257,7 @@ class ModelInMemory:
         def refuse(*_: Any) -> None:
             raise ModelError(
                 "'model' has a 'forward' that a copy of the model shares with it, so the audit "
-                "would run the original in its own mode; save it and audit the folder"
+                f"would run the original in its own mode; {_SAVE}"
             )
 
         def note(layer: torch.nn.Module, *_: Any) -> None:
@@ -280,7 +275,7 @@ class ModelInMemory:
             if not ran:
                 raise ModelError(
                     "'model' has a 'forward' that does not run the decoder layers of a copy of the "
-                    "model; save it and audit the folder"
+                    f"model; {_SAVE}"
                 )
             yield lm
 
@@ -315,7 +310,7 @@ def _copy_without_weights(model: Any) -> Any:
             if type(module).forward is torch.nn.Module.forward:
                 raise ModelError(
                     f"'model': the class of {name or 'the model'} ({type(module).__name__}) has no "
-                    "'forward', only this object has; save it and audit the folder"
+                    f"'forward', only this object has; {_SAVE}"
                 )
             del module.forward
     return copied

@@ -73,13 +73,13 @@ def _find_inner(model: Any) -> Any:
 def _refuse_sharding(*modules: Any) -> None:
     """Refuse FSDP1 and DeepSpeed, also of parts of the model."""
     inner = modules[-1]
-    parts = inner.modules() if isinstance(inner, nn.Module) else ()
-    for module in (*modules, *parts):
-        for name, sharding in _SHARDING.items():
-            if any(kind.__name__ == name for kind in type(module).__mro__):
-                raise ModelError(f"'model' is sharded by {sharding}; {SAVED}")
-    if isinstance(inner, nn.Module) and any(hasattr(p, "ds_id") for p in inner.parameters()):
-        raise ModelError(f"'model' is sharded by DeepSpeed; {SAVED}")
+    parts = list(inner.modules()) if isinstance(inner, nn.Module) else []
+    names = {kind.__name__ for module in (*modules, *parts) for kind in type(module).__mro__}
+    sharding = next((kind for name, kind in _SHARDING.items() if name in names), "")
+    if parts and any(hasattr(parameter, "ds_id") for parameter in inner.parameters()):
+        sharding = sharding or "DeepSpeed"
+    if sharding:
+        raise ModelError(f"'model' is sharded by {sharding}; {SAVED}")
 
 
 def _describe(name: str, config: Any) -> str:
