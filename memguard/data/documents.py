@@ -1,9 +1,8 @@
 """Reads documents from files, folders and hub ids into one form.
 
-sources.py, tables.py   source -> tables of rows
-formats.py              table -> how its rows are read, by `data.format` and its columns
-rows.py                 row of text, messages, prompt and completion, token ids -> document
-instructions.py         row of alpaca, sharegpt -> document
+sources.py, table_files.py   source -> tables of rows
+formats.py                   table -> how its rows are read, by `data.format` and its columns
+rows.py                      row -> document
 """
 
 from collections import Counter
@@ -13,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
-from memguard.data.format_ways import Style
-from memguard.data.formats import Layout, choose_layout
-from memguard.data.instructions import read_instruction_row, strip_stanford
-from memguard.data.rows import Document, Format, Message, UnusableRow, read_name, read_plain_row
+from memguard.data.formats import Layout, Style, choose_layout
+from memguard.data.rows import (
+    Document,
+    Format,
+    Message,
+    UnusableRow,
+    read_instruction_row,
+    read_name,
+    read_plain_row,
+    strip_stanford,
+)
 from memguard.data.sources import read_source
 from memguard.data.table_files import NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten

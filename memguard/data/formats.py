@@ -6,25 +6,26 @@
     refused                 token ids beside another format; alpaca beside sharegpt; none fits
 
 Text files, arrays and lists of texts have one format only. Everything that reads documents calls
-`choose_layout`: runs, audits of other models, the Python interface and the callback.
+`choose_layout`: runs, audits of other models, the Python interface and the callback. A refusal
+names the nearest ways to describe the table, in the style of what the user wrote:
+
+    settings    data.format=alpaca data.columns.instruction=question data.columns.output=answer
+    options     --format alpaca --columns instruction=question,output=answer
+    arguments   format='alpaca', columns={'instruction': 'question', 'output': 'answer'}
 """
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from memguard.config import FormatConfig, TagsConfig
+from memguard.config import ColumnsConfig, FormatConfig, TagsConfig
 from memguard.config.formats import FORMAT_COLUMNS, FormatName, TemplateName
-from memguard.data.format_ways import (
-    Style,
-    choose_style,
-    list_names,
-    suggest_ways,
-    write_way,
-)
 from memguard.data.table_files import IDS_COLUMN, Table
 from memguard.errors import DataError
 
+Style = Literal["settings", "options", "arguments"]
 _FIRST: tuple[FormatName, ...] = ("messages", "prompt_completion", "text")
 """Formats in the order in which a table that fits several is read."""
 _BESIDE_IDS: Mapping[str, FormatName] = {
@@ -203,3 +204,134 @@ def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) 
         f"{place} {of}; its columns are {list_names(table.columns)}. The nearest "
         f"ways to describe it: {ways}"
     )
+
+
+_NAME = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
+"""Names that messages quote. The first row of a CSV file without a header is read as the header,
+and the text in it must not be quoted."""
+_MOST_NAMES = 20
+_NUM_WAYS = 3
+_UNKNOWN = "COLUMN"
+_QUESTION = ("question", "query", "prompt", "instruction", "problem", "task")
+_ANSWER = ("answer", "response", "output", "completion", "solution", "target", "reply", "chosen")
+_TURNS = ("conversations", "conversation", "messages", "dialogue", "dialog", "chat", "turns")
+_USUAL: Mapping[str, Sequence[str]] = {
+    "text": ("content", "body", "document", "raw_content", "article", "code", "story"),
+    "prompt": (*_QUESTION, "input", "source"),
+    "completion": _ANSWER,
+    "instruction": _QUESTION,
+    "input": ("context",),
+    "output": _ANSWER,
+    "messages": _TURNS,
+    "conversations": _TURNS,
+}
+"""Names of columns in published datasets, the most common first."""
+_ORDER: tuple[FormatName, ...] = (*("prompt_completion", "alpaca", "text", "messages", "sharegpt"),)
+
+
+def choose_style(setting: str) -> Style:
+    """Return the style of what a user wrote, by how the documents are named in errors."""
+    if setting.startswith("--"):
+        return "options"
+    return "settings" if setting.partition(".")[0] == "data" else "arguments"
+
+
+def write_way(
+    style: Style,
+    *,
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    template: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    """Write settings of a format so that they can be copied.
+
+    Args:
+        style: of the command or call that the user wrote.
+        format: value of the setting ``format``; None leaves it out, as for the others.
+        columns: usual name -> column of the file.
+        template: value of the setting ``template``.
+        tags: name of the setting in ``tags`` -> tag.
+    """
+    plain = {"format": format, "template": template}
+    blocks = {"columns": columns or {}, "tags": tags or {}}
+    parts: list[str] = []
+    for name, value in plain.items():
+        if value is not None:
+            form = {"settings": "data.{}={}", "options": "--{} {}", "arguments": "{}='{}'"}[style]
+            parts.append(form.format(name, value))
+    for name, block in blocks.items():
+        if not block:
+            continue
+        if style == "arguments":
+            parts.append(f"{name}={dict(block)!r}")
+        elif style == "options":
+            pairs = ",".join(f"{key}={value}" for key, value in block.items())
+            parts.append(f"--{name} {shlex.quote(pairs)}")
+        else:
+            parts += [shlex.quote(f"data.{name}.{key}={value}") for key, value in block.items()]
+    return (", " if style == "arguments" else " ").join(parts)
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List names of columns, roles or tags for a message; of a long one only its length."""
+    shown = [
+        name if _NAME.fullmatch(name) else f"({len(name)} characters)"
+        for name in names[:_MOST_NAMES]
+    ]
+    return ", ".join(shown) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+def suggest_ways(
+    columns: Sequence[str],
+    given: ColumnsConfig,
+    style: Style,
+    *,
+    format: FormatName | None = None,
+) -> str:
+    """Return the three nearest ways to describe a table, separated by semicolons.
+
+    The formats whose columns have a usual name in the table come first.
+
+    Args:
+        columns: of the table.
+        given: columns that the user named; kept where the table has them.
+        style: how the ways are written.
+        format: the format that the user chose, which comes first; None: not chosen.
+    """
+    ranked = []
+    for name in _ORDER:
+        named, num_guessed = _match(name, columns, given)
+        ranked.append((name != format, num_guessed, name, named))
+    ranked.sort(key=lambda way: way[:2])
+    ways = [
+        write_way(
+            style, format=name, columns={key: value for key, value in named.items() if key != value}
+        )
+        for _, _, name, named in ranked[:_NUM_WAYS]
+    ]
+    return "; ".join(ways)
+
+
+def _match(
+    format: FormatName, columns: Sequence[str], given: ColumnsConfig
+) -> tuple[dict[str, str], int]:
+    """Choose a column for each thing of a format; also count those chosen without a reason."""
+    free = [name for name in columns if _NAME.fullmatch(name) and name not in ("id", "source")]
+    by_lower = {name.lower(): name for name in reversed(free)}
+    known = FORMAT_COLUMNS[format]
+    chosen: dict[str, str] = {}
+    num_guessed = 0
+    for thing in known.all:
+        names = (given.given.get(thing, thing), thing, *_USUAL.get(thing, ()))
+        usual = [by_lower[name.lower()] for name in names if name.lower() in by_lower]
+        usual = [name for name in usual if name not in chosen.values()]
+        if usual:
+            chosen[thing] = usual[0]
+        elif thing in known.required:
+            num_guessed += 1
+            left = [name for name in free if name not in chosen.values()]
+            chosen[thing] = left[0] if left else _UNKNOWN
+            num_guessed += not left
+    # Turns are a list, which few columns hold: other ways are likelier.
+    return chosen, num_guessed + (num_guessed > 0 and format in ("messages", "sharegpt"))

@@ -29,9 +29,9 @@ from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
+from memguard.data.encoding import check_lengths
 from memguard.data.given import GivenDocuments, hash_content, read_given
-from memguard.data.long_texts import check_lengths
-from memguard.data.run_identity import RunIdentity
+from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,

@@ -5,20 +5,33 @@ x.npy                            one row per row of token ids [N, T]
 x.txt x.md                       one row per file, or per part between <|endoftext|> marks
 folder                           rows of its tables; if it has none, of its text files
 save_to_disk folder, hub id      rows of the dataset, or of its split `train` if it has splits
-docstrings:PACKAGE[,PACKAGE]     rows of `docstrings.build_docstring_file`
+docstrings:NAME[,NAME]           reference documentation of installed packages; NAME may be
+                                 `topics` (`help('assert')`) and `stdlib` (Python's own modules)
 
-`tables.py` reads the files.
+`table_files.py` reads the files. For docstrings, source files are parsed, never imported. Each
+document is the docstring of a module, class, function or method with at least 200 characters. Its
+id is the dotted path; exact copies are left out.
 """
 
+import ast
 import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
 import os
+import platform
 import re
-from collections.abc import Iterator
+import stat
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from memguard.data.docstrings import build_docstring_file
-from memguard.data.file_kinds import check_file_kind
 from memguard.data.table_files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
@@ -30,6 +43,7 @@ from memguard.data.table_files import (
     wrap_dataset,
 )
 from memguard.errors import MAX_PATH, DataError, check_name, shorten
+from memguard.records import write_atomically
 
 _KNOWN_SUFFIXES = (*TABLE_SUFFIXES, *TEXT_SUFFIXES)
 _DOCSTRINGS = "docstrings:"
@@ -228,3 +242,182 @@ def _quiet_datasets() -> Iterator[None]:
         datasets.logging.set_verbosity(verbosity)
         if shows_bars:
             datasets.enable_progress_bars()
+
+
+_ENDLESS = {
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+def check_file_kind(path: Path, *, shown: str, setting: str) -> None:
+    """Reject a FIFO, a socket or a device.
+
+    A path that cannot be examined passes; reading it later reports the reason.
+
+    Raises:
+        DataError: names the kind of file.
+    """
+    try:
+        kind = _ENDLESS.get(stat.S_IFMT(path.stat().st_mode))
+    except (OSError, ValueError):
+        return
+    if kind is not None:
+        raise DataError(
+            f"'{setting}': '{shown}' is a {kind}; documents must be in regular files. Write its "
+            "content to a file."
+        )
+
+
+_MIN_CHARACTERS = 200
+# Part of the cached file's name: increase it when the selection or the ids of documents change.
+_FORM = 1
+# Tests, vendored packages, and internal parts of the standard library.
+_SKIPPED_FOLDER = re.compile(
+    r"tests?|testing|_?vendor(ed)?|externals|third_party|_bundled|idlelib|lib2to3|turtledemo"
+    r"|__pycache__"
+)
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+# Files without a long triple-quoted string need no parsing; they are a third of all files.
+_LONG_STRING = re.compile(
+    rf'"""(?:(?!""").){{{_MIN_CHARACTERS}}}|\'\'\'(?:(?!\'\'\').){{{_MIN_CHARACTERS}}}', re.DOTALL
+)
+# Half of a pair of UTF-16, which a docstring can contain as an escape and no file can.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
+    """Write the documentation of ``names`` as JSON lines {id, text, source}; return the file.
+
+    The file's name depends on the names, Python's version and the packages' versions; an existing
+    file is reused.
+
+    Args:
+        names: ``topics``, ``stdlib`` or importable top-level names; `source` in the rows.
+        cache_dir: folder of the file.
+
+    Raises:
+        DataError: a name is not installed, or `cache_dir` cannot be written.
+    """
+    names = [name.strip() for name in names]
+    roots = {name: _find_root(name) for name in names if name != "topics"}
+    parts = [str(_FORM), platform.python_version(), *(f"{n}={_find_version(n)}" for n in names)]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    path = cache_dir / f"docstrings-{key}.jsonl"
+    if path.is_file():
+        return path
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        place = cache_dir / f".{path.name}.lock"
+        with place.open("w") as lock:
+            # Runs of a sweep start at the same time: one builds the file, the others wait for it.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                write_atomically(path, "".join(_list_rows(names, roots)).encode())
+            place.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the docstrings cannot be saved in '{cache_dir}': {error.strerror}. Set "
+            "MEMGUARD_CACHE to a folder that can be written to."
+        ) from error
+    return path
+
+
+def _list_rows(names: Sequence[str], roots: Mapping[str, Path]) -> Iterator[str]:
+    """Yield a JSON line for each distinct text."""
+    seen_texts: set[str] = set()
+    num_of_id: dict[str, int] = {}
+    for name in names:
+        texts = _list_topics() if name == "topics" else _walk_package(name, roots[name])
+        for identifier, text in texts:
+            if text in seen_texts:
+                continue
+            seen_texts.add(text)
+            num = num_of_id[identifier] = num_of_id.get(identifier, 0) + 1
+            # Overloads and branches may define a name twice.
+            unique = identifier if num == 1 else f"{identifier}#{num}"
+            yield json.dumps({"id": unique, "text": text, "source": name}) + "\n"
+
+
+def _find_root(name: str) -> Path:
+    """Return a package's folder, or a module's file, without running any of its code."""
+    if name == "stdlib":
+        return Path(sysconfig.get_path("stdlib"))
+    # For a dotted name find_spec would import the parent package.
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # `__main__` and its like have no spec
+        spec = None
+    if spec is not None:
+        for folder in spec.submodule_search_locations or ():
+            return Path(folder)
+        if spec.origin is not None and spec.origin.endswith(".py"):
+            return Path(spec.origin)
+    reason = "has no Python source" if spec is not None else "is not installed"
+    raise DataError(
+        f"'docstrings:{name[:60]}': '{name[:60]}' {reason}; name top-level packages that can be "
+        "imported, 'stdlib' or 'topics', with commas between."
+    )
+
+
+def _find_version(name: str) -> str:
+    if name in ("topics", "stdlib"):
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        # The distribution's name may differ from the imported name (yaml: PyYAML).
+        owners = importlib.metadata.packages_distributions().get(name, ())
+        return ",".join(f"{owner}={importlib.metadata.version(owner)}" for owner in sorted(owners))
+
+
+def _list_topics() -> Iterator[tuple[str, str]]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        text = inspect.cleandoc(topics[name])
+        if len(text) >= _MIN_CHARACTERS:
+            yield f"topics.{name}", text
+
+
+def _walk_package(name: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, docstring) in the order of files and lines."""
+    if root.is_file():
+        yield from _read_module(root, name)
+        return
+    prefix = [] if name == "stdlib" else [name]
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(
+            name for name in folders if name.isidentifier() and not _SKIPPED_FOLDER.fullmatch(name)
+        )
+        inside = Path(folder).relative_to(root).parts
+        for file in sorted(files):
+            stem, suffix = os.path.splitext(file)
+            if suffix == ".py" and not stem.startswith("test_"):
+                last = [] if stem == "__init__" else [stem]
+                yield from _read_module(Path(folder, file), ".".join([*prefix, *inside, *last]))
+
+
+def _read_module(path: Path, module: str) -> Iterator[tuple[str, str]]:
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+        if not _LONG_STRING.search(source):
+            return
+        with warnings.catch_warnings():
+            # Suppress warnings about invalid escapes in the parsed source.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # Templates, files for other Python versions, files without read permission.
+    pending: list[tuple[str, ast.Module | _Definition]] = [(module, tree)]
+    while pending:
+        place, node = pending.pop()
+        text = ast.get_docstring(node)
+        if text is not None and len(text) >= _MIN_CHARACTERS and not _SURROGATE.search(text):
+            yield place, text
+        if isinstance(node, ast.Module | ast.ClassDef):
+            inner = [(f"{place}.{n.name}", n) for n in node.body if isinstance(n, _Definition)]
+            pending += reversed(inner)

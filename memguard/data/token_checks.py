@@ -6,7 +6,7 @@
     vocabulary  tokens without an embedding
 
 Every count is over all documents. Turns that a chat template leaves out are refused earlier, when
-the conversation is encoded (chat.py).
+the conversation is encoded (encoding.py).
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import DataConfig
-from memguard.data.chat import find_special_ids
 from memguard.data.corpus import FORMATS, Corpus
+from memguard.data.encoding import find_special_ids
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError

@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.data.chat import (
+from memguard.data.documents import Decode, Document, Format, name_ids
+from memguard.data.encoding import (
     Encoded,
+    Shortener,
     TemplateFailure,
+    check_lengths,
     encode_conversation,
     encode_reply,
     find_special_ids,
 )
-from memguard.data.documents import Decode, Document, Format, name_ids
-from memguard.data.long_texts import Shortener, check_lengths
 from memguard.errors import DataError
 from memguard.runtime.interruptible import call_interruptibly
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from memguard.config import TrainConfig
 from memguard.errors import ModelError
-from memguard.hf.meta_build import build_on_meta, outline_model
+from memguard.hf.from_config import build_on_meta, outline_model
 from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM

@@ -2,30 +2,42 @@
 
 A path may also be a local folder with an adapter (peft); its configuration is then that of its base
 model. Remote code is never run, regardless of where the folder comes from.
+
+The files of a tokenizer are checked, so that an error names the file: transformers reports damage
+as an error of Python, without the file, and makes up an empty tokenizer for some families.
+
+    any of them               a folder without one has no tokenizer
+    tokenizer.model           of SentencePiece: without tokenizer.json it needs two libraries
+    tokenizer_config.json     a JSON object; 'model_max_length' is a number
+    special_tokens_map.json   role -> token: a text or the fields of a token, or a list of them
+    added_tokens.json         token -> id
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import transformers
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from memguard.errors import MemguardError, ModelError
 from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.adapter_files import AdapterFolder, check_model, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import (
+    CONFIG,
     INDEX,
     SINGLE,
     check_config,
     check_weights,
     is_missing,
     list_indexed,
+    quote,
+    read_json,
 )
 from memguard.hf.config_fields import DROPOUTS, check_fields
-from memguard.hf.hub import check_reachable
-from memguard.hf.tokenizer_files import check_tokenizer_files
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _PANIC = "PanicException"
@@ -235,3 +247,107 @@ def say_in_one_line(error: BaseException) -> str:
         return "it needs custom code, and remote code is never run"
     text = " ".join(str(error).split()).rstrip(".:") or type(error).__name__
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + " ..."
+
+
+def check_reachable(path: str, revision: str | None) -> None:
+    """Request the configuration of a hub id once; one in the local cache is not requested.
+
+    What the hub answers is left to the download, which explains it.
+
+    Args:
+        path: hub id; a local path is not requested.
+        revision: of a hub id.
+
+    Raises:
+        ConnectionError: the hub does not answer.
+    """
+    if Path(path).exists():
+        return
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(path, CONFIG, revision=revision)
+        if not isinstance(cached, str):
+            url = huggingface_hub.hf_hub_url(path, CONFIG, revision=revision)
+            huggingface_hub.get_hf_file_metadata(url)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
+        return
+    except Exception as error:  # Of the HTTP client, which differs between versions of the library.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConnectionError(
+            f"it does not answer ({reason}). Check the connection, or download the model elsewhere "
+            "and give its folder"
+        ) from error
+
+
+_ANY = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
+"""Patterns of the files of which every folder with a tokenizer has one."""
+_LIBRARIES = {"sentencepiece": "sentencepiece", "protobuf": "google"}
+"""Packages with which transformers reads a model of SentencePiece, and their modules."""
+
+
+def check_tokenizer_files(folder: Path, *, name: str) -> None:
+    """Refuse files that transformers would read and cannot use; those that are missing are right.
+
+    Args:
+        folder: with the tokenizer.
+        name: path of the model, for messages.
+
+    Raises:
+        ModelError: names the file and what must be in it.
+        PermissionError: this user may not read a file.
+    """
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _ANY):
+        raise ModelError(
+            f"no usable tokenizer in {name}: it has none of a tokenizer's files, such as "
+            "tokenizer.json. Copy those of the original model into it"
+        )
+    _check_sentencepiece(folder, name)
+    for file, check in _CHECKS.items():
+        path = folder / file
+        if not path.exists():
+            continue
+        fields = read_json(path, name=name)
+        if not isinstance(fields, dict):
+            raise ModelError(f"model '{name}': {file} must be a JSON object")
+        for field, value in fields.items():
+            if rule := check(field, value):
+                raise ModelError(
+                    f"model '{name}': {file}: {quote(field)} must be {rule}; got {quote(value)}"
+                )
+
+
+def _check_sentencepiece(folder: Path, name: str) -> None:
+    path = folder / "tokenizer.model"
+    if not path.is_file() or (folder / "tokenizer.json").is_file():
+        return
+    with path.open("rb") as file:
+        if file.read(1) != b"\n":  # With its first field; tiktoken's files begin with Base64.
+            return
+    missing = [package for package, module in _LIBRARIES.items() if find_spec(module) is None]
+    if missing:
+        raise ModelError(
+            f"no usable tokenizer in {name}: tokenizer.model is of SentencePiece, for which "
+            f"transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}, or save "
+            "the tokenizer as tokenizer.json elsewhere"
+        )
+
+
+def _check_setting(field: str, value: Any) -> str:
+    is_right = field != "model_max_length" or value is None or isinstance(value, int | float)
+    return "" if is_right else "a number of tokens"
+
+
+def _check_role(field: str, value: Any) -> str:
+    is_right = value is None or isinstance(value, str | dict | list)
+    return "" if is_right else "a token, as a text or as its fields"
+
+
+def _check_id(token: str, value: Any) -> str:
+    return "" if isinstance(value, int) else "the id of the token, a whole number"
+
+
+_CHECKS: dict[str, Callable[[str, Any], str]] = {
+    "tokenizer_config.json": _check_setting,
+    "special_tokens_map.json": _check_role,
+    "added_tokens.json": _check_id,
+}
+"""The rule that a field of each file breaks; "" if it breaks none."""

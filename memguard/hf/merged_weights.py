@@ -33,8 +33,8 @@ from memguard.hf.adapter_files import (
 )
 from memguard.hf.checkpoint import get_base_folder, load_config
 from memguard.hf.checkpoint_files import quote
+from memguard.hf.from_config import outline_model
 from memguard.hf.identity import check_base, list_base_files
-from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import Nf4Base, dequantise_base
 from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
 from memguard.hf.stored_names import ModuleNames

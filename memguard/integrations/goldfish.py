@@ -21,7 +21,7 @@ from transformers import DataCollatorForSeq2Seq
 
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import check_mitigations
-from memguard.data.chat import find_special_ids
+from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
 from memguard.mitigation import Mitigations, build_mitigations

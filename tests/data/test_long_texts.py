@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from memguard.data import long_texts
+from memguard.data import encoding
 from memguard.data.documents import Document, Message
-from memguard.data.long_texts import Shortener, check_lengths
+from memguard.data.encoding import Shortener, check_lengths
 from memguard.data.tokenization import tokenize_documents, train_bpe
 from memguard.errors import DataError
 
@@ -121,7 +121,7 @@ def test_no_more_is_encoded_than_decides_the_first_tokens(monkeypatch: pytest.Mo
 
 
 def test_what_would_be_encoded_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_texts, "MAX_CHARACTERS", 1000)
+    monkeypatch.setattr(encoding, "MAX_CHARACTERS", 1000)
     long, short = "secret " * 200, "short"
 
     def check(document: Document, *, max_tokens: int | None, setting: str = "data") -> None:

@@ -12,8 +12,7 @@ from prepare_examples import prepare_as
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.data.documents import load_documents
-from memguard.data.identity_key import load_identity_key
-from memguard.data.run_identity import RunIdentity
+from memguard.data.identity_key import RunIdentity, load_identity_key
 from memguard.data.tokenization import hmac_text, train_bpe
 from memguard.errors import ConfigError, DataError
 from memguard.records.run_files import has_begun

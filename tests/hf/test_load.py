@@ -14,9 +14,10 @@ from tiny_families import build
 
 from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
-from memguard.hf import tokenizer_files
+from memguard.hf import checkpoint
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
-from memguard.hf.load import build_scratch_model, load_model
+from memguard.hf.from_config import build_scratch_model
+from memguard.hf.load import load_model
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +215,7 @@ def test_a_tokenizer_that_is_missing_or_broken(
     # Whether its libraries are installed or not, transformers advises another one, tiktoken.
     (folder / "tokenizer.json").rename(folder / "kept.json")
     (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
-    monkeypatch.setattr(tokenizer_files, "_LIBRARIES", {"sentencepiece": "no_such_module"})
+    monkeypatch.setattr(checkpoint, "_LIBRARIES", {"sentencepiece": "no_such_module"})
     with pytest.raises(ModelError, match=r"is of SentencePiece.*pip install sentencepiece"):
         load_tokenizer(str(folder))
     (folder / "tokenizer.model").unlink()

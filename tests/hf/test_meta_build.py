@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ModelError
-from memguard.hf.meta_build import build_on_meta, outline_model
+from memguard.hf.from_config import build_on_meta, outline_model
 
 _LENGTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _SMALL = {

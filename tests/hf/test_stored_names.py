@@ -12,13 +12,13 @@ from tiny_families import build
 from transformers.core_model_loading import WeightConverter
 
 from memguard.errors import ModelError
+from memguard.hf.adapter_export import write_merged
 from memguard.hf.adapter_files import check_model
-from memguard.hf.export_merged import write_merged
+from memguard.hf.export import StoredForm
+from memguard.hf.from_config import build_on_meta
 from memguard.hf.load import load_model
 from memguard.hf.merged_weights import open_merged
-from memguard.hf.meta_build import build_on_meta
 from memguard.hf.safetensors import FolderWeights
-from memguard.hf.stored_form import StoredForm
 from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.layout import ShardSlice
 

@@ -7,7 +7,8 @@ from tiny_llama import TINY_LLAMA
 from transformers import AutoConfig
 
 from memguard.errors import ModelError
-from memguard.hf.load import build_scratch_model, count_parameters, make_scratch_config
+from memguard.hf.from_config import build_scratch_model, make_scratch_config
+from memguard.hf.load import count_parameters
 from memguard.planner.meta_model import may_share_rows, outline_model
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from memguard.audit.benchmarks.tasks import check_tasks
 from memguard.audit.suite import load_audit_suite
 from memguard.config import AuditConfig, Document, FormatConfig, ParallelConfig, RunConfig, validate
-from memguard.data.format_ways import Style
+from memguard.data.formats import Style
 from memguard.data.identity_key import (
     IdentityKey,
     check_key_place,

@@ -27,13 +27,13 @@ from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import find_positions, load_config
 from memguard.hf.load import (
     count_parameters,
+    find_quantization,
     load_assembled,
     load_model,
     load_sharded,
     plan_devices,
 )
 from memguard.hf.load_as import LoadedForm
-from memguard.hf.stored_model import find_quantization
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.planner.meta_model import outline_model

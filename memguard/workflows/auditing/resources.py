@@ -11,7 +11,7 @@ from memguard.audit.membership_scores import Codec
 from memguard.audit.requests import CompareMasks
 from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
-from memguard.data.chat import find_special_ids
+from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
