@@ -195,9 +195,8 @@ def place_for_study(
     needed = max(per_bucket, 1) * num_buckets + data.heldout_documents
     if needed > len(candidates):
         raise DataError(
-            f"'data.study' needs {needed} documents that are long enough and not "
-            f"near-duplicates of each other; 'data.train' has {len(candidates)}. Lower "
-            "'data.study.documents_per_bucket' or give more documents."
+            f"'data.study' needs {needed} documents that are long enough and no near-duplicates of "
+            f"each other; 'data.train' has {len(candidates)}. Lower 'data.study.documents_per_bucket'."
         )
     placements: list[Placement | None] = [None] * len(origin)
     taken = 0

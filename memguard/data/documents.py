@@ -126,7 +126,7 @@ def load_documents(
         skipped = f", only {num_empty} {rows} without text" if num_empty else ""
         names = ", ".join(s if isinstance(s, str) else s.name for s in sources)
         raise DataError(f"'{setting}' has no documents{skipped}: {shorten(names, MAX_PATH)}.")
-    _check_ids(documents, setting)
+    check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
 
 
@@ -243,7 +243,12 @@ def _read_documents(
             unusable.setdefault(str(fault), []).append(name)
 
 
-def _check_ids(documents: Sequence[Document], setting: str) -> None:
+def check_ids(documents: Sequence[Document], setting: str) -> None:
+    """Refuse documents of which two have one id.
+
+    Raises:
+        DataError: names the ids.
+    """
     count = Counter(document.id for document in documents)
     twice = [name for name, number in count.items() if number > 1]
     if twice:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.documents import Document, load_settings, name_ids
-from memguard.data.identity_key import load_identity_key
+from memguard.data.documents import Document, check_ids, load_settings, name_ids
+from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import ManifestEntry
-from memguard.records.run_files import load_summary
 from memguard.runtime import Console
 
 
@@ -73,13 +71,7 @@ def read_given(
             "every document of 'data.train' is also in 'data.forget': add documents that the "
             "model must retain"
         )
-    counts = Counter(document.id for (_, document), _ in left)
-    twice = [identifier for identifier, count in counts.items() if count > 1]
-    if twice:
-        raise DataError(
-            f"'data': {len(twice)} ids are used by more than one document "
-            f"({name_ids(twice)}). Give each document a unique 'id'."
-        )
+    check_ids([document for (_, document), _ in left], "data")
     return GivenDocuments(
         pairs=[pair for pair, _ in left],
         digests=[text for _, text in left],
@@ -158,14 +150,8 @@ def read_texts(
             missing.
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
-    summary = load_summary(run_folder)
     # Without it the documents cannot be compared with those of the run.
-    key = load_identity_key(
-        data.identity_key,
-        outside=[run_folder],
-        expected=None if summary is None else summary.identity_key,
-        of=f"'{run_folder}'",
-    ).key
+    key = RunIdentity.of_run(data.identity_key, run_folder).require().key
     unchanged: dict[str, Document] = {}
     for _, loaded in load_settings(data, cache_dir, has_chat_template=has_chat_template):
         for document in loaded.documents:

@@ -37,10 +37,12 @@ from memguard.data.table_files import (
     TEXT_SUFFIXES,
     NamedFile,
     Table,
+    UnusableSource,
     explain_failures,
+    read_hub,
+    read_saved,
     read_table,
     read_texts,
-    wrap_dataset,
 )
 from memguard.errors import MAX_PATH, DataError, check_name, shorten
 from memguard.records import write_atomically
@@ -76,11 +78,16 @@ def read_source(source: str, *, setting: str, cache_dir: Path) -> Iterator[Table
         )
         return
     check_source(source, setting=setting)
-    path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
-    file = NamedFile(path=path, name=path.stem, shown=shown)
-    suffix = path.suffix.lower()
-    with explain_failures(setting, shown):
-        is_folder, exists = path.is_dir(), path.exists()
+    if is_missing(source):
+        shown = shorten(source, MAX_PATH)
+        raise DataError(f"'{setting}': there is no file or folder '{shown}'. Correct the path.")
+    with _explain(source, setting) as file:
+        yield from _read(source, file, setting)
+
+
+def _read(source: str, file: NamedFile, setting: str) -> Iterator[Table]:
+    path, suffix = file.path, file.path.suffix.lower()
+    is_folder, exists = path.is_dir(), path.exists()
     if is_folder and source:
         yield from _read_folder(file, setting)
     elif exists and suffix in TEXT_SUFFIXES:
@@ -88,14 +95,20 @@ def read_source(source: str, *, setting: str, cache_dir: Path) -> Iterator[Table
     elif exists and suffix in TABLE_SUFFIXES:
         yield read_table(file, origin=path.name, setting=setting)
     elif exists and source:
-        raise DataError(
-            f"'{setting}': '{shown}' has an unknown file type; supported are "
-            f"{', '.join(_KNOWN_SUFFIXES)}."
-        )
-    elif is_missing(source):
-        raise DataError(f"'{setting}': there is no file or folder '{shown}'. Correct the path.")
+        known = ", ".join(_KNOWN_SUFFIXES)
+        raise UnusableSource(f"has an unknown file type; supported are {known}")
     else:
-        yield _read_hub(source, setting)
+        match = _HUB_ID.fullmatch(source)
+        assert match is not None, "`is_missing` refuses others"
+        yield read_hub(source, match, setting)
+
+
+@contextmanager
+def _explain(source: str, setting: str) -> Iterator[NamedFile]:
+    """Give the file or folder of a source; name both in what is raised because of it."""
+    path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
+    with explain_failures(setting, shown):
+        yield NamedFile(path=path, name=path.stem, shown=shown)
 
 
 def is_missing(source: str) -> bool:
@@ -119,25 +132,25 @@ def check_source(source: str, *, setting: str) -> None:
     """
     check_name(source, setting, DataError)
     if not source.startswith(_DOCSTRINGS):
-        path = Path(os.path.expanduser(source))
-        check_file_kind(path, shown=shorten(source, MAX_PATH), setting=setting)
+        with _explain(source, setting) as file:
+            _refuse_endless(file.path)
 
 
 def _read_folder(folder: NamedFile, setting: str) -> Iterator[Table]:
     origin = folder.path.resolve().name
     check_name(origin, setting, DataError)
     if any((folder.path / mark).is_file() for mark in _SAVED_MARKS):
-        yield _read_saved(folder, origin, setting)
+        yield read_saved(folder, origin, setting)
         return
-    with explain_failures(setting, folder.shown):
-        inside = sorted(_walk(folder.path))
+    inside = sorted(_walk(folder.path))
     for name in inside:
         check_name(name, setting, DataError)
-        check_file_kind(folder.path / name, shown=f"{folder.shown}/{name}", setting=setting)
+        with explain_failures(setting, f"{folder.shown}/{name}"):
+            _refuse_endless(folder.path / name)
     # A README in the folder of the tables is not a document.
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
     if tables:
-        _check_one_split(tables, folder, setting)
+        _check_one_split(tables)
         for name in tables:
             file = _inside(folder, name, name.rsplit(".", 1)[0])
             yield read_table(file, origin=origin, setting=setting)
@@ -145,10 +158,7 @@ def _read_folder(folder: NamedFile, setting: str) -> Iterator[Table]:
         files = [_inside(folder, name, name) for name in inside]
         yield read_texts(files, origin=origin, setting=setting)
     else:
-        raise DataError(
-            f"'{setting}': '{folder.shown}' has no file that ends in one of "
-            f"{', '.join(_KNOWN_SUFFIXES)}."
-        )
+        raise UnusableSource(f"has no file that ends in one of {', '.join(_KNOWN_SUFFIXES)}")
 
 
 def _walk(path: Path) -> Iterator[str]:
@@ -168,80 +178,11 @@ def _inside(folder: NamedFile, name: str, stem: str) -> NamedFile:
     return NamedFile(path=folder.path / name, name=stem, shown=f"{folder.shown}/{name}")
 
 
-def _check_one_split(names: list[str], folder: NamedFile, setting: str) -> None:
+def _check_one_split(names: list[str]) -> None:
     words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
     splits = sorted({_SPLITS[word] for word in words if word in _SPLITS})
     if len(splits) > 1:
-        raise DataError(
-            f"'{setting}': '{folder.shown}' holds the splits {', '.join(splits)}; name the files "
-            "you mean."
-        )
-
-
-def _read_saved(folder: NamedFile, name: str, setting: str) -> Table:
-    import datasets
-
-    try:
-        with _quiet_datasets():
-            loaded = datasets.load_from_disk(str(folder.path))
-    except Exception as error:  # an incomplete folder makes the library raise various errors
-        raise DataError(
-            f"'{setting}': '{folder.shown}' looks like a save_to_disk folder but cannot be read "
-            f"({type(error).__name__}); save it again."
-        ) from error
-    if isinstance(loaded, datasets.DatasetDict):
-        if "train" not in loaded:
-            raise DataError(
-                f"'{setting}': '{folder.shown}' has no split 'train' but {', '.join(loaded)}; "
-                "name the folder of the split you mean."
-            )
-        loaded = loaded["train"]
-    named = dataclasses.replace(folder, name=name)
-    return wrap_dataset(loaded, file=named, origin=name, setting=setting)
-
-
-def _read_hub(source: str, setting: str) -> Table:
-    """Load a dataset of the hub through the cache of `datasets`, which also works offline."""
-    import datasets
-
-    match = _HUB_ID.fullmatch(source)
-    assert match is not None, "checked by the caller"
-    try:
-        with _quiet_datasets():
-            loaded = datasets.load_dataset(
-                match["id"], match["config"], revision=match["revision"], split="train"
-            )
-    except OSError as error:
-        raise DataError(
-            f"'{setting}': '{shorten(source, MAX_PATH)}' is neither a file or folder here nor a "
-            f"dataset that could be loaded from the hub ({type(error).__name__}). Correct the "
-            "path, or log in and connect to the internet."
-        ) from error
-    except Exception as error:  # no such split, no such configuration, a broken repository
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise DataError(
-            f"'{setting}': hub dataset '{source}' cannot be used: {reason} "
-            "Write 'ID:CONFIG' for a configuration, or save the split you mean to disk."
-        ) from error
-    name = match["id"].rsplit("/", 1)[-1]
-    file = NamedFile(path=Path(source), name=name, shown=source)
-    return wrap_dataset(loaded, file=file, origin=source, setting=setting)
-
-
-@contextmanager
-def _quiet_datasets() -> Iterator[None]:
-    import datasets
-
-    shows_bars = not datasets.are_progress_bars_disabled()
-    verbosity = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if shows_bars:
-            datasets.enable_progress_bars()
+        raise UnusableSource(f"holds the splits {', '.join(splits)}; name the files you mean")
 
 
 _ENDLESS = {
@@ -252,24 +193,19 @@ _ENDLESS = {
 }
 
 
-def check_file_kind(path: Path, *, shown: str, setting: str) -> None:
-    """Reject a FIFO, a socket or a device.
-
-    A path that cannot be examined passes; reading it later reports the reason.
-
-    Raises:
-        DataError: names the kind of file.
-    """
+def _refuse_endless(path: Path) -> None:
+    """Refuse a FIFO, a socket or a device; what cannot be examined is reported when it is read."""
     try:
         kind = _ENDLESS.get(stat.S_IFMT(path.stat().st_mode))
     except (OSError, ValueError):
         return
     if kind is not None:
-        raise DataError(
-            f"'{setting}': '{shown}' is a {kind}; documents must be in regular files. Write its "
-            "content to a file."
+        raise UnusableSource(
+            f"is a {kind}; documents must be in regular files. Write its content to a file"
         )
 
+
+# -- docstrings ------------------------------------------------------------------------------------
 
 _MIN_CHARACTERS = 200
 # Part of the cached file's name: increase it when the selection or the ids of documents change.

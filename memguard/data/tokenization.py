@@ -316,16 +316,11 @@ def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str)
         return
     try:
         tokenizer.get_chat_template()
-    except ValueError as error:
-        raise DataError(
-            f"'{setting}' holds conversations, but the tokenizer has no chat template. Use the "
-            "tokenizer of an instruction-tuned model, or add a chat_template.jinja to its folder."
-        ) from error
-    if not tokenizer.is_fast:
-        raise DataError(
-            f"'{setting}' holds conversations, which need a fast tokenizer (tokenizer.json); this "
-            "tokenizer is a slow one."
-        )
+        lack = "" if tokenizer.is_fast else "is a slow one: they need a fast one (tokenizer.json)"
+    except ValueError:
+        lack = "has no chat template: take an instruction-tuned model's, or add chat_template.jinja"
+    if lack:
+        raise DataError(f"'{setting}' holds conversations, but the tokenizer {lack}.")
 
 
 def build_decoder(tokenizer: Any) -> Decode:

@@ -151,7 +151,7 @@ def test_a_list_cut_from_the_documents_leaves_their_rest(tmp_path: Path) -> None
 
 
 def test_an_id_of_another_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 ids are used by more than one document"):
+    with pytest.raises(DataError, match="1 ids that more than one document uses"):
         work(tmp_path, named(0, 50), [("d3", TEXTS[60])])
 
 
