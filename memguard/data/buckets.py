@@ -196,7 +196,8 @@ def place_for_study(
     if needed > len(candidates):
         raise DataError(
             f"'data.study' needs {needed} documents that are long enough and no near-duplicates of "
-            f"each other; 'data.train' has {len(candidates)}. Lower 'data.study.documents_per_bucket'."
+            f"each other; 'data.train' has {len(candidates)}. Lower "
+            "'data.study.documents_per_bucket'."
         )
     placements: list[Placement | None] = [None] * len(origin)
     taken = 0

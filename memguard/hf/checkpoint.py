@@ -35,7 +35,7 @@ from memguard.hf.checkpoint_files import (
     is_missing,
     list_indexed,
     quote,
-    read_json,
+    read_fields,
 )
 from memguard.hf.config_fields import DROPOUTS, check_fields
 
@@ -70,9 +70,11 @@ def load_config(path: str, *, revision: str | None = None, base: str | None = No
         config = transformers.AutoConfig.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
+    place = f"model '{path}': config.json"
     if not Path(path).exists():  # `check_model` has checked a local folder, but not a hub id.
-        check_fields(config.to_dict(), place=f"model '{path}': config.json")
-    _check_language_part(config, place=f"model '{path}': config.json")
+        check_fields(config.to_dict(), place=place)
+    with explained(place):
+        _check_language_part(config)
     normalise_config(config)
     return config
 
@@ -94,13 +96,13 @@ def normalise_config(config: Any) -> None:
                 setattr(part, name, 0.0)
 
 
-def _check_language_part(config: Any, *, place: str) -> None:
-    """Refuse a configuration whose part is only fields, since its family has no such part."""
+def _check_language_part(config: Any) -> None:
+    """Raise ValueError if a part is only fields, since the family has no such part."""
     part = config.get_text_config()
     if not isinstance(part, transformers.PreTrainedConfig):
-        raise ModelError(
-            f"{place}: a model of the family '{config.model_type}' has no configuration inside its "
-            "own. Remove 'text_config', 'decoder' or 'generator'"
+        raise ValueError(
+            f"a model of the family '{config.model_type}' has no configuration inside its own. "
+            "Remove 'text_config', 'decoder' or 'generator'"
         )
 
 
@@ -114,15 +116,15 @@ def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
     Raises:
         ModelError: transformers does not know the ``model_type``, or refuses a field.
     """
-    family = fields.get("model_type")
-    if family not in transformers.CONFIG_MAPPING:
-        raise ModelError(
-            f"{place}: 'model_type' must be one that transformers {transformers.__version__} has; "
-            f"got {family!r}"
-        )
     with explained(f"{place} does not describe a model"):
+        family = fields.get("model_type")
+        if family not in transformers.CONFIG_MAPPING:
+            version = transformers.__version__
+            raise ValueError(
+                f"'model_type' must be one that transformers {version} has; got {family!r}"
+            )
         config = transformers.CONFIG_MAPPING[family].from_dict(dict(fields))
-        _check_language_part(config, place=place)
+        _check_language_part(config)
         normalise_config(config)
         return config
 
@@ -142,19 +144,18 @@ def load_tokenizer(path: str, *, revision: str | None = None, base: str | None =
         adapter = read_adapter(path, base=base)
         with _about_base(adapter):
             return load_tokenizer(adapter.base, revision=adapter.revision)
-    problem = f"no usable tokenizer in {path}"
-    with explained(problem):
+    with explained(f"no usable tokenizer in {path}"):
         check_reachable(path, revision)
-        check_tokenizer_files(Path(path), name=path)
+        _check_tokenizer_files(Path(path), name=path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=False
         )
-    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
-        # transformers makes up an empty one for families such as GPT-2.
-        raise ModelError(
-            f"{problem}: the file of its vocabulary is missing, such as tokenizer.json. Copy it "
-            "from the original model"
-        )
+        if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+            # transformers makes up an empty one for families such as GPT-2.
+            raise ValueError(
+                "the file of its vocabulary is missing, such as tokenizer.json. Copy it from the "
+                "original model"
+            )
     return tokenizer
 
 
@@ -284,38 +285,29 @@ _LIBRARIES = {"sentencepiece": "sentencepiece", "protobuf": "google"}
 """Packages with which transformers reads a model of SentencePiece, and their modules."""
 
 
-def check_tokenizer_files(folder: Path, *, name: str) -> None:
+def _check_tokenizer_files(folder: Path, *, name: str) -> None:
     """Refuse files that transformers would read and cannot use; those that are missing are right.
 
-    Args:
-        folder: with the tokenizer.
-        name: path of the model, for messages.
-
     Raises:
-        ModelError: names the file and what must be in it.
-        PermissionError: this user may not read a file.
+        ValueError: names the file and what must be in it.
+        ModelError: a file is not a JSON object.
+        OSError: a file cannot be read.
     """
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _ANY):
-        raise ModelError(
-            f"no usable tokenizer in {name}: it has none of a tokenizer's files, such as "
-            "tokenizer.json. Copy those of the original model into it"
+        raise ValueError(
+            "it has none of a tokenizer's files, such as tokenizer.json. Copy those of the "
+            "original model into it"
         )
-    _check_sentencepiece(folder, name)
+    _check_sentencepiece(folder)
     for file, check in _CHECKS.items():
-        path = folder / file
-        if not path.exists():
+        if not (folder / file).exists():
             continue
-        fields = read_json(path, name=name)
-        if not isinstance(fields, dict):
-            raise ModelError(f"model '{name}': {file} must be a JSON object")
-        for field, value in fields.items():
+        for field, value in read_fields(folder / file, name=name).items():
             if rule := check(field, value):
-                raise ModelError(
-                    f"model '{name}': {file}: {quote(field)} must be {rule}; got {quote(value)}"
-                )
+                raise ValueError(f"{file}: {quote(field)} must be {rule}; got {quote(value)}")
 
 
-def _check_sentencepiece(folder: Path, name: str) -> None:
+def _check_sentencepiece(folder: Path) -> None:
     path = folder / "tokenizer.model"
     if not path.is_file() or (folder / "tokenizer.json").is_file():
         return
@@ -324,10 +316,10 @@ def _check_sentencepiece(folder: Path, name: str) -> None:
             return
     missing = [package for package, module in _LIBRARIES.items() if find_spec(module) is None]
     if missing:
-        raise ModelError(
-            f"no usable tokenizer in {name}: tokenizer.model is of SentencePiece, for which "
-            f"transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}, or save "
-            "the tokenizer as tokenizer.json elsewhere"
+        raise ValueError(
+            "tokenizer.model is of SentencePiece, for which transformers needs "
+            f"{' and '.join(missing)}: pip install {' '.join(missing)}, or save the tokenizer as "
+            "tokenizer.json elsewhere"
         )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -31,7 +31,7 @@ from memguard.hf.adapter_files import (
     read_adapter,
     shares_embedding,
 )
-from memguard.hf.checkpoint import get_base_folder, load_config
+from memguard.hf.checkpoint import explained, get_base_folder, load_config
 from memguard.hf.checkpoint_files import quote
 from memguard.hf.from_config import outline_model
 from memguard.hf.identity import check_base, list_base_files
@@ -170,14 +170,12 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
 
 def _check_header(adapter: AdapterFolder) -> None:
     """Refuse a file whose header the library does not take, such as one of overlapping tensors."""
-    try:
-        with safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ModelError(
-            f"model '{adapter.folder}' cannot be loaded: {ADAPTER_WEIGHTS} is not a complete "
-            f"safetensors file ({error})"
-        ) from error
+    wrong = f"{ADAPTER_WEIGHTS} is not a complete safetensors file"
+    with (
+        explained(f"model '{adapter.folder}' cannot be loaded: {wrong}"),
+        safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"),
+    ):
+        pass
 
 
 def _check_base_once(folder: Path, base_folder: Path) -> None:
@@ -290,25 +288,28 @@ def _check_modules(source: MergedWeights, model: Any) -> None:
         ModelError: names the first such layer; or the layers round their weights.
     """
     adapter = source.adapter
+    wrong = ""
     if getattr(model.config, "quantization_config", None) is not None:
-        raise ModelError(
-            f"adapter '{adapter.folder}': the layers of its base model '{adapter.base}' round "
-            "their weights ('quantization_config' in its config.json), in which a merged adapter "
-            "would be lost: it cannot be read"
+        wrong = (
+            f"the layers of its base model '{adapter.base}' round their weights "
+            "('quantization_config' in its config.json), in which a merged adapter would be lost: "
+            "it cannot be read"
         )
     modules: dict[str, Any] = dict(model.named_modules())
     embedding: Any = model.get_input_embeddings()
-    for layer in adapter.layers:
+    for layer in () if wrong else adapter.layers:
         module = modules.get(layer.module)
         if not isinstance(module, nn.Linear):
             kind = "no such layer" if module is None else f"a {type(module).__name__}"
-            raise ModelError(
-                f"adapter '{adapter.folder}': layer {quote(layer.module)} must be a linear layer "
-                f"(nn.Linear); its base model '{adapter.base}' has {kind} there. Merge the adapter "
-                "with peft"
+            wrong = (
+                f"layer {quote(layer.module)} must be a linear layer (nn.Linear); its base model "
+                f"'{adapter.base}' has {kind} there. Merge the adapter with peft"
             )
+            break
         if module.weight is embedding.weight:
             raise shares_embedding(adapter, layer.module)
+    if wrong:
+        raise ModelError(f"adapter '{adapter.folder}': {wrong}")
 
 
 def _cut_rows(rectangle: ShardSlice, num_columns: int) -> Iterator[slice]:
