@@ -70,12 +70,10 @@ def load_documents(
     source is taken from the column `source`, else it is the short name of the given source.
 
     Args:
-        sources: files, folders, hub ids or `docstrings:PACKAGE[,PACKAGE]`, see `sources.py`; or
-            tables of documents in memory.
+        sources: see `sources.py`; or tables of documents in memory.
         setting: name of the documents in errors, e.g. ``"data.train"``.
         form: settings of the format; None: all at their defaults.
-        has_chat_template: returns whether the tokenizer has a chat template, which decides how
-            rows of alpaca are rendered.
+        has_chat_template: decides how rows of alpaca are rendered.
         style: how errors write settings; None: as ``setting`` is written.
         cache_dir: folder for derived sources.
         say: called with one line for each table, which says how it is read.
@@ -131,11 +129,9 @@ def load_documents(
 
 
 def make_table(documents: Any, *, name: str) -> Table:
-    """Return documents in memory as a table.
+    """Return documents in memory, texts or a `datasets.Dataset`, as a table.
 
-    Args:
-        documents: a sequence of texts, or a `datasets.Dataset` with the columns of a file.
-        name: prefix of the ids of rows without an id, and name of the documents in errors.
+    ``name`` is the prefix of the ids of rows without an id, and their name in errors.
 
     Raises:
         DataError: another type, such as a `DatasetDict` or an `IterableDataset`.
@@ -171,14 +167,7 @@ def load_settings(
 ) -> Iterator[tuple[str, LoadedDocuments]]:
     """Yield the name and documents of each setting that names sources.
 
-    Args:
-        data: the settings.
-        cache_dir: folder for derived sources.
-        say: called with a message before each setting is read, and how each table is read.
-        has_chat_template: returns whether the run's tokenizer has a chat template.
-
-    Raises:
-        DataError: see `load_documents`.
+    See `load_documents`; ``say`` is also called before each setting is read.
     """
     for setting, sources in data.list_sources().items():
         if sources:
@@ -197,10 +186,8 @@ def load_settings(
 def document_text(document: Document, decode: Decode | None = None) -> str:
     """Return the text of a document, in order and without markup of a template.
 
-    Args:
-        document: of any format.
-        decode: turns token ids into text; without it each id becomes a word of digits, so that
-            documents that share a sequence of ids share a sequence of words.
+    Without ``decode`` each token id becomes a word of digits, so that documents that share a
+    sequence of ids share a sequence of words.
     """
     if document.input_ids is not None:
         return decode(document.input_ids) if decode else " ".join(map(str, document.input_ids))

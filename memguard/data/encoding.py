@@ -72,11 +72,6 @@ def marks_generation(template: str) -> bool:
 def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: set[int]) -> Encoded:
     """Encode a conversation; assistant turns and their end-of-turn tokens are supervised.
 
-    Args:
-        messages: the turns.
-        tokenizer: a fast tokenizer with a chat template.
-        special: its `find_special_ids`.
-
     Raises:
         TemplateFailure: the template rejects the turns, leaves out the text of one, or renders
             earlier turns differently when later ones are added.
@@ -100,10 +95,9 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
 def encode_reply(
     prompt: Sequence[Message], completion: Sequence[Message], tokenizer: Any, special: set[int]
 ) -> Encoded:
-    """Encode a prompt and its completion; all text after the rendered prompt is supervised.
+    """Encode a prompt and its completion; see `encode_conversation`.
 
-    Raises:
-        TemplateFailure: see `encode_conversation`.
+    All text after the rendered prompt is supervised.
     """
     whole = _render([*prompt, *completion], tokenizer)
     _refuse_dropped([*prompt, *completion], tokenizer)
@@ -250,10 +244,7 @@ _MARGIN_TOKENS = 16
 def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, setting: str) -> None:
     """Reject documents that are too long to be encoded as a whole.
 
-    Args:
-        documents: of any format.
-        max_tokens: texts are cut to this many tokens and may be of any length; None: not cut.
-        setting: name of the documents in errors.
+    Texts are cut to ``max_tokens`` and may be of any length; None: not cut.
 
     Raises:
         DataError: with the number of documents that are too long and how to fix it.
@@ -280,11 +271,7 @@ def _count_characters(document: Document, max_tokens: int | None) -> int:
         return len(document.text) if max_tokens is None else 0
     if isinstance(document.prompt, str) and isinstance(document.completion, str):
         return len(document.prompt) + (len(document.completion) if max_tokens is None else 0)
-    turns = [
-        *(document.messages or ()),
-        *(document.prompt or ()),
-        *(document.completion or ()),
-    ]
+    turns = [*(document.messages or ()), *(document.prompt or ()), *(document.completion or ())]
     return sum(len(turn.content) for turn in turns if not isinstance(turn, str))
 
 
@@ -304,12 +291,7 @@ class Shortener:
         self._first = (max_tokens + _MARGIN_TOKENS) * longest
 
     def shorten(self, text: str, before: str = "") -> str:
-        """Return the text, or a prefix of it that has the same first tokens.
-
-        Args:
-            text: of any length.
-            before: text encoded in front of it; it is not cut.
-        """
+        """Return the text, or a prefix of it that has the same first tokens after ``before``."""
         size = self._first
         ids: list[list[int]] | None = None
         # The result is encoded again, so that cutting pays off only for longer texts.
@@ -324,9 +306,8 @@ class Shortener:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, return_attention_mask=False, verbose=False)[
-            "input_ids"
-        ]
+        encoded = self._tokenizer(text, return_attention_mask=False, verbose=False)
+        ids: list[int] = encoded["input_ids"]
         return ids
 
     def _agree(self, shorter: Sequence[int], longer: Sequence[int]) -> bool:

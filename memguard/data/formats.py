@@ -85,14 +85,13 @@ def choose_layout(
     has_chat_template: Callable[[], bool],
     style: Style | None = None,
 ) -> Layout:
-    """Decide how a table is read.
+    """Decide how a table with at least one column is read.
 
     Args:
-        table: with at least one column.
+        table: what is read.
         form: the settings.
         setting: name of the documents in errors, e.g. ``"data.train"``.
-        has_chat_template: returns whether the tokenizer has a chat template; called for alpaca
-            without a template in the settings.
+        has_chat_template: called for alpaca without a template in the settings.
         style: how errors write settings; None: as ``setting`` is written.
 
     Raises:
@@ -244,14 +243,9 @@ def write_way(
     template: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> str:
-    """Write settings of a format so that they can be copied.
+    """Write settings of a format so that they can be copied; None leaves one out.
 
-    Args:
-        style: of the command or call that the user wrote.
-        format: value of the setting ``format``; None leaves it out, as for the others.
-        columns: usual name -> column of the file.
-        template: value of the setting ``template``.
-        tags: name of the setting in ``tags`` -> tag.
+    ``columns`` are by usual name, ``tags`` by the name of the setting in ``tags``.
     """
     plain = {"format": format, "template": template}
     blocks = {"columns": columns or {}, "tags": tags or {}}
@@ -291,13 +285,8 @@ def suggest_ways(
 ) -> str:
     """Return the three nearest ways to describe a table, separated by semicolons.
 
-    The formats whose columns have a usual name in the table come first.
-
-    Args:
-        columns: of the table.
-        given: columns that the user named; kept where the table has them.
-        style: how the ways are written.
-        format: the format that the user chose, which comes first; None: not chosen.
+    The format that the user chose comes first, then those whose columns have a usual name in the
+    table. Columns that the user named are kept where the table has them.
     """
     ranked = []
     for name in _ORDER:

@@ -47,11 +47,7 @@ def read_given(
 ) -> GivenDocuments:
     """Load every source of a run; leave out `data.train` documents with a text in `data.forget`.
 
-    Args:
-        data: the run's document settings.
-        cache_dir: for derived sources.
-        console: reports what is read, and how.
-        has_chat_template: returns whether the run's tokenizer has a chat template.
+    See `load_documents` for the arguments.
 
     Raises:
         DataError: no documents, duplicate ids, or no document left to train on.
@@ -92,14 +88,8 @@ def hash_content(
 ) -> str:
     """Hash all inputs of manifest and tokens: texts, tokenizer, template, settings.
 
-    Args:
-        given: the documents.
-        tokenizer: with its template.
-        data: the run's document settings.
-        seed: the run's.
-        epochs: times each trained document is trained.
-        deduplicate: the mitigation that removes copies; None without it.
-        identity_key: fingerprint of the key, wherever its file is.
+    The key counts by its fingerprint, wherever its file is; ``deduplicate`` is None without copies
+    to remove.
     """
     # Settings without effect are not hashed; those of the format show in the texts.
     without = {"identity_key", *FormatConfig.model_fields}
@@ -146,8 +136,7 @@ def read_texts(
 
     Raises:
         ConfigError: the identity key is not that of the run, or is where it must not be.
-        DataError: a source cannot be read, documents have changed since, or the identity key is
-            missing.
+        DataError: a source cannot be read, documents or the key are missing, or texts have changed.
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
     # Without it the documents cannot be compared with those of the run.

@@ -57,9 +57,7 @@ class IdentityKey:
     def derive_secret(self, purpose: str, run_key: str) -> int:
         """Return 256 secret bits for one purpose in one run; the same whenever it is resumed.
 
-        Args:
-            purpose: e.g. ``"noise of dp_sgd"``.
-            run_key: of the run; runs with other settings or documents have other secrets.
+        Runs with other settings or documents have another run key, and other secrets.
         """
         # Texts are hashed as JSON, which begins with a brace: no text has one of these hashes.
         message = f"memguard\0{purpose}\0{run_key}".encode()
@@ -68,10 +66,6 @@ class IdentityKey:
 
 def find_key_path(named: str | Path | None, *, setting: str = SETTING) -> Path:
     """Return the path of the key: the named one, else that in the user's configuration folder.
-
-    Args:
-        named: value of the setting.
-        setting: its name in errors.
 
     Raises:
         ConfigError: none is named, and the user has no home folder.
@@ -157,16 +151,11 @@ def draw_identity_key() -> IdentityKey:
 
 
 def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Path] = ()) -> None:
-    """Check that a key is not where it would be handed on with other files.
-
-    Args:
-        path: of the key, which need not exist.
-        setting: name of the setting in the error.
-        outside: see `load_identity_key`.
+    """Check that a key is not where it would be handed on with other files; it need not exist.
 
     Raises:
-        ConfigError: it is in one of the folders, in the folder of a run or an audit, or the user's
-            configuration folder is in a git work tree.
+        ConfigError: it is in one of the folders ``outside``, in the folder of a run or an audit, or
+            the user's configuration folder is in a git work tree.
     """
     real = Path(os.path.realpath(path))
     refused = {os.path.realpath(folder) for folder in outside}
@@ -288,7 +277,7 @@ class RunIdentity:
         """Return the key; None if the one that is expected is missing.
 
         Args:
-            console: says that a key was made, or that an expected one is missing.
+            console: says that a key was made.
             makes_key: whether a missing key is made; False draws one that is not kept. None is made
                 where one is expected.
             needs_key: whether the run cannot go on without it.

@@ -132,8 +132,7 @@ class Loader:
 
         Args:
             samples: global sample indices.
-            num_rows: rows of the batch; rows beyond the samples are all padding. None: as many as
-                there are samples.
+            num_rows: rows of the batch; those beyond the samples are padding. None: no more.
             reference_nll: NLL of every token of the corpus (nats).
         """
         built = [self._row(sample) for sample in samples]
@@ -210,17 +209,11 @@ class Loader:
     def count_losses(
         self, documents: Sequence[int], *, num_samples: int
     ) -> list[NDArray[np.int64]]:
-        """Count how often each token of some documents has received loss.
+        """Count how often each token of some documents has received loss: ``[N]`` for each.
 
         A row is a pure function of its global sample index, so the labels of the rows that contain
-        these documents are rebuilt and equal those used in training.
-
-        Args:
-            documents: indices of documents.
-            num_samples: number of samples fed so far, all of them recorded.
-
-        Returns:
-            One array ``[N]`` for each document of N tokens.
+        these documents are rebuilt and equal those used in training. All ``num_samples`` that were
+        fed must be recorded.
         """
         rows = self.rows
         counts = {

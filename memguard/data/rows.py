@@ -75,10 +75,7 @@ def read_plain_row(
 ) -> Document | None:
     """Return the document of a row that is no instruction; None if it has no text to train on.
 
-    Args:
-        values: of the columns of ``layout``, in their order.
-        layout: how the rows are read.
-        named: id and source.
+    ``values`` are of the layout's columns, in their order; ``named`` has id and source.
 
     Raises:
         UnusableRow: a value has a wrong type, or something that would be lost.
@@ -233,12 +230,7 @@ def strip_stanford(prompt: str) -> str:
 def read_instruction_row(
     values: Sequence[Any], layout: Layout, named: Mapping[str, Any]
 ) -> Document | None:
-    """Return the document of a row; None if it has no text to train on.
-
-    Args:
-        values: of the columns of ``layout``, in their order.
-        layout: how the rows are read: alpaca with its template, or sharegpt with its tags.
-        named: id and source.
+    """Return the document of a row of alpaca or sharegpt; see `read_plain_row`.
 
     Raises:
         UnusableRow: a value has a wrong type; an unknown role; something has no place in the

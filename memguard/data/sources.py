@@ -150,7 +150,10 @@ def _read_folder(folder: NamedFile, setting: str) -> Iterator[Table]:
     # A README in the folder of the tables is not a document.
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
     if tables:
-        _check_one_split(tables)
+        words = {word for name in tables for word in re.split(r"[^a-z]+", name.lower())}
+        splits = sorted({_SPLITS[word] for word in words if word in _SPLITS})
+        if len(splits) > 1:
+            raise UnusableSource(f"holds the splits {', '.join(splits)}; name the files you mean")
         for name in tables:
             file = _inside(folder, name, name.rsplit(".", 1)[0])
             yield read_table(file, origin=origin, setting=setting)
@@ -176,13 +179,6 @@ def _walk(path: Path) -> Iterator[str]:
 
 def _inside(folder: NamedFile, name: str, stem: str) -> NamedFile:
     return NamedFile(path=folder.path / name, name=stem, shown=f"{folder.shown}/{name}")
-
-
-def _check_one_split(names: list[str]) -> None:
-    words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
-    splits = sorted({_SPLITS[word] for word in words if word in _SPLITS})
-    if len(splits) > 1:
-        raise UnusableSource(f"holds the splits {', '.join(splits)}; name the files you mean")
 
 
 _ENDLESS = {
@@ -229,10 +225,6 @@ def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
 
     The file's name depends on the names, Python's version and the packages' versions; an existing
     file is reused.
-
-    Args:
-        names: ``topics``, ``stdlib`` or importable top-level names; `source` in the rows.
-        cache_dir: folder of the file.
 
     Raises:
         DataError: a name is not installed, or `cache_dir` cannot be written.

@@ -100,13 +100,7 @@ def check_vocabulary(input_ids: NDArray[np.int32], vocab_size: int) -> None:
 
 
 def find_audit_faults(tokens: Tokens, tokenizer: Any, model_config: Any) -> list[TokenFault]:
-    """Return mistakes in the documents of an audit, of any model.
-
-    Args:
-        tokens: of the documents.
-        tokenizer: what made the tokens.
-        model_config: the model's transformers configuration.
-    """
+    """Return mistakes in the documents of an audit, of any model."""
     stop_ids = _list_stop_ids(tokenizer, model_config)
     found = [*_find_bos(tokens, tokenizer, stop_ids), *_find_vocabulary(tokenizer, model_config)]
     return [TokenFault(kind=kind, text=text) for kind, text in found]
@@ -117,11 +111,7 @@ def find_training_faults(
 ) -> list[TokenFault]:
     """Return mistakes in the documents of a run, for its training and its audit.
 
-    Args:
-        tokens: of the documents.
-        tokenizer: what made the tokens.
-        model_config: the model's transformers configuration.
-        data: `max_document_tokens` and `seq_len` cut documents.
+    `max_document_tokens` and `seq_len` of ``data`` cut documents.
     """
     stop_ids = _list_stop_ids(tokenizer, model_config)
     # Documents as long as they may be are most likely cut off, and have no end to miss.

@@ -90,8 +90,7 @@ def tokenize_documents(
             the tokenizer has not added it; conversations end as their template defines.
         max_tokens: keep the first tokens of a document up to this number; None keeps all.
         setting: name of the documents in errors, e.g. ``"data"``.
-        vocab_size: token ids must be below it (rows of the model's embedding); None skips the
-            check.
+        vocab_size: token ids must be below it (rows of the model's embedding); None: not checked.
         progress: called with the number of documents done since the last call, and with 0 every
             second during a long call of the tokenizer.
 
@@ -172,9 +171,8 @@ def hash_tokens(input_ids: NDArray[np.int32]) -> str:
 def hmac_text(key: bytes, document: Document) -> str:
     """Return the HMAC-SHA256 of a document's content as it was read, without id and source.
 
-    Args:
-        key: the identity key, without which a hash cannot be tested against guessed texts.
-        document: hashed as JSON of its text, messages, or prompt and completion.
+    It is of the JSON of its text, messages, or prompt and completion. Without the identity key a
+    hash cannot be tested against guessed texts.
     """
     content = {
         name: value.tolist() if isinstance(value, array) else value
@@ -352,12 +350,8 @@ END_OF_TEXT = "<|endoftext|>"
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
     """Train a byte-level BPE on ``texts`` and return it as a transformers tokenizer.
 
-    Every string can be encoded (all 256 bytes are in the vocabulary). BOS, EOS and padding are the
-    same token, which the tokenizer never adds automatically.
-
-    Args:
-        texts: training texts.
-        vocab_size: size of the vocabulary (tokens), including the 256 bytes and the special token.
+    Every string can be encoded: the 256 bytes are in the vocabulary. BOS, EOS and padding are the
+    same token, which the tokenizer never adds automatically and ``vocab_size`` includes.
     """
     # Imported here: reading a corpus does not need transformers.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -47,11 +47,7 @@ class AdapterConfig:
 
 
 def read_config(folder: Path, name: str) -> AdapterConfig:
-    """Read and check the configuration of an adapter.
-
-    Args:
-        folder: with the adapter.
-        name: of the adapter, for messages.
+    """Read and check the configuration of an adapter; ``name`` is for messages.
 
     Raises:
         ModelError: a field is invalid, or changes the model in a way that is not supported.
@@ -192,9 +188,7 @@ def _find_base_of_run(folder: Path) -> str | None:
 def find_moved_base(run_folder: Path, config: RunConfig) -> str | None:
     """Return the model that a run started from if both were moved together.
 
-    Args:
-        run_folder: of the run, at its current location.
-        config: of the run, with the paths before the move.
+    The folder is at its current location; ``config`` has the paths before the move.
     """
     path, before = config.model.path, Path(config.output_dir) / config.name
     if path is None or Path(path).exists() or Path(path).is_absolute() != before.is_absolute():

@@ -75,14 +75,7 @@ def gather_adapter(model: nn.Module) -> dict[str, Tensor]:
 def make_peft_config(
     model: Any, spec: LoraSpec, *, base: str, revision: str | None
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json.
-
-    Args:
-        model: with its adapters.
-        spec: the adapters.
-        base: folder or hub id of the base model; a folder is written as an absolute path.
-        revision: of a hub id.
-    """
+    """Return the content of adapter_config.json; a base's folder is written as an absolute path."""
     # peft takes seconds to import, and a run without adapters does not need it.
     from peft import LoraConfig
 
@@ -119,13 +112,8 @@ def write_adapter(
 ) -> None:
     """Write a peft folder; an existing folder of that name is replaced.
 
-    Args:
-        tensors: from `gather_adapter`.
-        config: from `make_peft_config`.
-        tokenizer: saved with the adapters.
-        folder: the target.
-        card: text of README.md.
-        base_quantization: form of the base in training; None if it was not quantised.
+    ``tensors`` are from `gather_adapter`, ``config`` from `make_peft_config`, ``card`` is the text
+    of README.md; ``base_quantization`` is None if the base was not quantised in training.
     """
     metadata = {"format": "pt"}
     if base_quantization is not None:
@@ -250,15 +238,7 @@ def write_merged(
 
 
 def _find_changed(source: MergedWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Return the names in the model of the tensors that differ from the base's, by stored name.
-
-    Args:
-        source: the merged weights.
-        shapes: of the base's stored tensors.
-
-    Raises:
-        ModelError: the base stores one of them together with others.
-    """
+    """Return the names in the model of the tensors that differ from the base's, by stored name."""
     quantised = source.base.layers if isinstance(source.base, Nf4Base) else {}
     changed = {}
     for name in (*source.layers, *quantised):
@@ -284,13 +264,7 @@ def _write_json(path: Path, content: Any) -> None:
 def compare_logits(
     source: MergedWeights, base_folder: Path, merged: Path, rows: Sequence[Tensor]
 ) -> LogitDifference:
-    """Compare adapter + base with a merged model in fp32 on the CPU.
-
-    Args:
-        source: the merged weights, from `open_merged`.
-        base_folder: folder of the base.
-        merged: the merged model.
-        rows: token ids, each [S].
+    """Compare adapter + base with a merged model in fp32 on the CPU; a row of tokens is [S].
 
     Raises:
         ModelError: the merged model cannot be loaded.
@@ -328,11 +302,7 @@ def _measure(first: Sequence[Tensor], second: Iterable[Tensor]) -> LogitDifferen
 
 
 def refuse_difference(difference: LogitDifference, dtype: torch.dtype) -> None:
-    """Refuse a merged model that differs by more than rounding.
-
-    Raises:
-        ModelError: names the difference and its bounds.
-    """
+    """Raise ModelError if a merged model differs by more than rounding; names the bounds."""
     if difference.is_within(dtype):
         return
     largest, mean_kl = difference.find_bounds(dtype)

@@ -61,25 +61,10 @@ class AdaptedLayer:
     has_base_weight: bool
     """The file also has a copy of the base weight."""
 
-    @property
-    def a(self) -> str:
-        """Stored name of A [R, K]."""
-        return f"{_PREFIX}{self.module}{_A}"
-
-    @property
-    def b(self) -> str:
-        """Stored name of B [N, R]."""
-        return f"{_PREFIX}{self.module}{_B}"
-
-    @property
-    def magnitude(self) -> str:
-        """Stored name of DoRA's magnitude [N]."""
-        return f"{_PREFIX}{self.module}{_MAGNITUDE}"
-
-    @property
-    def base_weight(self) -> str:
-        """Stored name of the copy of the base weight [N, K]."""
-        return f"{_PREFIX}{self.module}{_BASE_LAYER}"
+    def find_name(self, part: Literal["A", "B", "magnitude", "base weight"]) -> str:
+        """Return the stored name of A [R, K], B [N, R], DoRA's magnitude [N], or W [N, K]."""
+        leaves = {"A": _A, "B": _B, "magnitude": _MAGNITUDE, "base weight": _BASE_LAYER}
+        return f"{_PREFIX}{self.module}{leaves[part]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +90,7 @@ class AdapterFolder:
         return f"{kind}, r={config.r}, alpha={config.alpha:g}{scaling}{base}"
 
     def match_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdaptedLayer]:
-        """Return the adapted layers by the name of their weight.
-
-        Args:
-            shapes: of the base's tensors by their names in the model.
+        """Return the adapted layers by the name of their weight; ``shapes`` are the base's.
 
         Raises:
             ModelError: the base lacks one of the layers, or it has another shape.
@@ -163,10 +145,6 @@ def check_model(path: str, *, base: str | None = None) -> None:
 
     A possible hub id is accepted. If an adapter's base is a local folder, it is checked too.
 
-    Args:
-        path: folder or hub id.
-        base: see `read_adapter`.
-
     Raises:
         ModelError: see `check_folder` and `read_adapter`; or the base does not match the adapter.
     """
@@ -205,9 +183,7 @@ def _name_layers(
 
 
 def find_config(path: str | Path, *, base: str | None = None) -> Path:
-    """Return the path of a local model's config.json: for an adapter, that of its base.
-
-    The file need not exist. See `read_adapter` for ``base``.
+    """Return the path of a local model's config.json, or of its base's: it need not exist.
 
     Raises:
         ModelError: the adapter cannot be read.
@@ -268,11 +244,7 @@ def _read_tensors(folder: Path, name: str) -> dict[str, StoredShape]:
 def _list_layers(
     tensors: Mapping[str, StoredShape], config: AdapterConfig, name: str
 ) -> tuple[AdaptedLayer, ...]:
-    """Return the layers of an adapter's tensors.
-
-    Raises:
-        ModelError: a tensor is missing, of another kind, or of a wrong shape.
-    """
+    """Return the layers of an adapter's tensors."""
     leaves = (_A, _B, _MAGNITUDE, _BASE_LAYER)
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
     wrong = "" if tensors else f"{ADAPTER_WEIGHTS} has no tensors"

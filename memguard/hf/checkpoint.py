@@ -80,13 +80,10 @@ def load_config(path: str, *, revision: str | None = None, base: str | None = No
 
 
 def normalise_config(config: Any) -> None:
-    """Replace values of fields that published configurations have and a run cannot use.
+    """Replace, in place, values of fields that published configurations have and a run cannot use.
 
     A model returns its outputs by name, without attentions and hidden states; a dropout of null is
     none.
-
-    Args:
-        config: a transformers configuration, which is changed.
     """
     for part in (config, config.get_text_config()):
         part.return_dict = True
@@ -109,10 +106,6 @@ def _check_language_part(config: Any) -> None:
 def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
     """Return the transformers configuration with the fields of a config.json.
 
-    Args:
-        fields: content of the file.
-        place: where the fields come from, for messages.
-
     Raises:
         ModelError: transformers does not know the ``model_type``, or refuses a field.
     """
@@ -132,10 +125,7 @@ def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
 def load_tokenizer(path: str, *, revision: str | None = None, base: str | None = None) -> Any:
     """Load a tokenizer from a folder or hub id; that of the base if an adapter has none.
 
-    Args:
-        path: folder or hub id.
-        revision: of a hub id.
-        base: folder or hub id of an adapter's base; None locates it.
+    See `load_config` for the arguments.
 
     Raises:
         ModelError: there is no usable tokenizer, or it needs remote code.
@@ -224,13 +214,10 @@ def _fetch(path: str, revision: str | None, names: list[str]) -> Path:
 
 @contextlib.contextmanager
 def explained(problem: str) -> Iterator[None]:
-    """Convert any error of another library to a ModelError of one line.
+    """Convert any error of another library to a ModelError of one line, begun with ``problem``.
 
     Each family raises its own errors for its fields, each parser for a damaged file, and the hub's
     client those of the network and the system.
-
-    Args:
-        problem: the beginning of the message.
     """
     try:
         yield
@@ -253,11 +240,9 @@ def say_in_one_line(error: BaseException) -> str:
 def check_reachable(path: str, revision: str | None) -> None:
     """Request the configuration of a hub id once; one in the local cache is not requested.
 
-    What the hub answers is left to the download, which explains it.
-
-    Args:
-        path: hub id; a local path is not requested.
-        revision: of a hub id.
+    huggingface_hub repeats the first request for a file five times: without a network a command
+    would end after half a minute only. What the hub answers is left to the download, which explains
+    it.
 
     Raises:
         ConnectionError: the hub does not answer.
@@ -286,24 +271,18 @@ _LIBRARIES = {"sentencepiece": "sentencepiece", "protobuf": "google"}
 
 
 def _check_tokenizer_files(folder: Path, *, name: str) -> None:
-    """Refuse files that transformers would read and cannot use; those that are missing are right.
-
-    Raises:
-        ValueError: names the file and what must be in it.
-        ModelError: a file is not a JSON object.
-        OSError: a file cannot be read.
-    """
+    """Refuse files that transformers would read and cannot use; it does without missing ones."""
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in _ANY):
         raise ValueError(
             "it has none of a tokenizer's files, such as tokenizer.json. Copy those of the "
             "original model into it"
         )
     _check_sentencepiece(folder)
-    for file, check in _CHECKS.items():
+    for file, (is_right, rule) in _CHECKS.items():
         if not (folder / file).exists():
             continue
         for field, value in read_fields(folder / file, name=name).items():
-            if rule := check(field, value):
+            if not is_right(field, value):
                 raise ValueError(f"{file}: {quote(field)} must be {rule}; got {quote(value)}")
 
 
@@ -323,23 +302,18 @@ def _check_sentencepiece(folder: Path) -> None:
         )
 
 
-def _check_setting(field: str, value: Any) -> str:
-    is_right = field != "model_max_length" or value is None or isinstance(value, int | float)
-    return "" if is_right else "a number of tokens"
-
-
-def _check_role(field: str, value: Any) -> str:
-    is_right = value is None or isinstance(value, str | dict | list)
-    return "" if is_right else "a token, as a text or as its fields"
-
-
-def _check_id(token: str, value: Any) -> str:
-    return "" if isinstance(value, int) else "the id of the token, a whole number"
-
-
-_CHECKS: dict[str, Callable[[str, Any], str]] = {
-    "tokenizer_config.json": _check_setting,
-    "special_tokens_map.json": _check_role,
-    "added_tokens.json": _check_id,
+_CHECKS: Mapping[str, tuple[Callable[[str, Any], bool], str]] = {
+    "tokenizer_config.json": (
+        lambda name, value: name != "model_max_length" or isinstance(value, int | float | None),
+        "a number of tokens",
+    ),
+    "special_tokens_map.json": (
+        lambda _, value: isinstance(value, str | dict | list | None),
+        "a token, as a text or as its fields",
+    ),
+    "added_tokens.json": (
+        lambda _, value: isinstance(value, int),
+        "the id of the token, a whole number",
+    ),
 }
-"""The rule that a field of each file breaks; "" if it breaks none."""
+"""What holds for each field and its value in a file, and the rule in words."""

@@ -73,9 +73,7 @@ def check_folder(path: str) -> None:
 def check_config(folder: Path, *, name: str) -> None:
     """Check everything that can be checked before the weights are downloaded.
 
-    Args:
-        folder: folder of the checkpoint, or the part of it downloaded so far.
-        name: path or hub id, for messages.
+    ``folder`` may have the part that is downloaded so far; ``name`` is for messages.
 
     Raises:
         ModelError: the folder has an adapter, no configuration or an invalid one.
@@ -108,25 +106,13 @@ def point_to_adapter(folder: Path) -> str:
 
 
 def check_weights(folder: Path, *, name: str) -> None:
-    """Refuse weights that are missing, outside the folder or quantised.
-
-    Args:
-        folder: folder of the checkpoint.
-        name: path or hub id, for messages.
-
-    Raises:
-        ModelError: for the first problem found.
-    """
+    """Refuse weights that are missing, outside the folder or quantised; see `read_headers`."""
     for _ in read_headers(folder, name=name):
         pass
 
 
 def list_weight_files(folder: Path, *, name: str) -> list[str]:
     """Return the names of the files to read, in order; other files may have the same weights.
-
-    Args:
-        folder: folder of the checkpoint.
-        name: path or hub id, for messages.
 
     Raises:
         ModelError: there are no weights, the index is invalid, or a file is missing or outside
@@ -185,10 +171,6 @@ def _is_inside(name: Any) -> bool:
 def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str, StoredShape]]]:
     """Yield each file to read and the tensors in it.
 
-    Args:
-        folder: folder of the checkpoint.
-        name: path or hub id, for messages.
-
     Raises:
         ModelError: as `list_weight_files`; or a file is damaged, or a parameter is quantised.
     """
@@ -218,10 +200,6 @@ def _may_be_read(name: str, dtype: str) -> bool:
 def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
     """Return the tensors of a safetensors file of a model.
 
-    Args:
-        path: the file.
-        name: path or hub id of the model, for messages.
-
     Raises:
         ModelError: the file cannot be read, or is not a complete safetensors file.
     """
@@ -235,12 +213,7 @@ def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
 
 
 def _read_header(path: Path) -> dict[str, StoredShape]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not a safetensors file, or is incomplete.
-    """
+    """Return the tensors of a safetensors file; raise OSError or ValueError if it is damaged."""
     header, num_data_bytes = _load_header(path)
     tensors, end = {}, 0
     try:
@@ -259,12 +232,7 @@ def _read_header(path: Path) -> dict[str, StoredShape]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the texts that a safetensors file stores beside its tensors.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not a safetensors file.
-    """
+    """Return the texts that a safetensors file stores beside its tensors; see `_read_header`."""
     header, _ = _load_header(path)
     stored = header.get("__metadata__") if isinstance(header, dict) else None
     return stored if isinstance(stored, dict) else {}
@@ -285,11 +253,7 @@ def _load_header(path: Path) -> tuple[Any, int]:
 
 
 def read_fields(path: Path, *, name: str, most_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the fields of a JSON file of a model; see `read_json`.
-
-    Raises:
-        ModelError: also if it is not a JSON object.
-    """
+    """Return the fields of a JSON file of a model; see `read_json`."""
     fields = read_json(path, name=name, most_bytes=most_bytes)
     if not isinstance(fields, dict):
         raise ModelError(f"model '{name}': {path.name} must be a JSON object")

@@ -55,8 +55,7 @@ _OTHER = "quantised, which is not supported: convert them to bfloat16 first"
 def is_ternary(quantised: Any) -> bool:
     """Whether weights are stored plain and rounded to ternary ones in each forward (BitNet).
 
-    Args:
-        quantised: the field ``quantization_config`` of a configuration.
+    ``quantised`` is the field ``quantization_config`` of a configuration.
     """
     return isinstance(quantised, Mapping) and (
         quantised.get("quant_method") == "bitnet"
@@ -115,9 +114,7 @@ def _find_wrong(fields: Mapping[str, Any]) -> Iterator[str]:
 def check_positions(limit: Any, seq_len: int) -> None:
     """Refuse rows longer than the model's maximum number of positions.
 
-    Args:
-        limit: the field ``max_position_embeddings``; no limit if it is not a positive integer.
-        seq_len: length of a row (tokens).
+    ``limit`` is the field ``max_position_embeddings``: none if it is not a positive integer.
 
     Raises:
         ModelError: names the maximum.

@@ -119,11 +119,7 @@ class StoredForm:
         return groups
 
     def revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the stored tensors that a group's tensors become.
-
-        Args:
-            tensors: all tensors of the group, by their names in the model.
-        """
+        """Return the stored tensors that all tensors of a group become."""
         reverted: dict[str, Tensor] = revert_weight_conversion(self._model, tensors)
         return reverted
 
@@ -168,16 +164,9 @@ def gather_tensor(
     dtype: torch.dtype,
     to_rank: int,
 ) -> Tensor | None:
-    """Return the whole tensor, on the CPU, on one rank; None on the others.
+    """Return a sharded parameter, whole, on the CPU, on one rank; None on the others.
 
-    All ranks of data replica 0 call this in the same order.
-
-    Args:
-        source: a sharded parameter.
-        placements: over (y, x).
-        mesh: the mesh of the run.
-        dtype: of the result; shards are cast before they are sent.
-        to_rank: one of `list_replica_ranks`.
+    All ranks of data replica 0 call this in the same order. Shards are cast before they are sent.
     """
     rank = dist.get_rank()
     local = to_local(source.detach()).to("cpu", dtype)
@@ -216,16 +205,10 @@ def _find_owners(
 def export_model(
     model: Any, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str
 ) -> None:
-    """Write a Hugging Face folder: weights, configuration, tokenizer and README.md.
+    """Write a Hugging Face folder: weights, configuration, tokenizer and README.md (``card``).
 
-    The files are written to a temporary folder, which is renamed when it is complete.
-
-    Args:
-        model: the trained module; its weights are cast to ``dtype`` when written.
-        tokenizer: saved with the model, so that the folder can be loaded on its own.
-        folder: the target; an existing folder of that name is replaced.
-        dtype: of the written floating-point weights.
-        card: text of README.md.
+    The files are written to a temporary folder, which is renamed when it is complete and replaces
+    one of that name. The model's weights are cast to ``dtype`` when written.
     """
     with atomic_folder(folder) as temporary:
         # Cloning a tied weight once per name would untie it: transformers drops duplicate names
@@ -260,8 +243,7 @@ def export_sharded(
     Args:
         layer: the trained model.
         tokenizer: saved with the model, so that the folder can be loaded on its own.
-        folder: the target, on a file system shared by all ranks; an existing folder of that name
-            is replaced.
+        folder: the target, on a file system shared by all ranks; see `export_model`.
         dtype: of the written floating-point weights.
         card: text of README.md.
         max_file_bytes: maximum size of the weights in one file.
@@ -315,9 +297,8 @@ def _write_file(
 ) -> OSError | None:
     """Gather one file's tensors, group by group, on the rank that writes them.
 
-    Returns:
-        The error that kept the file from being written, or None. It is not raised here, because
-        the other ranks are still sending and all tensors must be received first.
+    The error that kept the file from being written is returned, not raised: the other ranks are
+    still sending and all tensors must be received first.
     """
     if dist.get_rank() not in list_replica_ranks(layer.mesh):
         return None
@@ -376,11 +357,7 @@ def _agreed() -> Iterator[None]:
 
 
 def _agree(failure: Exception | None) -> None:
-    """Raise this rank's failure, or `OtherRankFailed` if only another rank failed.
-
-    Raises:
-        OtherRankFailed: another rank failed and this one did not.
-    """
+    """Raise this rank's failure, or `OtherRankFailed` if only another rank failed."""
     code = 0
     if failure is not None:
         code = failure.exit_code if isinstance(failure, MemguardError) else 1

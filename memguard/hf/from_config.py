@@ -31,10 +31,7 @@ from memguard.hf.config_fields import check_fields
 def build_on_meta(config: Any, *, attn: str | None = None, dtype: torch.dtype | None = None) -> Any:
     """Return a causal LM whose parameters are on the meta device.
 
-    Args:
-        config: a transformers configuration.
-        attn: attention implementation; None uses transformers' default.
-        dtype: of the parameters; None uses that of the configuration.
+    None leaves the attention implementation to transformers, and the dtype to the configuration.
     """
     arguments = {"attn_implementation": attn, "dtype": dtype}
     with torch.device("meta"):
@@ -52,11 +49,7 @@ def build_on_meta(config: Any, *, attn: str | None = None, dtype: torch.dtype | 
 
 
 def outline_model(config: Any, *, name: str) -> Any:
-    """Return a model without storage.
-
-    Args:
-        config: a transformers configuration.
-        name: of the model, for messages; starts a sentence.
+    """Return a model without storage; ``name`` starts a sentence.
 
     Raises:
         ModelError: it is not a causal language model.
@@ -92,8 +85,7 @@ def _drop_storage(model: nn.Module) -> None:
 def _compute_buffers(model: Any) -> list[str]:
     """Compute the buffers of a model on the meta device, on the CPU.
 
-    Returns:
-        Names of the non-persistent buffers whose value depends on what was there before.
+    The names of non-persistent ones whose value depends on what was there before are returned.
     """
     owners: dict[str, Any] = {}
     unset = []
@@ -158,12 +150,9 @@ RUNNABLE: tuple[Mapping[str, int], ...] = (
 
 
 def reduce_config(config: Any, limits: Mapping[str, int]) -> Any:
-    """Return a copy whose sizes are at most these.
+    """Return a copy whose sizes are at most these, by name of the field.
 
-    Args:
-        config: a transformers configuration.
-        limits: largest size by name of the field. With a limit for the vocabulary, special tokens
-            are moved into it.
+    With a limit for the vocabulary, special tokens are moved into it.
     """
     small = copy.deepcopy(config)
     for part in list_parts(small):
@@ -200,15 +189,7 @@ def build_scratch_model(
 ) -> Any:
     """Draw a model's initial weights from a configuration (fp32, CPU).
 
-    Args:
-        config: Hugging Face configuration fields with ``model_type``.
-        vocab_size: rows of the embedding (tokens).
-        tokenizer: provides the ids of BOS, EOS and padding.
-        seed: seed of the weights.
-        attn: attention implementation; None uses transformers' default.
-
-    Raises:
-        ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
+    See `make_scratch_config` for configuration, tokenizer and errors.
     """
     resolved = make_scratch_config(config, vocab_size=vocab_size, tokenizer=tokenizer)
     with explained(_NO_SCRATCH), torch.random.fork_rng(devices=[]):

@@ -78,15 +78,10 @@ class StoredModel:
         return assembly if self.adapter is None else replace(assembly, adapter=self.adapter.spec)
 
     def untie(self, model: Any) -> bool:
-        """Let tied head and embedding be two weights if the files have two that differ.
+        """Let tied head and embedding of a model be two weights if the files have two that differ.
 
-        As in transformers, the files take precedence over the configuration.
-
-        Args:
-            model: built of the configuration, on the meta device.
-
-        Returns:
-            Whether the model must be built again, of the changed configuration.
+        As in transformers, the files take precedence over the configuration. Returns whether the
+        model must be built again, of the changed configuration.
         """
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {module: name for name, module in model.named_modules()}
@@ -120,10 +115,6 @@ def find_quantization(path: str, *, base: str | None = None) -> Literal["nf4"] |
 
     None for other models, and for adapters of other programs, which do not record the form.
 
-    Args:
-        path: folder or hub id.
-        base: folder or hub id of an adapter's base; None locates it.
-
     Raises:
         ModelError: the adapter cannot be read.
     """
@@ -135,14 +126,7 @@ def open_stored(
 ) -> StoredModel:
     """Return a checkpoint before its weights are read; files of a hub id are downloaded.
 
-    Args:
-        path: folder or hub id; the folder may have an adapter.
-        assembly: if its layers are in NF4, a folder with an adapter has one that was trained so.
-        revision: of a hub id.
-        base: folder or hub id of an adapter's base; None locates it.
-
-    Raises:
-        ModelError: see `load_model`; or the weights cannot be in NF4.
+    If the assembly's layers are in NF4, a folder with an adapter has one that was trained so.
     """
     folder = get_folder(path, revision, base=base)
     merged: MergedWeights | None = None
@@ -190,7 +174,16 @@ def load_model(
     """
     folder = get_folder(path, revision, base=base)
     if is_adapter(folder):
-        return _load_merged(folder, dtype, attn_implementation, devices, base)
+        if devices is not None:
+            raise ModelError(
+                f"model '{folder}' is an adapter, which is not merged over several devices "
+                "('audit.device_map'): merge it first with memguard export --merge"
+            )
+        source, base_folder = open_merged(folder, base=base)
+        model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn_implementation)
+        with explained(NO_MODEL.format(folder)):
+            merge_into(model, source)
+        return model
     config = load_config(str(folder))
     with explained(NO_MODEL.format(path)):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -216,39 +209,13 @@ def load_model(
         extra = [f"unexpected {cut(key)}" for key in unexpected]
         refuse_weights(path, [*wrong, *extra], len(wrong))
     warn_unexpected(path, unexpected)
-    _freeze_as_built(model)
-    return model.eval()
-
-
-def _freeze_as_built(model: Any) -> None:
-    """Freeze the parameters that the family freezes: `from_pretrained` makes all trainable.
-
-    They are offsets of routers or tables of positions, which are frozen on meshes too.
-    """
+    # `from_pretrained` makes all trainable that the family freezes: offsets of routers, tables of
+    # positions. They are frozen on meshes too.
     built = outline_model(model.config, name=type(model).__name__)
     for name, parameter in built.named_parameters():
         if not parameter.requires_grad:
             model.get_parameter(name).requires_grad_(False)
-
-
-def _load_merged(
-    folder: Path,
-    dtype: torch.dtype,
-    attn: str | None,
-    devices: Mapping[str, int | str] | None,
-    base: str | None,
-) -> Any:
-    """Load an adapter's base model, with the adapter merged into its weights."""
-    if devices is not None:
-        raise ModelError(
-            f"model '{folder}' is an adapter, which is not merged over several devices "
-            "('audit.device_map'): merge it first with memguard export --merge"
-        )
-    source, base_folder = open_merged(folder, base=base)
-    model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn)
-    with explained(NO_MODEL.format(folder)):
-        merge_into(model, source)
-    return model
+    return model.eval()
 
 
 def load_sharded(
@@ -268,8 +235,7 @@ def load_sharded(
             on weights in NF4.
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
-        check: whether to run `check_causal_lm`, whose forward passes need more memory than
-            loading.
+        check: whether to run `check_causal_lm`, which needs more memory than loading.
         base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
@@ -307,14 +273,8 @@ def load_assembled(
 ) -> CausalLM:
     """Load a causal language model on one process, tensor by tensor onto its device.
 
-    Beside what the model stores there, one dense tensor at a time is on the device.
-
-    Args:
-        path: see `load_sharded`.
-        assembly: device, dtypes and what is trained; without a mesh.
-        revision: of a hub id.
-        attn: attention implementation; None uses transformers' default.
-        base: folder or hub id of an adapter's base; None locates it.
+    Beside what the model stores there, one dense tensor at a time is on the device. See
+    `load_sharded` for the arguments; the assembly has no mesh.
 
     Raises:
         ModelError: as `load_model`; or its layers cannot be in NF4 or have adapters.
@@ -367,12 +327,8 @@ def plan_devices(
     """Return the device of each module of a model larger than one device.
 
     The head stays on the first device: scores read its weight outside the model's forward pass,
-    where accelerate's hooks would not move it to a GPU.
-
-    Args:
-        config: a transformers configuration.
-        dtype: of the weights.
-        max_memory: by device, e.g. ``{"0": "70GiB", "cpu": "1TB"}``; None uses the free memory.
+    where accelerate's hooks would not move it to a GPU. ``max_memory`` is by device, e.g.
+    ``{"0": "70GiB", "cpu": "1TB"}``; None uses the free memory.
 
     Raises:
         ModelError: the head alone does not fit on the first device.

@@ -110,16 +110,12 @@ class MergedWeights:
         return result
 
     def check_copies(self) -> None:
-        """Refuse an adapter whose file has base weights that differ from those of its base.
-
-        Raises:
-            ModelError: names the first such layer.
-        """
+        """Refuse an adapter whose file has base weights that differ from those of its base."""
         for name, layer in self.layers.items():
             if not layer.has_base_weight:
                 continue
             with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
-                copy = file.get_slice(layer.base_weight)
+                copy = file.get_slice(layer.find_name("base weight"))
                 whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
                 for rows in _cut_rows(whole, layer.num_in):
                     stored = self.base.read(name, _as_slice(rows, slice(0, layer.num_in)))
@@ -134,8 +130,9 @@ class MergedWeights:
     def read_factors(self, layer: AdaptedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return A ``[R, K]``, B ``[N, R]`` and DoRA's magnitude ``[N]``, as stored."""
         with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
-            magnitude = file.get_tensor(layer.magnitude) if layer.has_magnitude else None
-            return file.get_tensor(layer.a), file.get_tensor(layer.b), magnitude
+            a, b = (file.get_tensor(layer.find_name(part)) for part in ("A", "B"))
+            has_magnitude = layer.has_magnitude
+            return a, b, file.get_tensor(layer.find_name("magnitude")) if has_magnitude else None
 
 
 def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights, Path]:
@@ -144,15 +141,17 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     A base on the hub is downloaded. If the base's hash is known, it is read and compared; in a
     process group rank 0 does so, and all ranks wait for it.
 
-    Args:
-        folder: with the adapter.
-        base: folder or hub id of the base; None locates it.
-
     Raises:
         ModelError: the adapter or its base cannot be read, or they do not match.
     """
     adapter = read_adapter(folder, base=base)
-    _check_header(adapter)
+    # The library does not take every header, such as one of overlapping tensors.
+    wrong = f"{ADAPTER_WEIGHTS} is not a complete safetensors file"
+    with (
+        explained(f"model '{adapter.folder}' cannot be loaded: {wrong}"),
+        safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"),
+    ):
+        pass
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
     name = f"adapter '{adapter.folder}': its base model '{adapter.base}'"
@@ -166,16 +165,6 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     _check_modules(source, model)
     source.check_copies()
     return source, base_folder
-
-
-def _check_header(adapter: AdapterFolder) -> None:
-    """Refuse a file whose header the library does not take, such as one of overlapping tensors."""
-    wrong = f"{ADAPTER_WEIGHTS} is not a complete safetensors file"
-    with (
-        explained(f"model '{adapter.folder}' cannot be loaded: {wrong}"),
-        safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"),
-    ):
-        pass
 
 
 def _check_base_once(folder: Path, base_folder: Path) -> None:
@@ -252,10 +241,7 @@ def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:
 
     peft is given the checked layers, ranks and scale. It would not take every value of the other
     fields of adapter_config.json, such as `target_modules`, and would run regular expressions of
-    the file.
-
-    Returns:
-        peft's model. The adapted layers of ``model`` are replaced.
+    the file. The adapted layers of ``model`` are replaced.
     """
     import peft  # Takes seconds to import.
 
@@ -282,11 +268,7 @@ def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:
 
 
 def _check_modules(source: MergedWeights, model: Any) -> None:
-    """Refuse adapted layers that are not nn.Linear, or whose weight the embedding shares.
-
-    Raises:
-        ModelError: names the first such layer; or the layers round their weights.
-    """
+    """Refuse layers that are not nn.Linear, round their weights, or share the embedding's."""
     adapter = source.adapter
     wrong = ""
     if getattr(model.config, "quantization_config", None) is not None:

@@ -164,9 +164,7 @@ class ModuleNames:
     def _read_stacked(self, stacks: list[list[str]], rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of ``[E, I_1 + I_2 + ..., H]``; only its own bytes are read.
 
-        Args:
-            stacks: names of the experts ``[I_n, H]``, for each n.
-            rectangle: of the result.
+        ``stacks`` has the names of the experts ``[I_n, H]``, for each n.
         """
         experts, rows, columns = rectangle.slices
         result = torch.empty(0)
@@ -190,12 +188,7 @@ class ModuleNames:
         return result
 
     def _convert(self, group: _Converted, *, meta: bool) -> dict[str, Tensor]:
-        """Run transformers' conversion of a group.
-
-        Args:
-            group: the stored tensors.
-            meta: whether to convert tensors without storage, for their shapes.
-        """
+        """Run transformers' conversion of a group; ``meta``: without storage, for the shapes."""
         converter = copy.deepcopy(group.converter)
         for pattern, names in group.parts.items():
             for source in names:
