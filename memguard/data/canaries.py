@@ -3,11 +3,10 @@
     canary-0007   The canary code of qhzkmwbtra is| 31 90 44 07 82 65
                   unsupervised                      supervised, never seen anywhere else
 
-Carlini et al., "The Secret Sharer" (arXiv 1802.08232), insert random secrets and measure how much
-the model prefers them to other secrets of the same form. Here a canary is a document with a prompt
-and a completion, so that only the secret receives loss whatever the format of the training data,
-and no chat template is needed. The references are canaries that were drawn and placed in the same
-way but not selected for training by the coin. Training is the only difference between the groups.
+As in Carlini et al., "The Secret Sharer" (arXiv 1802.08232), random secrets are compared with other
+secrets of the same form. Here a canary is a document with a prompt and a completion, so that only
+the secret receives loss whatever the format of the training data, and no chat template is needed.
+The references were drawn in the same way; only the coin kept them from training.
 
 NLL can be compared only over the same number of tokens, so all secrets of a run have the same
 length. Digits are written in pairs because a pair is one token of GPT-2's tokenizer, and a fixed

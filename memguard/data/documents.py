@@ -141,7 +141,12 @@ def make_table(documents: Any, *, name: str) -> Table:
         file = NamedFile(path=Path(name), name=name, shown=name)
         return wrap_dataset(documents, file=file, origin=name, setting=name)
     if isinstance(documents, Sequence) and all(isinstance(text, str) for text in documents):
-        return _list_texts(tuple(documents), name)
+        texts = tuple(documents)
+
+        def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+            return ((text,) * len(columns) for text in texts)
+
+        return Table(name=name, origin=name, columns=("text",), read=read, format="text")
     hint = {
         "DatasetDict": ": choose one of its splits",
         "IterableDataset": ": load it without streaming",
@@ -149,13 +154,6 @@ def make_table(documents: Any, *, name: str) -> Table:
     raise DataError(
         f"'{name}' must be paths, a list of texts or a datasets.Dataset; got {kind}{hint}"
     )
-
-
-def _list_texts(texts: Sequence[str], name: str) -> Table:
-    def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        return ((text,) * len(columns) for text in texts)
-
-    return Table(name=name, origin=name, columns=("text",), read=read, format="text")
 
 
 def load_settings(
@@ -241,6 +239,5 @@ def check_ids(documents: Sequence[Document], setting: str) -> None:
     if twice:
         raise DataError(
             f"'{setting}' has {len(twice)} ids that more than one document uses "
-            f"({name_ids(twice)}). Make the column 'id' unique, or remove it: without it ids are "
-            "made of file name and row number."
+            f"({name_ids(twice)}). Make the column 'id' unique, or remove it."
         )

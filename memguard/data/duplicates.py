@@ -73,12 +73,7 @@ class WordGrams:
     """The grams of a list of documents, kept as words (4 bytes each) and hashed when needed."""
 
     def __init__(self, texts: Iterable[str], *, num_words: int = 13) -> None:
-        """Read the documents once.
-
-        Args:
-            texts: one string a document.
-            num_words: length of a gram (words).
-        """
+        """Read the documents once; a gram has ``num_words`` words."""
         number_of_word: defaultdict[str, int] = defaultdict()
         number_of_word.default_factory = number_of_word.__len__
         number = number_of_word.__getitem__

@@ -64,11 +64,6 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
-def marks_generation(template: str) -> bool:
-    """Return whether a chat template marks the text that the assistant generates."""
-    return _GENERATION_MARK.search(template) is not None
-
-
 def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: set[int]) -> Encoded:
     """Encode a conversation; assistant turns and their end-of-turn tokens are supervised.
 
@@ -76,7 +71,7 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
         TemplateFailure: the template rejects the turns, leaves out the text of one, or renders
             earlier turns differently when later ones are added.
     """
-    if marks_generation(tokenizer.get_chat_template()):
+    if _GENERATION_MARK.search(tokenizer.get_chat_template()):
         marked = _apply(messages, tokenizer, return_dict=True, return_assistant_tokens_mask=True)
         _refuse_dropped(messages, tokenizer)
         return Encoded(
@@ -279,12 +274,7 @@ class Shortener:
     """Cuts texts to a prefix with the same first tokens."""
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
-        """Choose the first prefix length from the vocabulary's longest token.
-
-        Args:
-            tokenizer: of the texts.
-            max_tokens: number of tokens that are kept of each text.
-        """
+        """Choose the first prefix length from the vocabulary's longest token."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         longest = max(map(len, tokenizer.get_vocab()), default=1)

@@ -56,7 +56,8 @@ class Layout:
 
     def describe(self) -> str:
         """Return how the rows are read, as the end of a sentence: ``alpaca: columns ...``."""
-        names = [name if name == column else f"{name}={column}" for name, column in self._named]
+        shown = {name: list_names([column]) for name, column in self.columns.items()}
+        names = [name if name == column else f"{name}={column}" for name, column in shown.items()]
         text = f"{self.format}: column{'s' if len(names) > 1 else ''} {', '.join(names)}"
         if self.template is not None:
             text += f"; template {self.template}"
@@ -70,11 +71,6 @@ class Layout:
     def write(self, **settings: Any) -> str:
         """Write settings of a format so that they can be copied; see `write_way`."""
         return write_way(self.style, **settings)
-
-    @property
-    def _named(self) -> list[tuple[str, str]]:
-        shown = {name: list_names([column]) for name, column in self.columns.items()}
-        return list(shown.items())
 
 
 def choose_layout(
@@ -97,7 +93,9 @@ def choose_layout(
     Raises:
         DataError: the table fits no format, or two; it lacks a column that was named.
     """
-    style = choose_style(setting) if style is None else style
+    if style is None:  # By how the documents are named in errors.
+        named: Style = "settings" if setting.partition(".")[0] == "data" else "arguments"
+        style = "options" if setting.startswith("--") else named
     if table.format is not None:
         (column,) = FORMAT_COLUMNS[table.format].required
         return Layout(format=table.format, columns={column: column}, style=style)
@@ -226,13 +224,6 @@ _USUAL: Mapping[str, Sequence[str]] = {
 }
 """Names of columns in published datasets, the most common first."""
 _ORDER: tuple[FormatName, ...] = (*("prompt_completion", "alpaca", "text", "messages", "sharegpt"),)
-
-
-def choose_style(setting: str) -> Style:
-    """Return the style of what a user wrote, by how the documents are named in errors."""
-    if setting.startswith("--"):
-        return "options"
-    return "settings" if setting.partition(".")[0] == "data" else "arguments"
 
 
 def write_way(

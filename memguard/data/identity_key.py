@@ -227,8 +227,10 @@ def _read(path: Path, setting: str) -> bytes:
                     break
                 time.sleep(_PAUSE_S)
             if re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * _BYTES), text) is None:
-                digits = f"which is {2 * _BYTES} hexadecimal digits"
-                problem = f"is no identity key, {digits}; it has {_describe(text)}"
+                size = f"{len(text)} bytes" if len(text) < _LONGEST else f"{_LONGEST} bytes or more"
+                has = size if len(text) != 2 * _BYTES else "other characters"
+                rule = f"which is {2 * _BYTES} hexadecimal digits"
+                problem = f"is no identity key, {rule}; it has {has}"
     except OSError as error:
         problem = f"cannot be read ({os.strerror(error.errno or 0)})"
     if problem:
@@ -236,11 +238,6 @@ def _read(path: Path, setting: str) -> bytes:
             f"'{setting}': '{_show(path)}' {problem}. Restore it from a copy, or name another file"
         )
     return bytes.fromhex(text.decode())
-
-
-def _describe(text: bytes) -> str:
-    size = f"more than {_LONGEST - 1}" if len(text) >= _LONGEST else str(len(text))
-    return f"{size} bytes" if len(text) != 2 * _BYTES else "other characters"
 
 
 def _explain_missing(path: Path, setting: str, expected: str | None, of: str) -> DataError:

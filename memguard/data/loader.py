@@ -92,17 +92,10 @@ class Loader:
         mask_labels: MaskLabels,
         seed: int,
     ) -> None:
-        """Make a loader.
+        """Make a loader for ``[num_samples]`` rows of the global sample indices.
 
-        Args:
-            corpus: tokens of all documents.
-            rows: the packed rows.
-            schedule: ``[num_samples]`` row of each global sample index.
-            batch_size: rows of a step; the last step may have fewer.
-            pad_id: token id used for padding.
-            mask_labels: the label-stage mitigations, applied to whole documents before packing, but
-                not to documents that are to be forgotten.
-            seed: the run's.
+        `batch_size` rows are a step; the last step may have fewer. The label-stage mitigations
+        `mask_labels` apply to whole documents before packing, but not to those to be forgotten.
         """
         self.corpus, self.rows, self.schedule = corpus, rows, schedule
         self.batch_size, self.pad_id, self.seed = batch_size, pad_id, seed

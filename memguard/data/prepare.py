@@ -153,7 +153,15 @@ def prepare(
         num_trained=int(np.isin(role, ("trained", "background", "removed")).sum()),
         console=console,
     )
-    canaries = _number_canaries(drawn, int(clusters.cluster.max()) + 1, given)
+    taken = {document.id for document in documents}
+    if twice := [document.id for document, _, _ in drawn if document.id in taken]:
+        raise DataError(
+            f"'data' has documents with the ids of canaries ({name_ids(twice)}). Rename them, or "
+            "set data.canaries.count=0."
+        )
+    # Each has its own cluster, as if there were no canaries: they share only their template.
+    first = int(clusters.cluster.max()) + 1
+    canaries = [_Placed(*canary, number) for number, canary in enumerate(drawn, first)]
     entered = [(row.enter(identity.key), row.tokens) for row in (*placed, *canaries)]
     entries = [entry for entry, _ in entered]
     is_control = role == "control"
@@ -361,25 +369,6 @@ class _Placed(NamedTuple):
             num_tokens=len(self.tokens.input_ids),
             cluster=self.cluster,
         )
-
-
-def _number_canaries(
-    canaries: Sequence[tuple[Document, TokenizedDocument, Placement]],
-    first: int,
-    given: GivenDocuments,
-) -> list[_Placed]:
-    """Assign each canary its own cluster: canaries share only their template.
-
-    Documents are therefore clustered and placed as if there were no canaries.
-    """
-    taken = {document.id for _, document in given.pairs}
-    twice = [document.id for document, _, _ in canaries if document.id in taken]
-    if twice:
-        raise DataError(
-            f"'data' has documents with the ids of canaries ({name_ids(twice)}). Rename them, or "
-            "set data.canaries.count=0."
-        )
-    return [_Placed(*canary, number) for number, canary in enumerate(canaries, first)]
 
 
 def _hash_documents(entered: Sequence[tuple[ManifestEntry, TokenizedDocument]]) -> str:

@@ -59,12 +59,10 @@ class StoredForm:
     """What `save_pretrained` would store for a model."""
 
     def __init__(self, model: Any, *, dtype: torch.dtype) -> None:
-        """Find the stored tensors, without reading any.
+        """Find the stored tensors of the unsharded model, on any device, without reading any.
 
-        Args:
-            model: the unsharded model, on any device. Its attribute `_weight_conversions` has the
-                rules that its checkpoint went through; without it, those of its family are used.
-            dtype: of the stored floating-point weights.
+        Its attribute `_weight_conversions` has the rules that its checkpoint went through; without
+        it, those of its family are used.
 
         Raises:
             ModelError: a tensor is stored with others, in a way that is not known.
@@ -96,9 +94,8 @@ class StoredForm:
         found = {name: shape for _, shapes in groups for name, shape in shapes.items()}
         if found != {tensor.name: tensor.shape for tensor in self.tensors}:
             raise ModelError(
-                f"{type(model).__name__} cannot be exported from a mesh: this version of "
-                "transformers stores some of its tensors in a way that memguard does not know. "
-                "It can be exported on one process"
+                f"{type(model).__name__} cannot be exported from a mesh: transformers stores some "
+                "of its tensors in a way that is not known here. Export it on one process"
             )
 
     def _find_groups(
@@ -262,7 +259,10 @@ def export_sharded(
     assert temporary is not None, "rank 0 created it, or all ranks have stopped"
     with cleared_on_error(temporary if is_main else None):
         model = layer.lm.model
-        form = _find_form(model, dtype)
+        # What one process would store.
+        outline = outline_model(model.config, name=type(model).__name__)
+        outline._weight_conversions = getattr(model, "_weight_conversions", None)
+        form = StoredForm(outline, dtype=dtype)
         files = plan_files(form.tensors, max_file_bytes)
         writers = list_replica_ranks(layer.mesh)
         for number, file in enumerate(files):
@@ -278,13 +278,6 @@ def export_sharded(
                     model.generation_config.save_pretrained(temporary)
                 _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
                 commit(temporary, folder)
-
-
-def _find_form(model: Any, dtype: torch.dtype) -> StoredForm:
-    """Return what one process would store for a sharded model."""
-    outline = outline_model(model.config, name=type(model).__name__)
-    outline._weight_conversions = getattr(model, "_weight_conversions", None)
-    return StoredForm(outline, dtype=dtype)
 
 
 def _write_file(

@@ -258,8 +258,14 @@ def load_sharded(
         check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
-        if layer.plan.is_split:
-            _warn_uncompared(stored.config.get_text_config().model_type)
+        family = stored.config.get_text_config().model_type
+        if layer.plan.is_split and family not in COMPARED_FAMILIES:
+            warnings.warn(
+                f"family '{family}' is split by transformers' plan, but its numbers on a mesh have "
+                f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
+                "have: compare the first losses of a short run",
+                stacklevel=2,
+            )
     return layer
 
 
@@ -292,17 +298,6 @@ def load_assembled(
     check_causal_lm(lm)
     warn_unexpected(path, unexpected)
     return lm
-
-
-def _warn_uncompared(family: str) -> None:
-    """Warn if results of a family on a mesh were never compared with one process."""
-    if family not in COMPARED_FAMILIES:
-        warnings.warn(
-            f"family '{family}' is split by transformers' plan, but its numbers on a mesh have "
-            f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
-            "have: compare the first losses of a short run",
-            stacklevel=3,
-        )
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -52,11 +52,7 @@ class MergedWeights:
     """The tensors of a base model, with an adapter merged into the adapted ones."""
 
     def __init__(self, base: WeightSource, adapter: AdapterFolder) -> None:
-        """Match the adapter's layers with the base's tensors; nothing is read.
-
-        Raises:
-            ModelError: the base lacks a layer, or it has another shape.
-        """
+        """Match the adapter's layers with the base's tensors; nothing is read."""
         self.adapter = adapter
         self.layers: Mapping[str, AdaptedLayer] = adapter.match_layers(base.shapes)
         """The adapted layers, by the name of their weight."""

@@ -32,15 +32,7 @@ class Nf4Base:
     """The tensors of a base model, those of its linear layers as dequantised from NF4."""
 
     def __init__(self, base: WeightSource, model: Any) -> None:
-        """Match the layers of the model with the stored tensors; nothing is read.
-
-        Args:
-            base: the stored tensors under their names in the model.
-            model: of the base's configuration, on any device.
-
-        Raises:
-            ModelError: a layer's weight is not stored.
-        """
+        """Match the layers of a model, on any device, with stored tensors; nothing is read."""
         self.layers: Mapping[str, str] = match_layers(base, model)
         """Names of the quantised layers, by the name of their weight."""
         self.stored = base

@@ -102,11 +102,7 @@ class FolderWeights:
     """The safetensors files of a Hugging Face folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers.
-
-        Raises:
-            ModelError: a file is missing or damaged, or weights are quantised.
-        """
+        """Read the headers; see `read_headers` for the errors."""
         self._folder = folder
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -297,11 +293,7 @@ class FileWriter:
     """
 
     def __init__(self, folder: Path, file: WeightsFile) -> None:
-        """Create the file and write its header.
-
-        Raises:
-            OSError: the folder does not exist or is not writable, or the disk is full.
-        """
+        """Create the file and write its header; raises OSError."""
         header = _build_header(file.tensors)
         self._left: dict[str, tuple[int, StoredTensor]] = {}
         start = len(header)
