@@ -268,11 +268,7 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def suggest_ways(
-    columns: Sequence[str],
-    given: ColumnsConfig,
-    style: Style,
-    *,
-    format: FormatName | None = None,
+    columns: Sequence[str], given: ColumnsConfig, style: Style, *, format: FormatName | None = None
 ) -> str:
     """Return the three nearest ways to describe a table, separated by semicolons.
 

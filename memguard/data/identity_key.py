@@ -287,10 +287,7 @@ class RunIdentity:
         if self.expected is not None and needs_key:
             return self.require()
         found = find_identity_key(
-            self.named,
-            outside=[self.run_folder],
-            expected=self.expected,
-            of=f"'{self.run_folder}'",
+            self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
         )
         return draw_identity_key() if found is None and self.expected is None else found
 
@@ -301,10 +298,7 @@ class RunIdentity:
             ConfigError, DataError: see `load_identity_key`; it is missing.
         """
         return load_identity_key(
-            self.named,
-            outside=[self.run_folder],
-            expected=self.expected,
-            of=f"'{self.run_folder}'",
+            self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
         )
 
     def warn_of_missing(self, console: Console) -> None:

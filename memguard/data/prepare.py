@@ -130,8 +130,7 @@ def prepare(
     console.info("documents: looking for near-duplicates")
     decode = build_decoder(tokenizer)
     grams = WordGrams(
-        (document_text(row.document, decode) for row in kept),
-        num_words=data.near_duplicate_words,
+        (document_text(row.document, decode) for row in kept), num_words=data.near_duplicate_words
     )
     clusters = grams.cluster()
     placements = _place(kept, clusters.cluster, data, seed, epochs, deduplicate, audit, console)

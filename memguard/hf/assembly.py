@@ -147,10 +147,7 @@ def assemble(model: Any, assembly: Assembly, plan: ShardingPlan | None = None) -
 
 
 def choose_trained(
-    model: Any,
-    adapter: LoraSpec | None,
-    modules: Sequence[str] | None,
-    mesh: Mesh4D | None = None,
+    model: Any, adapter: LoraSpec | None, modules: Sequence[str] | None, mesh: Mesh4D | None = None
 ) -> None:
     """Attach the adapters, or freeze what is not trained; see `Assembly`."""
     if adapter is not None:

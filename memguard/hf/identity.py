@@ -125,9 +125,7 @@ def _load_base_sums(folder: Path) -> Mapping[str, FileSum]:
     return load_trained(run_folder).base if is_in_run else {}
 
 
-def split_sums(
-    sums: Mapping[str, FileSum],
-) -> tuple[dict[str, FileSum], dict[str, FileSum]]:
+def split_sums(sums: Mapping[str, FileSum]) -> tuple[dict[str, FileSum], dict[str, FileSum]]:
     """Return the sums of an adapter's own files, and those of its base, by name in its folder."""
     own = {name: item for name, item in sums.items() if not name.startswith(BASE)}
     base = {name.removeprefix(BASE): sums[name] for name in sums.keys() - own.keys()}

@@ -19,13 +19,7 @@ from memguard.hf.safetensors import Origin, WeightSource
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
-from memguard.parallel.nf4 import (
-    BLOCK,
-    count_blocks,
-    dequantise_nf4,
-    list_quantised,
-    quantise_nf4,
-)
+from memguard.parallel.nf4 import BLOCK, count_blocks, dequantise_nf4, list_quantised, quantise_nf4
 
 
 class Nf4Base:

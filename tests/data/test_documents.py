@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from memguard.config import FormatConfig
-from memguard.data.documents import (
-    Document,
-    Message,
-    document_text,
-    load_documents,
-    make_table,
-)
+from memguard.data.documents import Document, Message, document_text, load_documents, make_table
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 

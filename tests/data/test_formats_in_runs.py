@@ -82,8 +82,7 @@ def test_settings_that_read_the_same_texts_prepare_nothing_again(
 
 
 @pytest.mark.parametrize(
-    ("name", "data"),
-    [("alpaca", {}), ("alpaca", {"template": "stanford"}), ("sharegpt", {})],
+    ("name", "data"), [("alpaca", {}), ("alpaca", {"template": "stanford"}), ("sharegpt", {})]
 )
 def test_texts_of_a_run_are_found_again(
     name: str, data: dict[str, Any], folder: Path, tokenizer: Any, tmp_path: Path

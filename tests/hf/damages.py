@@ -164,10 +164,7 @@ LOADED: dict[str, tuple[Change, str]] = {
         drop("layers.1.mlp.up"),
         r"1 weights are missing .*model\.layers\.1\.mlp\.up_proj\.weight.*would be random",
     ),
-    "many weights missing": (
-        change(num_hidden_layers=4),
-        r"18 weights are missing .* and 10 more",
-    ),
+    "many weights missing": (change(num_hidden_layers=4), r"18 weights are missing .* and 10 more"),
     "weights of another size": (
         change(intermediate_size=64),
         r"mlp\.down_proj\.weight \[32, 48\] instead of \[32, 64\]",
