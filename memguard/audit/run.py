@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
 from memguard.audit.evidence import Evidence
 from memguard.audit.parts import WhichWindow, find_cut
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.requests import Inputs, Measured, Model
 from memguard.audit.runner import Runner
 from memguard.audit.selection import select_windows

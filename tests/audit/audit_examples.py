@@ -11,13 +11,12 @@ from record_examples import make_document
 from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation, IsDone
-from memguard.audit.membership_scores import Codec
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult
 from memguard.audit.probe import Probe
 from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe

@@ -10,9 +10,9 @@ from sklearn.metrics import roc_auc_score
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.evidence import Evidence
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probe import Summary
 from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.windows import AuditDocument, Window, is_member
 from memguard.pages.membership import read_score

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
 from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.suite import PROBES, load_audit_suite, load_suite
 from memguard.config import AuditConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memguard.audit.canary_results import compute_exposures
+from memguard.audit.probes.canary_results import compute_exposures
 
 _nlls = st.lists(st.integers(-3, 3).map(float), max_size=12)
 

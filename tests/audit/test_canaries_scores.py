@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.canary_results import AuditCanary, CanaryDetail, _list_steps
 from memguard.audit.evidence import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.canary_results import AuditCanary, CanaryDetail, _list_steps
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.windows import SECRET, AuditDocument
 from memguard.records import REFERENCE_SECRETS, SECRETS, CanaryScore, ResultRow

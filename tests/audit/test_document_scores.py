@@ -22,10 +22,10 @@ from pyarrow import parquet
 from record_examples import make_document
 
 from memguard.audit.document_scores import SCHEMA_NAME, DocumentScores, build_scores, save_scores
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
-from memguard.audit.window_scores import MAIN
 from memguard.audit.windows import Window
 
 DESCRIPTION = [

@@ -15,7 +15,10 @@ from record_examples import make_document
 from transformers import AutoTokenizer
 
 from memguard.audit.evidence import Evidence
-from memguard.audit.mask_consistency import (
+from memguard.audit.passages import Codec
+from memguard.audit.probe import Summary
+from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.masks import (
     NEAR_DUPLICATES,
     REWRITINGS,
     MaskChange,
@@ -25,9 +28,6 @@ from memguard.audit.mask_consistency import (
     fold_text,
     measure_mask_consistency,
 )
-from memguard.audit.membership_scores import Codec
-from memguard.audit.probe import Summary
-from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
 from memguard.audit.requests import Inputs
 from memguard.audit.windows import AuditDocument, Window
 from memguard.config import GoldfishConfig

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from memguard.audit import membership_scores
-from memguard.audit.membership_scores import (
+from memguard.audit.probes.membership_scores import (
     MEMBERSHIP_SCORES,
     compute_loss,
     compute_lowercase,

@@ -9,15 +9,16 @@ import torch
 from audit_examples import CHARACTERS, Held, build_suite, build_tiny_layer
 
 from memguard.audit.context import AuditContext
-from memguard.audit.membership_passes import (
+from memguard.audit.passages import Codec
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_passes import (
     choose_shots,
     plan_lowercase,
     plan_plain,
     plan_recall,
 )
-from memguard.audit.membership_scores import Codec, compare_passes
-from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_scores import compare_passes
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window

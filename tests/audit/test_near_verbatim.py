@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nltk.metrics.distance import edit_distance
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.near_verbatim import EditDistance, NearVerbatim
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import EditDistance, NearVerbatim
 from memguard.audit.requests import Measured, Prompt
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window

@@ -18,8 +18,8 @@ from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.probes.window_scores import IN_A_WINDOW
 from memguard.audit.requests import Inputs, Score, View
-from memguard.audit.window_scores import IN_A_WINDOW
 from memguard.audit.windows import AuditDocument, Window
 from memguard.config.settings import SamplingScheme
 

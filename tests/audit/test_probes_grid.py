@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridCell, GridProbe
+from memguard.audit.probes.window_scores import IN_A_WINDOW
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.window_scores import IN_A_WINDOW
 from memguard.audit.windows import AuditDocument, Window
 
 MakeDocument = Callable[..., AuditDocument]

@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.canary_results import (
+from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Metric
+from memguard.audit.probe import Need, Probe, Summary
+from memguard.audit.probes.canary_results import (
     FEWEST_REFERENCES,
     AuditCanary,
     CanaryDetail,
@@ -23,12 +26,9 @@ from memguard.audit.canary_results import (
     describe_results,
     score_canaries,
 )
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
-from memguard.audit.probe import Need, Probe, Summary
+from memguard.audit.probes.window_scores import score_windows
 from memguard.audit.requests import Inputs, Measured, Rounds, View
 from memguard.audit.statistics import clopper_pearson
-from memguard.audit.window_scores import score_windows
 from memguard.audit.windows import SECRET
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, count_columns, make_table

@@ -17,8 +17,15 @@ from pydantic import Field
 
 from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
 from memguard.audit.probe import Column, Probe, Summary, Values
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
+from memguard.audit.probes.window_scores import (
+    NEAR_VERBATIM,
+    WINDOW_METRICS,
+    describe_window,
+    score_windows,
+    share_metric,
+)
 from memguard.audit.requests import (
     CannotGenerate,
     Inputs,
@@ -27,13 +34,6 @@ from memguard.audit.requests import (
     View,
 )
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.window_scores import (
-    NEAR_VERBATIM,
-    WINDOW_METRICS,
-    describe_window,
-    score_windows,
-    share_metric,
-)
 from memguard.audit.windows import (
     WindowSettings,
     compute_type_token_ratio,

@@ -19,6 +19,7 @@ from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probe import Probe, Summary, Values
+from memguard.audit.probes.window_scores import NEAR_VERBATIM
 from memguard.audit.requests import (
     Generate,
     Generated,
@@ -31,7 +32,6 @@ from memguard.audit.requests import (
     key_of_window,
 )
 from memguard.audit.selection import choose_sample
-from memguard.audit.window_scores import NEAR_VERBATIM
 from memguard.audit.windows import Window
 from memguard.config.settings import PositiveInt, SamplingScheme
 from memguard.pages import formatting as fmt

@@ -12,13 +12,13 @@ from memguard.audit.evidence import Evidence
 from memguard.audit.metrics import Metric
 from memguard.audit.passages import TokenResult, stack_by_size
 from memguard.audit.probe import Probe, Summary, Values
-from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
-from memguard.audit.window_scores import (
+from memguard.audit.probes.window_scores import (
     IN_A_WINDOW,
     WINDOW_METRICS,
     describe_tokens,
     describe_window,
 )
+from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
 from memguard.audit.windows import AuditDocument, Window
 from memguard.config.settings import Count, PositiveInt, Settings
 from memguard.pages import formatting as fmt

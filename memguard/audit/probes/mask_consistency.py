@@ -32,7 +32,7 @@ from memguard.records import (
 )
 
 if TYPE_CHECKING:
-    from memguard.audit.mask_consistency import MaskChange
+    from memguard.audit.probes.masks import MaskChange
 
 CHANGED = Metric(
     name="mask_changed",

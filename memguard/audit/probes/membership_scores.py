@@ -19,7 +19,7 @@ Each gives the mean log-probability of a token, or nothing if the pass is not po
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.passages import Decode, TokenResult
+from memguard.audit.passages import TokenResult
 
 Need = Literal["logprob", "entropy", "variance_logprob", "text"]
 OwnPass = Literal["lowercase", "reference", "recall"]
@@ -38,18 +38,6 @@ MIN_K_SHARE = 0.2
 # fp32 cannot represent probabilities closer to 1: a smaller mean NLL has no meaning.
 _NLL_FLOOR = 2.0**-24
 _VARIANCE_FLOOR = 1e-6
-
-
-Encode = Callable[[str], Sequence[int]]
-"""Text to token ids, as training encodes a plain text."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Codec:
-    """The functions of a tokenizer that an audit needs."""
-
-    decode: Decode
-    encode: Encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

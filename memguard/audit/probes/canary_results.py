@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.epsilon_bound import (
+from memguard.audit.probes.epsilon_bound import (
     ASSUMPTIONS,
     OneRunBound,
     compute_guess_scores,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES, Codec, compute_one_pass
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult, stack_by_size
+from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult, stack_by_size
+from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES, compute_one_pass
 from memguard.audit.requests import Inputs, Score, key_of_passage, key_of_window
 from memguard.audit.windows import Window
 from memguard.seeds import derive_generator
