@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.evidence import Evidence, tabulate_metric
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, tabulate_metric
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, View
 from memguard.config.settings import Settings
 from memguard.pages.page import Section

@@ -6,7 +6,7 @@ from functools import partial
 
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.parts import WhichWindow, find_cut
 from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.requests import Inputs, Measured, Model

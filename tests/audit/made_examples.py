@@ -11,7 +11,7 @@ from record_examples import make_document
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, build_scores
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated

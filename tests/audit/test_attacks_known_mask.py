@@ -15,9 +15,9 @@ from record_examples import make_outline
 from memguard.audit import runner
 from memguard.audit.beams import BeamRequest, Beams
 from memguard.audit.context import AuditContext
-from memguard.audit.known_mask import drops_next, find_dropped
 from memguard.audit.probes.attacks import TIGHTENED_MASK, UNKNOWN_MASK, AttackProbe
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.masks import drops_next, find_dropped
 from memguard.audit.requests import Prompt
 from memguard.audit.windows import AuditDocument, Window
 from memguard.config import GoldfishConfig

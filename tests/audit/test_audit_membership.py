@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES

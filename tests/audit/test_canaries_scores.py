@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.canary_results import AuditCanary, CanaryDetail, _list_steps

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from memguard.audit.probes.epsilon_bound import (
+from memguard.audit.probes.canary_results import (
     ASSUMPTIONS,
     choose_num_guesses,
     compute_epsilon_bound,

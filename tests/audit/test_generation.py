@@ -10,9 +10,9 @@ from probe_examples import make_evidence, to_tables
 from tiny_families import build
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.overlap import compute_overlap
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.generation import GenerationProbe
+from memguard.audit.probes.window_scores import compute_overlap
 from memguard.audit.requests import Measured
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from record_examples import make_document
 from transformers import AutoTokenizer
 
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.passages import Codec
 from memguard.audit.probe import Summary
 from memguard.audit.probes.mask_consistency import MaskConsistencyProbe

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memguard.audit import membership_scores
+from memguard.audit.probes import membership_scores
 from memguard.audit.probes.membership_scores import (
     MEMBERSHIP_SCORES,
     compute_loss,

@@ -12,13 +12,13 @@ from memguard.audit.context import AuditContext
 from memguard.audit.passages import Codec
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
-from memguard.audit.probes.membership_passes import (
+from memguard.audit.probes.membership_scores import (
     choose_shots,
+    compare_passes,
     plan_lowercase,
     plan_plain,
     plan_recall,
 )
-from memguard.audit.probes.membership_scores import compare_passes
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window

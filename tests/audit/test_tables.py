@@ -13,7 +13,7 @@ from record_examples import make_document, make_outline
 from result_examples import KINDS
 from scipy import stats
 
-from memguard.audit.evidence import tabulate_metric
+from memguard.audit.metrics import tabulate_metric
 from memguard.audit.probes.window_scores import WINDOW_METRICS
 from memguard.audit.windows import Window
 from memguard.records import NO_DOCUMENTS, ONE_TEXT, ResultRow, Tables

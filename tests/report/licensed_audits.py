@@ -22,7 +22,7 @@ from result_examples import rate_row
 from memguard import records as r
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import build_scores
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.probes.extraction import ExtractionProbe

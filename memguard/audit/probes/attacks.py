@@ -5,7 +5,7 @@
     fill          beam search that knows which labels a goldfish dropped: at those it tries many
                   tokens, and the learned tokens after them select the right one
 
-An attacker can compute a goldfish's mask (`audit/known_mask.py`). A wrong guess has two effects:
+An attacker can compute a goldfish's mask (`masks.py`). A wrong guess has two effects:
 the tokens after it are less likely, and the mask of the next h tokens changes. This is memguard's
 version of an adaptive attack; Hans et al. (arXiv 2406.10209) evaluate beam search that does not
 know the mask.
@@ -29,11 +29,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence, count_clusters
-from memguard.audit.known_mask import drops_next, find_dropped
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, count_clusters
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
+from memguard.audit.probes.masks import drops_next, find_dropped
 from memguard.audit.requests import (
     Generate,
     Generated,

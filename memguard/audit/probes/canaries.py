@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Need, Probe, Summary
 from memguard.audit.probes.canary_results import (
     FEWEST_REFERENCES,

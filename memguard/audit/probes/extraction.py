@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Column, Probe, Summary, Values
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
 from memguard.audit.probes.window_scores import (

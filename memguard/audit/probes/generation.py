@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
-from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Probe, Summary, Values
-from memguard.audit.probes.window_scores import NEAR_VERBATIM
+from memguard.audit.probes.window_scores import APPROXIMATE_BLEU, NEAR_VERBATIM, compute_overlap
 from memguard.audit.requests import (
     Generate,
     Generated,

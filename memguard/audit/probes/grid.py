@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.passages import TokenResult, stack_by_size
 from memguard.audit.probe import Probe, Summary, Values
 from memguard.audit.probes.window_scores import (

@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Column, Probe, Summary
-from memguard.audit.probes.membership_passes import (
+from memguard.audit.probes.membership_scores import (
     MEAN,
+    MEMBERSHIP_SCORES,
+    compare_passes,
     plan_plain,
     score_means,
     score_own_passes,
     score_tokens,
 )
-from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES, compare_passes
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, join
 from memguard.audit.statistics import compute_auc, compute_tpr_at_fpr, trace_roc
 from memguard.audit.statistics.blind import score_blind_documents

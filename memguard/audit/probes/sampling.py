@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence, count_clusters
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, count_clusters
 from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from memguard.audit.statistics.intervals import TAIL, count_effective, find_clusters, subtract
+from memguard.audit.statistics.rates import TAIL, count_effective, find_clusters, subtract
 from memguard.records import Interval
 
 # Relative to the size of the values; smaller differences are rounding errors.
