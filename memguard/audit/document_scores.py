@@ -71,12 +71,7 @@ class DocumentScores:
 
 
 def build_scores(windows: Sequence[Window], summaries: Mapping[str, Summary]) -> DocumentScores:
-    """Return the columns of an audit.
-
-    Args:
-        windows: ``[N]`` main windows.
-        summaries: what each probe adds, by its name.
-    """
+    """Return the columns of an audit."""
     documents = [window.document for window in windows]
 
     def collect(name: str, kind: Any = object) -> NDArray[Any]:
@@ -153,9 +148,6 @@ def collect_findings(scores: DocumentScores) -> tuple[list[Finding], int]:
     high: verbatim over at least `LONG_TOKENS`, and not by the base model as far as is known;
     medium: verbatim, but shorter or also by the base model; low: near-verbatim; info: template-like
     text, with any match.
-
-    Args:
-        scores: columns of all documents.
     """
     order, place_N = _rank(scores)
     return _build_findings(scores, order[:MAX_FINDINGS], place_N), len(order)

@@ -153,8 +153,9 @@ class Evidence:
     """Results of the reference model."""
     dose_response: bool = False
     """Whether the counts of repetitions are valid."""
-    why_not: Mapping[str, str] = field(default_factory=dict)
-    """Reasons, by name of the probe, why the audit had no input for it."""
+    skipped_because: Mapping[str, str] = field(default_factory=dict)
+    """Reasons, by name of the probe, why the audit had no input for it; its `tabulate` is not
+    called."""
     num_tightened: int = 0
     """Documents of which a risk budget dropped more labels during training than the goldfish."""
 

@@ -113,7 +113,7 @@ def run_audit(
         other=None if base is None else measure(base, "base", "base model"),
         reference={} if reference is None else measure(reference, "reference", "reference model"),
         dose_response=tally == "complete",
-        why_not={**context.why_not, **failed},
+        skipped_because={**context.why_not, **failed},
         num_tightened=context.num_tightened,
     )
     summaries = tabulate(evidence, suite)

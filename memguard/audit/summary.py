@@ -38,7 +38,7 @@ def tabulate(evidence: Evidence, suite: Suite) -> dict[str, Summary]:
     """Return what each probe adds to the report, by name; one of another package may fail."""
     summaries: dict[str, Summary] = {}
     for probe in suite.probes:
-        missing = evidence.why_not.get(probe.name) or probe.find_missing(
+        missing = evidence.skipped_because.get(probe.name) or probe.find_missing(
             evidence.inputs, has_base=evidence.other is not None
         )
         package = suite.packages.get(probe.name)
@@ -152,15 +152,7 @@ def summarise(
     suite: Suite,
     circumstances: Circumstances,
 ) -> AuditResults:
-    """Compute the parts of the report that describe the documents.
-
-    Args:
-        evidence: the measurements.
-        summaries: what each probe adds, from `tabulate`.
-        scores: columns of all documents.
-        suite: the probes.
-        circumstances: of the audit.
-    """
+    """Compute the parts of the report that describe the documents."""
     documents = [window.document for window in evidence.inputs.windows]
     tables = collect_tables(evidence, summaries, suite)
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
@@ -327,13 +319,7 @@ def tabulate_training(
     watched: Sequence[WatchedLine],
     load_as: LoadAs = "stored",
 ) -> Tables:
-    """Return the rows of the losses before and after training, and of the audits during it.
-
-    Args:
-        training: of the run; None for a model that memguard did not train.
-        watched: audits during training.
-        load_as: form of the audited model; the loss is that of the stored one.
-    """
+    """Return the rows of the losses before and after training, and of the audits during it."""
     rows: list[ResultRow] = []
     metrics = []
     if training is not None and training.heldout_bucket is not None:

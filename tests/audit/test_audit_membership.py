@@ -222,4 +222,3 @@ def test_no_rows_without_enough_of_either(
     assert (found.rows, found.num_items, found.reason) == ((), 0, reason)
     # The verdict still reads the scores.
     assert list(found.columns) == ["membership.loss"]
-    assert _tabulate(documents, scores, why_not={"membership": "no words"}).reason == "no words"

@@ -27,7 +27,7 @@ def test_the_default_suite_generates_for_near_verbatim_alone() -> None:
     )
     assert suite.extraction == ExtractionProbe()
     (membership,) = (probe for probe in suite.probes if isinstance(probe, MembershipProbe))
-    assert all(MEMBERSHIP_SCORES[name].own_pass is None for name in membership.scores)
+    assert all(not MEMBERSHIP_SCORES[name].has_own_pass for name in membership.scores)
 
 
 def test_the_full_suite_has_every_probe_and_every_score() -> None:

@@ -61,12 +61,7 @@ DIFFERENCE_METHODS: Mapping[Kind, Method] = {"rate": "tango", "mean": "t", "scor
 
 
 def tabulate_utility(results: Sequence[TaskResult], *, seed: int) -> Tables:
-    """Return the rows, metrics and details of tasks.
-
-    Args:
-        results: of all tasks, trained and base, in the order of the settings.
-        seed: decides the draws of bootstraps.
-    """
+    """Return the rows, metrics and details of tasks."""
     tasks: dict[str, dict[str, TaskResult]] = {}
     for result in results:
         tasks.setdefault(result.task, {})[result.model] = result
@@ -284,10 +279,6 @@ _HALVINGS = 40
 def find_smallest_rate_difference(num_items: int, share_differing: float) -> float | None:
     """Return the smallest difference of two rates that McNemar's exact test shows.
 
-    Args:
-        num_items: items that both models answer.
-        share_differing: share of them that exactly one of the models answers rightly.
-
     Returns:
         None if not even models that differ on every item are told apart with this power.
     """
@@ -306,10 +297,6 @@ def find_smallest_rate_difference(num_items: int, share_differing: float) -> flo
 
 def find_smallest_mean_difference(num_items: int, deviation: float) -> float | None:
     """Return the smallest difference of two means that a paired t test shows, about.
-
-    Args:
-        num_items: items that both models answer.
-        deviation: standard deviation of the difference of an item.
 
     Returns:
         None below two items, or if the deviation is 0 and so not known.

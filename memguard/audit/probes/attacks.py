@@ -178,7 +178,7 @@ class AttackProbe(Probe):
         if measured is not None:
             attacked_N = ~np.isnan(measured.columns["beam_search.any"])
         if measured is None or not attacked_N.any():
-            return Summary(reason=evidence.why_not.get(self.name, "no document was attacked"))
+            return Summary(reason="no document was attacked")
         numbers = measured.columns
         attacks = [name.removesuffix(".any") for name in numbers.names if name.endswith(".any")]
         *each, best_answer = self.metrics
@@ -349,13 +349,7 @@ def measure_guess_cost(
     best_logprob_T: NDArray[np.floating],
     dropped_T: NDArray[np.bool_],
 ) -> float:
-    """Return the cost of a guess (nats), from the supervised tokens of a prefix.
-
-    Args:
-        logprob_T: log-probability of each token.
-        best_logprob_T: log-probability of the model's first choice at the same position.
-        dropped_T: whether the mask dropped each token.
-    """
+    """Return the cost of a guess (nats), from the supervised tokens of a prefix."""
     if dropped_T.all() or not dropped_T.any():
         return USUAL_GUESS_COST
     learned = -float(logprob_T[~dropped_T].mean(dtype=np.float64))
@@ -365,13 +359,7 @@ def measure_guess_cost(
 
 
 def read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
-    """Return the cost of a guess (nats) in a window.
-
-    Args:
-        window: the window.
-        result: of its prefix from token `SHORT_CONTEXT_TOKENS` on.
-        goldfish: the goldfish used in training.
-    """
+    """Return the cost of a guess (nats) in a window."""
     positions = slice(window.start + SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
     supervised_T = window.document.supervised[positions]
     dosed = goldfish.at_dose(window.document.dose)

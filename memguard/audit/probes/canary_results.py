@@ -1,4 +1,4 @@
-"""Results of canaries, random secrets: exposure, extraction, and guesses for the bound of epsilon.
+"""Results of canaries, random secrets: exposure, extraction, and a lower bound of epsilon.
 
 A coin flip decides whether each canary is trained; canaries that were not trained are the
 references. Only the secret is scored, given the true prefix before it.
@@ -12,9 +12,22 @@ references may be exposed by more. Ties count against exposure, so a model with 
 every string exposes nothing (slightly less than 0 bits).
 
 Only secrets of the same length in tokens are compared with each other, because the sum of nll
-depends on the number of tokens: ranks and guesses cover the most frequent length. All canaries that
-`memguard.data` draws have it; others are counted and listed but not ranked. The selection does not
-depend on the coins, so the bound holds.
+depends on the number of tokens: ranks and guesses cover the most frequent length, which all
+canaries that `memguard.data` draws have. The selection does not depend on the coins, so the bound
+holds.
+
+For the bound, an attacker with access to the model guesses r of m coins, abstains from the others,
+and is right for v of them. If training were (epsilon, delta)-differentially private, v would be at
+most about binomial with q = 1 / (1 + e^-epsilon):
+
+    beta   = P[Bin(r, q) >= v]
+    alpha  = max_i P[v > Bin(r, q) >= v - i] / i
+    p      = min(1, beta + 2 m alpha delta)
+
+and every epsilon with p < 0.05 is rejected; the bound is the largest of them. Steinke, Nasr &
+Jagielski, "Privacy Auditing with One (1) Training Run" (2023). The method allows abstaining if r is
+fixed before any score is seen: `choose_num_guesses` computes r from m. The bound is not a privacy
+guarantee: see `ASSUMPTIONS`.
 """
 
 import math
@@ -66,14 +79,7 @@ class OneRunBound:
 def compute_one_run_bound(
     scores: ArrayLike, coins: ArrayLike, *, num_guesses: int | None = None, delta: float = 0.0
 ) -> OneRunBound | None:
-    """Guess from scores, count right guesses and bound epsilon; None without canaries.
-
-    Args:
-        scores: ``[m]`` membership scores of the canaries, higher means more likely trained.
-        coins: ``[m]`` true if the canary was trained.
-        num_guesses: fixed before scores and coins are seen; None uses `choose_num_guesses`.
-        delta: delta of (epsilon, delta)-differential privacy.
-    """
+    """Guess from scores, count right guesses and bound epsilon; None without canaries."""
     coin_M = np.asarray(coins, dtype=np.bool_)
     if not coin_M.size:
         return None
@@ -104,14 +110,9 @@ def compute_guess_scores(nll: ArrayLike, base_nll: ArrayLike | None = None) -> N
     whether they were trained or not: the scores do not depend on the coins, so the bound holds. A
     fit on the references alone would depend on them.
 
-    `scripts/simulate_canaries.py`, by which this score was chosen before a run was looked at, has
-    630 settings of a base, noise and training. Right guesses of 24, in the mean and in the setting
-    where each falls farthest behind the best:
-
-        -nll                                  19.6    10.7 fewer
-        base_nll - nll                        20.2    10.6 fewer
-        this residual                         21.7      .4 fewer
-        mean rank of the first two            21.2     3.9 fewer
+    In `scripts/simulate_canaries.py`, by which this score was chosen before a run was looked at, it
+    has 21.7 of 24 right guesses in the mean, and at most .4 fewer than the best score in any of 630
+    settings; -nll has 19.6 and up to 10.7 fewer, base_nll - nll 20.2 and up to 10.6 fewer.
 
     Args:
         nll: ``[m]`` of the secrets in the model (nats).
@@ -135,24 +136,10 @@ def choose_num_guesses(num_canaries: int) -> int:
     """Return r for m coins: the largest even number within three quarters of m.
 
     More guesses raise the ceiling, but middle scores give poor guesses, and unless exactly half of
-    the coins are heads, guessing all m makes at least one wrong guess for any model. Mean bound
-    over draws of m = 32 coins at delta 1e-5, with normal scores that are d standard deviations
-    higher for trained canaries (d = 2: AUC .92, 3: .98, 4: .998, inf: 1):
-
-         r    all right    d = 1       2       3       4     inf
-        12         1.26      .33    1.03    1.24    1.26    1.26
-        16         1.58      .34    1.18    1.53    1.58    1.58
-        20         1.82      .32    1.19    1.69    1.80    1.81
-        24         2.02      .29    1.10    1.71    1.90    1.93
-        28         2.18      .25     .96    1.56    1.81    1.87
-        32         2.32      .20     .79    1.26    1.47    1.52
-
-    Fewer than 6 guesses give a bound of 0 even if all are right. From 8 to 256 coins this share is
-    within 8 % of the best one at d = 3 and more; at d = 2 it loses up to 27 % (m = 256), for a
-    higher ceiling.
-
-    Args:
-        num_canaries: m, canaries with a coin.
+    the coins are heads, guessing all m makes at least one wrong guess for any model. From 8 to 256
+    coins this share is within 8 % of the best one if trained canaries score 3 standard deviations
+    higher or more (AUC .98); at 2 it loses up to 27 % (m = 256), for a higher ceiling. Fewer than 6
+    guesses give a bound of 0 even if all are right.
     """
     return 2 * (3 * num_canaries // 8)
 
@@ -182,12 +169,7 @@ def guess_members(scores: ArrayLike, num_guesses: int | None = None) -> NDArray[
 
 
 def count_right(guesses: ArrayLike, coins: ArrayLike) -> int:
-    """Return the number of guesses that agree with the coins; a 0 is no guess.
-
-    Args:
-        guesses: ``[m]`` from `guess_members`.
-        coins: ``[m]`` true if the canary was trained.
-    """
+    """Return the number of guesses that agree with the coins; a 0 is no guess."""
     guess_M, coin_M = np.asarray(guesses), np.asarray(coins, dtype=np.bool_)
     assert guess_M.shape == coin_M.shape, "each canary needs one guess and one coin"
     return int((guess_M == np.where(coin_M, 1, -1)).sum())
@@ -201,15 +183,7 @@ def compute_epsilon_bound(
     delta: float = 0.0,
     p_value: float = 0.05,
 ) -> float:
-    """Return the largest epsilon that the guesses reject; 0 if they reject none.
-
-    Args:
-        num_canaries: m, canaries with a coin.
-        num_guesses: r, at most m.
-        num_right: v, at most r.
-        delta: 0 tests pure differential privacy.
-        p_value: 1 minus the confidence.
-    """
+    """Return the largest epsilon that the guesses reject; 0 if they reject none."""
     assert 0 <= num_right <= num_guesses <= num_canaries, (
         f"{num_right} right of {num_guesses} guesses for {num_canaries} canaries"
     )
@@ -257,22 +231,12 @@ FEWEST_REFERENCES = 2
 """Fewer references give no exposure to draw."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exposures:
-    """C canaries among references of the same form."""
-
-    num_references: int
-    rank_C: NDArray[np.int64]
-    """1 if below every reference, num_references + 1 if above all."""
-    by_rank_bits_C: NDArray[np.float64]
-    """At most log2(num_references)."""
-
-
-def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposures | None:
-    """Return the exposure of each canary; None without references.
+def compute_exposures(
+    canary_nll: ArrayLike, reference_nll: ArrayLike
+) -> NDArray[np.float64] | None:
+    """Return the exposure by rank (bits) of each canary; None without references.
 
     All must have the same form and be scored in the same way: same number of tokens, same prefix.
-    If canaries have several forms, call this once for each form.
 
     Args:
         canary_nll: ``[C]`` nats; lower means more memorized.
@@ -282,11 +246,7 @@ def compute_exposures(canary_nll: ArrayLike, reference_nll: ArrayLike) -> Exposu
     if not reference_R.size:
         return None
     rank_C = 1 + np.searchsorted(reference_R, canary_C, side="right").astype(np.int64)
-    return Exposures(
-        num_references=len(reference_R),
-        rank_C=rank_C,
-        by_rank_bits_C=math.log2(len(reference_R)) - np.log2(rank_C),
-    )
+    return np.asarray(math.log2(len(reference_R)) - np.log2(rank_C))
 
 
 def _as_nll(values: ArrayLike) -> NDArray[np.float64]:
@@ -314,13 +274,14 @@ class CanaryResults:
 
     scores: Sequence[CanaryScore]
     """[C] in the order of the canaries."""
-    is_trained_C: NDArray[np.bool_]
     is_ranked_C: NDArray[np.bool_]
     """Whether the secret has the most frequent length."""
-    is_verbatim_C: NDArray[np.bool_]
-    exposures: Exposures | None
-    """Of the trained canaries among the references that are ranked; None without references."""
     bound: OneRunBound
+
+    @property
+    def exposures(self) -> list[float]:
+        """Bits of the ranked trained canaries; none without a ranked reference."""
+        return [s.exposure_bits for s in self.scores if s.exposure_bits is not None]
 
     @property
     def loss_tokens(self) -> Sequence[int] | None:
@@ -331,11 +292,7 @@ class CanaryResults:
 
 
 def score_canaries(
-    canaries: Sequence[AuditCanary],
-    model: ScoreMatrix,
-    base: ScoreMatrix | None,
-    *,
-    delta: float,
+    canaries: Sequence[AuditCanary], model: ScoreMatrix, base: ScoreMatrix | None, *, delta: float
 ) -> CanaryResults | None:
     """Return the results of the canaries; None unless some were trained and some left out.
 
@@ -354,39 +311,30 @@ def score_canaries(
     nll_C = -model["logprob"]
     base_C = None if base is None else -base["logprob"]
     sizes_C = np.array([_count_secret(canary) for canary in canaries])
-    verbatim_C = model["num_correct"] == sizes_C
     lengths, counts = np.unique(sizes_C, return_counts=True)
     ranked_C = sizes_C == lengths[counts.argmax()]
     exposures = compute_exposures(nll_C[coin_C & ranked_C], nll_C[~coin_C & ranked_C])
-    base_ranked_C = None if base_C is None else base_C[ranked_C]
-    guess_scores = compute_guess_scores(nll_C[ranked_C], base_ranked_C)
+    guess_scores = compute_guess_scores(
+        nll_C[ranked_C], None if base_C is None else base_C[ranked_C]
+    )
     bound = compute_one_run_bound(guess_scores, coin_C[ranked_C], delta=delta)
     assert bound is not None, "there are canaries"
-    by_rank_C: list[float | None] = [None] * len(canaries)
-    if exposures is not None:
-        by_rank_C = _spread(coin_C & ranked_C, exposures.by_rank_bits_C)
+    bits = iter([] if exposures is None else exposures.tolist())
     scores = [
         CanaryScore(
             id=canary.document.id,
-            was_trained=bool(coin_C[index]),
+            was_trained=canary.was_trained,
             nll=float(nll_C[index]),
             base_nll=None if base_C is None else float(base_C[index]),
             num_secret_tokens=int(sizes_C[index]),
             num_repetitions=canary.document.num_repetitions or 0,
             num_loss_tokens=canary.num_loss_tokens,
-            exposure_bits=by_rank_C[index],
-            verbatim=bool(verbatim_C[index]),
+            exposure_bits=next(bits, None) if canary.was_trained and ranked_C[index] else None,
+            verbatim=bool(model["num_correct"][index] == sizes_C[index]),
         )
         for index, canary in enumerate(canaries)
     ]
-    return CanaryResults(
-        scores=scores,
-        is_trained_C=coin_C,
-        is_ranked_C=ranked_C,
-        is_verbatim_C=verbatim_C,
-        exposures=exposures,
-        bound=bound,
-    )
+    return CanaryResults(scores=scores, is_ranked_C=ranked_C, bound=bound)
 
 
 class _Exposure(Record):
@@ -422,19 +370,19 @@ class CanaryDetail(Record):
 
 def describe_results(results: CanaryResults, *, has_base: bool) -> CanaryDetail:
     """Return the counts, the bound and how many secrets reach how much exposure."""
-    trained_C, ranked_C, bound = results.is_trained_C, results.is_ranked_C, results.bound
-    num_references = int((~trained_C & ranked_C).sum())
+    bound, bits = results.bound, results.exposures
+    trained_C = np.array([score.was_trained for score in results.scores], dtype=bool)
+    num_references = int((~trained_C & results.is_ranked_C).sum())
     repetitions = {score.num_repetitions for score in results.scores if score.was_trained}
     exposure = _Exposure()
-    if results.exposures is not None and num_references >= FEWEST_REFERENCES:
-        bits_C, steps = results.exposures.by_rank_bits_C, _list_steps(num_references)
-        exposure = _Exposure(
-            bits=steps, reached=_count_reached(bits_C, steps), num_secrets=len(bits_C)
-        )
+    if num_references >= FEWEST_REFERENCES:
+        steps = _list_steps(num_references)
+        reached = [sum(one >= step - _HAIR for one in bits) for step in steps]
+        exposure = _Exposure(bits=steps, reached=reached, num_secrets=len(bits))
     return CanaryDetail(
         num_trained=int(trained_C.sum()),
         num_references=int((~trained_C).sum()),
-        num_ranked=int(ranked_C.sum()),
+        num_ranked=int(results.is_ranked_C.sum()),
         num_ranked_references=num_references,
         num_repetitions=repetitions.pop() if len(repetitions) == 1 else None,
         num_guesses=bound.num_guesses,
@@ -460,21 +408,10 @@ def _list_steps(num_references: int) -> list[float]:
     return whole if abs(whole[-1] - ceiling) < 0.05 else [*whole, ceiling]
 
 
-def _count_reached(bits_C: NDArray[np.float64], steps: Sequence[float]) -> list[int]:
-    """Return the number of canaries with at least the exposure of each step (bits)."""
-    return [int((bits_C >= step - _HAIR).sum()) for step in steps]
-
-
 def compute_chance(bits: float, num_references: int) -> float:
     """Return the probability that an untrained secret, whose rank is uniform, reaches ``bits``."""
     ranks = num_references + 1
     return min(int(num_references / 2**bits + _HAIR), ranks) / ranks
-
-
-def _spread(has_bits_C: NDArray[np.bool_], bits: NDArray[np.float64]) -> list[float | None]:
-    """Return the bits of each canary in order, None for canaries without bits."""
-    values = iter(bits.tolist())
-    return [next(values) if has else None for has in has_bits_C.tolist()]
 
 
 def _count_secret(canary: AuditCanary) -> int:

@@ -57,6 +57,7 @@ class ExtractionProbe(WindowSettings, Probe):
     """Continue each document from its own prefix and count the correct tokens."""
 
     VERSION: ClassVar[int] = 2
+    no_result: ClassVar[str] = "no document is long enough"
     metrics: ClassVar[tuple[Metric, ...]] = (
         NEAR_VERBATIM,
         *WINDOW_METRICS,
@@ -153,7 +154,6 @@ class ExtractionProbe(WindowSettings, Probe):
                 )
                 for model, measured in models.items()
             ],
-            reason="no document is long enough",
         )
 
     def _list_by_bucket(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.passages import TokenResult, stack_by_size
-from memguard.audit.probe import Probe, Summary, Values
+from memguard.audit.probe import Probe, Values
 from memguard.audit.probes.window_scores import (
     IN_A_WINDOW,
     WINDOW_METRICS,
@@ -75,6 +75,7 @@ class GridProbe(Probe):
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         replace(metric, risk_rank=None) for metric in WINDOW_METRICS
     )
+    no_result: ClassVar[str] = "every document is too short for its windows"
 
     name: Literal["grid"] = Field("grid", description="Which probe.")
     offsets: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
@@ -133,11 +134,6 @@ class GridProbe(Probe):
                 )
             )
         return values
-
-    def tabulate(self, evidence: Evidence) -> Summary:
-        """Return the rows of each cell."""
-        reason = evidence.why_not.get(self.name, "every document is too short for its windows")
-        return replace(super().tabulate(evidence), reason=reason)
 
     @classmethod
     def section(cls, report: AuditReport) -> Section | None:

@@ -67,8 +67,7 @@ class MaskConsistencyProbe(Probe):
         inputs = evidence.inputs
         texts, pairs = self._list_texts(inputs)
         if inputs.compare_masks is None or not texts:
-            reason = evidence.why_not.get(self.name, "no trained document is plain text")
-            return Summary(reason=reason)
+            return Summary(reason="no trained document is plain text")
         changes = inputs.compare_masks(texts, pairs)
         return Summary(
             rows=[row for change in changes for row in self._list_rows(change)],

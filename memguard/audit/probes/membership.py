@@ -105,12 +105,12 @@ class MembershipProbe(Probe):
     @property
     def one_pass(self) -> tuple[str, ...]:
         """The scores that need no pass of their own."""
-        return tuple(name for name in self.scores if MEMBERSHIP_SCORES[name].own_pass is None)
+        return tuple(name for name in self.scores if not MEMBERSHIP_SCORES[name].has_own_pass)
 
     @property
     def own_passes(self) -> tuple[str, ...]:
         """The scores that do: lowercase, reference, recall."""
-        return tuple(name for name in self.scores if MEMBERSHIP_SCORES[name].own_pass is not None)
+        return tuple(name for name in self.scores if MEMBERSHIP_SCORES[name].has_own_pass)
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Measure the scores; columns are named by score, own passes by the passage's name."""
@@ -150,7 +150,6 @@ class MembershipProbe(Probe):
                 f"{num_members} trained and {num_control} control documents; it needs "
                 f"{MIN_OF_EACH} of each"
             )
-        reason = evidence.why_not.get(self.name, reason)
         if min(num_members, num_control) < MIN_OF_EACH:
             return Summary(columns=columns, reason=reason)
         blind_N = score_blind_documents(documents, member_N, control_N, evidence.inputs.seed)

@@ -19,10 +19,9 @@ Each gives the mean log-probability of a token, or nothing if the pass is not po
 """
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +30,6 @@ from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult,
 from memguard.audit.requests import Inputs, Score, key_of_passage, key_of_window
 from memguard.audit.windows import Window
 from memguard.seeds import derive_generator
-
-Need = Literal["logprob", "entropy", "variance_logprob", "text"]
-OwnPass = Literal["lowercase", "reference", "recall"]
 
 MIN_K_SHARE = 0.2
 """Share of the tokens that Min-K% and Min-K%++ use: k = 20 in the paper of the first."""
@@ -49,58 +45,45 @@ class MembershipScore:
 
     definition: str
     """One line, with its source."""
-    needs: frozenset[Need]
-    """Results of the pass that the score needs."""
-    own_pass: OwnPass | None = None
-    """Additional pass: over the lower-cased text, by a reference model, or after another text."""
+    extras: frozenset[str] = frozenset()
+    """Results that it needs besides the log-probability of each token."""
+    has_own_pass: bool = False
+    """Whether it needs another pass: over the lower-cased text, by a reference model, or after
+    another text."""
 
 
 MEMBERSHIP_SCORES: Mapping[str, MembershipScore] = {
-    "loss": MembershipScore(
-        definition="Mean log-probability of a token (Yeom et al. 2018).",
-        needs=frozenset({"logprob"}),
-    ),
+    "loss": MembershipScore(definition="Mean log-probability of a token (Yeom et al. 2018)."),
     "min_k": MembershipScore(
-        definition="Mean log-probability of the 20 % least likely tokens (Shi et al. 2023).",
-        needs=frozenset({"logprob"}),
+        definition="Mean log-probability of the 20 % least likely tokens (Shi et al. 2023)."
     ),
     "min_k_plus_plus": MembershipScore(
         definition="Min-K% of log-probabilities standardised at each token (Zhang et al. 2024).",
-        needs=frozenset({"logprob", "entropy", "variance_logprob"}),
+        extras=frozenset({"entropy", "variance_logprob"}),
     ),
     "zlib": MembershipScore(
-        definition="Mean log-probability / zlib-compressed bytes (Carlini et al. 2021).",
-        needs=frozenset({"logprob", "text"}),
+        definition="Mean log-probability / zlib-compressed bytes (Carlini et al. 2021)."
     ),
     "lowercase": MembershipScore(
         definition="Loss of the lower-cased text / loss of the text (Carlini et al. 2021).",
-        needs=frozenset({"logprob", "text"}),
-        own_pass="lowercase",
+        has_own_pass=True,
     ),
     "reference": MembershipScore(
         definition="Loss under a reference model - loss (Carlini et al. 2021).",
-        needs=frozenset({"logprob"}),
-        own_pass="reference",
+        has_own_pass=True,
     ),
     "recall": MembershipScore(
         definition="Log-likelihood after an untrained text / without it (ReCaLL, Xie et al. 2024).",
-        needs=frozenset({"logprob"}),
-        own_pass="recall",
+        has_own_pass=True,
     ),
 }
-"""Every score by its name; `compute_<name>` computes it."""
+"""Every score by its name."""
 
 
 def compute_one_pass(
     name: str, results: TokenResult, texts: Sequence[str] | None
 ) -> NDArray[np.float64] | None:
-    """Return a score ``[n]`` that needs no pass of its own; None if it needs the missing texts.
-
-    Args:
-        name: name of the score.
-        results: of ``[n, T]`` tokens.
-        texts: text of each document's tokens; None without a tokenizer.
-    """
+    """Return a score ``[n]`` that needs no pass of its own; None if it needs the missing texts."""
     loss_N = compute_loss(results.logprob)
     if name == "loss":
         return loss_N
@@ -131,10 +114,6 @@ def compute_min_k(
     Of T tokens, max(1, floor(share T)) are used, with the product in exact decimal arithmetic.
     Published code uses int(share T), which is undefined if that is 0 and has one token fewer if
     floating point rounds down (.29 x 100); other code rounds up.
-
-    Args:
-        logprob_T: ``[..., T]`` log-probability of each token, at least one.
-        share: share of the tokens, above 0 and at most 1.
     """
     return _mean_of_lowest(_checked(logprob_T), share)
 
@@ -150,14 +129,9 @@ def compute_min_k_plus_plus(
     A trained token is likelier than other tokens that the model would sample at its position.
     sigma^2 is at least 1e-6 (nats squared): it is smaller only if all tokens but one together have
     a probability below about 3e-9, where the published quotient is rounding error, or 0/0. The
-    number of tokens is that of `compute_min_k`.
-
-    Args:
-        logprob_T: ``[..., T]`` log-probability of each token, at least one.
-        mean_logprob_under_p_T: mu_t, the mean of log p(v) where v is drawn from p: -entropy. Not
-            the mean over the vocabulary, which `TokenTerms` calls mean_logprob.
-        variance_T: sigma_t^2, the variance of log p(v).
-        share: share of the tokens, above 0 and at most 1.
+    number of tokens is that of `compute_min_k`. ``mean_logprob_under_p_T`` is mu_t, the mean of
+    log p(v) where v is drawn from p: -entropy, not the mean over the vocabulary, which
+    `TokenTerms` calls mean_logprob.
     """
     assert logprob_T.shape == mean_logprob_under_p_T.shape == variance_T.shape, (
         "all three need one value per token"
@@ -173,53 +147,8 @@ def compute_zlib(loss: float, text: str) -> float:
     Carlini et al. divide the loss, where low values indicate trained texts; the sign is reversed
     here. Both a small loss and many bytes bring the score close to 0: a text that compresses well
     has a small loss even if it was not trained.
-
-    Args:
-        loss: mean log-probability of a token, as `compute_loss` returns it.
-        text: the text of these tokens.
     """
     return loss / len(zlib.compress(text.encode("utf-8", "surrogatepass")))
-
-
-def compute_lowercase(nll_lower: float, nll: float) -> float:
-    """Return the loss of the lower-cased text / that of the text (Carlini et al. 2021).
-
-    Lower-cased text has a higher loss in general, so the ratio is above 1; memorized capital
-    letters make it large.
-
-    Args:
-        nll_lower: mean negative log-probability of the lower-cased text, over its tokens (nats).
-        nll: mean negative log-probability of the text (nats), taken as at least 2^-24.
-    """
-    return nll_lower / max(nll, _NLL_FLOOR)
-
-
-def compute_reference(nll_ref: float, nll: float) -> float:
-    """Return the loss under a reference model minus the loss (Carlini et al. 2021).
-
-    A text that the reference model finds easy too was not necessarily trained. With the model
-    before training as reference, the score is called loss_minus_base.
-
-    Args:
-        nll_ref: mean negative log-probability under the reference (nats), over the same tokens; if
-            the tokenizers differ, both per byte.
-        nll: mean negative log-probability under the model.
-    """
-    return nll_ref - nll
-
-
-def compute_recall(ll_given_prefix: float, ll: float) -> float:
-    """Return LL(x | other text) / LL(x) (ReCaLL, Xie et al., arXiv 2406.15968).
-
-    Both are negative. An untrained text as prefix makes a trained text less likely, so the ratio
-    is larger; for an untrained text it is ordinary context, which usually helps.
-
-    Args:
-        ll_given_prefix: mean log-probability of the tokens after a text that was never trained
-            (nats); the same text for all documents.
-        ll: mean log-probability without it (nats), taken as at most -2^-24.
-    """
-    return ll_given_prefix / min(ll, -_NLL_FLOOR)
 
 
 def _mean_of_lowest(values_T: NDArray[np.float64], share: float) -> NDArray[np.float64]:
@@ -239,11 +168,19 @@ def _checked(values_T: NDArray[np.floating]) -> NDArray[np.float64]:
 def compare_passes(
     plain_N: NDArray[np.float64], own: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return scores ``[N]`` from the mean log-probabilities ``[N]`` of plain and own passes."""
-    formulas = {
-        "lowercase": lambda other, plain: compute_lowercase(-other, -plain),
-        "reference": lambda other, plain: compute_reference(-other, -plain),
-        "recall": compute_recall,
+    """Return scores ``[N]`` from the mean log-probabilities ``[N]`` of plain and own passes.
+
+    Lower-cased text has a higher loss in general, so its ratio is above 1; memorized capital
+    letters make it large. A text that the reference model finds easy too was not necessarily
+    trained; with the model before training as reference, the score is called loss_minus_base. An
+    untrained text as prefix makes a trained text less likely, so the quotient of two negative
+    numbers is larger; for an untrained text it is ordinary context, which usually helps. A loss
+    counts as at least 2^-24.
+    """
+    formulas: Mapping[str, Callable[[float, float], float]] = {
+        "lowercase": lambda lower, plain: -lower / max(-plain, _NLL_FLOOR),
+        "reference": lambda other, plain: plain - other,
+        "recall": lambda after, plain: after / min(plain, -_NLL_FLOOR),
     }
     return {
         name: np.array(
@@ -264,14 +201,9 @@ SHOT_TOKENS, _FEWEST_SHOT_TOKENS = 128, 16
 
 
 def score_tokens(inputs: Inputs, names: tuple[str, ...]) -> Score:
-    """Return the request for scores over the tokens that received loss in training.
-
-    Args:
-        inputs: the documents.
-        names: scores that need no pass of their own.
-    """
+    """Return the request for scores over the tokens that received loss in training."""
     windows, codec = inputs.windows, inputs.codec
-    needs = frozenset().union(*(MEMBERSHIP_SCORES[name].needs for name in names))
+    extras = frozenset().union(*(MEMBERSHIP_SCORES[name].extras for name in names))
 
     def reduce(items: Sequence[int], results: Sequence[TokenResult]) -> NDArray[np.float64]:
         trained = [_find_trained(windows[item]) for item in items]
@@ -306,21 +238,14 @@ def score_tokens(inputs: Inputs, names: tuple[str, ...]) -> Score:
             "scores": list(names),
             "text": codec is not None,
         },
-        selection=ScoreSelection(needs=needs & {"entropy", "variance_logprob"}),
+        selection=ScoreSelection(needs=extras),
     )
 
 
 def score_own_passes(
     inputs: Inputs, scores: Collection[str], max_tokens: int | None, *, num_shots: int
 ) -> Mapping[str, Score]:
-    """Return the requests for other passages of the documents, and for the plain ones.
-
-    Args:
-        inputs: the documents.
-        scores: names of the scores that need them.
-        max_tokens: number of positions of the model; None if it states none.
-        num_shots: control documents used as prefix in ReCaLL.
-    """
+    """Return the requests for other passages of the documents, and for the plain ones."""
     windows, codec = inputs.windows, inputs.codec
     passages: dict[str, tuple[list[Passage | None], str]] = {}
     if "lowercase" in scores and codec is not None:
@@ -351,13 +276,7 @@ def _find_trained(window: Window) -> NDArray[np.bool_]:
 
 
 def score_means(items: Sequence[object], passages: Sequence[Passage | None], stage: str) -> Score:
-    """Return the request for the mean log-probability of the scored tokens of each passage.
-
-    Args:
-        items: ``[N]`` what the passages belong to; requests with the same object share passages.
-        passages: ``[N]``; None where there is none.
-        stage: name in progress lines.
-    """
+    """Return the request for the mean log-probability of the scored tokens of each passage."""
 
     def reduce(_: Sequence[int], results: Sequence[TokenResult]) -> list[float]:
         return [float(result.logprob.mean(dtype=np.float64)) for result in results]
@@ -384,13 +303,7 @@ def plan_plain(window: Window, *, max_tokens: int | None) -> Passage | None:
 
 
 def plan_lowercase(window: Window, codec: Codec, *, max_tokens: int | None) -> Passage | None:
-    """Return the window's text in lower case; None for conversations, whose markup would break.
-
-    Args:
-        window: window of the document.
-        codec: decodes and encodes.
-        max_tokens: number of positions of the model; lower-cased text that exceeds it is cut off.
-    """
+    """Return the window's text in lower case; None for conversations, whose markup would break."""
     if window.document.format != "text":
         return None
     ids = np.asarray(codec.encode(codec.decode(window.input_ids).lower()), dtype=np.int32)
@@ -409,13 +322,7 @@ def choose_shots(windows: Sequence[Window], *, count: int, seed: int) -> list[in
 def plan_recall(
     window: Window, shots: Sequence[Window], *, max_tokens: int | None
 ) -> Passage | None:
-    """Return the shots followed by the window's tokens; only the latter are scored.
-
-    Args:
-        window: window of the document.
-        shots: windows of control documents.
-        max_tokens: number of positions of the model; None if it states none.
-    """
+    """Return the shots followed by the window's tokens; only the latter are scored."""
     before = np.concatenate([np.zeros(0, np.int32), *(s.input_ids[:SHOT_TOKENS] for s in shots)])
     if max_tokens is not None:
         before = before[: max(0, max_tokens + 1 - len(window.input_ids))]

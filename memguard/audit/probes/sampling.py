@@ -141,7 +141,7 @@ class SamplingProbe(Probe):
     def tabulate(self, evidence: Evidence) -> Summary:
         """Return quantiles of the attack cost, and the documents within numbers of queries."""
         if self.name not in evidence.trained:
-            return Summary(reason=evidence.why_not.get(self.name, "it has no sampling scheme"))
+            return Summary(reason="it has no sampling scheme")
         costs = {"trained": self._find_cost(evidence.trained, evidence)}
         if evidence.other is not None and self.name in evidence.other:
             costs["base"] = self._find_cost(evidence.other, evidence)

@@ -150,13 +150,7 @@ def describe_window(
 
 
 def score_windows(windows: Sequence[Window], tiny_margin: float, *, stage: str = "") -> Score:
-    """Return the request for the numbers `MAIN` of N windows.
-
-    Args:
-        windows: ``[N]`` main windows.
-        tiny_margin: margin in logits, see `TINY_MARGINS`.
-        stage: name in progress lines.
-    """
+    """Return the request for the numbers `MAIN` of N windows."""
 
     def reduce(_: Sequence[int], results: Sequence[TokenResult]) -> NDArray[np.float64]:
         rows = np.full((len(results), len(MAIN)), np.nan)
@@ -217,12 +211,7 @@ class Overlap:
 
 
 def compute_overlap(truth: NDArray[np.int32], generated: NDArray[np.int32]) -> Overlap:
-    """Compare a generated with the true continuation.
-
-    Args:
-        truth: ``[S]`` token ids, at least one.
-        generated: ``[G]`` token ids; an empty text has no overlap.
-    """
+    """Compare a generated with the true continuation."""
     assert len(truth), "a continuation has at least one token"
     true_ids, ids = truth.tolist(), generated.tolist()
     return Overlap(
