@@ -41,6 +41,24 @@ _TYPES = {
 }
 
 
+_OF_DOCUMENT: Mapping[str, Literal["text", "bool", "int"]] = {
+    **dict.fromkeys(("id", "text_hmac", "bucket", "role", "source"), "text"),
+    "has_own_id": "bool",
+    **dict.fromkeys(
+        (
+            "num_repetitions",
+            "num_tokens",
+            "prefix_tokens",
+            "continuation_tokens",
+            "num_copies",
+            "cluster",
+        ),
+        "int",
+    ),
+}
+_OF_WINDOW = ("prefix_tokens", "continuation_tokens")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DocumentScores:
     """The scores of N documents as columns, because a million record objects take gigabytes."""
@@ -72,32 +90,16 @@ class DocumentScores:
 
 def build_scores(windows: Sequence[Window], summaries: Mapping[str, Summary]) -> DocumentScores:
     """Return the columns of an audit."""
-    documents = [window.document for window in windows]
-
-    def collect(name: str, kind: Any = object) -> NDArray[Any]:
-        return np.array([getattr(document, name) for document in documents], dtype=kind)
-
+    columns: dict[str, Column] = {}
+    for name, kind in _OF_DOCUMENT.items():
+        holders = [w if name in _OF_WINDOW else w.document for w in windows]
+        values = np.array(
+            [getattr(holder, name) for holder in holders],
+            dtype=object if kind == "text" else np.float64,
+        )
+        columns[name] = Column(values=values, kind=kind)
     ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
-    columns = {
-        **{
-            name: Column(values=collect(name), kind="text")
-            for name in ("id", "text_hmac", "bucket", "role", "source")
-        },
-        "has_own_id": Column(values=collect("has_own_id", np.float64), kind="bool"),
-        **{
-            name: Column(values=collect(name, np.float64), kind="int")
-            for name in ("num_repetitions", "num_tokens")
-        },
-        **{
-            name: Column(values=np.array([getattr(w, name) for w in windows], float), kind="int")
-            for name in ("prefix_tokens", "continuation_tokens")
-        },
-        **{
-            name: Column(values=collect(name, np.float64), kind="int")
-            for name in ("num_copies", "cluster")
-        },
-        "type_token_ratio": Column(values=np.array(ratios, dtype=np.float64)),
-    }
+    columns["type_token_ratio"] = Column(values=np.array(ratios, dtype=np.float64))
     for name, summary in summaries.items():
         columns |= summary.columns
         for model, matched_N in summary.matched.items():

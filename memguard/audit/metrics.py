@@ -226,35 +226,41 @@ def _tabulate_bucket(
     here_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_] | None,
 ) -> Iterator[ResultRow]:
+    kind, cluster_N = estimator.kind, estimator.cluster_N
+
+    def place(where_N: NDArray[np.bool_]) -> ResultRow:
+        num_documents = int(where_N.sum())
+        return replace(
+            row,
+            statistic="rate" if kind.is_rate else "mean",
+            num_documents=num_documents,
+            num_missing=int(here_N.sum()) - num_documents,
+            num_clusters=count_clusters(cluster_N[where_N]),
+        )
+
+    def is_shown(where_N: NDArray[np.bool_]) -> bool:
+        # The difference from the value of a single text would reveal that value.
+        return not kind.is_confidential or len(np.unique(cluster_N[where_N])) > 1
+
+    def subtract(row: ResultRow) -> ResultRow:
+        return replace(row, against="base", statistic="difference")
+
     known_N = here_N & ~np.isnan(value_N)
-    num_documents = int(known_N.sum())
-    is_rate = estimator.kind.is_rate
-    row = replace(
-        row,
-        statistic="rate" if is_rate else "mean",
-        num_documents=num_documents,
-        num_missing=int(here_N.sum()) - num_documents,
-        num_clusters=count_clusters(estimator.cluster_N[known_N]),
-    )
-    paired = replace(row, against="base", statistic="difference")
-    why_not = ONE_TEXT if num_documents else NO_DOCUMENTS
-    if estimator.kind.is_confidential and len(np.unique(estimator.cluster_N[known_N])) < 2:
-        yield fill_row(row, None, "", why_not=why_not)
+    of_model = place(known_N)
+    why_not = ONE_TEXT if of_model.num_documents else NO_DOCUMENTS
+    if not is_shown(known_N):
+        rows = [of_model]
         if other_N is not None:
-            yield fill_row(replace(row, model="base"), None, "", why_not=why_not)
-            yield fill_row(paired, None, "", why_not=why_not)
+            rows += [replace(of_model, model="base"), subtract(of_model)]
+        yield from (fill_row(one, None, "", why_not=why_not) for one in rows)
         return
     minus_control = None
-    if control_N is not None:
-        beside_N = control_N & ~np.isnan(value_N)
-        # The difference from the value of a single text would reveal that value.
-        if not estimator.kind.is_confidential or len(np.unique(estimator.cluster_N[beside_N])) > 1:
-            minus_control = estimator.subtract_control(value_N, known_N, beside_N)
-    method: Method = "clopper-pearson" if is_rate else "jackknife"
-    estimate = estimator.estimate(value_N, known_N)
+    if control_N is not None and is_shown(beside_N := control_N & ~np.isnan(value_N)):
+        minus_control = estimator.subtract_control(value_N, known_N, beside_N)
+    method: Method = "clopper-pearson" if kind.is_rate else "jackknife"
     yield fill_row(
-        row,
-        estimate,
+        of_model,
+        estimator.estimate(value_N, known_N),
         method,
         minus_control=minus_control,
         num_control=_count(control_N, value_N),
@@ -263,31 +269,20 @@ def _tabulate_bucket(
     if other_N is None:
         return
     both_N = known_N & ~np.isnan(other_N)
-    num_both = int(both_N.sum())
-    row = replace(
-        row,
-        num_documents=num_both,
-        num_missing=int(here_N.sum()) - num_both,
-        num_clusters=count_clusters(estimator.cluster_N[both_N]),
-    )
-    paired = replace(row, against="base", statistic="difference")
-    if num_documents and not both_N.any():
-        why_not = "not measured with the base model"
-    base = estimator.estimate(other_N, both_N) if both_N.any() else None
-    yield fill_row(replace(row, model="base"), base, method, why_not=why_not)
-    change = excess = None
+    of_both = place(both_N)
+    base = change = excess = None
     if both_N.any():
+        base = estimator.estimate(other_N, both_N)
         change = estimator.compute_change(value_N, other_N, both_N)
-        if control_N is not None:
-            beside_N = control_N & ~np.isnan(value_N - other_N)
-            is_known = len(np.unique(estimator.cluster_N[beside_N])) > 1
-            if not estimator.kind.is_confidential or is_known:
-                excess = estimator.subtract_changes(value_N, other_N, both_N, beside_N)
-    method = "tango" if is_rate else "jackknife"
+        if control_N is not None and is_shown(beside_N := control_N & ~np.isnan(value_N - other_N)):
+            excess = estimator.subtract_changes(value_N, other_N, both_N, beside_N)
+    elif of_model.num_documents:
+        why_not = "not measured with the base model"
+    yield fill_row(replace(of_both, model="base"), base, method, why_not=why_not)
     yield fill_row(
-        paired,
+        subtract(of_both),
         change,
-        method,
+        "tango" if kind.is_rate else "jackknife",
         minus_control=excess,
         num_control=_count(control_N, value_N - other_N),
         why_not=why_not,

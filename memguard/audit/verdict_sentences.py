@@ -295,49 +295,39 @@ def _count(number: int, what: str) -> str:
 
 
 def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
-    documents = results.documents
+    documents, coverage = results.documents, results.coverage
     trained = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    total = results.coverage.num_trained
+    num_not_sampled = sum(o.num_not_sampled for o in results.outlines if o.was_trained)
     left_out = [
         f"{number:,} {why}"
         for number, why in (
-            (results.coverage.num_too_short, "too short or not auditable"),
-            (_sum_not_sampled(results.outlines), "not in the sample"),
+            (coverage.num_too_short, "too short or not auditable"),
+            (num_not_sampled, "not in the sample"),
         )
         if number
     ]
-    audited = f"{trained.num_documents:,} of {_count(total, 'trained document')}"
-    but = f" ({', '.join(left_out)})" if left_out else ""
-    parts = [f"Audited: {audited}{_write_texts(trained)}{but}; {_write_attacked(documents)}."]
+    audited = f"{trained.num_documents:,} of {_count(coverage.num_trained, 'trained document')}"
+    if trained.num_clusters != trained.num_documents:
+        audited += f", {_count(trained.num_clusters, 'different text')}"
+    if left_out:
+        audited += f" ({', '.join(left_out)})"
+    num_attacked = int((documents.is_attacked_N & documents.is_trained_N).sum())
+    attacked = "none was attacked"
+    if num_attacked:
+        attacked = f"attacked: {num_attacked:,} of {trained.num_documents:,}"
+    parts = [f"Audited: {audited}; {attacked}."]
     parts += [f"{text}." for text in _list_others(results, sentence)]
     if results.not_run:
         parts.append(f"Not run: {', '.join(results.not_run)}.")
-    parts += _list_not_generated(results.coverage)
-    return " ".join(parts)
-
-
-def _list_not_generated(coverage: Coverage) -> list[str]:
-    """Say what was not generated; nothing if all was."""
     if coverage.num_not_generated:
         total = coverage.num_generated + coverage.num_not_generated
-        return [
+        parts.append(
             f"Near-verbatim text of {coverage.num_not_generated:,} of {_count(total, 'document')} "
             "was not generated: the limit of time was reached."
-        ]
-    return [] if coverage.was_generated else ["Near-verbatim text was not generated."]
-
-
-def _write_texts(counts: VerdictCounts) -> str:
-    if counts.num_clusters == counts.num_documents:
-        return ""
-    return f", {counts.num_clusters:,} different text{'s' * (counts.num_clusters != 1)}"
-
-
-def _write_attacked(documents: DocumentResults) -> str:
-    num_attacked = int((documents.is_attacked_N & documents.is_trained_N).sum())
-    if not num_attacked:
-        return "none was attacked"
-    return f"attacked: {num_attacked:,} of {int(documents.is_trained_N.sum()):,}"
+        )
+    elif not coverage.was_generated:
+        parts.append("Near-verbatim text was not generated.")
+    return " ".join(parts)
 
 
 def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
@@ -378,10 +368,6 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
     return texts
 
 
-def _sum_not_sampled(outlines: Sequence[BucketOutline]) -> int:
-    return sum(outline.num_not_sampled for outline in outlines if outline.was_trained)
-
-
 # -- worst bucket ----------------------------------------------------------------------------------
 
 
@@ -404,13 +390,13 @@ def _find_worst(results: VerdictInput, decision: Decision) -> tuple[str, str]:
     if not rates:
         most = max(trained, key=lambda bucket: bucket.num_repetitions or 0)
         return most.bucket, "verbatim"
+
+    def rank(candidate: tuple[BucketRow, str, ResultRow]) -> tuple[float, float, float]:
+        bucket, _, row = candidate
+        # Ties are resolved by the lower end of the interval, then by the number of repetitions.
+        low = -1.0 if row.low is None else row.low
+        return row.value or 0.0, low, float(bucket.num_repetitions or 0)
+
     # max returns the first of equal rates, and verbatim, the strongest statement, comes first.
-    bucket, risk, _ = max(rates, key=_rank_rate)
+    bucket, risk, _ = max(rates, key=rank)
     return bucket.bucket, risk
-
-
-def _rank_rate(candidate: tuple[BucketRow, str, ResultRow]) -> tuple[float, float, float]:
-    bucket, _, row = candidate
-    # Ties are resolved by the lower end of the interval, then by the number of repetitions.
-    low = -1.0 if row.low is None else row.low
-    return row.value or 0.0, low, float(bucket.num_repetitions or 0)

@@ -64,13 +64,13 @@ class ExtractionProbe(WindowSettings, Probe):
         share_metric(
             "type_token_ratio",
             "Distinct tokens of the true text, over its tokens; low for templates.",
-            "Type-token ratio",
+            heading="Type-token ratio",
             higher_is_better=True,
         ),
         share_metric(
             "argmax_type_token_ratio",
             "Distinct tokens among the most likely ones, over their number.",
-            "Type-token ratio of choices",
+            heading="Type-token ratio of choices",
             higher_is_better=True,
         ),
         Metric(
@@ -78,7 +78,6 @@ class ExtractionProbe(WindowSettings, Probe):
             meaning="The match depends on a near-tie: other hardware could change it.",
             unit="documents",
             statistic="rate",
-            heading="Tiny margin",
         ),
     )
 

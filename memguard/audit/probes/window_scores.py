@@ -55,12 +55,9 @@ MAIN = (
 """Numbers of a document's main window."""
 
 
-def share_metric(name: str, meaning: str, heading: str, **others: Any) -> Metric:
+def share_metric(name: str, meaning: str, **others: Any) -> Metric:
     """Return a metric with values from 0 to 1."""
-    bounds = (0.0, 1.0)
-    return Metric(
-        name=name, meaning=meaning, unit="share", bounds=bounds, heading=heading, **others
-    )
+    return Metric(name=name, meaning=meaning, unit="share", bounds=(0.0, 1.0), **others)
 
 
 NEAR_VERBATIM = Metric(
@@ -78,8 +75,6 @@ WINDOW_METRICS = (
         meaning="All tokens match.",
         unit="documents",
         statistic="rate",
-        heading="Verbatim",
-        spoken="verbatim",
         risk_rank=1,
     ),
     Metric(
@@ -91,28 +86,22 @@ WINDOW_METRICS = (
         heading="90 % teacher-forced",
     ),
     share_metric(
-        "token_accuracy",
-        "Tokens that are the most likely ones, given the true text before each.",
-        "Token accuracy",
+        "token_accuracy", "Tokens that are the most likely ones, given the true text before each."
     ),
     share_metric(
-        "extraction_strength",
-        "Share at the end that is predicted without a wrong token.",
-        "Extraction strength",
+        "extraction_strength", "Share at the end that is predicted without a wrong token."
     ),
     Metric(
         name="first_divergence",
         meaning="Tokens that greedy decoding matches before its first wrong one.",
         unit="tokens",
         is_length=True,
-        heading="First divergence",
     ),
     Metric(
         name="longest_run",
         meaning="Longest run of correct tokens.",
         unit="tokens",
         is_length=True,
-        heading="Longest run",
     ),
     Metric(
         name="logprob",
