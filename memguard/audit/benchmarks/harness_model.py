@@ -35,7 +35,6 @@ from memguard.runtime import Runtime
 
 Answer = tuple[float, bool]
 """Sum of the log-probabilities of a continuation (nats), and whether each token is the argmax."""
-_MOST_CPU_TOKENS, _MOST_GPU_TOKENS = 16_384, 1 << 20
 _ALL = 1 << 30
 """Requests that HFLM hands over at a time; batches are made here."""
 _TAIL_TOKENS = 8
@@ -101,13 +100,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
         """Items whose prompt was cut, by index."""
         self._lm, self._task, self._runtime = lm, task, runtime
         self._decoder, self._streams, self._on_progress = decoder, streams, on_progress
-        is_gpu = lm.device.type == "cuda"
-        self._batching = Batching(
-            lm,
-            batch_tokens or (_MOST_GPU_TOKENS if is_gpu else _MOST_CPU_TOKENS),
-            runtime,
-            measures_memory=is_gpu and (batch_tokens is None or lm.has_peers),
-        )
+        self._batching = Batching.of_forwards(lm, batch_tokens, runtime)
         self._items: list[int] = []
 
     # -- log-likelihoods ---------------------------------------------------------------------------

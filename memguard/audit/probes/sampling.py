@@ -246,10 +246,6 @@ def find_quantile(log10_queries_N: NDArray[np.float64], percent: int) -> int | N
 
     Half of the documents cost at most the median. None among documents that are never generated,
     and below `MIN_FOR_QUANTILES` documents.
-
-    Args:
-        log10_queries_N: ``[N]`` costs as returned by `attack_cost`, inf for never.
-        percent: of the documents that cost at most so much.
     """
     count = len(log10_queries_N)
     if count < MIN_FOR_QUANTILES:

@@ -118,13 +118,7 @@ WINDOW_METRICS = (
 def describe_window(
     numbers: ScoreMatrix, size_N: NDArray[np.int64], place: str = ""
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics of one window of each document; NaN if the document is too short.
-
-    Args:
-        numbers: what was measured on one model.
-        size_N: tokens of the continuation.
-        place: the window, given by the prefix of its names in the matrix.
-    """
+    """Return the metrics of one window of each document; NaN if the document is too short."""
     correct_N = numbers[f"{place}num_correct"]
     missing_N = np.isnan(correct_N)
     return {

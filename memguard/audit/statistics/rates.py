@@ -72,11 +72,6 @@ def subtract(first: Interval, second: Interval, bounds: tuple[float, float]) -> 
 
     If neither interval leaves its range, the difference's does not either, because a hypotenuse is
     not longer than the two other sides. There is no interval if one of them has none.
-
-    Args:
-        first: minuend.
-        second: subtrahend.
-        bounds: smallest and largest possible difference, which rounding must not leave.
     """
     value = first.value - second.value
     if first.ci is None or second.ci is None:
@@ -141,14 +136,9 @@ def clopper_pearson(num_matched: int, num_documents: int, texts: Texts | None = 
 def compute_exact_interval(
     num_matched: int, num_documents: int, num_effective: float
 ) -> tuple[float, float] | None:
-    """Return Clopper and Pearson's interval of a share at an effective number of documents.
+    """Return Clopper and Pearson's interval of a share at an effective number above 1, else None.
 
     The binomial tails are those of incomplete beta functions, which take any real counts.
-
-    Args:
-        num_matched: k.
-        num_documents: n; the share is k / n.
-        num_effective: number of independent documents with the same share; None at 1 or below.
     """
     assert 0 <= num_matched <= num_documents, f"{num_matched} of {num_documents} is not a share"
     if num_effective <= 1:
@@ -198,11 +188,6 @@ def compute_paired_rates(
     If b or c is 0, the interval also covers Clopper and Pearson's of the other of n; else, if b + c
     is n, that of b of n, of which the difference is 2 b / n - 1. None without documents; no
     interval below two texts.
-
-    Args:
-        first: ``[num_documents]`` 1 or true where a document matches under one setting, else 0.
-        second: the same documents in the same order under the other setting.
-        clusters: ``[num_documents]`` near-duplicate clusters; None: every document is its own.
     """
     first_D, second_D = _as_matches(first), _as_matches(second)
     assert first_D.shape == second_D.shape, "pairs need two values per document"
@@ -220,14 +205,7 @@ def compute_paired_rates(
 def compute_paired_interval(
     only_first: int, only_second: int, num_documents: int, num_effective: float
 ) -> tuple[float, float] | None:
-    """Return the interval of `compute_paired_rates` from counts; None at one document.
-
-    Args:
-        only_first: documents that match only under the first setting.
-        only_second: documents that match only under the second setting.
-        num_documents: all documents.
-        num_effective: their effective number.
-    """
+    """Return the interval of `compute_paired_rates` from counts; None at one document."""
     if num_effective <= 1:
         return None
     joined = [_find_tango(only_first, only_second, num_documents, num_effective)]
@@ -277,10 +255,6 @@ def num_needed_to_see(rate: float, power: float = 0.95) -> int | None:
     """Return the number of documents with a match among them with probability ``power``.
 
     The smallest n with ``1 - (1 - rate)^n >= power``; None for a rate of 0.
-
-    Args:
-        rate: the true share of documents, 0 to 1.
-        power: between 0 and 1, both excluded.
     """
     assert 0 <= rate <= 1, f"{rate} is not a share"
     assert 0 < power < 1, f"power must be between 0 and 1, got {power}"
