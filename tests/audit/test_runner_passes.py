@@ -195,18 +195,3 @@ def test_only_what_a_request_lacks_is_measured(windows: list[Window], tmp_path: 
     lacking = [*(cell for cell in cells if cell is not None), *windows[4:]]
     assert found == sorted(tuple(window.input_ids.tolist()) for window in lacking)
     assert _count_cached(tmp_path, windows, [MAIN, OTHER]) == []
-
-
-def test_numbers_are_cached_by_model_and_parameters(windows: list[Window], tmp_path: Path) -> None:
-    def count(identity: str | None, tiny_margin: float) -> int:
-        scorer = Scripted(say_by_context)
-        held = Held(scorer, identity=identity)
-        context = AuditContext(cache=RecordCache(tmp_path))
-        run_probes([MAIN], held, windows, context=context, tiny_margin=tiny_margin)
-        return sum(scorer.calls)
-
-    # Without an identity nothing says whose numbers they are.
-    assert [count(None, 1.0), count(None, 1.0)] == [6, 6]
-    assert list(tmp_path.iterdir()) == []
-    for identity, tiny_margin in (("a", 1.0), ("b", 1.0), ("a", 2.0)):
-        assert [count(identity, tiny_margin), count(identity, tiny_margin)] == [6, 0]

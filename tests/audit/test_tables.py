@@ -184,28 +184,6 @@ def test_copies_count_as_one_piece_of_evidence() -> None:
         assert copied.high - copied.low > 2 * (alone.high - alone.low)
 
 
-def test_rates_of_copies_name_their_texts() -> None:
-    """26 of 39 documents match, eight of them copies of two texts."""
-    tables = _tabulate(
-        "verbatim",
-        [],
-        [1.0] * 26 + [0.0] * 13,
-        [0.0] * 39,
-        clusters=[0] * 4 + [1] * 4 + list(range(2, 33)),
-        outlines=OUTLINES[1:],
-    )
-    row = _find(tables, "verbatim", "x4")
-    assert count(row) == (26, 39)
-    assert (row.num_matched_clusters, row.num_clusters) == (20, 33)
-    # 39^2 / (2 * 4^2 + 31), with which SciPy's beta quantiles are asked.
-    number = 1521 / 63
-    k, rest = number * 26 / 39, number * 13 / 39
-    expected = (stats.beta.ppf(0.025, k, rest + 1), stats.beta.ppf(0.975, k + 1, rest))
-    assert row.ci == pytest.approx(expected)
-    change = _find(tables, "verbatim", "x4", against="base")
-    assert change.high == pytest.approx(expected[1])
-
-
 @settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
