@@ -1,7 +1,7 @@
 """Made-up models, tiny real ones, and documents for an audit to ask them of."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from memguard.audit.requests import Inputs, Measured, Model, Prompt, join
 from memguard.audit.run import AuditOutcome, run_audit
 from memguard.audit.runner import Runner
 from memguard.audit.suite import Suite, load_suite
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import AuditDocument, Window, WindowSettings
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 
@@ -115,6 +115,28 @@ class Scripted:
             ),
             sampled=sampled.T[: len(requested.schemes)] if requested.schemes else None,
         )
+
+
+@dataclass
+class Recorder(Scripted):
+    """Remembers the passages of all calls, and what was asked of them last."""
+
+    passages: list[Passage] = field(default_factory=list)
+    selection: ScoreSelection | None = None
+
+    def score(
+        self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
+    ) -> list[TokenResult]:
+        self.passages += passages
+        self.selection = requested or ScoreSelection()
+        return Scripted.score(self, passages, self.selection, on_progress)
+
+
+def cut(probe: WindowSettings, documents: Iterable[AuditDocument]) -> list[Window]:
+    """Return the main window of each document; none of them is too short."""
+    windows = [probe.window(document) for document in documents]
+    assert None not in windows
+    return [window for window in windows if window is not None]
 
 
 WRONG_TOKEN = 10**6

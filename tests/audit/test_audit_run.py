@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from audit_examples import (
     say_by_context,
 )
 from ranks import RankPool
+from record_examples import make_document
 
 import memguard
 from memguard.audit.cache import RecordCache
@@ -49,8 +50,6 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
 pytestmark = pytest.mark.slow
-
-MakeDocument = Callable[..., AuditDocument]
 
 
 def test_whole_audit() -> None:
@@ -117,7 +116,7 @@ def test_same_input_same_outcome() -> None:
     assert any("39 documents are not in the sample" in b.text for b in first.summary.banners)
 
 
-def test_documents_are_checked_before_a_model_is_asked(make_document: MakeDocument) -> None:
+def test_documents_are_checked_before_a_model_is_asked() -> None:
     model = Held(Scripted(say_by_context))
     with pytest.raises(DataError, match="continuation-tokens"):
         audit([make_document(range(24), name=str(i)) for i in range(9)], model)
@@ -154,7 +153,7 @@ def test_a_model_is_freed_before_the_next_is_asked() -> None:
     assert order == ["ask model", "free model"]
 
 
-def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> None:
+def test_masks_are_compared_where_somebody_can() -> None:
     draw = np.random.default_rng(0)
     documents = [
         make_document(draw.integers(0, 90, 60), name=f"{n}", cluster=n // 2) for n in range(12)

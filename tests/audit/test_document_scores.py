@@ -11,6 +11,7 @@ from audit_examples import (
     Scripted,
     audit,
     build_documents,
+    cut,
     know,
     list_records,
     run_probes,
@@ -35,11 +36,8 @@ DESCRIPTION = [
 
 
 def _cut(probe: ExtractionProbe, count: int, **fields: Any) -> list[Window]:
-    windows = [
-        probe.window(make_document(np.arange(20) + number, name=f"d{number}", **fields))
-        for number in range(count)
-    ]
-    return [window for window in windows if window is not None]
+    numbers = range(count)
+    return cut(probe, [make_document(np.arange(20) + n, name=f"d{n}", **fields) for n in numbers])
 
 
 def _measure(detail: Any = None, **columns: list[float]) -> Measured:
