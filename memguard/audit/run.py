@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.parts import WhichWindow, find_cut
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.requests import Inputs, Measured, Model
 from memguard.audit.runner import Runner
 from memguard.audit.selection import select_windows
@@ -113,7 +113,7 @@ def run_audit(
         other=None if base is None else measure(base, "base", "base model"),
         reference={} if reference is None else measure(reference, "reference", "reference model"),
         dose_response=tally == "complete",
-        why_not={**context.why_not, **failed},
+        skipped_because={**context.why_not, **failed},
         num_tightened=context.num_tightened,
     )
     summaries = tabulate(evidence, suite)

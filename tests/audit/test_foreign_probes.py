@@ -12,8 +12,7 @@ from audit_examples import Held, Scripted, audit, build_documents, build_suite, 
 from pydantic import Field
 
 from memguard.audit.contained import Guard
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe

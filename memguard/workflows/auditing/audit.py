@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from memguard.audit.document_scores import save_scores
-from memguard.audit.findings import save_findings
+from memguard.audit.document_scores import save_findings, save_scores
 from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.parts import describe_cut, find_cut
 from memguard.audit.run import run_audit

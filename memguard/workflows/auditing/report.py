@@ -7,7 +7,7 @@ import memguard
 from memguard.audit.benchmarks.rows import tabulate_utility
 from memguard.audit.run import AuditOutcome
 from memguard.audit.suite import Suite
-from memguard.audit.training import tabulate_training
+from memguard.audit.summary import tabulate_training
 from memguard.audit.windows import TINY_MARGINS
 from memguard.config import AuditConfig
 from memguard.records import (

@@ -6,8 +6,8 @@ from typing import Any
 
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext, OnProgress
-from memguard.audit.mask_consistency import MaskChange, measure_mask_consistency
-from memguard.audit.membership_scores import Codec
+from memguard.audit.passages import Codec
+from memguard.audit.probes.masks import MaskChange, measure_mask_consistency
 from memguard.audit.requests import CompareMasks
 from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation

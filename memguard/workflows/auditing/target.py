@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.parts import Identity, WhichWindow, choose_part, list_pieces
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.selection import Selection, select_windows
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
