@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memguard.cli.options import print_indented, print_title
-from memguard.planner.disk import format_bytes
+from memguard.planner.dry_run import format_bytes
 from memguard.workflows.backends import Backend, Check, State
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS
 from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library

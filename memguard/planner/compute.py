@@ -1,9 +1,12 @@
 """Rough estimate of the computing time of a step on one rank, without communication.
 
-    a matmul      alone (kernels.py) / MATMUL_SHARE
+    a matmul      max(2 M N K / (peak x the machine's matmul_share),
+                      a (MN + NK + KM) / (memory bandwidth x MEMORY_SHARE)) + KERNEL_S,
+                  which is the product alone, / MATMUL_SHARE
     attention     4 t Q (T+1)/2 operations in forward, 2.5 of it in backward, which computes the
-                  scores again, at the speed of attention alone (kernels.py) x ATTENTION_SHARE.
-                  Without flash attention each head also reads a mask of a row's T (T+1)/2 pairs
+                  scores again, at peak x the machine's attention_share x CURVE at rows of T tokens,
+                  which is attention alone, x ATTENTION_SHARE. Without flash attention each head
+                  also reads a mask of a row's T (T+1)/2 pairs
     element-wise  bytes that its kernels read and write / (memory bandwidth x ELEMENT_SHARE)
     storage       bytes that FSDP2 copies in and out of its buffers, and that AdamW reads and writes
 
@@ -22,7 +25,19 @@ Frozen weights have no weight gradient, and blocks that backward does not reach 
 Each adapter adds two matmuls in forward, two for the input gradient and two for its own. Weights in
 NF4 are dequantised in every pass: read in 4.5 bits, written in the precision of the run.
 
-The three shares are fitted, with cost.OVERLAP_SHARE, to 35 of 70 published runs on H100s
+MEMORY_SHARE and KERNEL_S were fitted to 375 bf16 products that XLA's developers measured on an
+H100, M, N and K between 256 and 4,096 and batches of 1, 2 and 4 (XLA_TABLE): the median error is
+5 %, nine of ten are within 14 %. A product is as fast as the larger of its two bounds; KERNEL_S,
+which products with a side of some hundred consist of, is the ramp of a kernel at its begin and end.
+
+The curves are of FlashAttention-2 on an H100, causal, heads of 128 features: forward from figure 5
+of arXiv 2407.08608, forward and backward together from figure 7 of arXiv 2307.08691, both as
+printed above the bars; backward is what remains of the second when the first is taken away, with
+the papers' counts of operations (2 and 5 matmuls, of which causal rows need half). On an A100 the
+curve of forward and backward together (figure 4 of arXiv 2307.08691) has the same form within 5 %,
+1.8 times as high: that is ``attention_share``.
+
+The other three shares are fitted, with cost.OVERLAP_SHARE, to 35 of 70 published runs on H100s
 (scripts/bench/published.py, which has the other half and the sources): MATMUL_SHARE and
 ATTENTION_SHARE are what is lost against the same kernel alone on a cool GPU. Everything else is
 counted from the modules' code, at nominal peak and nominal bandwidth.
@@ -31,13 +46,14 @@ Assumed are that the shares hold for every GPU, and that nothing but matmuls ove
 traffic.
 """
 
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.kernels import BACKWARD_OPERATIONS, attention_curve, time_matmul
 from memguard.planner.machine import Machine
 from memguard.planner.parameters import (
     NF4_BLOCK,
@@ -50,6 +66,69 @@ from memguard.planner.parameters import (
 )
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import LayerGroup
+
+MEMORY_SHARE = 0.9
+"""Share of the nominal bandwidth at which a matmul reads and writes its matrices."""
+
+KERNEL_S = 5.6e-6
+"""Time that a matmul takes however small it is (seconds)."""
+
+XLA_TABLE = (
+    "https://github.com/openxla/xla/blob/main/xla/service/gpu/model/matmul_interpolator_data.h"
+)
+
+_ROWS = (512, 1024, 2048, 4096, 8192, 16384)
+# TFLOP/s, as printed.
+_FORWARD = (191, 260, 298, 319, 333, 335)
+_TOGETHER = (163, 221, 265, 294, 308, 328)
+_FORWARD_MATMULS, _BACKWARD_MATMULS = 2, 5
+BACKWARD_OPERATIONS = _BACKWARD_MATMULS / _FORWARD_MATMULS
+"""Operations of attention's backward, relative to its forward."""
+
+
+def time_matmul(
+    rows: int,
+    outs: int,
+    ins: int,
+    *,
+    element_bytes: int,
+    flops_per_s: float,
+    bytes_per_s: float,
+) -> float:
+    """Return the time of one product of [rows, ins] and [ins, outs] (seconds).
+
+    Args:
+        rows: M.
+        outs: N.
+        ins: K.
+        element_bytes: bytes of an element of all three matrices.
+        flops_per_s: what the largest products reach (FLOP/s).
+        bytes_per_s: nominal bandwidth of the memory (bytes/s).
+    """
+    num_bytes = element_bytes * (rows * outs + outs * ins + ins * rows)
+    compute_s = 2 * rows * outs * ins / flops_per_s
+    return max(compute_s, num_bytes / (bytes_per_s * MEMORY_SHARE)) + KERNEL_S
+
+
+def attention_curve(seq_len: int, *, is_backward: bool) -> float:
+    """Return the speed of attention over rows of this length, relative to the longest ones.
+
+    1 is the speed of forward and backward together over rows of 16,384 tokens. Between the measured
+    lengths the curve is linear in their logarithm; outside it is that of the nearest.
+    """
+    speeds = [_backward_speed(i) if is_backward else _FORWARD[i] for i in range(len(_ROWS))]
+    clamped = min(max(seq_len, _ROWS[0]), _ROWS[-1])
+    upper = min(bisect_right(_ROWS, clamped), len(_ROWS) - 1)
+    lower = upper - 1
+    share = math.log2(clamped / _ROWS[lower]) / math.log2(_ROWS[upper] / _ROWS[lower])
+    return (speeds[lower] + share * (speeds[upper] - speeds[lower])) / _TOGETHER[-1]
+
+
+def _backward_speed(index: int) -> float:
+    """Return the speed of backward alone (TFLOP/s): all operations' time less that of forward."""
+    together_s = (_FORWARD_MATMULS + _BACKWARD_MATMULS) / _TOGETHER[index]
+    return _BACKWARD_MATMULS / (together_s - _FORWARD_MATMULS / _FORWARD[index])
+
 
 MATMUL_SHARE = 0.85
 """Speed of matmuls in a training step, relative to the same product alone. Fitted."""
@@ -100,15 +179,7 @@ class ComputeTimes:
 def estimate_compute(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, machine: Machine, *, seq_len: int
 ) -> ComputeTimes:
-    """Estimate the computing time of one rank.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step.
-        machine: the machine.
-        seq_len: tokens of a row, over which attention is counted (see `count_flops`).
-    """
+    """Estimate the computing time of one rank; attention is counted as in `count_flops`."""
     part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
     rank = _Rank(sizes, mesh, settings, machine, part)
     return ComputeTimes(
@@ -267,13 +338,8 @@ def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, s
     A token costs 2 operations per parameter in forward and 4 in backward, 2 for a frozen one, and
     attends to (seq_len + 1) / 2 others: causal attention over whole rows. Flash attention and
     attention in pieces skip masked pairs. Rows packed with shorter documents cost less, equally on
-    every mesh. Heads are split over x only, so every rank along y computes their attention.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step; the head is computed for its labels only.
-        seq_len: tokens of a row.
+    every mesh. Heads are split over x only, so every rank along y computes their attention. The
+    head is computed for the labels of the step only.
     """
     own = RankSizes.of(sizes, mesh)
     down = 2 * settings.num_tokens * own.features * own.width

@@ -128,15 +128,7 @@ class StepEstimate:
 def estimate_step(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, machine: Machine, *, seq_len: int
 ) -> StepEstimate:
-    """Estimate one optimizer step.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step.
-        machine: the machine, with as many nodes as the mesh needs.
-        seq_len: tokens of a row, over which attention is counted (see `count_flops`).
-    """
+    """Estimate one optimizer step, on as many nodes of the machine as the mesh needs."""
     compute = estimate_compute(sizes, mesh, settings, machine, seq_len=seq_len)
     times = settings.num_micro_batches
     schedule = _Schedule(machine, mesh, split_collectives(sizes, mesh, settings), compute)

@@ -8,7 +8,7 @@
                         ("400 Gb/s" is 50).
     peak_tflops         dense bf16; figures "with sparsity" are twice that.
     fp32_tflops         with 'train.precision' fp32, which uses TF32 on NVIDIA's GPUs: half of bf16.
-    ..._share           what kernels reach of the peak, measured by others (kernels.py): matmuls of
+    ..._share           what kernels reach of the peak, measured by others (compute.py): matmuls of
                         A100, H100, GH200 and B200 in the table of maximum achievable FLOPS of
                         https://github.com/stas00/ml-engineering, attention by FlashAttention-2's
                         authors.

@@ -12,7 +12,7 @@ from plan_examples import check_refusal, flatten, plan, write_machine, write_mod
 from tiny_llama import TINY_LLAMA
 
 from memguard.cli.plan_screen import render_plan
-from memguard.planner.disk import format_bytes
+from memguard.planner.dry_run import format_bytes
 from memguard.planner.plan import Plan
 
 pytestmark = pytest.mark.slow

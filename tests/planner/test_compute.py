@@ -16,12 +16,15 @@ from memguard.parallel.shard import checkpoint_blocks
 from memguard.planner.compute import (
     ATTENTION_SHARE,
     ELEMENT_SHARE,
+    KERNEL_S,
     MATMUL_SHARE,
+    MEMORY_SHARE,
     ComputeTimes,
+    attention_curve,
     count_flops,
     estimate_compute,
+    time_matmul,
 )
-from memguard.planner.kernels import KERNEL_S, MEMORY_SHARE, attention_curve, time_matmul
 from memguard.planner.machine import Machine, load_machine
 from memguard.planner.step_settings import StepSettings
 

@@ -7,6 +7,7 @@ import pytest
 
 from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import ModelSizes
+from memguard.planner.assumptions import list_assumptions
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import (
     Fit,
@@ -17,7 +18,7 @@ from memguard.planner.fit import (
     rank_meshes,
 )
 from memguard.planner.machine import Machine, load_machine
-from memguard.planner.plan import list_assumptions, make_mesh_plan
+from memguard.planner.plan import make_mesh_plan
 from memguard.planner.step_settings import Work
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,7 @@ from memguard.planner.cost import estimate_step
 from memguard.planner.fit import count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
-from memguard.planner.meta_model import outline_model
+from memguard.planner.meta_model import describe_model
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
 from memguard.planner.traffic import list_collectives
@@ -355,8 +355,8 @@ def test_sizes_are_read_from_the_settings(changes: dict[str, Any], expected: Ada
 def test_only_adapters_count_for_checkpoints() -> None:
     config = transformers.LlamaConfig(**TINY, tie_word_embeddings=False)
     sizes, adapter = ModelSizes.from_config(config), AdapterSizes(r=4, use_dora=True)
-    full = outline_model(config, name="m")
+    full = describe_model(config, name="m")
     assert full.num_trained == full.num_parameters
-    adapted = outline_model(config, name="m", adapter=LoraSpec(r=4, alpha=4, use_dora=True))
+    adapted = describe_model(config, name="m", adapter=LoraSpec(r=4, alpha=4, use_dora=True))
     assert adapted.num_parameters == full.num_parameters
     assert adapted.num_trained == find_trained(sizes, MeshShape(), adapter).stored

@@ -18,8 +18,8 @@ from memguard.parallel.model_sizes import ModelSizes, StorageOnly
 from memguard.planner.fit import PlanInputs
 from memguard.planner.machine import Machine
 from memguard.planner.meta_model import measure_storage
+from memguard.planner.plan import ModelStorage, find_least_memory
 from memguard.planner.step_settings import AdapterSizes, Work
-from memguard.planner.storage import ModelStorage, find_least_memory
 
 pytestmark = pytest.mark.slow
 
