@@ -48,7 +48,6 @@ traffic.
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +58,6 @@ from memguard.planner.parameters import (
     NF4_BLOCK,
     NF4_BLOCK_BYTES,
     RankSizes,
-    TrainedBlock,
     TrainedPart,
     block_unit,
     find_trained,
@@ -179,7 +177,12 @@ class ComputeTimes:
 def estimate_compute(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, machine: Machine, *, seq_len: int
 ) -> ComputeTimes:
-    """Estimate the computing time of one rank; attention is counted as in `count_flops`."""
+    """Estimate the computing time of one rank.
+
+    A token attends to (seq_len + 1) / 2 others: causal attention over whole rows. Rows packed with
+    shorter documents cost less, equally on every mesh. Heads are split over x only, so every rank
+    along y computes their attention.
+    """
     part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
     rank = _Rank(sizes, mesh, settings, machine, part)
     return ComputeTimes(
@@ -330,61 +333,3 @@ class _Rank:
         logits = settings.num_labels * self.rank.vocab
         losses = self.move(_LOGIT_PASSES * settings.wide_bytes * logits)
         return chunk * settings.num_labels / rows + losses
-
-
-def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int) -> int:
-    """Count the floating-point operations of matmuls of one rank in one step.
-
-    A token costs 2 operations per parameter in forward and 4 in backward, 2 for a frozen one, and
-    attends to (seq_len + 1) / 2 others: causal attention over whole rows. Flash attention and
-    attention in pieces skip masked pairs. Rows packed with shorter documents cost less, equally on
-    every mesh. Heads are split over x only, so every rank along y computes their attention. The
-    head is computed for the labels of the step only.
-    """
-    own = RankSizes.of(sizes, mesh)
-    down = 2 * settings.num_tokens * own.features * own.width
-    linear = 2 * settings.num_tokens * sum(outs * ins for outs, ins in own.list_linear().values())
-    # Attention scores and their product with the values: two matmuls, half of them masked.
-    attention = 2 * settings.num_tokens * (seq_len + 1) * own.queries
-    part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
-    rank = 0 if settings.adapter is None else settings.adapter.r
-
-    def count(block: TrainedBlock, *, is_reached: bool) -> int:
-        layers = block.adapted
-        adapters = sum(
-            2 * settings.num_tokens * rank * (layer.ins + layer.outs) for layer in layers
-        )
-        forward = linear + attention + adapters
-        if not is_reached:
-            return forward
-        trained = zip(block.unit.parameters, block.unit.shapes, strict=True)
-        weights = sum(
-            rows * length for name, (rows, length) in trained if name.endswith("_proj.weight")
-        )
-        total = 2 * forward + attention + adapters + 2 * settings.num_tokens * weights
-        if settings.checkpointing == "full":
-            # Recomputation ends at the last tensor that backward needs, the input of down, or what
-            # the adapter of down computes. Selective checkpointing keeps the outputs of matmuls and
-            # attention, but adds what adapters compute to them again.
-            total += forward
-            total -= 0 if any(layer.name == "down_proj" for layer in layers) else down
-        if settings.checkpointing == "selective":
-            total += sum(2 * settings.num_tokens * rank * layer.outs for layer in layers)
-        return total
-
-    unreached = Counter(map(id, part.blocks[: part.first]))
-    total = 0
-    for block, number in part.kinds:
-        num_unreached = unreached[id(block)]
-        total += num_unreached * count(block, is_reached=False)
-        total += (number - num_unreached) * count(block, is_reached=True)
-    if not part.has_embedding and part.num_reached:
-        # A frozen embedding needs no gradient, nor does the input of the first block in backward.
-        layers = part.blocks[part.first].adapted
-        num_adapted = sum(_GROUPS[layer.name] == "q|k|v" for layer in layers)
-        inputs = own.queries + 2 * own.keys + rank * num_adapted
-        total -= 2 * settings.num_tokens * own.features * inputs
-    head = 2 * settings.num_labels * own.features * own.vocab
-    # Per-label losses recompute the logits in backward.
-    num_head = (3 if settings.sums_nll else 4) - (not part.has_head)
-    return settings.num_micro_batches * (total + num_head * head)

@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.compute import ComputeTimes, count_flops, estimate_compute
+from memguard.planner.compute import ComputeTimes, estimate_compute
 from memguard.planner.machine import Machine
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import (
@@ -92,8 +92,6 @@ class StepEstimate:
 
     num_tokens: int
     """Tokens of the step on all ranks."""
-    num_flops: int
-    """Floating-point operations of one rank."""
     compute_s: float
     """Computation alone (seconds)."""
     axes: tuple[AxisTime, ...]
@@ -141,7 +139,6 @@ def estimate_step(
     micro_batch_s += compute.num_reached * (block.again_s + block.backward_s)
     return StepEstimate(
         num_tokens=settings.num_tokens * times * mesh.num_batch_ways,
-        num_flops=count_flops(sizes, mesh, settings, seq_len=seq_len),
         compute_s=times * micro_batch_s + compute.update_s,
         axes=tuple(schedule.axes.values()),
     )

@@ -8,6 +8,7 @@ import torch
 import transformers
 from planner_models import TINY
 from published_sizes import LLAMA_405B
+from step_flops import count_flops
 from torch.utils.flop_counter import FlopCounterMode
 
 from memguard.parallel.mesh_shape import MeshShape
@@ -21,7 +22,6 @@ from memguard.planner.compute import (
     MEMORY_SHARE,
     ComputeTimes,
     attention_curve,
-    count_flops,
     estimate_compute,
     time_matmul,
 )

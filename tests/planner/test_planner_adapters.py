@@ -12,6 +12,7 @@ from planner_models import TINY
 from published_sizes import LLAMA_8B
 from ranks import RankPool
 from step_cases import MODES, ONE, Case, check_memory, check_traffic, simulate_all
+from step_flops import count_flops
 from torch.utils.flop_counter import FlopCounterMode
 
 from memguard.config.adapters import LoraConfig
@@ -19,7 +20,7 @@ from memguard.parallel.lora import LoraSpec, attach_lora
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.planner.compute import count_flops, estimate_compute
+from memguard.planner.compute import estimate_compute
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine

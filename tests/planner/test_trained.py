@@ -6,9 +6,9 @@ import pytest
 from fake_step import SimulatedStep
 from ranks import RankPool
 from step_cases import Case, check_memory, check_traffic, simulate_all
+from step_flops import count_flops
 
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.planner.compute import count_flops
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import AdapterSizes, StepSettings
 
