@@ -67,9 +67,28 @@ def export(
     more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else, to a
     private repository unless --public is given.
     """
+    of_hub = {
+        "--dry-run": dry_run,
+        "--public": public,
+        "--allow-extracted": allow_extracted,
+        "--allow-unaudited": allow_unaudited,
+    }
+    problem = ""
     if to is not None:
         if merge or out is not None or dtype is not None:
-            raise ConfigError("OUT, --merge and --dtype are for a merge; --to sends a run as it is")
+            problem = "OUT, --merge and --dtype are for a merge; --to sends a run as it is"
+    elif given := [option for option, is_given in of_hub.items() if is_given]:
+        problem = f"'{given[0]}' is for --to hub:NAME, which is missing"
+    elif not merge:
+        problem = (
+            "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
+            "sends a run's weights to the hub"
+        )
+    elif out is None:
+        problem = "OUT, the folder of the merged model, is missing"
+    if problem:
+        raise ConfigError(problem)
+    if to is not None:
         from memguard.workflows.training.hub import HubRequest
 
         request = HubRequest(
@@ -83,21 +102,7 @@ def export(
         )
         _send_to_hub(request, as_json=as_json)
         return
-    for option, is_given in (
-        ("--dry-run", dry_run),
-        ("--public", public),
-        ("--allow-extracted", allow_extracted),
-        ("--allow-unaudited", allow_unaudited),
-    ):
-        if is_given:
-            raise ConfigError(f"'{option}' is for --to hub:NAME, which is missing")
-    if not merge:
-        raise ConfigError(
-            "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
-            "sends a run's weights to the hub"
-        )
-    if out is None:
-        raise ConfigError("OUT, the folder of the merged model, is missing")
+    assert out is not None, "refused above"
     from memguard.workflows.common.requests import ExportRequest
 
     merged = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)

@@ -179,17 +179,18 @@ class TasksOfRuns:
         for task in self.shared:
             if task.detail.task == name:
                 return task.utility
-        if name in self.left_out:
-            raise RecordError(
-                f"'utility' is '{name}', which the runs do not share. {self.left_out[name]} Audit "
-                f"all runs with the same task, or take 'utility: {HELDOUT_LOSS}'."
-            )
         known = [HELDOUT_LOSS, *(task.detail.task for task in self.shared), *self.left_out]
         listed = suggest_near(name, known) or f"; the runs have {', '.join(known)}"
-        raise RecordError(
-            f"'utility' is '{name}', which no run answered{listed}. Audit the runs with "
-            f"'audit.utility: [{{task: {name}}}]', or take another."
+        why = (
+            f"which no run answered{listed}. Audit the runs with 'audit.utility: "
+            f"[{{task: {name}}}]', or take another."
         )
+        if name in self.left_out:
+            why = (
+                f"which the runs do not share. {self.left_out[name]} Audit all runs with the same "
+                f"task, or take 'utility: {HELDOUT_LOSS}'."
+            )
+        raise RecordError(f"'utility' is '{name}', {why}")
 
 
 def find_shared_tasks(runs: Sequence[AuditedRun]) -> TasksOfRuns:

@@ -103,14 +103,14 @@ class LeastMemory(Record):
             "needs more"
         )
 
-    def refuse(self, gpu: str) -> None:
-        """Raise ConfigError if this alone exceeds the memory of a GPU, which has this name."""
+    def find_misfit(self, gpu: str) -> str | None:
+        """Return why this alone exceeds the memory of a GPU of this name; None if it does not."""
         if self.at_least <= self.usable:
-            return
+            return None
         ways = [] if self.other_mesh is None else [f"use the mesh {_write_mesh(self.other_mesh)}"]
         if "moments" in self.stored:
             ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
-        raise ConfigError(
+        return (
             f"the mesh {_write_mesh(self.mesh)} needs at least {format_bytes(self.at_least)} for "
             f"{self.stored}; "
             f"{format_bytes(self.usable)} are available for tensors on each {gpu}; "
@@ -191,26 +191,24 @@ class Plan(Record):
 
     def refuse_misfit(self) -> None:
         """Raise ConfigError if the requested mesh, or every mesh, needs more than is available."""
-        if self.least is not None:
-            self.least.refuse(self.gpu)
-        if self.requested is not None and not self.requested.fits:
-            where = f"the mesh {self.requested.describe()}"
-            raise ConfigError(
-                f"{where} {self._describe_lack(self.requested)}; {self._describe_way_out()}"
-            )
-        if self.requested is None and self.num_fitting == 0:
-            nearest = self.meshes[0]
-            raise ConfigError(
+        problem = None if self.least is None else self.least.find_misfit(self.gpu)
+        mesh, where = self.requested, ""
+        if mesh is not None and not mesh.fits:
+            where = f"the mesh {mesh.describe()}"
+        elif mesh is None and self.num_fitting == 0:
+            mesh = self.meshes[0]
+            where = (
                 f"no mesh of {self.num_gpus:,} × {self.gpu} fits a step of {self.model}: the "
-                f"nearest, {nearest.describe()}, {self._describe_lack(nearest)}; "
+                f"nearest, {mesh.describe()},"
+            )
+        if mesh is not None and where:
+            problem = (
+                f"{where} needs {format_bytes(mesh.memory.needed)}; "
+                f"{format_bytes(mesh.memory.usable)} are available for tensors on each {self.gpu}; "
                 f"{self._describe_way_out()}"
             )
-
-    def _describe_lack(self, mesh: MeshPlan) -> str:
-        return (
-            f"needs {format_bytes(mesh.memory.needed)}; {format_bytes(mesh.memory.usable)} are "
-            f"available for tensors on each {self.gpu}"
-        )
+        if problem is not None:
+            raise ConfigError(problem)
 
     def _describe_way_out(self) -> str:
         """Return alternatives that fit, the smallest change first."""
