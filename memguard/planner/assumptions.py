@@ -15,7 +15,7 @@ _DEFAULTED = ("memory_gb_per_s", "matmul_share", "attention_share")
 """Figures of a GPU that a machine file may leave out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RowClass:
     """Published runs with rows of similar lengths."""
 
@@ -36,25 +36,9 @@ class RowClass:
 
 
 ROW_CLASSES = (
-    RowClass(
-        measured="up to 2,048", shortest=1, longest=2048, num_runs=26, lowest=0.97, highest=1.03
-    ),
-    RowClass(
-        measured="4,096 to 8,192",
-        shortest=2049,
-        longest=8192,
-        num_runs=3,
-        lowest=0.96,
-        highest=0.99,
-    ),
-    RowClass(
-        measured="16,384 and more",
-        shortest=8193,
-        longest=None,
-        num_runs=6,
-        lowest=0.97,
-        highest=1.04,
-    ),
+    RowClass("up to 2,048", 1, 2048, num_runs=26, lowest=0.97, highest=1.03),
+    RowClass("4,096 to 8,192", 2049, 8192, num_runs=3, lowest=0.96, highest=0.99),
+    RowClass("16,384 and more", 8193, None, num_runs=6, lowest=0.97, highest=1.04),
 )
 OTHER_LOWEST, OTHER_HIGHEST = 0.85, 0.96
 """Of nine runs of another library, three with tensor parallelism and two on A100s."""
