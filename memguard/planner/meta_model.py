@@ -25,7 +25,7 @@ from memguard.model.checks import build_causal_lm, keeps_documents_apart
 from memguard.parallel.hf_plan import plan_sharding, plan_storage
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.model_sizes import ModelSizes, Sizes, StorageOnly
-from memguard.planner.storage import ModelStorage
+from memguard.planner.plan import ModelStorage
 
 _SMALL_ENOUGH = 20_000_000
 """Parameters of a model that may be built with storage (80 MB)."""
@@ -43,7 +43,7 @@ class Outline:
     """Rows of the output embedding."""
 
 
-def outline_model(
+def describe_model(
     config: Any,
     *,
     name: str,

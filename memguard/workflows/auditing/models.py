@@ -36,7 +36,7 @@ from memguard.hf.load import (
 from memguard.hf.load_as import LoadedForm
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.planner.meta_model import outline_model
+from memguard.planner.meta_model import describe_model
 from memguard.runtime import Runtime
 from memguard.workflows.auditing.checks import AuditRequest, check_load_as
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
@@ -174,7 +174,7 @@ class LazyModel:
         if isinstance(self._model, ModelInMemory):
             return count_parameters(self._model.model)
         if self._num_parameters is None:
-            self._num_parameters = outline_model(self._config, name=self._model).num_parameters
+            self._num_parameters = describe_model(self._config, name=self._model).num_parameters
         return self._num_parameters
 
     @property
