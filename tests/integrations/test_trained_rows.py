@@ -155,7 +155,7 @@ def build(
         processing_class=program.build_tokenizer(),
     )
     documents = tokenise(dataset if rows is None else rows)
-    counted = TrainedRows.from_trainer_arguments(documents, arguments, eos_id=EOS)
+    counted = TrainedRows(documents, RowFormat.of_trainer(arguments, eos_id=EOS))
     trainer.add_callback(Counting(counted, Runtime()))
     return trainer, counted, Recorder(trainer)
 
@@ -337,7 +337,7 @@ def build_plain(
         train_dataset=[{"input_ids": tokens} for _, tokens in documents],
         data_collator=pad,
     )
-    rows = TrainedRows.from_trainer_arguments(documents, arguments, eos_id=EOS)
+    rows = TrainedRows(documents, RowFormat.of_trainer(arguments, eos_id=EOS))
     trainer.add_callback(Counting(rows, detect_runtime()))
     return trainer, rows, Recorder(trainer)
 
@@ -445,7 +445,7 @@ def test_two_processes_are_counted_together(tmp_path: Path, ranks: RankPool) -> 
 
 
 def make_rows(documents: Sequence[tuple[str, list[int]]], **settings: Any) -> TrainedRows:
-    return TrainedRows(documents, eos_id=EOS, **settings)
+    return TrainedRows(documents, RowFormat(eos_id=EOS, **settings))
 
 
 def test_equal_documents_are_counted_together() -> None:
