@@ -31,7 +31,7 @@ from memguard.data.chat import (
 from memguard.data.documents import Decode, Document, Format, name_ids
 from memguard.data.long_texts import Shortener, check_lengths
 from memguard.errors import DataError
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,11 +1,10 @@
 """Processes, signals, console output and environment of a run.
 
 processes.py     device and rank of this process, and collective operations over all ranks
-children.py      signals of this process, and its child processes
+children.py      signals of this process, its child processes, and calls that a signal may end
 console.py       output of rank 0
 environment.py   peak memory, folders, versions, silenced libraries, limits of processes
 stalls.py        says which rank the others wait for
-interruptible.py long calls of libraries, in a thread so that Ctrl-C takes effect
 shared_sums.py   hashes files, each on one of the ranks
 gpu_defaults.py  allocator, cuBLAS workspace and TF32 on GPUs
 
