@@ -187,21 +187,17 @@ def check_num_processes(count: int, *, option: str, way_out: str) -> None:
     if count == 1:
         return
     num_gpus, num_cores = count_gpus(), len(os.sched_getaffinity(0))
-    if num_gpus and count > num_gpus:
-        raise ConfigError(
-            f"'{option}' must be at most {num_gpus}, the number of visible GPUs: each process "
-            f"needs its own GPU; got {count}. To train on the CPU set CUDA_VISIBLE_DEVICES=, or "
-            f"{way_out}"
-        )
-    if num_gpus:
-        return
     cores = f"{num_cores} core{'' if num_cores == 1 else 's'}"
-    if count > _MOST_A_CORE * num_cores:
+    most, why = num_gpus, "the number of visible GPUs"
+    instead = "To train on the CPU set CUDA_VISIBLE_DEVICES="
+    if not num_gpus:
+        most, instead = _MOST_A_CORE * num_cores, f"Use {num_cores}"
+        why = f"{_MOST_A_CORE} for each core, on this machine with {cores}"
+    if count > most:
         raise ConfigError(
-            f"'{option}' must be at most {_MOST_A_CORE * num_cores}, {_MOST_A_CORE} for each core, "
-            f"on this machine with {cores}; got {count}. Use {num_cores}, or {way_out}"
+            f"'{option}' must be at most {most}, {why}; got {count}. {instead}, or {way_out}"
         )
-    if count > num_cores:
+    if not num_gpus and count > num_cores:
         print(
             f"warning: '{option}' {count} on {cores}: the processes take turns; {num_cores} would "
             "be as fast",
