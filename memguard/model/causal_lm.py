@@ -35,10 +35,10 @@ from memguard.model.router_loss import (
 )
 from memguard.model.token_scores import TokenScores, score_tokens
 from memguard.parallel.attention import prepare_attention
+from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis, Mesh4D
-from memguard.parallel.packed_rows import Packing
 from memguard.parallel.shard import HeadLinear
 from memguard.runtime import Runtime
 

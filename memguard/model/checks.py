@@ -18,8 +18,8 @@ from torch import Tensor
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
+from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.collectives import all_reduce
-from memguard.parallel.packed_rows import Packing
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 

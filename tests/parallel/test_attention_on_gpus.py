@@ -16,7 +16,7 @@ from transformers import masking_utils
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel import attention_flex
 from memguard.parallel.attention import _WINDOW_IN_MASK, choose_attention
-from memguard.parallel.packed_rows import Packing
+from memguard.parallel.attention_pieces import Packing
 
 pytestmark = pytest.mark.slow
 
