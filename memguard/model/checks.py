@@ -118,8 +118,7 @@ def check_causal(layer: CausalLM) -> None:
     if float(change_BT.median()) >= _tolerance(before, layer):
         raise ModelError(
             f"{type(layer.model).__name__} is not a causal language model: its predictions depend "
-            "on later tokens. Encoders (BERT and similar models) can be neither fine-tuned nor "
-            "audited by memguard."
+            "on later tokens. Encoders (BERT) can be neither fine-tuned nor audited"
         )
 
 

@@ -331,9 +331,9 @@ def join_program() -> Iterator[Runtime]:
         dist.barrier(group=meeting)
     except RuntimeError as error:
         raise ConfigError(
-            "this program has several processes, and every one of them must make this call with "
-            f"its own part of the model; after {_MEETING.total_seconds():.0f} s one had not. Call "
-            "it on all ranks, or save the model and audit the folder"
+            "every process of this program must make this call with its part of the model; after "
+            f"{_MEETING.total_seconds():.0f} s one had not. Call it on all ranks, or save the "
+            "model and audit the folder"
         ) from error
     dist.destroy_process_group(meeting)
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_FOREVER))

@@ -117,7 +117,7 @@ def call_alone() -> str:
 
 def test_a_call_that_one_rank_does_not_make_is_refused(ranks: RankPool) -> None:
     message = ranks(call_alone, 2)[0]
-    assert "every one of them must make this call" in message
+    assert "every process of this program must make this call" in message
     assert "Call it on all ranks, or save the model and audit the folder" in message
 
 
