@@ -36,6 +36,7 @@ from memguard.model.router_loss import (
 from memguard.model.token_scores import TokenScores, score_tokens
 from memguard.parallel.attention import prepare_attention
 from memguard.parallel.attention_pieces import Packing
+from memguard.parallel.collectives import all_reduce
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis, Mesh4D
@@ -151,6 +152,13 @@ class CausalLM(nn.Module):
         if self.mesh is not None:
             return self.mesh.batch_rank
         return 0 if self._peers is None else self._peers.rank
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of each value over all ranks that hold a part of the model."""
+        if self.mesh is not None:
+            for name in ("x", "y"):
+                values = all_reduce(values, self.mesh.axis(name), "max")
+        return values
 
     def deal(self, items: Sequence[Item]) -> list[Item | None]:
         """Return this rank's items, padded with None to the same number on every rank.
