@@ -164,6 +164,16 @@ def _find_elsewhere(model: type[BaseModel], name: str) -> Iterator[KeyPath]:
 
 def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
     """Return the fields that are allowed at ``loc``; empty if it is not a block of settings."""
+    blocks = _blocks_at(model, loc)
+    return blocks[0].model_fields if blocks else {}
+
+
+def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
+    """Return the names of the blocks that are allowed at ``loc``."""
+    return [name for block in _blocks_at(model, loc) for name in _list_tags(block)]
+
+
+def _blocks_at(model: type[BaseModel], loc: KeyPath) -> list[type[BaseModel]]:
     blocks = [model]
     for key in loc:
         if not isinstance(key, str):
@@ -173,16 +183,7 @@ def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
             blocks = named
         elif blocks and key in blocks[0].model_fields:
             blocks = _all_settings_in(blocks[0].model_fields[key].annotation)
-    return blocks[0].model_fields if blocks else {}
-
-
-def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
-    """Return the names of the blocks that are allowed at ``loc``."""
-    blocks = [model]
-    for key in loc:
-        if isinstance(key, str) and blocks and key in blocks[0].model_fields:
-            blocks = _all_settings_in(blocks[0].model_fields[key].annotation)
-    return [name for block in blocks for name in _list_tags(block)]
+    return blocks
 
 
 def _list_tags(block: type[BaseModel]) -> tuple[str, ...]:

@@ -22,7 +22,13 @@ from transformers import PreTrainedModel
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.fsdp_root import FsdpRoot
-from memguard.model.lm_head import Head, Step, WideWeight, apply_logit_transforms
+from memguard.model.lm_head import (
+    Head,
+    Step,
+    WideWeight,
+    apply_logit_transforms,
+    count_free_bytes,
+)
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.router_loss import (
@@ -251,9 +257,7 @@ class CausalLM(nn.Module):
             * (self.compute_dtype if part.is_floating_point() else part.dtype).itemsize
             for part in self.model.parameters()
         )
-        free, _ = torch.cuda.mem_get_info(self.device)
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return needed <= _GATHERED_SHARE * (free + cached - reserved_bytes)
+        return needed <= _GATHERED_SHARE * (count_free_bytes(self.device) - reserved_bytes)
 
     def forward(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``; the weights it reads are gathered while it runs."""

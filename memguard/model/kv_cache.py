@@ -271,7 +271,7 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
         rows.start(prompts, lambda hidden_RD: None)
         for step in range(num_steps):
             tokens = [text[size + step] for text, size in zip(texts, sizes, strict=True)]
-            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), _float))
+            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), Tensor.float))
     except _NO_CACHE:
         return False
     differences = []
@@ -295,7 +295,3 @@ def _run_alone(lm: CausalLM, text: NDArray[np.integer]) -> Tensor:
     """Return the last token's hidden states [D/y]."""
     ids_1T = send(text[None], lm.device)
     return lm(lambda: lm.hidden_states(ids_1T))[0, -1].float()
-
-
-def _float(hidden_RD: Tensor) -> Tensor:
-    return hidden_RD.float()

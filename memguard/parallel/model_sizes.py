@@ -142,18 +142,13 @@ class ModelSizes:
             has_output_bias=family != "qwen2" and bool(get("attention_bias")),
             has_mlp_bias=bool(get("mlp_bias")),
             has_head_norms=family == "qwen3",
-            expert_width=_read_expert_width(get),
+            expert_width=get("moe_intermediate_size") or get("intermediate_size")
+            if any(get(field) for field in _EXPERT_COUNTS)
+            else None,
             # Its matrices have gate and up, or features, as the last dimension.
             expert_unit=4 if family == "gpt_oss" else 8,
             shared_expert_width=get("shared_expert_intermediate_size"),
         )
-
-
-def _read_expert_width(get: Get) -> int | None:
-    if not any(get(field) for field in _EXPERT_COUNTS):
-        return None
-    width: int | None = get("moe_intermediate_size") or get("intermediate_size")
-    return width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

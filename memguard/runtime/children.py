@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 EXIT_REPORT_FILE = "MEMGUARD_EXIT_REPORT"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""
@@ -124,12 +124,6 @@ def restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
 # -- calls that a signal may end -------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Outcome(Generic[ResultT]):
-    result: ResultT | None = None
-    error: BaseException | None = None
-
-
 def call_interruptibly(
     function: Callable[[], ResultT],
     tick: Callable[[], None] | None = None,
@@ -153,14 +147,15 @@ def call_interruptibly(
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    outcome: _Outcome[ResultT] = _Outcome()
+    results: list[ResultT] = []
+    errors: list[BaseException] = []
     has_ended = threading.Event()
 
     def run() -> None:
         try:
-            outcome.result = function()
+            results.append(function())
         except BaseException as error:  # Raised again on the main thread.
-            outcome.error = error
+            errors.append(error)
         finally:
             has_ended.set()
 
@@ -169,9 +164,9 @@ def call_interruptibly(
     while not has_ended.wait(every_s):
         if tick is not None:
             tick()
-    if outcome.error is not None:
-        raise outcome.error
-    return cast("ResultT", outcome.result)
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 # -- child processes -------------------------------------------------------------------------------
