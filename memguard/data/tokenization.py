@@ -32,7 +32,7 @@ from memguard.data.encoding import (
     find_special_ids,
 )
 from memguard.errors import DataError
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,7 +17,7 @@ from memguard.data import tokenization
 from memguard.data.documents import Document
 from memguard.data.tokenization import hash_tokens, hmac_text
 from memguard.errors import DataError
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 
 CHATML = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\n' }}{{ m.content + '<|end|>' }}"
