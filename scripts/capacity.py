@@ -20,7 +20,7 @@ import torch
 from memguard.config import RunConfig, apply_settings, validate
 from memguard.errors import ConfigError
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.disk import format_bytes
+from memguard.planner.dry_run import format_bytes
 from memguard.planner.fit import PlanInputs, count_parameters, rank_meshes
 from memguard.planner.machine import Machine, detect_machine
 from memguard.planner.step_settings import describe_work, limit_sizes

@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 
-from memguard.hf.small_config import EXPERTS, LAYERS, list_parts
+from memguard.hf.from_config import EXPERTS, LAYERS, list_parts
 
 _NUM_EXPERTS = 8
 # The first layers of a family with experts are often dense.

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch
 from memguard.hf.assembly import Assembly, allocate, assemble, build_meta_layer
-from memguard.hf.meta_build import build_on_meta
+from memguard.hf.from_config import build_on_meta
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.attention_pieces import MIN_PIECE

@@ -34,9 +34,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from memguard.errors import ConfigError, ModelError
 from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.hf.checkpoint import say_in_one_line
+from memguard.hf.from_config import RUNNABLE, build_on_meta, reduce_config
 from memguard.hf.load import count_parameters
-from memguard.hf.meta_build import build_on_meta
-from memguard.hf.small_config import RUNNABLE, reduce_config
 from memguard.model.checks import build_causal_lm, explain_head
 from memguard.model.dropout import list_dropout
 from memguard.parallel.hf_plan import plan_sharding

@@ -36,7 +36,7 @@ from bench.harness import Verdict, build_parser
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from memguard.audit.epsilon_bound import (
+from memguard.audit.probes.canary_results import (
     choose_num_guesses,
     compute_guess_scores,
     compute_p_value,

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from memguard.data.docstrings import build_docstring_file
 from memguard.data.duplicates import WordGrams
+from memguard.data.sources import build_docstring_file
 from memguard.seeds import derive_generator
 
 SEED = 0

@@ -16,7 +16,7 @@ from tiny_llama import TINY_LLAMA
 
 from memguard.cli.errors import run_app
 from memguard.data.tokenization import train_bpe
-from memguard.hf.load import build_scratch_model
+from memguard.hf.from_config import build_scratch_model
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"

@@ -6,7 +6,7 @@ import torch
 import transformers
 from default_configs import make_default_config, set_no_dropout
 
-from memguard.hf.small_config import RUNNABLE, reduce_config
+from memguard.hf.from_config import RUNNABLE, reduce_config
 
 VOCAB_SIZE = 97
 

@@ -22,30 +22,18 @@ running the probes
     context.py             the models, tokenizer, cache and process group of an audit
     probe.py               what a probe is: settings, metrics, measurement, rows, section
     requests.py            what probes ask of a model, and what they receive
-    probes/                each probe of memguard in one file
+    probes/                each probe of memguard in one file, and what it computes
     runner.py              runs probes on one model: merges requests, reads and fills the cache
     run.py                 one audit: the model, its base, the reference; then the summary
-measuring
-    window_scores.py       the numbers of one window: verbatim, first divergence, longest run ...
-    near_verbatim.py       generated text within a few edits of the true one
-    overlap.py             overlap of generated and true text
-    membership_scores.py, membership_passes.py    scores of membership, those with a pass
-                           of their own, and a baseline on words only
-    canary_results.py      random secrets, and which of them are extracted
-    epsilon_bound.py       a lower bound on epsilon, from guesses of the canaries' coins
-    known_mask.py          which tokens a goldfish dropped, as an attacker computes it
-    mask_consistency.py    rewritten copies of a text, and how they change its mask
 results
-    metrics.py             a metric of documents, and how it is estimated over documents
-    evidence.py            values of documents -> rows of buckets, with base model and control
-    training.py            audits during training, and the held-out loss -> rows
-    document_scores.py     the columns of all probes -> records.parquet
+    metrics.py             a metric, its estimates, its rows of buckets with base and control
+    document_scores.py     the columns of all probes -> records.parquet; findings, worst first
     statistics/            rates, means, trends and their intervals
-    summary.py             what all probes add -> the tables and the header of a report
+    summary.py             what all probes add -> tables and header of a report; training's rows
     verdict.py                 what was extracted -> one of four levels, by tests against control;
                                its second line: do scores separate trained documents?
     verdict_sentences.py       its sentences
-    findings.py, warnings.py   extracted documents, worst first; warnings and notes
+    warnings.py                warnings and notes
 
 Models are passed as protocols (`Scorer`, `AuditedModel`); the caller decides how they are loaded
 and on how many processes they run. Import from the modules: suites, probes, canaries, membership

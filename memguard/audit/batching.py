@@ -27,6 +27,7 @@ Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with the number of jobs done and of all jobs."""
 
+_MOST_CPU_TOKENS, MOST_GPU_TOKENS = 16_384, 1 << 20
 # Share of the memory that is free after a first job; the rest is for fragmentation.
 _MEMORY_SHARE = 0.8
 
@@ -96,6 +97,24 @@ class Batching:
         self._lm = lm
         self._batch_tokens = batch_tokens
         self._measures_memory = measures_memory
+
+    @classmethod
+    def of_forwards(
+        cls, lm: CausalLM, batch_tokens: int | None, runtime: Runtime | None
+    ) -> "Batching":
+        """Prepare batches of forwards, without keys and values in memory.
+
+        Without ``batch_tokens`` a batch has 16,384 tokens, on a GPU as many as fit.
+        """
+        is_gpu = lm.device.type == "cuda"
+        most = MOST_GPU_TOKENS if is_gpu else _MOST_CPU_TOKENS
+        return cls(
+            lm,
+            most if batch_tokens is None else batch_tokens,
+            runtime,
+            # Several ranks cannot recover from running out of memory, whatever the setting is.
+            measures_memory=is_gpu and (batch_tokens is None or lm.has_peers),
+        )
 
     def run(
         self,

@@ -65,14 +65,6 @@ def search_beams(
 ) -> list[Beams]:
     """Return the best continuations of each request; on a mesh every rank calls this and gets all.
 
-    Args:
-        decoder: decoder of the model.
-        requests: prompts to continue.
-        width: W, beams that are kept after each step.
-        candidates: C, tokens that each beam proposes; None uses W. More than W matters only for
-            guesses.
-        on_progress: see `batching.Progress`.
-
     Raises:
         LimitReached: see `Decoder.run`.
         ModelError: see `Batching.run`.

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from memguard.audit.cache import RecordCache
 from memguard.audit.decoding import Decoder
-from memguard.audit.membership_scores import Codec
+from memguard.audit.passages import Codec
 from memguard.audit.requests import CompareMasks
 from memguard.audit.scoring import Scorer
 from memguard.mitigation import Goldfish

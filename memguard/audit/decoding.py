@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.audit.batching import (
+    MOST_GPU_TOKENS,
     Batching,
     BatchResult,
     Job,
@@ -44,7 +45,6 @@ RunCached = Callable[[Sequence[int], int, bool], BatchResult[Result]]
 """Like `batching.RunBatch`, and also takes whether keys and values are cached."""
 DECODED_TOKENS = 16_384
 """Default number of tokens of a batch, whose keys and values are in memory at the same time."""
-_MOST_GPU_TOKENS = 1 << 20
 _READ_EVERY = 16
 """Steps whose tokens are read from the device at once, if texts may end early."""
 
@@ -80,7 +80,7 @@ class Decoder:
         takes_most = batch_tokens is None and not self._fits and lm.device.type == "cuda"
         self._batching = Batching(
             lm,
-            _MOST_GPU_TOKENS if takes_most else batch_tokens or DECODED_TOKENS,
+            MOST_GPU_TOKENS if takes_most else batch_tokens or DECODED_TOKENS,
             runtime,
             measures_memory=takes_most,
         )

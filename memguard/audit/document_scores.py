@@ -1,4 +1,4 @@
-"""Scores of each document: one column per number, named by probe, as in records.parquet.
+"""Scores of each document, as in records.parquet, and the findings: documents that are extracted.
 
     id, bucket, role, ..., cluster                 what each document is
     extraction.verbatim, membership.loss, ...      what the probes measured on the model
@@ -7,13 +7,18 @@
 
 Numbers are float64 columns, 1 and 0 for true and false. A number that is NaN or infinite (no number
 of queries is enough, edits were not counted) is null in the file, which only its owner can read.
+
+Findings are the documents that greedy decoding extracts, worst first, without text: the first
+`MAX_FINDINGS` in report.json, all of them in findings.csv, for their owner only.
 """
 
+import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow
@@ -22,8 +27,9 @@ from pyarrow import parquet
 
 from memguard.audit.probe import Column, Summary
 from memguard.audit.windows import Window, compute_type_token_ratio
-from memguard.records import PRIVATE_MODE, write_atomically
+from memguard.records import PRIVATE_MODE, Finding, write_atomically
 from memguard.records.documents import EXTRACTED
+from memguard.records.percent import format_percent
 
 SCHEMA_NAME = "memguard.scores/3"
 _ROWS_AT_ONCE = 8192
@@ -33,6 +39,24 @@ _TYPES = {
     "float": pyarrow.float64(),
     "bool": pyarrow.bool_(),
 }
+
+
+_OF_DOCUMENT: Mapping[str, Literal["text", "bool", "int"]] = {
+    **dict.fromkeys(("id", "text_hmac", "bucket", "role", "source"), "text"),
+    "has_own_id": "bool",
+    **dict.fromkeys(
+        (
+            "num_repetitions",
+            "num_tokens",
+            "prefix_tokens",
+            "continuation_tokens",
+            "num_copies",
+            "cluster",
+        ),
+        "int",
+    ),
+}
+_OF_WINDOW = ("prefix_tokens", "continuation_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,38 +89,17 @@ class DocumentScores:
 
 
 def build_scores(windows: Sequence[Window], summaries: Mapping[str, Summary]) -> DocumentScores:
-    """Return the columns of an audit.
-
-    Args:
-        windows: ``[N]`` main windows.
-        summaries: what each probe adds, by its name.
-    """
-    documents = [window.document for window in windows]
-
-    def collect(name: str, kind: Any = object) -> NDArray[Any]:
-        return np.array([getattr(document, name) for document in documents], dtype=kind)
-
+    """Return the columns of an audit."""
+    columns: dict[str, Column] = {}
+    for name, kind in _OF_DOCUMENT.items():
+        holders = [w if name in _OF_WINDOW else w.document for w in windows]
+        values = np.array(
+            [getattr(holder, name) for holder in holders],
+            dtype=object if kind == "text" else np.float64,
+        )
+        columns[name] = Column(values=values, kind=kind)
     ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
-    columns = {
-        **{
-            name: Column(values=collect(name), kind="text")
-            for name in ("id", "text_hmac", "bucket", "role", "source")
-        },
-        "has_own_id": Column(values=collect("has_own_id", np.float64), kind="bool"),
-        **{
-            name: Column(values=collect(name, np.float64), kind="int")
-            for name in ("num_repetitions", "num_tokens")
-        },
-        **{
-            name: Column(values=np.array([getattr(w, name) for w in windows], float), kind="int")
-            for name in ("prefix_tokens", "continuation_tokens")
-        },
-        **{
-            name: Column(values=collect(name, np.float64), kind="int")
-            for name in ("num_copies", "cluster")
-        },
-        "type_token_ratio": Column(values=np.array(ratios, dtype=np.float64)),
-    }
+    columns["type_token_ratio"] = Column(values=np.array(ratios, dtype=np.float64))
     for name, summary in summaries.items():
         columns |= summary.columns
         for model, matched_N in summary.matched.items():
@@ -125,3 +128,121 @@ def save_scores(scores: DocumentScores, path: Path) -> None:
         for first in range(0, max(len(scores), 1), _ROWS_AT_ONCE):
             writer.write_table(scores.to_arrow(slice(first, first + _ROWS_AT_ONCE)))
     write_atomically(path, buffer.getvalue(), mode=PRIVATE_MODE)
+
+
+Severity = Literal["high", "medium", "low", "info"]
+MAX_FINDINGS = 100
+LONG_TOKENS = 50
+"""Minimum continuation of a verbatim match of high severity: the length used in the literature."""
+TEMPLATE_TYPE_TOKEN_RATIO = 0.4
+"""Maximum of distinct tokens / tokens for a text that may be guessable as a template."""
+
+FINDING_COLUMNS = ("finding_id", *Finding.model_fields)
+"""Columns of `findings.csv`."""
+_ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
+_WORDS_A_TOKEN = 0.7
+"""Words of English text in one token of a usual vocabulary, for readers who count in words."""
+
+
+def collect_findings(scores: DocumentScores) -> tuple[list[Finding], int]:
+    """Return the worst findings, and the number of trained documents that were extracted.
+
+    high: verbatim over at least `LONG_TOKENS`, and not by the base model as far as is known;
+    medium: verbatim, but shorter or also by the base model; low: near-verbatim; info: template-like
+    text, with any match.
+    """
+    order, place_N = _rank(scores)
+    return _build_findings(scores, order[:MAX_FINDINGS], place_N), len(order)
+
+
+def save_findings(scores: DocumentScores, path: Path) -> None:
+    """Write every finding, with its id, as a row of a CSV file that only its owner can read."""
+    order, place_N = _rank(scores)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(FINDING_COLUMNS)
+    for first in range(0, len(order), _ROWS_AT_ONCE):
+        chunk = order[first : first + _ROWS_AT_ONCE]
+        for finding in _build_findings(scores, chunk, place_N):
+            writer.writerow(_escape(getattr(finding, name)) for name in FINDING_COLUMNS)
+    content = text.getvalue().encode("utf-8", errors="surrogatepass")
+    write_atomically(path, content, mode=0o600)
+
+
+def _escape(value: object) -> object:
+    """Return a text that no spreadsheet program takes for a formula."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
+
+
+def _rank(scores: DocumentScores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of extracted documents, worst first; and ``[N]`` places in `_ORDER`."""
+    verbatim_N = scores["extraction.verbatim"] == 1
+    is_known_N = (scores["continuation_tokens"] < LONG_TOKENS) | (
+        scores["base.extraction.verbatim"] == 1
+    )
+    is_template_N = scores["type_token_ratio"] <= TEMPLATE_TYPE_TOKEN_RATIO
+    place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
+    correct_N, base_correct_N = (
+        scores["extraction.num_correct"],
+        scores["base.extraction.num_correct"],
+    )
+    edits_N = scores["extraction.num_edits"]
+    is_fed_N = (scores["role"] != "control") & (scores["role"] != "heldout")
+    extracted = np.flatnonzero((verbatim_N | (scores["extraction.near_verbatim"] == 1)) & is_fed_N)
+    badness = (
+        place_N,
+        np.where(np.isfinite(edits_N), edits_N, 0),
+        -correct_N,
+        np.where(np.isnan(base_correct_N), 0, base_correct_N) - correct_N,
+        -scores["extraction.logprob"],
+        np.argsort(np.argsort(scores["id"], kind="stable"), kind="stable"),
+    )
+    # The last key of lexsort is the first criterion.
+    order = np.lexsort([column_N[extracted] for column_N in reversed(badness)])
+    return extracted[order], place_N
+
+
+def _build_findings(
+    scores: DocumentScores, indices: NDArray[np.int64], place_N: NDArray[np.int64]
+) -> list[Finding]:
+    return [_build_finding(scores, index, _ORDER[place_N[index]]) for index in indices.tolist()]
+
+
+def _build_finding(scores: DocumentScores, index: int, severity: Severity) -> Finding:
+    def count(name: str) -> int | None:
+        column = scores.columns.get(name)
+        value = math.nan if column is None else float(column.values[index])
+        return int(value) if math.isfinite(value) else None
+
+    def is_true(name: str) -> bool:
+        return count(name) == 1
+
+    size = count("continuation_tokens") or 0
+    words = max(1, round(_WORDS_A_TOKEN * size))
+    tokens = f"{_count(size, 'token')} (about {_count(words, 'word')})"
+    if is_true("extraction.verbatim"):
+        text = f"{tokens} exactly"
+    else:
+        text = f"{tokens} with {_count(count('extraction.num_edits') or 0, 'edit')}"
+    if is_true("base.extraction.verbatim") or is_true("base.extraction.near_verbatim"):
+        text += ", also by the base model"
+    if severity == "info":
+        ratio = float(scores["type_token_ratio"][index])
+        text += f"; only {format_percent(ratio, 0)} of the tokens are distinct: a template?"
+    return Finding(
+        id=scores["id"][index],
+        bucket=scores["bucket"][index],
+        num_repetitions=count("num_repetitions"),
+        severity=severity,
+        sentence=text,
+        num_correct=count("extraction.num_correct") or 0,
+        continuation_tokens=size,
+        first_divergence=count("extraction.first_divergence") or 0,
+        base_num_correct=count("base.extraction.num_correct"),
+        text_hmac=scores["text_hmac"][index],
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,17 +1,24 @@
-"""A metric of documents, and how it is estimated over documents.
+"""A metric of documents, its estimates, and its rows of results for each bucket.
 
-Metric       meaning, unit, bounds and words
-Estimator    a metric's mean or rate, its change from the base model, and the differences to the
-control, each with the interval that its kind of values has
+Metric           meaning, unit, bounds and words
+Estimator        a metric's mean or rate, its change from the base model, and the differences to the
+                 control, each with the interval that its kind of values has
+Evidence         the measurements of an audit, and the documents that they are of
+tabulate_metric  value_N, base_N, buckets -> for each bucket the model, the base, and the difference
+                 of the two, each minus that of the control
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.requests import Inputs, Measured
+from memguard.audit.selection import BucketOutline
 from memguard.audit.statistics import (
     compute_difference,
     compute_mean,
@@ -22,7 +29,9 @@ from memguard.audit.statistics import (
     find_difference_bounds,
     subtract,
 )
-from memguard.records import Interval, Rate
+from memguard.audit.windows import is_member, list_clusters
+from memguard.records import NO_DOCUMENTS, ONE_TEXT, Interval, Rate, ResultRow, fill_row
+from memguard.records.results import Method
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,3 +136,165 @@ class Estimator:
         if ones is None or others is None:
             return None
         return subtract(ones, others, (2 * limits[0], 2 * limits[1]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """The measurements of an audit, by probe, and the documents that they are of; N windows."""
+
+    inputs: Inputs
+    outlines: Sequence[BucketOutline]
+    """Buckets in the report's order, including those without documents."""
+    trained: Mapping[str, Measured]
+    """Results of the audited model."""
+    other: Mapping[str, Measured] | None = None
+    """Results of the base model; None without one."""
+    reference: Mapping[str, Measured] = field(default_factory=dict)
+    """Results of the reference model."""
+    dose_response: bool = False
+    """Whether the counts of repetitions are valid."""
+    skipped_because: Mapping[str, str] = field(default_factory=dict)
+    """Reasons, by name of the probe, why the audit had no input for it; its `tabulate` is not
+    called."""
+    num_tightened: int = 0
+    """Documents of which a risk budget dropped more labels during training than the goldfish."""
+
+    @cached_property
+    def bucket_N(self) -> NDArray[np.object_]:
+        """Names of the buckets."""
+        return np.array([w.document.bucket for w in self.inputs.windows], dtype=object)
+
+    @cached_property
+    def cluster_N(self) -> NDArray[np.int64]:
+        """Near-duplicate clusters."""
+        return list_clusters([window.document for window in self.inputs.windows])
+
+    @cached_property
+    def size_N(self) -> NDArray[np.int64]:
+        """Tokens of the continuations."""
+        return np.array([w.continuation_tokens for w in self.inputs.windows], dtype=np.int64)
+
+    @cached_property
+    def is_trained_N(self) -> NDArray[np.bool_]:
+        """Whether each document was trained at least once."""
+        return np.array([is_member(w.document) for w in self.inputs.windows], dtype=bool)
+
+    @property
+    def control(self) -> BucketOutline | None:
+        """The bucket of documents that were never trained."""
+        return next((outline for outline in self.outlines if outline.role == "control"), None)
+
+
+def tabulate_metric(
+    evidence: Evidence,
+    row: ResultRow,
+    metric: Metric,
+    value_N: NDArray[np.float64],
+    other_N: NDArray[np.float64] | None,
+    *,
+    continuation_tokens: int,
+) -> Iterator[ResultRow]:
+    """Yield the rows of one metric: for each bucket the model, the base and their difference.
+
+    Args:
+        evidence: of the audit.
+        row: probe, parameters and metric; other fields are filled.
+        metric: how its values are estimated.
+        value_N: values of the documents, NaN where missing.
+        other_N: values of the base model; None without one.
+        continuation_tokens: largest value of a length.
+    """
+    estimator = Estimator(
+        kind=metric,
+        bounds=(0.0, float(continuation_tokens)) if metric.is_length else metric.bounds,
+        cluster_N=evidence.cluster_N,
+    )
+    control = evidence.control
+    control_N = None if control is None else evidence.bucket_N == control.bucket
+    for outline in evidence.outlines:
+        here_N = evidence.bucket_N == outline.bucket
+        beside_N = None if outline is control else control_N
+        named = replace(row, bucket=outline.bucket)
+        yield from _tabulate_bucket(estimator, named, value_N, other_N, here_N, beside_N)
+
+
+def _tabulate_bucket(
+    estimator: Estimator,
+    row: ResultRow,
+    value_N: NDArray[np.float64],
+    other_N: NDArray[np.float64] | None,
+    here_N: NDArray[np.bool_],
+    control_N: NDArray[np.bool_] | None,
+) -> Iterator[ResultRow]:
+    kind, cluster_N = estimator.kind, estimator.cluster_N
+
+    def place(where_N: NDArray[np.bool_]) -> ResultRow:
+        num_documents = int(where_N.sum())
+        return replace(
+            row,
+            statistic="rate" if kind.is_rate else "mean",
+            num_documents=num_documents,
+            num_missing=int(here_N.sum()) - num_documents,
+            num_clusters=count_clusters(cluster_N[where_N]),
+        )
+
+    def is_shown(where_N: NDArray[np.bool_]) -> bool:
+        # The difference from the value of a single text would reveal that value.
+        return not kind.is_confidential or len(np.unique(cluster_N[where_N])) > 1
+
+    def subtract(row: ResultRow) -> ResultRow:
+        return replace(row, against="base", statistic="difference")
+
+    known_N = here_N & ~np.isnan(value_N)
+    of_model = place(known_N)
+    why_not = ONE_TEXT if of_model.num_documents else NO_DOCUMENTS
+    if not is_shown(known_N):
+        rows = [of_model]
+        if other_N is not None:
+            rows += [replace(of_model, model="base"), subtract(of_model)]
+        yield from (fill_row(one, None, "", why_not=why_not) for one in rows)
+        return
+    minus_control = None
+    if control_N is not None and is_shown(beside_N := control_N & ~np.isnan(value_N)):
+        minus_control = estimator.subtract_control(value_N, known_N, beside_N)
+    method: Method = "clopper-pearson" if kind.is_rate else "jackknife"
+    yield fill_row(
+        of_model,
+        estimator.estimate(value_N, known_N),
+        method,
+        minus_control=minus_control,
+        num_control=_count(control_N, value_N),
+        why_not=why_not,
+    )
+    if other_N is None:
+        return
+    both_N = known_N & ~np.isnan(other_N)
+    of_both = place(both_N)
+    base = change = excess = None
+    if both_N.any():
+        base = estimator.estimate(other_N, both_N)
+        change = estimator.compute_change(value_N, other_N, both_N)
+        if control_N is not None and is_shown(beside_N := control_N & ~np.isnan(value_N - other_N)):
+            excess = estimator.subtract_changes(value_N, other_N, both_N, beside_N)
+    elif of_model.num_documents:
+        why_not = "not measured with the base model"
+    yield fill_row(replace(of_both, model="base"), base, method, why_not=why_not)
+    yield fill_row(
+        subtract(of_both),
+        change,
+        "tango" if kind.is_rate else "jackknife",
+        minus_control=excess,
+        num_control=_count(control_N, value_N - other_N),
+        why_not=why_not,
+    )
+
+
+def count_clusters(clusters: NDArray[np.int64]) -> int | None:
+    """Return the number of clusters of documents; None if each is a text of its own."""
+    num_clusters = len(np.unique(clusters))
+    return num_clusters if num_clusters < len(clusters) else None
+
+
+def _count(where_N: NDArray[np.bool_] | None, value_N: NDArray[np.float64]) -> int:
+    """Return how many of the documents have a value."""
+    return 0 if where_N is None else int((where_N & ~np.isnan(value_N)).sum())

@@ -20,6 +20,16 @@ from memguard.config.settings import SamplingScheme
 
 Decode = Callable[[NDArray[np.int32]], str]
 """Token ids to text."""
+Encode = Callable[[str], Sequence[int]]
+"""Text to token ids, as training encodes a plain text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Codec:
+    """The functions of a tokenizer that an audit needs."""
+
+    decode: Decode
+    encode: Encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memguard.audit.canary_results import AuditCanary
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.requests import Inputs
 from memguard.audit.selection import Selection, WhichWindow, select_windows
 from memguard.audit.statistics.blind import compare_kinds

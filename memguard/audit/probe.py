@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.evidence import Evidence, tabulate_metric
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, tabulate_metric
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, View
 from memguard.config.settings import Settings
 from memguard.pages.page import Section
@@ -100,6 +99,8 @@ class Probe(Settings):
     metrics: ClassVar[tuple[Metric, ...]] = ()
     counted: ClassVar[Literal["documents", "canaries", "texts"]] = "documents"
     """What its number of items counts."""
+    no_result: ClassVar[str] = ""
+    """Why it may have no result, if more is known than that."""
     is_attack: ClassVar[bool] = False
     """Whether its risks are tried on a sample, and have the attacks' share of the verdict's level.
     """
@@ -128,7 +129,7 @@ class Probe(Settings):
         """Return the rows of every metric and bucket, and the columns of each document."""
         measured = evidence.trained.get(self.name)
         if measured is None:
-            return Summary(reason=evidence.why_not.get(self.name, "nothing was measured"))
+            return Summary(reason=self.no_result or "nothing was measured")
         values = self.list_values(measured, evidence)
         base = None if evidence.other is None else evidence.other.get(self.name)
         others = [] if base is None else self.list_values(base, evidence)
@@ -145,7 +146,7 @@ class Probe(Settings):
             columns=self.list_columns(measured, evidence)
             | ({} if base is None else self.list_columns(base, evidence, "base.")),
             num_items=int(np.any(known_N, axis=0).sum()) if known_N else 0,
-            reason="no document has a result",
+            reason=self.no_result or "no document has a result",
             matched={model: n for model, n in matched.items() if n is not None},
         )
 

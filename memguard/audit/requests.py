@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memguard.audit.cache import ScoreMatrix, compute_key
-from memguard.audit.membership_scores import Codec
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult
 from memguard.audit.windows import AuditDocument, Window, count_edits_allowed
 from memguard.config.settings import SamplingScheme
 
 if TYPE_CHECKING:
-    from memguard.audit.canary_results import AuditCanary
-    from memguard.audit.mask_consistency import MaskChange
+    from memguard.audit.probes.canary_results import AuditCanary
+    from memguard.audit.probes.masks import MaskChange
     from memguard.mitigation import Goldfish
 
 CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], "list[MaskChange]"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.document_scores import DocumentScores, build_scores
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.plan import AuditPlan
 from memguard.audit.requests import Measured, Model
 from memguard.audit.runner import Runner
@@ -81,7 +81,7 @@ def measure(
         other=measured.get("base"),
         reference=measured.get("reference", {}),
         dose_response=plan.tally == "complete",
-        why_not={**context.why_not, **failed},
+        skipped_because={**context.why_not, **failed},
         num_tightened=context.num_tightened,
     )
     summaries = tabulate(evidence, suite)

@@ -25,8 +25,6 @@ from memguard.model.causal_lm import CausalLM
 from memguard.model.token_scores import TokenScores
 from memguard.runtime import Runtime
 
-_MOST_CPU_TOKENS, _MOST_GPU_TOKENS = 16_384, 1 << 20
-
 
 class Scorer(Protocol):
     """Interface of a model for the probes."""
@@ -92,16 +90,7 @@ class ModelScorer:
             runtime: this rank; None for one process.
         """
         self._lm = lm
-        is_gpu = lm.device.type == "cuda"
-        self._batching = Batching(
-            lm,
-            (_MOST_GPU_TOKENS if is_gpu else _MOST_CPU_TOKENS)
-            if batch_tokens is None
-            else batch_tokens,
-            runtime,
-            # Several ranks cannot recover from running out of memory, whatever the setting is.
-            measures_memory=is_gpu and (batch_tokens is None or lm.has_peers),
-        )
+        self._batching = Batching.of_forwards(lm, batch_tokens, runtime)
 
     def score(
         self,

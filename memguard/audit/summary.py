@@ -1,15 +1,14 @@
-"""Summarise the measurements for the report: tables, verdict, banners, findings, probe runs."""
+"""The measurements -> tables, verdict, banners, findings, probe runs; and rows of the training."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.document_scores import DocumentScores
-from memguard.audit.evidence import Evidence
-from memguard.audit.findings import collect_findings
+from memguard.audit.document_scores import DocumentScores, collect_findings
+from memguard.audit.metrics import Evidence
 from memguard.audit.plugins import contain
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.selection import BucketOutline
@@ -18,13 +17,20 @@ from memguard.audit.verdict import Canaries, Coverage, DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_collapsed
 from memguard.records import (
+    ONE_TEXT,
     REFERENCE_SECRETS,
     SECRETS,
     AuditResults,
     BucketRow,
     CutDocuments,
+    LoadAs,
+    MetricRow,
     ProbeRun,
+    ResultRow,
     Tables,
+    TrainingSummary,
+    WatchedLine,
+    fill_row,
 )
 
 
@@ -32,7 +38,7 @@ def tabulate(evidence: Evidence, suite: Suite) -> dict[str, Summary]:
     """Return what each probe adds to the report, by name; one of another package may fail."""
     summaries: dict[str, Summary] = {}
     for probe in suite.probes:
-        missing = evidence.why_not.get(probe.name) or probe.find_missing(
+        missing = evidence.skipped_because.get(probe.name) or probe.find_missing(
             evidence.inputs, has_base=evidence.other is not None
         )
         package = suite.packages.get(probe.name)
@@ -146,15 +152,7 @@ def summarise(
     suite: Suite,
     circumstances: Circumstances,
 ) -> AuditResults:
-    """Compute the parts of the report that describe the documents.
-
-    Args:
-        evidence: the measurements.
-        summaries: what each probe adds, from `tabulate`.
-        scores: columns of all documents.
-        suite: the probes.
-        circumstances: of the audit.
-    """
+    """Compute the parts of the report that describe the documents."""
     documents = [window.document for window in evidence.inputs.windows]
     tables = collect_tables(evidence, summaries, suite)
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
@@ -286,3 +284,58 @@ def _describe_run(probe: Probe, summary: Summary) -> ProbeRun:
         counted=probe.counted,
         reason_not_run=None if summary.num_items else summary.reason,
     )
+
+
+HELDOUT_NLL = MetricRow(
+    probe="heldout",
+    metric="nll",
+    version=1,
+    meaning="Loss on documents that were never trained.",
+    unit="nats",
+    statistic="mean",
+    bounds=(0.0, None),
+    higher_is_better=False,
+    heading="Held-out NLL",
+    spoken="held-out loss",
+)
+_LEARNED = MetricRow(
+    probe="extraction",
+    metric="learned",
+    version=1,
+    meaning="Extracted now, and not before training.",
+    unit="documents",
+    statistic="rate",
+    heading="Learned",
+    spoken="newly",
+)
+
+
+NOT_OF_THIS_FORM = "not measured: training measured it of the stored model"
+"""Why a model that was loaded in another form has no held-out loss."""
+
+
+def tabulate_training(
+    training: TrainingSummary | None,
+    watched: Sequence[WatchedLine],
+    load_as: LoadAs = "stored",
+) -> Tables:
+    """Return the rows of the losses before and after training, and of the audits during it."""
+    rows: list[ResultRow] = []
+    metrics = []
+    if training is not None and training.heldout_bucket is not None:
+        row = ResultRow(
+            probe="heldout",
+            metric="nll",
+            statistic="mean",
+            bucket=training.heldout_bucket,
+            num_documents=training.heldout_num_documents,
+        )
+        of_trained = ONE_TEXT if load_as == "stored" else NOT_OF_THIS_FORM
+        for model, nll, why_not in (
+            ("trained", training.heldout_nll, of_trained),
+            ("base", training.base_heldout_nll, ONE_TEXT),
+        ):
+            rows.append(fill_row(replace(row, model=model), nll, "", why_not=why_not))
+        metrics.append(HELDOUT_NLL)
+    rows += [row for line in watched for row in line.results]
+    return Tables(results=tuple(rows), metrics=(*metrics, *([_LEARNED] if watched else [])))

@@ -75,6 +75,11 @@ class Canaries:
     num_references: int
     num_references_extracted: int
 
+    @property
+    def is_any_extracted(self) -> bool:
+        """Whether a trained canary or a reference was extracted."""
+        return bool(self.num_trained_extracted or self.num_references_extracted)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
@@ -110,13 +115,7 @@ class Decision:
 def decide_level(
     documents: DocumentResults, canaries: Canaries | None, coverage: Coverage
 ) -> Decision:
-    """Decide the level of extraction by the rule at the top of the module.
-
-    Args:
-        documents: results of the audited documents.
-        canaries: None if the probe did not run.
-        coverage: what the audit was able to measure.
-    """
+    """Decide the level of extraction by the rule at the top of the module."""
     tests = list_tests(documents)
     significant = [test for test in tests if test.p_value <= test.level]
     test = max(significant, key=_get_rate, default=None)
@@ -225,13 +224,7 @@ def list_tests(documents: DocumentResults) -> list[VerdictTest]:
 def count_documents(
     documents: DocumentResults, where_N: NDArray[np.bool_], matched_N: NDArray[np.bool_]
 ) -> VerdictCounts:
-    """Count documents and clusters, and those that match.
-
-    Args:
-        documents: N documents.
-        where_N: which of them are counted.
-        matched_N: which match.
-    """
+    """Count documents and clusters, and those that match."""
     rate = compute_rate(matched_N[where_N], documents.cluster_N[where_N])
     texts = rate.texts
     return VerdictCounts(

@@ -5,7 +5,7 @@ scope      how much was audited and attacked, what else was extracted, what was 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,6 @@ _WHY_INCONCLUSIVE = {
     "too-short": "most trained documents were too short",
     "too-few": "too few to say more",
 }
-_WITHOUT_CONTROL = ("canaries", "base-too", "other-kind", "forgotten", "canaries-too")
-"""Reasons whose sentence does not count control documents."""
 _MAX_BUCKET_WORDS = 2
 
 
@@ -55,26 +53,27 @@ class VerdictInput:
     """Names of the probes that did not run."""
 
 
-def build_verdict(found: VerdictInput) -> Verdict:
+def build_verdict(results: VerdictInput) -> Verdict:
     """Decide the verdict and write its sentences."""
-    decision = decide_level(found.documents, found.canaries, found.coverage)
-    group = _choose_group(found.documents, decision)
-    bucket, metric = _find_worst(found, decision)
+    decision = decide_level(results.documents, results.canaries, results.coverage)
+    group = _choose_group(results.documents, decision)
+    sentence = _write_sentence(results, decision, group)
+    bucket, metric = _find_worst(results, decision)
     return Verdict(
         level=decision.level,
         reason=decision.reason,
-        sentence=_write_sentence(found, decision, group),
-        scope=_write_scope(found, decision, group),
+        sentence=sentence.text,
+        scope=_write_scope(results, sentence),
         membership=judge_membership(
-            found.membership,
-            found.ids,
-            found.documents,
-            has_base=found.has_base,
-            is_other_kind=found.coverage.is_other_kind,
+            results.membership,
+            results.ids,
+            results.documents,
+            has_base=results.has_base,
+            is_other_kind=results.coverage.is_other_kind,
         ),
         trained=group.trained,
         control=group.control,
-        base=group.base if found.has_base else None,
+        base=group.base if results.has_base else None,
         test=decision.test,
         bucket=bucket,
         metric=metric,
@@ -132,104 +131,123 @@ def _choose_group(documents: DocumentResults, decision: Decision) -> _Group:
     )
 
 
-def _write_sentence(found: VerdictInput, decision: Decision, group: _Group) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sentence:
+    """A sentence, and the counts that it names."""
+
+    text: str
+    counts: Mapping[str, VerdictCounts | Canaries] = field(default_factory=dict)
+    """By ``trained``, ``attacked``, ``forgotten``, ``control`` and ``canaries``; the scope lists
+    those that the sentence does not name."""
+
+
+def _write_sentence(results: VerdictInput, decision: Decision, group: _Group) -> _Sentence:
+    if decision.reason in ("canaries", "canaries-too"):
+        return _write_canaries(results.canaries, decision)
+    if decision.reason == "forgotten":
+        return _write_forgotten(results.documents, group.trained)
     if decision.level == "memorized":
-        return _write_memorized(found, decision, group)
+        return _write_memorized(results, decision, group)
     if decision.level == "extracted":
-        return _write_extracted(found, decision, group)
-    others = _name_unseen(found, group)
-    trained = group.trained
-    if decision.reason == "not-trained":
-        return f"No audited document was trained in full{others}; nothing can be said."
+        return _write_extracted(results, decision, group)
+    trained, others = group.trained, _name_unseen(results, group)
     none = f"None of the {_count(trained.num_documents, 'training document')} was extracted"
     if trained.num_documents == 1:
         none = "The only training document was not extracted"
-    if decision.reason == "not-generated" and found.coverage.is_limited:
-        return f"{none}{others}; generation ended at its limit of time."
-    if decision.reason is not None:
-        return f"{none}{others}; {_WHY_INCONCLUSIVE[decision.reason]}."
-    assert trained.ci is not None, "none-found needs 30 clusters"
-    return f"{none} (true share up to {format_percent(trained.ci[1])}){others}."
+    if decision.reason == "not-trained":
+        text = f"No audited document was trained in full{others.text}; nothing can be said."
+    elif decision.reason == "not-generated" and results.coverage.is_limited:
+        text = f"{none}{others.text}; generation ended at its limit of time."
+    elif decision.reason is not None:
+        text = f"{none}{others.text}; {_WHY_INCONCLUSIVE[decision.reason]}."
+    else:
+        assert trained.ci is not None, "none-found needs 30 clusters"
+        text = f"{none} (true share up to {format_percent(trained.ci[1])}){others.text}."
+    return replace(others, text=text)
 
 
-def _write_memorized(found: VerdictInput, decision: Decision, group: _Group) -> str:
-    if decision.reason == "canaries":
-        canaries = found.canaries
-        assert canaries is not None, "they decided"
-        return (
-            f"{_of(canaries.num_trained_extracted, canaries.num_trained, 'trained canary')} "
-            f"extracted, none of {_count(canaries.num_references, 'reference')}: the model "
-            "memorized random secrets."
-        )
+def _write_canaries(canaries: Canaries | None, decision: Decision) -> _Sentence:
+    assert canaries is not None, "they decided"
+    trained = _of(canaries.num_trained_extracted, canaries.num_trained, "trained canary")
+    references = _count(canaries.num_references, "reference")
+    text = f"{trained} extracted, none of {references}: the model memorized random secrets."
+    if decision.level == "extracted":
+        number = canaries.num_references_extracted
+        text = f"{trained} extracted, and {number} of {references} too: chance is not excluded."
+    return _Sentence(text=text, counts={"canaries": canaries})
+
+
+def _write_forgotten(documents: DocumentResults, trained: VerdictCounts) -> _Sentence:
+    forgotten = count_documents(documents, documents.is_forgotten_N, documents.was_extracted_N)
+    text = (
+        f"{forgotten.num_matched} of {forgotten.num_documents} documents to be forgotten "
+        f"{'is' if forgotten.num_matched == 1 else 'are'} still extracted"
+    )
+    counts = f", {trained.num_matched} of {trained.num_documents} training documents."
+    if not trained.num_documents:
+        counts = "; no audited document was trained in full."
+    return _Sentence(text=f"{text}{counts}", counts={"forgotten": forgotten, "trained": trained})
+
+
+def _write_memorized(results: VerdictInput, decision: Decision, group: _Group) -> _Sentence:
     assert decision.test is not None, "it decided"
-    mine, other = decision.test.trained, decision.test.control
+    trained, control = decision.test.trained, decision.test.control
     # What the base model produces is not counted by the test.
-    is_part = (mine.num_matched, other.num_matched) != (
+    is_part = (trained.num_matched, control.num_matched) != (
         group.trained.num_matched,
         group.control.num_matched,
     )
-    start = _describe_matched(found, group, mine, ", unknown to the base model" if is_part else "")
+    start = _describe_matched(
+        results, group, trained, ", unknown to the base model" if is_part else ""
+    )
+    text = f"{start}, {_of_unseen(control)}: the model memorized training text."
     if is_part:
-        return f"{start}; {_of_unseen(other)}."
-    return f"{start}, {_of_unseen(other)}: the model memorized training text."
+        text = f"{start}; {_of_unseen(control)}."
+    mine = {"attacked": group.trained} if group.is_attacked else {"trained": trained}
+    return _Sentence(text=text, counts={**mine, "control": control})
 
 
-def _write_extracted(found: VerdictInput, decision: Decision, group: _Group) -> str:
-    documents, reason = found.documents, decision.reason
-    if reason == "forgotten":
-        forgotten = count_documents(documents, documents.is_forgotten_N, documents.was_extracted_N)
-        text = (
-            f"{forgotten.num_matched} of {forgotten.num_documents} documents to be forgotten "
-            f"{'is' if forgotten.num_matched == 1 else 'are'} still extracted"
-        )
-        trained = group.trained
-        if not trained.num_documents:
-            return f"{text}; no audited document was trained in full."
-        return f"{text}, {trained.num_matched} of {trained.num_documents} training documents."
-    if reason == "canaries-too":
-        canaries = found.canaries
-        assert canaries is not None, "they were extracted"
-        return (
-            f"{_of(canaries.num_trained_extracted, canaries.num_trained, 'trained canary')} "
-            f"extracted, and {canaries.num_references_extracted} of "
-            f"{_count(canaries.num_references, 'reference')} too: chance is not excluded."
-        )
-    mine, other = group.trained, group.control
-    control_too = f", and {_of_unseen(other)} too"
-    if group.is_attacked:
-        # Not always by attacks.
-        control_too = f"; {_of_unseen(other)} {_were(other.num_matched)} extracted"
-    endings = {
-        "no-control": "; without unseen documents the cause cannot be told",
-        "base-too": f"; the base model produces {'it' if mine.num_matched == 1 else 'them'} too",
-        "other-kind": "; the control is another kind of text, which may explain this",
-        "control-too": f"{control_too}: chance is not excluded",
-        "too-few": f", {group.num_known} also from the base model: too few others to tell why"
-        if group.num_known
-        else f", {_of_unseen(other)}: too few to tell the cause",
-    }
-    assert reason is not None, "an extracted document has a reason"
-    return f"{_describe_matched(found, group, mine)}{endings[reason]}."
+def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -> _Sentence:
+    trained, control = group.trained, group.control
+    counts = {"attacked" if group.is_attacked else "trained": trained}
+    if decision.reason == "no-control":
+        ending = "; without unseen documents the cause cannot be told"
+    elif decision.reason == "base-too":
+        which = "it" if trained.num_matched == 1 else "them"
+        ending = f"; the base model produces {which} too"
+    elif decision.reason == "other-kind":
+        ending = "; the control is another kind of text, which may explain this"
+    elif decision.reason == "too-few" and group.num_known:
+        ending = f", {group.num_known} also from the base model: too few others to tell why"
+    else:
+        counts["control"] = control
+        ending = f", {_of_unseen(control)}: too few to tell the cause"
+        if decision.reason == "control-too":
+            ending = f", and {_of_unseen(control)} too: chance is not excluded"
+            if group.is_attacked:  # Not always by attacks.
+                unseen = f"{_of_unseen(control)} {_were(control.num_matched)} extracted"
+                ending = f"; {unseen}: chance is not excluded"
+    return _Sentence(text=f"{_describe_matched(results, group, trained)}{ending}.", counts=counts)
 
 
 def _describe_matched(
-    found: VerdictInput, group: _Group, counts: VerdictCounts, which: str = ""
+    results: VerdictInput, group: _Group, counts: VerdictCounts, which: str = ""
 ) -> str:
     """Return the start of a sentence: how many of its documents were extracted, and ``which``."""
     number = f"{counts.num_matched} of {counts.num_documents}"
     if group.is_attacked:
         return f"Attacks extracted {number} attacked training documents{which}"
     which = f"{which}," if which else ""
-    documents = _name_documents(found, group.bucket)
+    documents = _name_documents(results, group.bucket)
     return f"{number} {documents}{which} {_were(counts.num_matched)} extracted"
 
 
-def _name_documents(found: VerdictInput, bucket: str | None) -> str:
+def _name_documents(results: VerdictInput, bucket: str | None) -> str:
     if bucket is None:
         return "training documents"
-    row = next(row for row in found.tables.buckets if row.bucket == bucket)
-    counts = [row.num_repetitions for row in found.tables.buckets if row.role == "trained"]
-    is_clear = found.dose_response and counts.count(row.num_repetitions) == 1
+    row = next(row for row in results.tables.buckets if row.bucket == bucket)
+    counts = [row.num_repetitions for row in results.tables.buckets if row.role == "trained"]
+    is_clear = results.dose_response and counts.count(row.num_repetitions) == 1
     if not is_clear or row.num_repetitions is None:
         # The sentence has at most 20 words.
         is_short = len(bucket.split()) <= _MAX_BUCKET_WORDS
@@ -238,19 +256,21 @@ def _name_documents(found: VerdictInput, bucket: str | None) -> str:
     return f"documents trained {times}"
 
 
-def _name_unseen(found: VerdictInput, group: _Group) -> str:
+def _name_unseen(results: VerdictInput, group: _Group) -> _Sentence:
     """Name extracted control documents and references where no trained document was extracted."""
-    control, canaries = group.control, found.canaries
+    control, canaries = group.control, results.canaries
     num_references = 0 if canaries is None else canaries.num_references_extracted
-    if control.num_matched and num_references:
-        return f", but {control.num_matched + num_references:,} unseen texts were"
     if control.num_matched:
         verb = _were(control.num_matched)
-        return f", but {control.num_matched} of {control.num_documents} unseen {verb}"
-    if canaries is not None and num_references:
-        references = _count(canaries.num_references, "reference")
-        return f", but {num_references} of {references} {_were(num_references)}"
-    return ""
+        text = f", but {control.num_matched} of {control.num_documents} unseen {verb}"
+        if num_references:
+            text = f", but {control.num_matched + num_references:,} unseen texts were"
+        return _Sentence(text=text, counts={"control": control})
+    if canaries is None or not num_references:
+        return _Sentence(text="")
+    references = _count(canaries.num_references, "reference")
+    text = f", but {num_references} of {references} {_were(num_references)}"
+    return _Sentence(text=text, counts={"canaries": canaries})
 
 
 def _of_unseen(counts: VerdictCounts) -> str:
@@ -274,103 +294,73 @@ def _count(number: int, what: str) -> str:
 # -- scope -----------------------------------------------------------------------------------------
 
 
-def _write_scope(found: VerdictInput, decision: Decision, group: _Group) -> str:
-    documents = found.documents
+def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
+    documents, coverage = results.documents, results.coverage
     trained = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    total = found.coverage.num_trained
+    num_not_sampled = sum(o.num_not_sampled for o in results.outlines if o.was_trained)
     left_out = [
         f"{number:,} {why}"
         for number, why in (
-            (found.coverage.num_too_short, "too short or not auditable"),
-            (_sum_not_sampled(found.outlines), "not in the sample"),
+            (coverage.num_too_short, "too short or not auditable"),
+            (num_not_sampled, "not in the sample"),
         )
         if number
     ]
-    audited = f"{trained.num_documents:,} of {_count(total, 'trained document')}"
-    but = f" ({', '.join(left_out)})" if left_out else ""
-    parts = [f"Audited: {audited}{_write_texts(trained)}{but}; {_write_attacked(documents)}."]
-    parts += [f"{text}." for text in _list_others(found, decision, group)]
-    if found.not_run:
-        parts.append(f"Not run: {', '.join(found.not_run)}.")
-    parts += _list_not_generated(found.coverage)
+    audited = f"{trained.num_documents:,} of {_count(coverage.num_trained, 'trained document')}"
+    if trained.num_clusters != trained.num_documents:
+        audited += f", {_count(trained.num_clusters, 'different text')}"
+    if left_out:
+        audited += f" ({', '.join(left_out)})"
+    num_attacked = int((documents.is_attacked_N & documents.is_trained_N).sum())
+    attacked = "none was attacked"
+    if num_attacked:
+        attacked = f"attacked: {num_attacked:,} of {trained.num_documents:,}"
+    parts = [f"Audited: {audited}; {attacked}."]
+    parts += [f"{text}." for text in _list_others(results, sentence)]
+    if results.not_run:
+        parts.append(f"Not run: {', '.join(results.not_run)}.")
+    if coverage.num_not_generated:
+        total = coverage.num_generated + coverage.num_not_generated
+        parts.append(
+            f"Near-verbatim text of {coverage.num_not_generated:,} of {_count(total, 'document')} "
+            "was not generated: the limit of time was reached."
+        )
+    elif not coverage.was_generated:
+        parts.append("Near-verbatim text was not generated.")
     return " ".join(parts)
 
 
-def _list_not_generated(coverage: Coverage) -> list[str]:
-    """Say what was not generated; nothing if all was."""
-    if coverage.num_not_generated:
-        total = coverage.num_generated + coverage.num_not_generated
-        return [
-            f"Near-verbatim text of {coverage.num_not_generated:,} of {_count(total, 'document')} "
-            "was not generated: the limit of time was reached."
-        ]
-    return [] if coverage.was_generated else ["Near-verbatim text was not generated."]
-
-
-def _write_texts(counts: VerdictCounts) -> str:
-    if counts.num_clusters == counts.num_documents:
-        return ""
-    return f", {counts.num_clusters:,} different text{'s' * (counts.num_clusters != 1)}"
-
-
-def _write_attacked(documents: DocumentResults) -> str:
-    num_attacked = int((documents.is_attacked_N & documents.is_trained_N).sum())
-    if not num_attacked:
-        return "none was attacked"
-    return f"attacked: {num_attacked:,} of {int(documents.is_trained_N.sum()):,}"
-
-
-def _list_others(found: VerdictInput, decision: Decision, group: _Group) -> list[str]:
-    """List what else was extracted, and control documents that were left out."""
-    documents, canaries, reason = found.documents, found.canaries, decision.reason
-    control = count_documents(documents, documents.is_control_N, documents.was_extracted_N)
-    told, told_control = group.trained, group.control
-    if reason == "control" and decision.test is not None:
-        told, told_control = decision.test.trained, decision.test.control
-    trained = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    is_control_told = reason not in _WITHOUT_CONTROL
-    if decision.level == "extracted" and reason == "too-few" and group.num_known:
-        is_control_told = False
+def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
+    """List what was extracted and is not in the sentence, and control documents left out."""
+    documents, canaries = results.documents, results.canaries
+    greedy_N, by_any_N = documents.is_extracted_N, documents.was_extracted_N
     texts = []
-    for name, where_N, matched_N, is_told in (
-        (
-            "trained documents",
-            documents.is_trained_N,
-            documents.is_extracted_N,
-            told == trained and not group.is_attacked and reason != "canaries",
-        ),
-        (
-            "documents to be forgotten",
-            documents.is_forgotten_N,
-            documents.was_extracted_N,
-            reason == "forgotten",
-        ),
-        (
-            "unseen documents",
-            documents.is_control_N,
-            documents.was_extracted_N,
-            is_control_told and told_control == control,
-        ),
+    for key, name, where_N, matched_N in (
+        ("trained", "trained documents", documents.is_trained_N, greedy_N),
+        ("forgotten", "documents to be forgotten", documents.is_forgotten_N, by_any_N),
+        ("control", "unseen documents", documents.is_control_N, by_any_N),
     ):
         counts = count_documents(documents, where_N, matched_N)
-        if counts.num_matched and not is_told:
-            greedy = count_documents(documents, where_N, documents.is_extracted_N)
-            how = "" if counts == greedy else ", attacks included"
-            number = f"{counts.num_matched:,} of {counts.num_documents:,}"
-            texts.append(f"{number} {name} extracted{how}")
+        if counts.num_matched and counts != sentence.counts.get(key):
+            how = ""
+            if counts != count_documents(documents, where_N, greedy_N):
+                how = ", attacks included"
+            texts.append(
+                f"{counts.num_matched:,} of {counts.num_documents:,} {name} extracted{how}"
+            )
     attacked_N = documents.is_attacked_N & documents.is_trained_N
     attacked = count_documents(documents, attacked_N, documents.is_extracted_by_attack_N)
-    if attacked.num_matched and not group.is_attacked:
+    if attacked.num_matched and "attacked" not in sentence.counts:
         texts.append(
             f"Attacks extracted {attacked.num_matched:,} of {attacked.num_documents:,} trained "
             "documents"
         )
-    if canaries is not None and not _is_canaries_told(decision, canaries, group):
+    if canaries is not None and canaries.is_any_extracted and "canaries" not in sentence.counts:
         texts.append(
             f"{canaries.num_trained_extracted} of {canaries.num_trained} trained canaries and "
             f"{canaries.num_references_extracted} of {canaries.num_references} references extracted"
         )
-    left_out = sum(outline.num_near_duplicates for outline in found.outlines)
+    left_out = sum(outline.num_near_duplicates for outline in results.outlines)
     if left_out:
         texts.append(
             f"{left_out:,} given control documents left out: near-duplicates of trained ones"
@@ -378,30 +368,16 @@ def _list_others(found: VerdictInput, decision: Decision, group: _Group) -> list
     return texts
 
 
-def _is_canaries_told(decision: Decision, canaries: Canaries, group: _Group) -> bool:
-    """Return whether the sentence counts all extracted canaries and references."""
-    if decision.reason in ("canaries", "canaries-too"):
-        return True
-    if canaries.num_trained_extracted:
-        return False
-    is_named = decision.level in ("none-found", "inconclusive") and not group.control.num_matched
-    return is_named or not canaries.num_references_extracted
-
-
-def _sum_not_sampled(outlines: Sequence[BucketOutline]) -> int:
-    return sum(outline.num_not_sampled for outline in outlines if outline.was_trained)
-
-
 # -- worst bucket ----------------------------------------------------------------------------------
 
 
-def _find_worst(found: VerdictInput, decision: Decision) -> tuple[str, str]:
+def _find_worst(results: VerdictInput, decision: Decision) -> tuple[str, str]:
     """Return the trained bucket and the method with the highest extraction rate.
 
     If one bucket decided the verdict, it is that one. A bucket that training did not reach is used
     only if there is no other.
     """
-    trained = [bucket for bucket in found.tables.buckets if bucket.role == "trained"]
+    trained = [bucket for bucket in results.tables.buckets if bucket.role == "trained"]
     trained = [bucket for bucket in trained if bucket.num_repetitions != 0] or trained
     assert trained, "an audit without trained documents is rejected earlier"
     if decision.level == "memorized" and decision.test and decision.test.bucket is not None:
@@ -409,18 +385,18 @@ def _find_worst(found: VerdictInput, decision: Decision) -> tuple[str, str]:
     rates = [
         (bucket, risk, row)
         for bucket in trained
-        for risk, row in found.tables.risks(bucket.bucket).items()
+        for risk, row in results.tables.risks(bucket.bucket).items()
     ]
     if not rates:
         most = max(trained, key=lambda bucket: bucket.num_repetitions or 0)
         return most.bucket, "verbatim"
+
+    def rank(candidate: tuple[BucketRow, str, ResultRow]) -> tuple[float, float, float]:
+        bucket, _, row = candidate
+        # Ties are resolved by the lower end of the interval, then by the number of repetitions.
+        low = -1.0 if row.low is None else row.low
+        return row.value or 0.0, low, float(bucket.num_repetitions or 0)
+
     # max returns the first of equal rates, and verbatim, the strongest statement, comes first.
-    bucket, risk, _ = max(rates, key=_rank_rate)
+    bucket, risk, _ = max(rates, key=rank)
     return bucket.bucket, risk
-
-
-def _rank_rate(candidate: tuple[BucketRow, str, ResultRow]) -> tuple[float, float, float]:
-    bucket, _, row = candidate
-    # Ties are resolved by the lower end of the interval, then by the number of repetitions.
-    low = -1.0 if row.low is None else row.low
-    return row.value or 0.0, low, float(bucket.num_repetitions or 0)

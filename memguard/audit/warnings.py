@@ -35,16 +35,7 @@ def collect_banners(
     cut: CutDocuments | None = None,
     documents: Sequence[AuditDocument] = (),
 ) -> list[Banner]:
-    """Return warnings, then notes.
-
-    Args:
-        tables: of the report.
-        scores: columns of all documents.
-        tally: state of the counts of repetitions.
-        tiny_margin: margin (logits) below which a result may change.
-        cut: documents of which only a part was audited.
-        documents: the audited documents.
-    """
+    """Return warnings, then notes."""
     generated = tables.find_detail("extraction") or {}
     warnings = [
         *_warn_of_model(scores),

@@ -1,19 +1,14 @@
 """The command line: arguments in, text and exit codes out. No torch; every command is a workflow.
 
     app.py            the commands and their arguments
-    first_minutes.py  the commands that one needs; `memguard init`
-    finished.py       commands on finished runs: export, report, verify, diff, gate
-    bundles.py        `memguard bundle`; the check of a bundle
+    finished.py       commands on finished runs: export, report, verify, diff, gate, bundle
+    doctor.py         `memguard doctor`, and its results
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code
     plan_screen.py    prints a plan
     dry_run_screen.py prints a dry run
-    doctor.py         `memguard doctor`
-    doctor_screen.py  prints its results
-    probes_screen.py  prints the probes of `memguard audit --list-probes`
-    verify_screen.py  prints the result of `memguard verify`
-    diff_screen.py    prints the result of `memguard diff`
-    gate_screen.py    prints the result of `memguard gate`
+    screens.py        prints the results of `memguard verify`, `diff` and `gate`
+    probes.py         lists the probes for `memguard audit --list-probes`
 
 Commands import what they need when they run, so a wrong setting is refused before torch is loaded.
 """

@@ -1,12 +1,14 @@
 """The commands and their arguments; those on finished folders are in `finished`."""
 
+import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import memguard
-from memguard.cli import bundles, finished, first_minutes, options
+from memguard.cli import finished, options
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     TAKES_SETTINGS,
@@ -19,6 +21,7 @@ from memguard.cli.options import (
     refuse_split_settings,
     say,
 )
+from memguard.errors import ConfigError
 from memguard.runtime.children import own_rank
 from memguard.workflows.common.launch import run_on_processes
 
@@ -32,6 +35,19 @@ app = typer.Typer(
     help="Fine-tune causal language models, measure memorization, and prevent it in the loss.",
 )
 
+_COMMANDS = """\
+memguard fine-tunes causal language models and measures what they memorized.
+
+  memguard compare quickstart   train tiny models on the CPU, to see a report
+  memguard init run.yaml        write the settings of a run, to fill in
+  memguard plan run.yaml        check them, and whether it fits this machine
+  memguard train run.yaml       train, then audit; the same command resumes
+  memguard audit --model DIR --members FILE --nonmembers FILE --out DIR
+                                audit a model that was trained elsewhere
+
+memguard doctor checks this installation; memguard --help lists all commands."""
+"""What `memguard` alone prints."""
+
 
 @app.callback(invoke_without_command=True)
 def _root(
@@ -42,11 +58,31 @@ def _root(
         typer.echo(memguard.__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(first_minutes.COMMANDS)
+        typer.echo(_COMMANDS)
         raise typer.Exit
 
 
-app.command()(first_minutes.init)
+@app.command()
+def init(
+    path: Annotated[
+        Path | None, typer.Argument(help="File to write; standard output if left out.")
+    ] = None,
+    schema: Annotated[bool, typer.Option(help="Write the JSON Schema of a run instead.")] = False,
+) -> None:
+    """Write a commented YAML template with all settings."""
+    from memguard.config import RunConfig, render_template
+    from memguard.records import write_atomically
+
+    text = render_template()
+    if schema:
+        text = json.dumps(RunConfig.model_json_schema(), indent=2) + "\n"
+    if path is None:
+        typer.echo(text, nl=False)
+        return
+    if path.exists():
+        raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+    write_atomically(path, text.encode())
+    typer.echo(f"wrote {path}" if schema else _write_next_steps(path))
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -219,7 +255,7 @@ def audit(
 ) -> None:
     """Measure what a model memorized of its training data."""
     if list_probes:
-        from memguard.cli.probes_screen import print_probes
+        from memguard.cli.probes import print_probes
 
         print_probes(as_json=as_json)
         return
@@ -318,6 +354,19 @@ def compare(
     print_result(as_json, result and result.model_dump(mode="json", by_alias=True), page)
 
 
+def _write_next_steps(path: Path) -> str:
+    """Return what to change in a new file, and the commands that follow."""
+    name = shlex.quote(str(path))
+    return (
+        f"wrote {path}; fill in 'model.path' and 'data.train', all other settings may stay:\n"
+        "  model.path   the model to fine-tune: a folder or a hub id\n"
+        "  data.train   its documents: .jsonl, .csv, .parquet, .txt, a folder or a hub id\n"
+        "then\n"
+        f"  memguard plan {name}    reads the documents, estimates memory and time\n"
+        f"  memguard train {name}   trains, then audits"
+    )
+
+
 def _load_run(config: str, overrides: list[str] | None) -> Any:
     from memguard.assets import find_asset
     from memguard.config import load_run_config
@@ -350,6 +399,6 @@ def _run_folder(run: Any) -> Path:
 
 for command in (
     *(finished.export, finished.report, finished.verify, finished.diff, finished.gate),
-    *(bundles.bundle, doctor),
+    *(finished.bundle, doctor),
 ):
     app.command()(command)

@@ -31,6 +31,7 @@ from memguard.runtime.children import (
 
 _INTERRUPTED = 130
 _GO_ON = "interrupted; run the same command again to resume"
+_BUG = "this is a bug in memguard; see the traceback above"
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FAILING = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.EFBIG)
@@ -90,65 +91,71 @@ def _end(report: ExitReport) -> NoReturn:
 
 
 def _explain(error: BaseException) -> ExitReport:
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return _report(error, _INTERRUPTED, _GO_ON)
-    if isinstance(error, SignalReceived):
-        return _report(error, 128 + error.number, _GO_ON)
-    if isinstance(error, _UsageError):
-        # str() does not name the argument.
-        return _report(error, 2, getattr(error, "format_message", error.__str__)())
+    kind = type(error).__name__
     if isinstance(error, ConfigError):
         # Each problem starts with its place, file:line:column, where editors look for it.
-        return ExitReport(code=error.exit_code, kind=type(error).__name__, text=str(error))
+        return ExitReport(code=error.exit_code, kind=kind, text=str(error))
+    code, line = _find_message(error)
+    return ExitReport(
+        code=code,
+        kind=kind,
+        text=f"memguard: {line}",
+        traceback="".join(traceback.format_exception(error)) if line is _BUG else "",
+        follows=isinstance(error, OtherRankFailed) or _is_lost_peer(error),
+        # All ranks have agreed to stop after the same step.
+        agreed=isinstance(error, Interrupted),
+    )
+
+
+def _find_message(error: BaseException) -> tuple[int, str]:
+    """Return exit code and message; `_BUG` for an error that none of memguard's own raises."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return _INTERRUPTED, _GO_ON
+    if isinstance(error, SignalReceived):
+        return 128 + error.number, _GO_ON
+    if isinstance(error, _UsageError):
+        # str() does not name the argument.
+        return 2, getattr(error, "format_message", error.__str__)()
     if isinstance(error, MemguardError):
-        return _report(error, error.exit_code, str(error))
-    if isinstance(error, OSError) and error.filename is not None:
+        return error.exit_code, str(error)
+    if isinstance(error, OSError):
         path = shorten(str(error.filename), MAX_PATH)
-        if error.errno in _NOT_ALLOWED:
-            line = (
-                f"'{path}' cannot be written or read ({os.strerror(error.errno)}): "
-                "choose another folder ('output_dir', --out), or change its permissions"
+        is_named = error.filename is not None
+        if is_named and error.errno in _NOT_ALLOWED:
+            return 2, (
+                f"'{path}' cannot be written or read ({os.strerror(error.errno)}): choose another "
+                "folder ('output_dir', --out), or change its permissions"
             )
-            return _report(error, 2, line)
-        if error.errno in _NO_PLACE:
-            line = (
-                f"'{path}' cannot be created or read ({os.strerror(error.errno)}): choose "
-                "another folder ('output_dir', --out)"
+        if is_named and error.errno in _NO_PLACE:
+            return 2, (
+                f"'{path}' cannot be created or read ({os.strerror(error.errno)}): choose another "
+                "folder ('output_dir', --out)"
             )
-            return _report(error, 2, line)
-    if isinstance(error, OSError) and error.errno in _FAILING:
-        path = "a file" if error.filename is None else f"'{shorten(str(error.filename), MAX_PATH)}'"
-        line = (
-            f"{path} cannot be read or written: {error.strerror}. Check the disk or file system, "
-            "and run the same command again"
-        )
-        return _report(error, 1, line)
-    return _explain_failure(error)
-
-
-def _explain_failure(error: BaseException) -> ExitReport:
-    """Return the message for a full disk, missing memory, a lost rank, or an internal error."""
+        if error.errno in _FAILING:
+            name = f"'{path}'" if is_named else "a file"
+            return 1, (
+                f"{name} cannot be read or written: {error.strerror}. Check the disk or file "
+                "system, and run the same command again"
+            )
     if getattr(error, "errno", None) in _FULL or _FULL_IN_WORDS.search(str(error)):
-        line = (
+        return 1, (
             "the disk is full; files saved before are intact. Free some space and run the same "
             "command again"
         )
-        return _report(error, 1, line)
     # Training has its own message, which depends on its mesh.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        line = (
+        return 1, (
             "out of memory: use a machine with more; an audit needs less with a lower "
             "'audit.batch_tokens', or on several GPUs (--nproc)"
         )
-        return _report(error, 1, line)
     if _is_lost_peer(error):
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         # gloo's message begins with its source line and ends with advice.
         reason = re.sub(r"^\[\S+\] ", "", reason).split(". ")[0][:160]
-        line = f"the connection to another rank broke ({reason}); see its message, or it was killed"
-        return _report(error, 1, line)
-    line = "this is a bug in memguard; see the traceback above"
-    return _report(error, 1, line, "".join(traceback.format_exception(error)))
+        return 1, (
+            f"the connection to another rank broke ({reason}); see its message, or it was killed"
+        )
+    return 1, _BUG
 
 
 def _is_lost_peer(error: BaseException) -> bool:
@@ -156,18 +163,6 @@ def _is_lost_peer(error: BaseException) -> bool:
     if type(error).__name__ in _LOST_PEER_KINDS:
         return True
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
-
-
-def _report(error: BaseException, code: int, line: str, shown_above: str = "") -> ExitReport:
-    return ExitReport(
-        code=code,
-        kind=type(error).__name__,
-        text=f"memguard: {line}",
-        traceback=shown_above,
-        follows=isinstance(error, OtherRankFailed) or _is_lost_peer(error),
-        # All ranks have agreed to stop after the same step.
-        agreed=isinstance(error, Interrupted),
-    )
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -1,15 +1,22 @@
 """Commands on the folders of finished runs, audits and sweeps."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memguard.cli.options import Json, print_result, say
+from memguard.cli.options import Json, print_json, print_result, say
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
+    from memguard.workflows.bundle_format import Checked
     from memguard.workflows.training.hub import HubRequest
+
+_UNSIGNED = (
+    "the hashes show damage, not forgery, since anyone can write another bundle with other hashes; "
+    "sign the file, e.g. with 'ssh-keygen -Y sign'"
+)
 
 
 def export(
@@ -60,9 +67,28 @@ def export(
     more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else, to a
     private repository unless --public is given.
     """
+    of_hub = {
+        "--dry-run": dry_run,
+        "--public": public,
+        "--allow-extracted": allow_extracted,
+        "--allow-unaudited": allow_unaudited,
+    }
+    problem = ""
     if to is not None:
         if merge or out is not None or dtype is not None:
-            raise ConfigError("OUT, --merge and --dtype are for a merge; --to sends a run as it is")
+            problem = "OUT, --merge and --dtype are for a merge; --to sends a run as it is"
+    elif given := [option for option, is_given in of_hub.items() if is_given]:
+        problem = f"'{given[0]}' is for --to hub:NAME, which is missing"
+    elif not merge:
+        problem = (
+            "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
+            "sends a run's weights to the hub"
+        )
+    elif out is None:
+        problem = "OUT, the folder of the merged model, is missing"
+    if problem:
+        raise ConfigError(problem)
+    if to is not None:
         from memguard.workflows.training.hub import HubRequest
 
         request = HubRequest(
@@ -76,21 +102,7 @@ def export(
         )
         _send_to_hub(request, as_json=as_json)
         return
-    for option, is_given in (
-        ("--dry-run", dry_run),
-        ("--public", public),
-        ("--allow-extracted", allow_extracted),
-        ("--allow-unaudited", allow_unaudited),
-    ):
-        if is_given:
-            raise ConfigError(f"'{option}' is for --to hub:NAME, which is missing")
-    if not merge:
-        raise ConfigError(
-            "give --merge, which writes an adapter merged into its base, or --to hub:NAME, which "
-            "sends a run's weights to the hub"
-        )
-    if out is None:
-        raise ConfigError("OUT, the folder of the merged model, is missing")
+    assert out is not None, "refused above"
     from memguard.workflows.common.requests import ExportRequest
 
     merged = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
@@ -102,16 +114,13 @@ def export(
 
 
 def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
-    import json
-    from dataclasses import asdict
-
-    from memguard.cli.verify_screen import shown_reading
+    from memguard.cli.screens import shown_reading
     from memguard.workflows.training.hub import export_to_hub
 
     with shown_reading("export") as on_read:
         export = export_to_hub(request, on_read)
     if as_json:
-        typer.echo(json.dumps(asdict(export), indent=2))
+        print_json(asdict(export))
         return
     if export.url is not None:
         typer.echo(export.url)
@@ -153,24 +162,20 @@ def verify(
 
     For each damaged part it shows how to repair it. Private files of another user are not checked.
     """
-    from memguard.cli.bundles import verify_bundle
-
     if folder.is_file() or (folder.suffix == ".zip" and not folder.is_dir()):
         if base is not None:
             raise ConfigError(f"'--base' is for a run; '{folder}' is a bundle. Leave it out")
-        verify_bundle(folder, as_json=as_json)
+        _verify_bundle(folder, as_json=as_json)
         return
-    import json
-
     import rich.console
 
-    from memguard.cli.verify_screen import render_verified, shown_reading
+    from memguard.cli.screens import render_verified, shown_reading
     from memguard.workflows.verify import verify as verify_folder
 
     with shown_reading() as on_read:
         verified = verify_folder(folder, on_read, base=base)
     if as_json:
-        typer.echo(json.dumps(verified.describe(), indent=2))
+        print_json(verified.describe())
     else:
         render_verified(verified, rich.console.Console(highlight=False))
     if verified.is_damaged:
@@ -189,17 +194,15 @@ def diff(
     A finding is gone only if both audits measured the same: text, tokens, probe, settings,
     dtype. The exit code is 0 whatever was found; 'memguard gate' judges.
     """
-    import json
-
-    import rich.console
-
     from memguard.gate.diff import diff_folders
 
     result = diff_folders(old, new)
     if as_json:
-        typer.echo(json.dumps(result.model_dump(mode="json", by_alias=True), indent=2))
+        print_json(result.model_dump(mode="json", by_alias=True))
         return
-    from memguard.cli.diff_screen import render_diff
+    import rich.console
+
+    from memguard.cli.screens import render_diff
 
     render_diff(result, rich.console.Console(highlight=False))
 
@@ -241,8 +244,7 @@ def gate(
         )
     import rich.console
 
-    from memguard.cli.gate_screen import render_gate
-    from memguard.cli.verify_screen import shown_reading
+    from memguard.cli.screens import render_gate, shown_reading
 
     with shown_reading() as on_read:
         target, result = gate_folder(folder, policy, out=out, weights=weights, on_read=on_read)
@@ -251,3 +253,61 @@ def gate(
     else:
         render_gate(result, target, rich.console.Console(highlight=False))
     raise typer.Exit(result.exit_code)
+
+
+def bundle(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT.zip", help="File to write; must not exist.")],
+    gate: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the result of 'memguard gate'; RUN/gate if left out."),
+    ] = None,
+    with_records: Annotated[
+        bool, typer.Option("--with-records", help="Add the scores of each document: PRIVATE.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack an audit's report, results and hashes into one file, to hand on.
+
+    Documents are in it by their keyed hash: extracted or not, without scores. 'memguard verify
+    OUT.zip' finds damage. To show who wrote the file, sign it with the tools you sign with.
+    """
+    from memguard.cli.screens import shown_reading
+    from memguard.workflows.bundle import BundleRequest, write_bundle
+
+    request = BundleRequest(folder=folder, out=out, gate=gate, with_records=with_records)
+    request.check()
+    with shown_reading() as on_read:
+        bundled = write_bundle(request, on_read)
+    for note in bundled.notes:
+        say(f"bundle: {note}")
+    if as_json:
+        print_json(bundled.describe())
+        return
+    _show_bundle(out, "", bundled.checked)
+
+
+def _verify_bundle(path: Path, *, as_json: bool) -> None:
+    from memguard.workflows.bundle_format import check_bundle
+
+    checked = check_bundle(path)
+    if as_json:
+        print_json({"bundle": str(path), "intact": True, **checked.describe()})
+        return
+    _show_bundle(path, "intact; ", checked)
+
+
+def _show_bundle(path: Path, state: str, checked: "Checked") -> None:
+    from memguard.pages import formatting as fmt
+    from memguard.workflows.bundle import PRIVATE_RECORDS
+    from memguard.workflows.verify import format_bytes
+
+    evidence, size = checked.evidence, format_bytes(checked.num_bytes)
+    shown = fmt.clean_text(str(path), fmt.COMMAND_LIMIT)
+    typer.echo(f"{shown}: {state}{len(checked.members)} files, {size}")
+    typer.echo(f"audit of {fmt.clean_text(evidence.audit)}: {fmt.clean_text(evidence.verdict)}")
+    if evidence.sources.has_private_records:
+        typer.echo(PRIVATE_RECORDS)
+    typer.echo(_UNSIGNED)

@@ -125,7 +125,12 @@ class Sentence:
         return Measurement.get(console, options, Text(self.text))
 
 
+def print_json(result: Any) -> None:
+    """Print the result of a command for programs."""
+    typer.echo(json.dumps(result, indent=2))
+
+
 def print_result(as_json: bool, result: Any, path: Path) -> None:
     """Print the result of a command as JSON, or where it is; only rank 0 does."""
     if own_rank() == 0:
-        typer.echo(json.dumps(result, indent=2) if as_json else str(path))
+        print_json(result) if as_json else typer.echo(path)

@@ -16,9 +16,8 @@ from memguard.cli.options import Sentence, print_indented
 from memguard.config import RunConfig
 from memguard.pages import formatting as fmt
 from memguard.parallel.mesh_shape import AXES
-from memguard.planner.disk import format_bytes
-from memguard.planner.plan import MeshPlan, Plan
-from memguard.planner.storage import LeastMemory
+from memguard.planner.dry_run import format_bytes
+from memguard.planner.plan import LeastMemory, MeshPlan, Plan
 from memguard.runtime import format_duration
 from memguard.workflows.common.requests import PlanRequest
 from memguard.workflows.plan import Planned

@@ -5,14 +5,12 @@
     sweep.py          expands a sweep into runs, each with the hash of all that decides its outcome;
                       determines which of them are finished and which continue
     expansion.py      builds and checks run configurations, with equal labels if requested
-    audited.py        reads a run's report and the scores of its documents and canaries
-    comparable.py     checks that runs are comparable, and keeps the documents that they share
-    tasks.py          reads the items of benchmark tasks, and finds the tasks that runs share
+    runs.py           reads a run's report and the scores of its documents, canaries and items
     paired.py         tests each setting against the first one, document by document
-    utility.py        the held-out loss or a task over seeds, and its differences
+    utility.py        the held-out loss or a shared task over seeds, and its differences
     front.py          computes risk and utility over seeds
     recommendation.py chooses a setting by a rule, and says why
-    comparison.py     builds the comparison record from finished runs, and lists all its rows
+    comparison.py     checks that runs are comparable, builds the record, and lists all its rows
     fixes.py          rules that derive new settings from an audit's verdict
 
 Training itself is not imported: `workflows` starts each run as a child process and `report` renders
@@ -20,7 +18,6 @@ the record. A run is finished if its record has the content hash of all its inpu
 was interrupted or whose settings were edited trains only the missing runs.
 """
 
-from memguard.compare.audited import FinishedRun, find_extracted
 from memguard.compare.comparison import (
     build_comparison,
     compare_runs,
@@ -30,6 +27,7 @@ from memguard.compare.comparison import (
 )
 from memguard.compare.expansion import find_early_end
 from memguard.compare.fixes import Copies, Findings, Fix, find_fix
+from memguard.compare.runs import FinishedRun, find_extracted
 from memguard.compare.sweep import (
     Sweep,
     SweepRun,

@@ -1,16 +1,26 @@
 """Builds the comparison record from finished runs, and lists all their numbers as rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+import numpy as np
+
 from memguard import __version__
-from memguard.compare.audited import AuditedRun, FinishedRun, load_audited_run
-from memguard.compare.comparable import check_comparable, keep_shared
 from memguard.compare.front import build_front
 from memguard.compare.paired import pair_settings
 from memguard.compare.recommendation import recommend
+from memguard.compare.runs import (
+    AuditedRun,
+    Documents,
+    FinishedRun,
+    find_shared_seeds,
+    load_audited_run,
+)
 from memguard.compare.sweep import Sweep, is_finished
-from memguard.compare.tasks import find_shared_tasks
+from memguard.compare.utility import find_shared_tasks
 from memguard.errors import RecordError
 from memguard.records import ComparedRun, Comparison, Cost, MetricRow, ResultRow, Tables, format_now
 from memguard.records.audit_files import RESULTS, check_audit_file
@@ -30,6 +40,14 @@ _SHOWN = {
 and all metrics of benchmark tasks."""
 _NAMED = 4
 """Largest number of runs that a sentence names."""
+# The loss before training is measured once per run. With the same weights and documents it differs
+# only by rounding (thread count, device); with other documents it differs by far more.
+_BASE_NLL_TOLERANCE = 0.01
+_SAME_METHOD = (
+    *("suite", "suite_version", "continuation_tokens", "prefix_tokens", "window"),
+    *("max_edit_share", "dtype"),
+)
+"""Fields of a report's method that are equal in comparable runs."""
 
 
 def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
@@ -83,13 +101,13 @@ def compare_runs(
     if not runs:
         raise RecordError("a comparison needs at least one run; name their folders")
     audited = [load_audited_run(run) for run in runs]
-    check_comparable(audited)
-    shared, num_removed = keep_shared(audited)
+    _check_comparable(audited)
+    shared, num_removed = _keep_shared(audited)
     tasks = find_shared_tasks(shared)
     chosen = tasks.choose_utility(utility)
     front, over_seeds = build_front(shared, tasks.shared, chosen)
     differences, tests = pair_settings(shared, tasks.shared)
-    first = audited[0]
+    first, differ = audited[0], {False, True} <= {run.is_compiled for run in audited}
     metrics: dict[tuple[str, str, str], MetricRow] = {}
     for metric in (metric for run in audited for metric in run.report.tables.metrics):
         if metric.is_foreign or _is_shown(metric):
@@ -107,7 +125,7 @@ def compare_runs(
         command=command,
         documents_sha256=first.report.data.documents_sha256,
         continuation_tokens=first.report.method.continuation_tokens,
-        runs=_build_runs(audited),
+        runs=[_build_run(run, differ=differ) for run in audited],
         heldout_num_tokens=first.training.heldout_num_tokens,
         num_removed=num_removed,
         utility=chosen,
@@ -141,22 +159,8 @@ COMPILE = "train.compile"
 """The setting by which runs differ that were compiled and that were not."""
 
 
-def _build_runs(audited: Sequence[AuditedRun]) -> list[ComparedRun]:
-    """Return the records of the runs; `auto` may have compiled some of them and not others."""
-    differ = {False, True} <= {run.is_compiled for run in audited}
-
-    def list_chosen(run: AuditedRun) -> dict[str, bool]:
-        return {} if run.is_compiled is None or not differ else {COMPILE: run.is_compiled}
-
-    return [_build_run(run, list_chosen(run)) for run in audited]
-
-
 def describe_compiled(runs: Sequence[ComparedRun]) -> str | None:
-    """Return a sentence that names the settings whose runs were compiled, if others were not.
-
-    Args:
-        runs: of a comparison.
-    """
+    """Return a sentence that names the settings whose runs were compiled, if others were not."""
     names: dict[bool, list[str]] = {True: [], False: []}
     for run in runs:
         if isinstance(run.overrides.get(COMPILE), bool):
@@ -175,8 +179,10 @@ def _enumerate(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _build_run(run: AuditedRun, chosen: Mapping[str, bool]) -> ComparedRun:
+def _build_run(run: AuditedRun, *, differ: bool) -> ComparedRun:
+    """Return the record of a run; ``differ``: `auto` compiled some of the runs and not others."""
     training = run.training
+    chosen = {COMPILE: run.is_compiled} if differ and run.is_compiled is not None else {}
     return ComparedRun(
         setting=run.run.name,
         seed=run.run.seed,
@@ -227,3 +233,128 @@ def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:
             if value not in values:
                 values.append(value)
     return {key: " | ".join(values) for key, values in merged.items()}
+
+
+# -- what runs must share --------------------------------------------------------------------------
+
+
+def _check_comparable(runs: Sequence[AuditedRun]) -> None:
+    """Check that the numbers of all runs are comparable.
+
+    All runs must have been audited in the same way and share a source. Runs with the same seed must
+    also share documents, control, starting weights and held-out documents; another seed draws
+    different ones, possibly from fewer sources. Documents that 'deduplicate' removed still count as
+    given: such runs are compared on the documents that all of them trained (see `_keep_shared`).
+
+    If no seed is shared by all settings, all runs must have the same documents.
+
+    Raises:
+        RecordError: two runs are not comparable; names both and all their differences.
+    """
+    seen: dict[tuple[str, int], AuditedRun] = {}
+    first_of_seed: dict[int, AuditedRun] = {}
+    for run in runs:
+        name, seed = run.run.name, run.run.seed
+        if (name, seed) in seen:
+            raise RecordError(f"{run.run.label} is given twice; compare each setting and seed once")
+        seen[name, seed] = run
+        _refuse(runs[0], run, list(_find_audit_differences(runs[0], run)))
+        first = first_of_seed.setdefault(seed, run)
+        _refuse(first, run, list(_find_document_differences(first, run)))
+    for run in () if find_shared_seeds(runs) else runs:
+        _refuse(runs[0], run, list(_find_document_differences(runs[0], run)))
+
+
+def _keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
+    """Return the runs with only those documents that no run of that seed removed.
+
+    Shares by attacks stay those of the runs' own reports.
+
+    Returns:
+        The runs, and the number of documents left out, summed over seeds.
+    """
+    removed: dict[int, set[str]] = defaultdict(set)
+    for run in runs:
+        removed[run.run.seed] |= run.removed
+    kept = [
+        replace(
+            run,
+            documents={
+                count: _leave_out(documents, removed[run.run.seed])
+                for count, documents in run.documents.items()
+            },
+        )
+        for run in runs
+    ]
+    return kept, sum(map(len, removed.values()))
+
+
+def _leave_out(documents: Documents, removed: AbstractSet[str]) -> Documents:
+    (where,) = np.nonzero([identifier not in removed for identifier in documents.ids])
+    costs, near = documents.log10_queries, documents.near_verbatim
+    return replace(
+        documents,
+        ids=tuple(documents.ids[n] for n in where),
+        clusters=documents.clusters[where],
+        verbatim=documents.verbatim[where],
+        near_verbatim=None if near is None else near[where],
+        token_accuracy=documents.token_accuracy[where],
+        log10_queries=None if costs is None else costs[where],
+    )
+
+
+def _refuse(first: AuditedRun, other: AuditedRun, differences: list[str]) -> None:
+    if differences:
+        raise RecordError(
+            f"{other.run.label} cannot be compared with {first.run.label}: "
+            f"{'; '.join(differences)}. Train and audit both in the same way."
+        )
+
+
+def _find_audit_differences(first: AuditedRun, other: AuditedRun) -> Iterator[str]:
+    for name in _SAME_METHOD:
+        here, there = getattr(other.report.method, name), getattr(first.report.method, name)
+        if here != there:
+            yield f"'{name}' is {here}, not {there}"
+    if other.report.method.probes != first.report.method.probes:
+        yield "its suite has other probes"
+    if not set(other.report.data.sources) & set(first.report.data.sources):
+        yield "its documents come from other sources"
+
+
+def _find_document_differences(first: AuditedRun, other: AuditedRun) -> Iterator[str]:
+    if other.report.data.documents_sha256 != first.report.data.documents_sha256:
+        yield "it has other documents ('documents_sha256')"
+    for role in ("control", "trained"):
+        removed = first.removed | other.removed
+        if _list_ids(other, role, removed) != _list_ids(first, role, removed):
+            yield f"its {role} documents differ"
+    if other.report.model.base_weights_sha256 != first.report.model.base_weights_sha256:
+        yield "it started from other weights ('base_weights_sha256')"
+    here, there = _describe_heldout(other), _describe_heldout(first)
+    if here != there:
+        yield f"its held-out loss is over {here}, not {there}"
+    elif not math.isclose(
+        other.base_heldout_nll, first.base_heldout_nll, rel_tol=_BASE_NLL_TOLERANCE
+    ):
+        yield (
+            f"its held-out loss before training is {other.base_heldout_nll:.4f}, "
+            f"not {first.base_heldout_nll:.4f}"
+        )
+
+
+def _list_ids(run: AuditedRun, role: str, removed: AbstractSet[str]) -> dict[str, tuple[str, ...]]:
+    """Return ids by bucket name, because a setting may change the number of repetitions."""
+    ids = {
+        bucket.bucket: tuple(
+            identifier for identifier in run.documents[count].ids if identifier not in removed
+        )
+        for count, bucket in run.buckets.items()
+        if bucket.role == role
+    }
+    return {bucket: kept for bucket, kept in ids.items() if kept}
+
+
+def _describe_heldout(run: AuditedRun) -> str:
+    training = run.training
+    return f"{training.heldout_num_documents} documents ({training.heldout_num_tokens} tokens)"

@@ -245,17 +245,18 @@ def build_setting(
         except ConfigError as error:
             problems.append(f"{place} {error}")
         document = document.place(("run", *override.key_path), place)
+    checked = None
     try:
         checked = validate(RunConfig, values, document, prefix=("run",))
     except ConfigError as error:
-        raise ConfigError(*problems, *error.problems) from error
-    if ends_early := find_early_end(checked):
+        problems += error.problems
+    if checked is not None and (ends_early := find_early_end(checked)):
         place = document.locate(("settings", index))
         problems.append(
             f"{place} '{ends_early}' ends training early: such a run trains documents less often "
             "than the others and cannot be compared with them. Train it as a single run"
         )
-    if problems:
+    if checked is None or problems:
         raise ConfigError(*problems)
     return _equalise(checked, kept_share, document)
 
@@ -271,16 +272,13 @@ def _equalise(checked: RunConfig, kept_share: float, document: Document) -> RunC
     if kept_share == 1:
         return checked
     place = document.locate(("equal",))
-    if checked.train.max_steps is not None:
-        raise ConfigError(
-            f"{place} 'equal' cannot add background with 'train.max_steps', which cuts off the "
-            "added rows, and with them repetitions of the study's documents"
-        )
+    why_not = ""
     if checked.budget is not None:
-        raise ConfigError(
-            f"{place} 'equal' cannot add background with 'budget', which may drop more labels or "
-            "end training early"
-        )
+        why_not = "'budget', which may drop more labels or end training early"
+    if checked.train.max_steps is not None:
+        why_not = "'train.max_steps', which cuts off the added rows, and with them repetitions"
+    if why_not:
+        raise ConfigError(f"{place} 'equal' cannot add background with {why_not}")
     ratio = raise_background_ratio(checked.data.background_ratio, kept_share)
     values = apply_settings(checked.model_dump(mode="json"), {"data.background_ratio": ratio})
     document = document.place(("run", "data", "background_ratio"), place)

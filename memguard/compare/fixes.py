@@ -11,11 +11,11 @@ measured. Nothing is changed if nothing was extracted, or if the control or the 
 same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memguard.config import GoldfishConfig, RunConfig
+from memguard.config import GoldfishConfig, MitigationConfig, RunConfig
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.records import AuditReport, ResultRow
 
@@ -80,41 +80,41 @@ def _remove_copies(found: Findings) -> Fix | None:
     if 2 * copies.num_extracted_with_copy < copies.num_extracted:
         return None
     entry = DeduplicateConfig(name="deduplicate", similarity=copies.similarity)
-    after = [*found.config.mitigations, entry]
-    return Fix(
-        settings={"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]},
-        change=f"deduplicate: {copies.num_copies:,} copies are not trained",
-        why=f"{copies.num_extracted_with_copy:,} of the {copies.num_extracted:,} documents that "
-        "are extracted near-verbatim were trained in several copies",
+    return _change_mitigations(
+        [*found.config.mitigations, entry],
+        f"deduplicate: {copies.num_copies:,} copies are not trained",
+        f"{copies.num_extracted_with_copy:,} of the {copies.num_extracted:,} documents that are "
+        "extracted near-verbatim were trained in several copies",
     )
+
+
+def _change_mitigations(after: Sequence[MitigationConfig], change: str, why: str) -> Fix:
+    settings = {"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]}
+    return Fix(settings=settings, change=change, why=why)
 
 
 def _lower_k_of_slice(found: Findings) -> Fix | None:
     """Lower k for the doses at which documents are extracted, and keep it for the others."""
-    config, report = found.config, found.report
-    dose = _find_extracted_dose(report)
+    before, dose = found.config.mitigations, _find_extracted_dose(found.report)
     if dose is None:
         return None
-    goldfish = _find_goldfish(config) or GoldfishConfig(name="goldfish", k=_GENTLE_K)
+    is_new = _find_goldfish(found.config) is None
+    goldfish = _find_goldfish(found.config) or GoldfishConfig(name="goldfish", k=_GENTLE_K)
     by_dose = goldfish.k_by_dose
     below = {other: k for other, k in by_dose.items() if other < dose}
-    is_new = _find_goldfish(config) is None
     now = by_dose.get(dose, min(below.values(), default=goldfish.k))
     lower = [_FIRST_K] if is_new else [k for k in _LADDER if k < now]
     if not lower:
         return None
     above = {other: k for other, k in by_dose.items() if other > dose and k < lower[0]}
     changed = goldfish.model_copy(update={"k_by_dose": {**below, dose: lower[0], **above}})
-    after = [
-        changed if isinstance(mitigation, GoldfishConfig) else mitigation
-        for mitigation in config.mitigations
-    ]
+    after = [changed if isinstance(each, GoldfishConfig) else each for each in before]
     after += [changed] if is_new else []
-    return Fix(
-        settings={"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]},
-        change=f"goldfish k of documents trained {dose} times or more: "
+    return _change_mitigations(
+        after,
+        f"goldfish k of documents trained {dose} times or more: "
         f"{'none' if is_new else now} -> {lower[0]}{f', of others {_GENTLE_K}' if is_new else ''}",
-        why="from that dose on, documents are extracted beyond the control; below it they are not",
+        "from that dose on, documents are extracted beyond the control; below it they are not",
     )
 
 
@@ -164,11 +164,7 @@ def _lower_k(found: Findings) -> Fix | None:
         by_dose = {dose: other for dose, other in goldfish.k_by_dose.items() if other < k}
         changed = goldfish.model_copy(update={"k": k, "k_by_dose": by_dose})
         after = [changed if mitigation is goldfish else mitigation for mitigation in before]
-    return Fix(
-        settings={"mitigations": [mitigation.model_dump(mode="json") for mitigation in after]},
-        change=f"goldfish k: {was} -> {k}",
-        why=why,
-    )
+    return _change_mitigations(after, f"goldfish k: {was} -> {k}", why)
 
 
 def _halve_epochs(found: Findings) -> Fix | None:

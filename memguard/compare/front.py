@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_exact_interval, compute_mean, compute_rate
-from memguard.compare.audited import AuditedRun, Documents
+from memguard.compare.runs import AuditedRun, Documents, find_shared_seeds
 from memguard.compare.utility import (
     Axis,
     Losses,
+    cover_seeds,
     list_utility_rows,
     make_loss_axis,
     make_task_axis,
@@ -123,10 +124,7 @@ def _list_rows(
 
 def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
     """Return the runs whose seed every setting has; all runs if there is no such seed."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run.run.name, set()).add(run.run.seed)
-    shared = set.intersection(*seeds.values())
+    shared = find_shared_seeds(runs)
     return [run for run in runs if not shared or run.run.seed in shared]
 
 
@@ -247,20 +245,10 @@ def _compute_attack_share(seeds: Sequence[Documents]) -> Rate | None:
                 num_documents=num_documents,
                 num_matched=num_matched,
                 rate=num_matched / num_documents,
-                ci=_cover_seeds(ci, by_seed),
+                ci=cover_seeds(ci, by_seed),
             )
         )
     return max(shares, key=lambda share: share.rate or 0.0)
-
-
-def _cover_seeds(
-    ci: tuple[float, float] | None, shares: Sequence[float]
-) -> tuple[float, float] | None:
-    """Return the interval, extended to cover Student's t interval over the shares of the seeds."""
-    over_seeds = compute_mean(shares)
-    if ci is None or over_seeds is None or over_seeds.ci is None:
-        return ci
-    return max(0.0, min(ci[0], over_seeds.ci[0])), min(1.0, max(ci[1], over_seeds.ci[1]))
 
 
 def _compute_share(seeds: Sequence[Documents], risk: RiskName) -> Rate | None:
@@ -277,7 +265,7 @@ def _compute_share(seeds: Sequence[Documents], risk: RiskName) -> Rate | None:
         mean = compute_mean(values_D, bounds=(0, 1), clusters=text_D)
         ci = None if mean is None else mean.ci
     by_seed = [float(values.mean()) for values in extracted if len(values)]
-    return share.model_copy(update={"ci": _cover_seeds(ci, by_seed)})
+    return share.model_copy(update={"ci": cover_seeds(ci, by_seed)})
 
 
 def _find_texts(seeds: Sequence[Documents]) -> NDArray[np.int64]:

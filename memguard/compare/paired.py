@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memguard.audit.benchmarks.items import Difference, find_kind, subtract_items
 from memguard.audit.benchmarks.rows import DIFFERENCE_METHODS, NO_ITEM_NUMBERS
 from memguard.audit.statistics import compute_mcnemar, compute_paired_difference, correct_holm
-from memguard.compare.audited import AuditedRun
+from memguard.compare.runs import AuditedRun
 from memguard.records import SECRETS, CanaryScore, ComparedTask, ResultRow, TestRow, fill_row
 from memguard.records.utility import ITEMS, UTILITY
 
@@ -164,6 +164,17 @@ def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:
 
 
 def _test_items(row: ResultRow, difference: Difference) -> TestRow:
+    return replace(
+        _start_test(row),
+        test=difference.test,
+        num_only_here=difference.num_only_first,
+        num_only_against=difference.num_only_second,
+        statistic=difference.statistic,
+        p_value=difference.p_value,
+    )
+
+
+def _start_test(row: ResultRow) -> TestRow:
     return TestRow(
         setting=row.setting,
         seed=row.seed,
@@ -172,12 +183,8 @@ def _test_items(row: ResultRow, difference: Difference) -> TestRow:
         metric=row.metric,
         parameters=row.parameters,
         bucket=row.bucket,
-        test=difference.test,
+        test="mcnemar",
         num_documents=row.num_documents,
-        num_only_here=difference.num_only_first,
-        num_only_against=difference.num_only_second,
-        statistic=difference.statistic,
-        p_value=difference.p_value,
     )
 
 
@@ -187,15 +194,8 @@ def _compare(
     """Return the difference of two rates on the same documents, and its test."""
     num_only_against = int((against & ~setting).sum())
     num_only_here = int((setting & ~against).sum())
-    test = TestRow(
-        setting=row.setting,
-        seed=row.seed,
-        against=row.against,
-        probe=row.probe,
-        metric=row.metric,
-        bucket=row.bucket,
-        test="mcnemar",
-        num_documents=row.num_documents,
+    test = replace(
+        _start_test(row),
         num_only_here=num_only_here,
         num_only_against=num_only_against,
         p_value=compute_mcnemar(num_only_against, num_only_here),

@@ -1,5 +1,9 @@
 """The utility of settings over their seeds: the held-out loss, or a benchmark task.
 
+A task is compared only if every run answered the same items in the same way: the hash of all its
+samples covers questions, prompts and targets. A task that some run lacks, or answered otherwise, is
+left out with a sentence; if it is the one that was chosen as utility, the comparison is refused.
+
 The held-out loss is a mean over seeds; settings are compared seed by seed by the t distribution,
 because another seed has other held-out documents. A task's value is a mean over seeds too, but
 settings are compared item by item: its items are the same with each seed, so they are drawn or
@@ -13,9 +17,12 @@ from dataclasses import dataclass, replace
 
 from memguard.audit.benchmarks.items import ItemValues, Kind, estimate, find_kind, subtract_items
 from memguard.audit.statistics import compute_mean
-from memguard.compare.audited import AuditedRun
+from memguard.compare.runs import AuditedRun
+from memguard.config.loading import suggest_near
+from memguard.errors import RecordError
 from memguard.records import ComparedTask, Interval, ResultRow, Utility, fill_row
-from memguard.records.comparison import HELDOUT
+from memguard.records.comparison import HELDOUT, HELDOUT_LOSS
+from memguard.records.utility import TaskDetail
 
 Losses = Mapping[str, Mapping[int, float]]
 """Value by setting and seed."""
@@ -49,7 +56,7 @@ class Axis:
         drawn = estimate(list(self.items[name].values()), self.kind, seed=_SEED)
         ci = None if drawn is None else drawn.ci
         bounds = (0.0, 1.0) if self.kind == "rate" else (-math.inf, math.inf)
-        return _cover_seeds(Interval(value=value, ci=ci), values, bounds)
+        return Interval(value=value, ci=cover_seeds(ci, values, bounds))
 
     def subtract(self, one: str, other: str) -> Interval | None:
         """Return one setting's utility minus the other's, mean over seeds.
@@ -68,7 +75,8 @@ class Axis:
         if difference is None:
             return None
         bounds = (-1.0, 1.0) if self.kind == "rate" else (-math.inf, math.inf)
-        return _cover_seeds(difference.interval, differences, bounds)
+        ci = cover_seeds(difference.interval.ci, differences, bounds)
+        return Interval(value=difference.interval.value, ci=ci)
 
     def is_better(self, one: str, other: str) -> bool:
         """Return whether the first setting has the better utility beyond the interval."""
@@ -91,16 +99,15 @@ class Axis:
         return measured.ci is None or measured.ci[0] <= chance <= measured.ci[1]
 
 
-def _cover_seeds(
-    interval: Interval, values: Sequence[float], bounds: tuple[float, float]
-) -> Interval:
+def cover_seeds(
+    ci: tuple[float, float] | None, values: Sequence[float], bounds: tuple[float, float] = (0, 1)
+) -> tuple[float, float] | None:
     """Return the interval, extended to cover Student's t interval over the values of the seeds."""
     over_seeds = compute_mean(values)
-    if interval.ci is None or over_seeds is None or over_seeds.ci is None:
-        return interval
+    if ci is None or over_seeds is None or over_seeds.ci is None:
+        return ci
     low, high = over_seeds.ci
-    ci = max(bounds[0], min(interval.ci[0], low)), min(bounds[1], max(interval.ci[1], high))
-    return Interval(value=interval.value, ci=ci)
+    return max(bounds[0], min(ci[0], low)), min(bounds[1], max(ci[1], high))
 
 
 def make_loss_axis(losses: Losses) -> Axis:
@@ -147,3 +154,98 @@ def list_utility_rows(axis: Axis) -> Iterator[ResultRow]:
         against = replace(row, against=f"setting:{first}", statistic="difference")
         why_not = "the settings have other seeds, or the items have no numbers of their own"
         yield fill_row(against, axis.subtract(name, first), "pooled", why_not=why_not)
+
+
+# -- the tasks that runs share ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TasksOfRuns:
+    """The tasks that some run answered, in the order of the runs."""
+
+    shared: list[ComparedTask]
+    """Tasks that all runs answered item by item."""
+    left_out: Mapping[str, str]
+    """A sentence for each other task, by its name."""
+
+    def choose_utility(self, name: str) -> Utility:
+        """Return the utility of a name: ``heldout_nll``, or a task.
+
+        Raises:
+            RecordError: runs do not share the task, or no run answered it.
+        """
+        if name == HELDOUT_LOSS:
+            return HELDOUT
+        for task in self.shared:
+            if task.detail.task == name:
+                return task.utility
+        known = [HELDOUT_LOSS, *(task.detail.task for task in self.shared), *self.left_out]
+        listed = suggest_near(name, known) or f"; the runs have {', '.join(known)}"
+        why = (
+            f"which no run answered{listed}. Audit the runs with 'audit.utility: "
+            f"[{{task: {name}}}]', or take another."
+        )
+        if name in self.left_out:
+            why = (
+                f"which the runs do not share. {self.left_out[name]} Audit all runs with the same "
+                f"task, or take 'utility: {HELDOUT_LOSS}'."
+            )
+        raise RecordError(f"'utility' is '{name}', {why}")
+
+
+def find_shared_tasks(runs: Sequence[AuditedRun]) -> TasksOfRuns:
+    """Return the tasks that all runs answered item by item, and why others are left out.
+
+    Args:
+        runs: comparable runs; the others are compared with the first one's way to answer a task.
+    """
+    shared, left_out = [], {}
+    for name in dict.fromkeys(name for run in runs for name in run.tasks):
+        why = _find_difference(name, runs)
+        if why is not None:
+            left_out[name] = f"Task '{name}' is left out of the comparison: {why}."
+            continue
+        detail = runs[0].tasks[name].detail
+        metric = detail.find_metric(runs[0].report.tables)
+        kinds = {run.tasks[name].headline.kind for run in runs}
+        shared.append(
+            ComparedTask(
+                detail=detail,
+                unit="share" if kinds == {"rate"} else _name_unit(detail),
+                higher_is_better=metric is None or metric.higher_is_better,
+            )
+        )
+    return TasksOfRuns(shared=shared, left_out=left_out)
+
+
+def _name_unit(detail: TaskDetail) -> str:
+    return "bits" if detail.aggregations[detail.headline] == "bits_per_byte" else "number"
+
+
+def _find_difference(name: str, runs: Sequence[AuditedRun]) -> str | None:
+    """Return how runs differ in a task; None if all answered the same."""
+    for run in runs:
+        if name not in run.tasks:
+            return f"{run.label} did not answer it"
+        row = run.tasks[name].detail.find(run.report.tables)
+        if row is None or row.value is None:
+            return f"{run.label} has no value of it"
+    first = runs[0]
+    expected = first.tasks[name].detail
+    for run in runs[1:]:
+        detail = run.tasks[name].detail
+        differing = [
+            f"'{field}' is {getattr(detail, field)}, not {getattr(expected, field)}"
+            for field in ("version", "num_fewshot", "is_chat", "headline", "num_items")
+            if getattr(detail, field) != getattr(expected, field)
+        ]
+        if differing:
+            return f"of {run.label}, {', '.join(differing)} as of {first.label}"
+        if detail.aggregations != expected.aggregations:
+            return f"{run.label} has other metrics than {first.label}"
+        if detail.samples_sha256["trained"] != expected.samples_sha256["trained"]:
+            return (
+                f"{run.label} answered other items than {first.label} (the hashes of the samples "
+                "differ)"
+            )
+    return None

@@ -10,25 +10,11 @@ from memguard.errors import ConfigError
 
 # Fields of peft's LoraConfig that a run cannot set, because memguard does not compute them. Fields
 # that do not change the adapter's arithmetic, such as 'inference_mode', are unknown like any other.
-_UNSUPPORTED = (
-    "alpha_pattern",
-    "bias",
-    "corda_config",
-    "ensure_weight_tying",
-    "eva_config",
-    "exclude_modules",
-    "fan_in_fan_out",
-    "layer_replication",
-    "layers_pattern",
-    "layers_to_transform",
-    "loftq_config",
-    "lora_bias",
-    "modules_to_save",
-    "rank_pattern",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_qalora",
-)
+_UNSUPPORTED = """
+    alpha_pattern bias corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out
+    layer_replication layers_pattern layers_to_transform loftq_config lora_bias modules_to_save
+    rank_pattern target_parameters trainable_token_indices use_qalora
+"""
 
 
 class LoraConfig(Settings):
@@ -67,7 +53,7 @@ class LoraConfig(Settings):
     @classmethod
     def _refuse_unsupported(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            wrong = [name for name in _UNSUPPORTED if name in values]
+            wrong = [name for name in _UNSUPPORTED.split() if name in values]
             if wrong:
                 raise ValueError(
                     f"memguard has no '{wrong[0]}' of peft: its adapters have "

@@ -172,8 +172,7 @@ class DataConfig(FormatConfig, _Trained):
         if self.forget and not self.control and self.control_fraction > 0:
             raise ValueError(
                 "'forget' with a control drawn from 'train', which the model may know already: "
-                "name in 'control' documents that it never saw, e.g. those of role control in its "
-                "run's manifest.jsonl, or set 'control_fraction' to 0"
+                "name in 'control' documents that it never saw, or set 'control_fraction' to 0"
             )
         if self.forget and self.heldout_documents:
             raise ValueError(

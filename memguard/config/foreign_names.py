@@ -8,45 +8,25 @@ from memguard.config.yaml_text import KeyPath, format_key
 _MARKED = re.compile(r"<([\w.]+)(: [^>]*)?>")
 """A setting of a run in `_ADVICE`, with a value or without."""
 
-_SCHEDULE = (
-    "use <optim.schedule> (cosine, linear or constant); those of transformers fall to 0, as here "
-    "with <optim.min_lr_fraction: 0>"
-)
-_BETAS = "use <optim.betas: [0.9, 0.999]>, the first and the second in one list"
-_OPTIMIZER = "there is no choice of optimizer: it is AdamW, and the block <optim> has its settings"
-_EVAL_ROWS = "there is none like it: a forward pass of the audit has <audit.batch_tokens> tokens"
-_EVAL_STEPS = (
-    "there is none like it: the held-out loss is measured before and after training, and audits "
-    "during it are set by <train.audit_every_steps>"
-)
-_CHECKPOINTS = "use <train.checkpoint_every_steps>"
-_TRACKERS = "there is none like it: metrics.jsonl in the folder of the run has a line for each step"
-_SHARDING = (
-    "there is none like it: <parallel.z> shards weights, gradients and optimizer state, and "
-    "'memguard train --nproc' starts the processes"
-)
-_ROW = (
-    "use <data.seq_len>: longer documents are cut into pieces; <data.max_document_tokens> cuts off "
-    "what is longer"
-)
-_PACKING = "there is none like it: rows are always packed, and each piece sees only its own tokens"
-_USELESS = "there is none like it, leave it out"
-
-_ADVICE: Mapping[str, str] = {
+_TABLE: Mapping[str, str] = {
     # The optimizer and its learning rate.
     "learning_rate": "use <optim.lr>",
-    "lr_scheduler_type": _SCHEDULE,
-    "lr_scheduler": _SCHEDULE,
+    "lr_scheduler_type lr_scheduler": (
+        "use <optim.schedule> (cosine, linear or constant); those of transformers fall to 0, as "
+        "here with <optim.min_lr_fraction: 0>"
+    ),
     "warmup_ratio": "use <optim.warmup_fraction>",
     "warmup_steps": "there is none like it: set <optim.warmup_fraction> to warm-up steps / steps",
     "weight_decay": "use <optim.weight_decay>, which applies to matrices only",
-    "adam_beta1": _BETAS,
-    "adam_beta2": _BETAS,
+    "adam_beta1 adam_beta2": (
+        "use <optim.betas: [0.9, 0.999]>, the first and the second in one list"
+    ),
     "adam_epsilon": "use <optim.eps>",
     "max_grad_norm": "use <optim.max_grad_norm>",
     "gradient_clipping": "use <optim.max_grad_norm>",
-    "optim": _OPTIMIZER,
-    "optimizer": _OPTIMIZER,
+    "optim optimizer": (
+        "there is no choice of optimizer: it is AdamW, and the block <optim> has its settings"
+    ),
     # Steps and rows.
     "num_train_epochs": "use <train.epochs>",
     "num_epochs": "use <train.epochs>",
@@ -58,10 +38,13 @@ _ADVICE: Mapping[str, str] = {
         "there is none like it: <train.batch_size> is the rows of a whole step, that is rows per "
         "device x accumulation steps x processes"
     ),
-    "per_device_eval_batch_size": _EVAL_ROWS,
-    "eval_batch_size": _EVAL_ROWS,
-    "eval_steps": _EVAL_STEPS,
-    "eval_strategy": _EVAL_STEPS,
+    "per_device_eval_batch_size eval_batch_size": (
+        "there is none like it: a forward pass of the audit has <audit.batch_tokens> tokens"
+    ),
+    "eval_steps eval_strategy": (
+        "there is none like it: the held-out loss is measured before and after training, and "
+        "audits during it are set by <train.audit_every_steps>"
+    ),
     "load_best_model_at_end": (
         "there is none like it: the weights of the last step are exported, or with "
         "<budget.action: stop> those of the last audit within the limit"
@@ -71,12 +54,12 @@ _ADVICE: Mapping[str, str] = {
         "where too much is extracted"
     ),
     # Checkpoints, logs and folders.
-    "save_steps": _CHECKPOINTS,
-    "save_strategy": _CHECKPOINTS,
+    "save_steps save_strategy": "use <train.checkpoint_every_steps>",
     "save_total_limit": "use <train.keep_checkpoints>",
     "logging_steps": "use <train.log_every_steps>; metrics.jsonl has every step",
-    "report_to": _TRACKERS,
-    "use_wandb": _TRACKERS,
+    "report_to use_wandb": (
+        "there is none like it: metrics.jsonl in the folder of the run has a line for each step"
+    ),
     "output_dir": "use <output_dir>, the folder of all runs; that of a run is <output_dir>/<name>",
     "resume_from_checkpoint": "there is none like it: the same command resumes an interrupted run",
     # Arithmetic, memory and processes.
@@ -84,9 +67,10 @@ _ADVICE: Mapping[str, str] = {
     "fp16": "there is none like it: use <train.precision: bf16>",
     "gradient_checkpointing": "use <train.activation_checkpointing: full>",
     "torch_compile": "use <train.compile: true>",
-    "deepspeed": _SHARDING,
-    "fsdp": _SHARDING,
-    "fsdp_config": _SHARDING,
+    "deepspeed fsdp fsdp_config": (
+        "there is none like it: <parallel.z> shards weights, gradients and optimizer state, and "
+        "'memguard train --nproc' starts the processes"
+    ),
     "ddp_timeout": "use <parallel.timeout_minutes>, in minutes instead of seconds",
     # The model and its adapters.
     "base_model": "use <model.path>",
@@ -108,21 +92,22 @@ _ADVICE: Mapping[str, str] = {
         "there is none like it: the chat template is that of the tokenizer (chat_template.jinja)"
     ),
     "val_set_size": "use <data.heldout_documents>, a number of documents instead of a share",
-    "sequence_len": _ROW,
-    "max_seq_length": _ROW,
-    "max_length": _ROW,
-    "packing": _PACKING,
-    "sample_packing": _PACKING,
+    "sequence_len max_seq_length max_length": (
+        "use <data.seq_len>: longer documents are cut into pieces; <data.max_document_tokens> "
+        "cuts off what is longer"
+    ),
+    "packing sample_packing": (
+        "there is none like it: rows are always packed, and each piece sees only its own tokens"
+    ),
     # The loss.
     "neftune_noise_alpha": "use <mitigations: [{name: neftune, alpha: 5}]>",
     "label_smoothing_factor": "use <mitigations: [{name: label_smoothing, epsilon: 0.1}]>",
     # What has no use here.
-    "push_to_hub": _USELESS,
-    "dataloader_num_workers": _USELESS,
-    "group_by_length": _USELESS,
+    "push_to_hub dataloader_num_workers group_by_length": "there is none like it, leave it out",
 }
-"""What to use instead of each name, as the end of a sentence. ``<key>`` and ``<key: value>`` are
-settings of a run, which a test looks up."""
+"""What to use instead of the names of each row, as the end of a sentence. ``<key>`` and
+``<key: value>`` are settings of a run, which a test looks up."""
+_ADVICE = {name: advice for names, advice in _TABLE.items() for name in names.split()}
 
 
 def find_advice(name: str, above: KeyPath = ()) -> str | None:

@@ -23,8 +23,6 @@ from memguard.config.yaml_text import (
 )
 from memguard.errors import ConfigError, shorten
 
-# Pydantic's errors as sentences that a user can act on.
-
 # Similarity (difflib) from which a name is assumed to be a typing error. At 0.5, 'report_to' would
 # be 'dropout'.
 _SLIP = 0.75
@@ -134,9 +132,8 @@ def _suggest(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str:
     if advice := _find_advice(model, loc, above):
         return advice
     known = list(_fields_at(model, loc[:-1]))
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=_SLIP)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    if near := suggest_near(wrong, known):
+        return near.removeprefix("; ")
     elsewhere = next(_find_elsewhere(model, wrong), None)
     if elsewhere:
         where = "" if above or len(elsewhere) > 1 else " (at the top level)"
@@ -167,6 +164,16 @@ def _find_elsewhere(model: type[BaseModel], name: str) -> Iterator[KeyPath]:
 
 def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
     """Return the fields that are allowed at ``loc``; empty if it is not a block of settings."""
+    blocks = _blocks_at(model, loc)
+    return blocks[0].model_fields if blocks else {}
+
+
+def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
+    """Return the names of the blocks that are allowed at ``loc``."""
+    return [name for block in _blocks_at(model, loc) for name in _list_tags(block)]
+
+
+def _blocks_at(model: type[BaseModel], loc: KeyPath) -> list[type[BaseModel]]:
     blocks = [model]
     for key in loc:
         if not isinstance(key, str):
@@ -176,16 +183,7 @@ def _fields_at(model: type[BaseModel], loc: KeyPath) -> Mapping[str, FieldInfo]:
             blocks = named
         elif blocks and key in blocks[0].model_fields:
             blocks = _all_settings_in(blocks[0].model_fields[key].annotation)
-    return blocks[0].model_fields if blocks else {}
-
-
-def _list_names(model: type[BaseModel], loc: KeyPath) -> list[str]:
-    """Return the names of the blocks that are allowed at ``loc``."""
-    blocks = [model]
-    for key in loc:
-        if isinstance(key, str) and blocks and key in blocks[0].model_fields:
-            blocks = _all_settings_in(blocks[0].model_fields[key].annotation)
-    return [name for block in blocks for name in _list_tags(block)]
+    return blocks
 
 
 def _list_tags(block: type[BaseModel]) -> tuple[str, ...]:
@@ -254,14 +252,13 @@ def apply_settings(values: Mapping[str, Any], settings: Mapping[str, Any]) -> di
         key_path = parse_key(dotted)
         here: Any = result
         for key, following in zip(key_path, (*key_path[1:], None), strict=True):
-            if not (isinstance(here, dict) if isinstance(key, str) else isinstance(here, list)):
-                raise ConfigError(
-                    f"'{shorten(dotted)}' leads through a plain value; nothing was set"
-                )
-            if isinstance(key, int) and key >= len(here):
-                raise ConfigError(
-                    f"'{shorten(dotted)}' counts past the end of a list of {len(here)}"
-                )
+            problem = ""
+            if not isinstance(here, dict if isinstance(key, str) else list):
+                problem = "leads through a plain value; nothing was set"
+            elif isinstance(key, int) and key >= len(here):
+                problem = f"counts past the end of a list of {len(here)}"
+            if problem:
+                raise ConfigError(f"'{shorten(dotted)}' {problem}")
             if following is None:
                 here[key] = value
                 break

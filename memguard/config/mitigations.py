@@ -306,8 +306,8 @@ def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection
         case GoldfishConfig(mode=mode) if mode not in _NESTED and _TIGHTENING in beside:
             raise ValueError(
                 f"'mitigations': goldfish of mode '{mode}' cannot be combined with "
-                f"'{_TIGHTENING}': with a lower k, labels that were dropped before would be "
-                "trained. Use mode 'hash', or action 'stop'"
+                f"'{_TIGHTENING}': a lower k would train labels that were dropped. Use mode "
+                "'hash', or action 'stop'"
             )
     match by_name.get("flooding"), by_name.get("loss_clipping"):
         case FloodingConfig(), LossClippingConfig(floor=float()):

@@ -38,10 +38,11 @@ def format_key(key_path: KeyPath) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A YAML file as read: its values and where each of them was written."""
+    """A YAML text as read: its values and where each of them was written."""
 
     path: str
-    values: dict[str, Any]
+    values: Any
+    """Of a file of settings a mapping."""
     places: dict[KeyPath, str]
     """``file:line:column`` of each key and list item (from 1), or the argument that set it."""
 
@@ -60,38 +61,31 @@ class Document:
         return replace(self, places={**others, key_path: where})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parsed:
-    """The values of a YAML text, and their places."""
-
-    values: Any
-    places: dict[KeyPath, str]
-    """``path:line:column`` of each key and list item."""
-
-
 def load_yaml(path: str | Path) -> Document:
     """Read a YAML mapping and record the place of each key.
 
     Raises:
         ConfigError: unreadable, not YAML, beyond the bounds, not a mapping, or a key given twice.
     """
+    problem, text = f"is larger than {_MAX_BYTES:,} bytes, the limit for settings", None
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ConfigError(f"{path} is larger than {_MAX_BYTES:,} bytes, the limit for settings")
-        text = content.decode()
+        if len(content) <= _MAX_BYTES:
+            text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}") from error
-    parsed = parse_yaml(text, str(path))
-    if not isinstance(parsed.values, dict):
-        raise ConfigError(f"{path} must hold settings as 'key: value' lines")
-    return Document(path=str(path), values=parsed.values, places=parsed.places)
+        problem = f"cannot be read: {reason}"
+    if text is not None:
+        document = parse_yaml(text, str(path))
+        if isinstance(document.values, dict):
+            return document
+        problem = "must hold settings as 'key: value' lines"
+    raise ConfigError(f"{path} {problem}")
 
 
-def parse_yaml(text: str, path: str) -> Parsed:
-    """Read a YAML text.
+def parse_yaml(text: str, path: str) -> Document:
+    """Read a YAML text, whose values may be of any type.
 
     Args:
         text: content of a file or of an argument.
@@ -106,21 +100,22 @@ def parse_yaml(text: str, path: str) -> Parsed:
         loader = _BoundedLoader(text)
         root = loader.get_single_node()
         if root is None:
-            return Parsed(values=None, places={})
+            return Document(path=path, values=None, places={})
         _count_values(root, {})
         places: dict[KeyPath, str] = {}
         problems = list(itertools.islice(_walk(root, (), places, path), MAX_PROBLEMS))
-        if problems:
-            raise ConfigError(*problems)
-        return Parsed(values=loader.construct_document(root), places=places)
+        values = None if problems else loader.construct_document(root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = shorten(getattr(error, "problem", None) or "not YAML text", 200)
-        raise ConfigError(f"{path}{place} is not valid YAML: {problem}") from error
+        problems, values, places = [f"{path}{place} is not valid YAML: {problem}"], None, {}
     finally:
         if loader is not None:
             loader.dispose()
+    if problems:
+        raise ConfigError(*problems)
+    return Document(path=path, values=values, places=places)
 
 
 class _BoundedLoader(yaml.SafeLoader):
@@ -153,15 +148,12 @@ class _BoundedLoader(yaml.SafeLoader):
 def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
     """Return the number of values of a node, with its aliases expanded.
 
-    Args:
-        node: node of a text.
-        known: number of values of each node counted so far, by its identity; 0 while it is counted.
+    ``known`` has that of each node by its identity; 0 while it is counted.
     """
     if id(node) in known:
         if not known[id(node)]:
-            raise yaml.MarkedYAMLError(
-                None, None, "an alias (*name) inside its own anchor", node.start_mark
-            )
+            text = "an alias (*name) inside its own anchor"
+            raise yaml.MarkedYAMLError(None, None, text, node.start_mark)
         return known[id(node)]
     known[id(node)] = 0
     count = 1
@@ -170,12 +162,8 @@ def _count_values(node: yaml.Node, known: dict[int, int]) -> int:
     elif isinstance(node, yaml.SequenceNode):
         count += sum(_count_values(child, known) for child in node.value)
     if count > _MAX_VALUES:
-        raise yaml.MarkedYAMLError(
-            None,
-            None,
-            f"its aliases (*name) stand for more than {_MAX_VALUES:,} values",
-            node.start_mark,
-        )
+        text = f"its aliases (*name) stand for more than {_MAX_VALUES:,} values"
+        raise yaml.MarkedYAMLError(None, None, text, node.start_mark)
     known[id(node)] = count
     return count
 

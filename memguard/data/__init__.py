@@ -1,22 +1,16 @@
 """Turns documents into packed rows and decides how often each document is trained.
 
     documents.py     reads documents of every source, or in memory, into one form
-    formats.py       how a table is read: its format, columns and template
-    format_ways.py   how to describe a table: settings to copy, the nearest ones
-    rows.py          one row of text, messages, prompt and completion, token ids -> document
-    instructions.py  one row of alpaca or sharegpt -> document
-    sources.py       rows of files, folders, `save_to_disk` folders and hub ids
+    formats.py       how a table is read: format, columns, template; the nearest ways if it cannot
+    rows.py          one row of any format -> document
+    sources.py       rows of files, folders, `save_to_disk` folders, hub ids, packages' docstrings
     table_files.py   rows of one file, by its suffix
-    file_kinds.py    accepts regular files, rejects FIFOs, sockets and devices
-    docstrings.py    reference documentation of installed packages, as documents
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
-    long_texts.py    cuts long texts before they are encoded
-    chat.py          encodes conversations with the chat template, from which no turn may be missing
+    encoding.py      encodes conversations with the chat template; cuts long texts before
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
     buckets.py       number of repetitions of each document, drawn over clusters
     canaries.py      random secrets; a fair coin decides whether each is trained
-    identity_key.py  the key under which equal texts have equal hashes: found, made, refused
-    run_identity.py  the key of one run: made for its first documents, then expected
+    identity_key.py  the key under which equal texts have equal hashes; that of one run
     corpus.py        prepared documents on disk: token arrays and manifest
     token_checks.py  mistakes in tokens that make training or audits silently wrong
     packing.py       packs pieces of documents into rows, best fit, and orders the rows

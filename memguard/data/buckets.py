@@ -50,16 +50,14 @@ def place_for_training(
         data: `control_fraction`, `heldout_documents`, `forget_repetitions`.
         origin: the setting each document came from: train, control, heldout or forget.
         cluster: ``[num_documents]`` near-duplicate clusters.
-        auditable: ``[num_documents]`` whether a document is long enough to be audited; only these
-            count for the control.
+        auditable: ``[num_documents]`` whether a document counts for the control: it is long enough.
         epochs: times each trained document is trained.
         seed: the run's.
-        min_documents: minimum number of auditable trained documents; no control is drawn if fewer
-            would remain.
+        min_documents: no control is drawn if fewer auditable trained documents would remain.
 
     Returns:
-        One placement per document; None for a held-out document in a cluster with a trained one,
-        and for a training or held-out document in a cluster with one to be forgotten.
+        One placement per document; None for one in a cluster with one to be forgotten, and for a
+        held-out one in a cluster with a trained one.
 
     Raises:
         DataError: no document is left to train on.
@@ -115,12 +113,9 @@ def draws_control(data: DataConfig) -> bool:
 def size_control(num_documents: int, fraction: float) -> int:
     """Return how many of a fine-tune's auditable documents are held out as control.
 
-    This is ``fraction``, raised towards 200 documents but not above a tenth; of small sets it is a
-    fifth, up to 30 documents. 30 documents of which none is extracted bound the rate by 11.6 %.
-
-    Args:
-        num_documents: auditable documents.
-        fraction: `data.control_fraction`, above 0.
+    This is ``fraction`` (above 0), raised towards 200 documents but not above a tenth; of small
+    sets a fifth, up to 30 documents. 30 documents of which none is extracted bound the rate by 11.6
+    %.
     """
     raised = min(max(fraction * num_documents, _CONTROL_GOAL), _CONTROL_LIMIT * num_documents)
     return max(int(raised), min(_SMALL_CONTROL_GOAL, num_documents // _SMALL_CONTROL_PARTS))
@@ -163,13 +158,7 @@ def place_for_study(
 ) -> list[Placement | None]:
     """Place the documents of a controlled experiment: buckets of equal size, one per repetitions.
 
-    Args:
-        data: `study`, `background`, `heldout_documents`.
-        origin: the setting each document came from: train, background or heldout.
-        cluster: ``[num_documents]`` near-duplicate clusters.
-        auditable: ``[num_documents]`` whether a document is long enough to be audited; only these
-            are put into buckets.
-        seed: the run's.
+    See `place_for_training` for the arguments; only auditable documents are put into buckets.
 
     Returns:
         One placement per document; None if it is left out (a near-duplicate of a document in a
@@ -195,9 +184,9 @@ def place_for_study(
     needed = max(per_bucket, 1) * num_buckets + data.heldout_documents
     if needed > len(candidates):
         raise DataError(
-            f"'data.study' needs {needed} documents that are long enough and not "
-            f"near-duplicates of each other; 'data.train' has {len(candidates)}. Lower "
-            "'data.study.documents_per_bucket' or give more documents."
+            f"'data.study' needs {needed} documents that are long enough and no near-duplicates of "
+            f"each other; 'data.train' has {len(candidates)}. Lower "
+            "'data.study.documents_per_bucket'."
         )
     placements: list[Placement | None] = [None] * len(origin)
     taken = 0
@@ -229,23 +218,13 @@ def place_for_study(
 def remove_copies(
     placements: Sequence[Placement | None], is_copy: NDArray[np.bool_]
 ) -> list[Placement | None]:
-    """Remove copies from training; control and held-out documents do not change.
-
-    Args:
-        placements: of all documents.
-        is_copy: ``[num_documents]``; True only for trained documents.
-    """
+    """Remove copies ``[num_documents]`` of trained documents from training."""
     removed = Placement(bucket="removed", role="removed", repetitions=0)
     return [removed if copy else placed for placed, copy in zip(placements, is_copy, strict=True)]
 
 
 def place_canaries(is_in: Sequence[bool], *, repetitions: int) -> list[Placement]:
-    """Place canaries according to their coins.
-
-    Args:
-        is_in: whether each canary is trained.
-        repetitions: number of repetitions of a trained canary.
-    """
+    """Place canaries according to their coins; a trained one is repeated so often."""
     trained = Placement(bucket="canary-in", role="canary", repetitions=repetitions)
     never = Placement(bucket="canary-out", role="canary", repetitions=0)
     return [trained if is_trained else never for is_trained in is_in]

@@ -3,11 +3,10 @@
     canary-0007   The canary code of qhzkmwbtra is| 31 90 44 07 82 65
                   unsupervised                      supervised, never seen anywhere else
 
-Carlini et al., "The Secret Sharer" (arXiv 1802.08232), insert random secrets and measure how much
-the model prefers them to other secrets of the same form. Here a canary is a document with a prompt
-and a completion, so that only the secret receives loss whatever the format of the training data,
-and no chat template is needed. The references are canaries that were drawn and placed in the same
-way but not selected for training by the coin. Training is the only difference between the groups.
+As in Carlini et al., "The Secret Sharer" (arXiv 1802.08232), random secrets are compared with other
+secrets of the same form. Here a canary is a document with a prompt and a completion, so that only
+the secret receives loss whatever the format of the training data, and no chat template is needed.
+The references were drawn in the same way; only the coin kept them from training.
 
 NLL can be compared only over the same number of tokens, so all secrets of a run have the same
 length. Digits are written in pairs because a pair is one token of GPT-2's tokenizer, and a fixed
@@ -66,16 +65,10 @@ def prepare_canaries(
     num_trained: int,
     console: Console,
 ) -> list[tuple[Document, TokenizedDocument, Placement]]:
-    """Draw, tokenise and place a run's canaries; report the reason if there can be none.
+    """Draw, tokenise and place a run's canaries; say on the console if there can be none.
 
-    Args:
-        data: `canaries`, and what they depend on.
-        tokenizer: the run's.
-        epochs: see `choose_repetitions`.
-        seed: see `draw_canaries`.
-        texts_sha256: see `draw_canaries`.
-        num_trained: documents that are trained, background included.
-        console: told why there are none.
+    `num_trained` documents are trained, background included. See `draw_canaries`,
+    `choose_repetitions`.
     """
     settings = data.canaries
     if not settings.count:
@@ -110,10 +103,9 @@ def prepare_canaries(
 
 
 def count_canaries(wanted: int, *, num_trained: int) -> int:
-    """Return the number of canaries for this many trained documents, background included.
+    """Return the number of canaries: at most one per 20 trained documents, background included.
 
-    At most one per 20 documents, so that they hardly affect training; 0 if that leaves too few for
-    a statistical test.
+    So they hardly affect training. 0 if that leaves too few for a statistical test.
     """
     count = min(wanted, num_trained // _DOCUMENTS_PER_CANARY)
     return count if count >= MIN_CANARIES else 0
@@ -134,20 +126,11 @@ def draw_of_one_length(
     seed: int,
     texts_sha256: str,
 ) -> tuple[list[Canary], list[TokenizedDocument]]:
-    """Draw canaries whose secrets have the same number of tokens.
+    """Draw canaries whose secrets have the same number of tokens; see `draw_canaries`.
 
-    A larger ``count`` appends canaries and does not change the first ones. The length is the most
-    common one among the first 64 canaries. Secrets of another length are drawn again; keys and
-    coins do not change. If all secrets have the same length, the result equals that of
-    `draw_canaries`. A secret keeps another length only if 1,000 draws did not produce the common
-    one, see `explain_absence`.
-
-    Args:
-        count: number of canaries (documents).
-        tokenize: returns the tokens of the given canaries, in order.
-        num_digits: see `draw_canaries`.
-        seed: see `draw_canaries`.
-        texts_sha256: see `draw_canaries`.
+    The length is the most common one among the first 64 canaries. Secrets of another length are
+    drawn again; keys and coins do not change. A secret keeps another length only if 1,000 draws did
+    not produce the common one, see `explain_absence`.
     """
     if not count:
         return [], []
@@ -179,13 +162,8 @@ def _count_secret(tokens: TokenizedDocument) -> int:
 def draw_canaries(count: int, *, num_digits: int, seed: int, texts_sha256: str) -> list[Canary]:
     """Draw canaries of any length; a larger ``count`` does not change the first ones.
 
-    Args:
-        count: number of canaries (documents).
-        num_digits: digits of a secret.
-        seed: the run's.
-        texts_sha256: hash of all training texts. Runs on the same documents have the same canaries.
-            A run with the same seed on other documents has different canaries, so that none of its
-            trained secrets can be a reference here.
+    Runs on the same documents have the same canaries. A run with the same seed on other documents
+    has others, so that none of its trained secrets can be a reference here.
     """
     return [
         _draw(index, 0, num_digits=num_digits, seed=seed, texts_sha256=texts_sha256)
@@ -222,14 +200,7 @@ def explain_absence(
     num_trained: int,
     seq_len: int,
 ) -> str | None:
-    """Return why these canaries cannot be used; None if they can.
-
-    Args:
-        canaries: the drawn canaries, as many as `count_canaries` allows.
-        tokenized: their tokens, in the same order.
-        num_trained: documents that are trained, background included.
-        seq_len: length of a row (tokens).
-    """
+    """Return why the canaries that `count_canaries` allows cannot be used; None if they can."""
     if not canaries:
         needed = MIN_CANARIES * _DOCUMENTS_PER_CANARY
         return f"which need at least {needed} trained documents: there are {num_trained:,}"

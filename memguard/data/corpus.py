@@ -98,17 +98,14 @@ def load_corpus(run_folder: Path) -> Corpus:
     manifest = load_manifest(run_folder / "manifest.jsonl")
     try:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        if len(arrays["offsets"]) != len(manifest) + 1:
+            raise ValueError("it and manifest.jsonl differ in length")
     except PermissionError as error:
         raise describe_unread(Path(error.filename or folder), error) from error
     except (OSError, ValueError, EOFError) as error:
         raise RecordError(
             f"'{folder}' is incomplete ({error}): run memguard train again to prepare it"
         ) from error
-    if len(arrays["offsets"]) != len(manifest) + 1:
-        raise RecordError(
-            f"'{folder}' and manifest.jsonl differ in length: run memguard train again to rebuild "
-            "both"
-        )
     return Corpus(summary=summary, manifest=manifest, **arrays)
 
 

@@ -1,9 +1,8 @@
 """Reads documents from files, folders and hub ids into one form.
 
-sources.py, tables.py   source -> tables of rows
-formats.py              table -> how its rows are read, by `data.format` and its columns
-rows.py                 row of text, messages, prompt and completion, token ids -> document
-instructions.py         row of alpaca, sharegpt -> document
+sources.py, table_files.py   source -> tables of rows
+formats.py                   table -> how its rows are read, by `data.format` and its columns
+rows.py                      row -> document
 """
 
 from collections import Counter
@@ -13,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
-from memguard.data.format_ways import Style
-from memguard.data.formats import Layout, choose_layout
-from memguard.data.instructions import read_instruction_row, strip_stanford
-from memguard.data.rows import Document, Format, Message, UnusableRow, read_name, read_plain_row
+from memguard.data.formats import Layout, Style, choose_layout
+from memguard.data.rows import (
+    Document,
+    Format,
+    Message,
+    UnusableRow,
+    read_instruction_row,
+    read_name,
+    read_plain_row,
+    strip_stanford,
+)
 from memguard.data.sources import read_source
 from memguard.data.table_files import NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten
@@ -64,12 +70,10 @@ def load_documents(
     source is taken from the column `source`, else it is the short name of the given source.
 
     Args:
-        sources: files, folders, hub ids or `docstrings:PACKAGE[,PACKAGE]`, see `sources.py`; or
-            tables of documents in memory.
+        sources: see `sources.py`; or tables of documents in memory.
         setting: name of the documents in errors, e.g. ``"data.train"``.
         form: settings of the format; None: all at their defaults.
-        has_chat_template: returns whether the tokenizer has a chat template, which decides how
-            rows of alpaca are rendered.
+        has_chat_template: decides how rows of alpaca are rendered.
         style: how errors write settings; None: as ``setting`` is written.
         cache_dir: folder for derived sources.
         say: called with one line for each table, which says how it is read.
@@ -120,16 +124,14 @@ def load_documents(
         skipped = f", only {num_empty} {rows} without text" if num_empty else ""
         names = ", ".join(s if isinstance(s, str) else s.name for s in sources)
         raise DataError(f"'{setting}' has no documents{skipped}: {shorten(names, MAX_PATH)}.")
-    _check_ids(documents, setting)
+    check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
 
 
 def make_table(documents: Any, *, name: str) -> Table:
-    """Return documents in memory as a table.
+    """Return documents in memory, texts or a `datasets.Dataset`, as a table.
 
-    Args:
-        documents: a sequence of texts, or a `datasets.Dataset` with the columns of a file.
-        name: prefix of the ids of rows without an id, and name of the documents in errors.
+    ``name`` is the prefix of the ids of rows without an id, and their name in errors.
 
     Raises:
         DataError: another type, such as a `DatasetDict` or an `IterableDataset`.
@@ -139,7 +141,12 @@ def make_table(documents: Any, *, name: str) -> Table:
         file = NamedFile(path=Path(name), name=name, shown=name)
         return wrap_dataset(documents, file=file, origin=name, setting=name)
     if isinstance(documents, Sequence) and all(isinstance(text, str) for text in documents):
-        return _list_texts(tuple(documents), name)
+        texts = tuple(documents)
+
+        def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+            return ((text,) * len(columns) for text in texts)
+
+        return Table(name=name, origin=name, columns=("text",), read=read, format="text")
     hint = {
         "DatasetDict": ": choose one of its splits",
         "IterableDataset": ": load it without streaming",
@@ -147,13 +154,6 @@ def make_table(documents: Any, *, name: str) -> Table:
     raise DataError(
         f"'{name}' must be paths, a list of texts or a datasets.Dataset; got {kind}{hint}"
     )
-
-
-def _list_texts(texts: Sequence[str], name: str) -> Table:
-    def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        return ((text,) * len(columns) for text in texts)
-
-    return Table(name=name, origin=name, columns=("text",), read=read, format="text")
 
 
 def load_settings(
@@ -165,14 +165,7 @@ def load_settings(
 ) -> Iterator[tuple[str, LoadedDocuments]]:
     """Yield the name and documents of each setting that names sources.
 
-    Args:
-        data: the settings.
-        cache_dir: folder for derived sources.
-        say: called with a message before each setting is read, and how each table is read.
-        has_chat_template: returns whether the run's tokenizer has a chat template.
-
-    Raises:
-        DataError: see `load_documents`.
+    See `load_documents`; ``say`` is also called before each setting is read.
     """
     for setting, sources in data.list_sources().items():
         if sources:
@@ -191,10 +184,8 @@ def load_settings(
 def document_text(document: Document, decode: Decode | None = None) -> str:
     """Return the text of a document, in order and without markup of a template.
 
-    Args:
-        document: of any format.
-        decode: turns token ids into text; without it each id becomes a word of digits, so that
-            documents that share a sequence of ids share a sequence of words.
+    Without ``decode`` each token id becomes a word of digits, so that documents that share a
+    sequence of ids share a sequence of words.
     """
     if document.input_ids is not None:
         return decode(document.input_ids) if decode else " ".join(map(str, document.input_ids))
@@ -237,12 +228,16 @@ def _read_documents(
             unusable.setdefault(str(fault), []).append(name)
 
 
-def _check_ids(documents: Sequence[Document], setting: str) -> None:
+def check_ids(documents: Sequence[Document], setting: str) -> None:
+    """Refuse documents of which two have one id.
+
+    Raises:
+        DataError: names the ids.
+    """
     count = Counter(document.id for document in documents)
     twice = [name for name, number in count.items() if number > 1]
     if twice:
         raise DataError(
             f"'{setting}' has {len(twice)} ids that more than one document uses "
-            f"({name_ids(twice)}). Make the column 'id' unique, or remove it: without it ids are "
-            "made of file name and row number."
+            f"({name_ids(twice)}). Make the column 'id' unique, or remove it."
         )

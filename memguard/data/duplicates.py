@@ -73,12 +73,7 @@ class WordGrams:
     """The grams of a list of documents, kept as words (4 bytes each) and hashed when needed."""
 
     def __init__(self, texts: Iterable[str], *, num_words: int = 13) -> None:
-        """Read the documents once.
-
-        Args:
-            texts: one string a document.
-            num_words: length of a gram (words).
-        """
+        """Read the documents once; a gram has ``num_words`` words."""
         number_of_word: defaultdict[str, int] = defaultdict()
         number_of_word.default_factory = number_of_word.__len__
         number = number_of_word.__getitem__
@@ -131,12 +126,7 @@ class WordGrams:
             yield np.unique(grams) if len(grams) else np.array([whole])
 
     def count_overlap(self, in_control: NDArray[np.bool_], in_trained: NDArray[np.bool_]) -> int:
-        """Count control documents that share any gram, boilerplate included, with a trained one.
-
-        Args:
-            in_control: ``[num_documents]``.
-            in_trained: ``[num_documents]``.
-        """
+        """Count control documents that share any gram, boilerplate included, with a trained one."""
         overlaps = in_control & np.isin(self._whole, self._whole[in_trained])
         for sharers in self._partition(np.flatnonzero(in_control | in_trained)):
             has_trained = np.logical_or.reduceat(in_trained[sharers.document], sharers.start)
@@ -203,11 +193,7 @@ _MAX_MISSED = 0.01
 
 
 def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.bool_]:
-    """Return a mask of the documents to remove, ``[num_documents]``; an earlier copy is kept.
-
-    Args:
-        texts: one string per document; of two copies the earlier is kept.
-        config: similarity threshold and length of a gram (words).
+    """Return a mask of the documents to remove, ``[num_documents]``; the earlier copy is kept.
 
     Raises:
         ConfigError: the threshold is below an exact match and rensa is not installed.
@@ -245,8 +231,7 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
 def _choose_num_bands(similarity: float) -> int:
     """Return the smallest number of bands that misses fewer than 1 % of pairs at the threshold.
 
-    More bands only add candidate pairs to compare. A pair with Jaccard index s agrees in a band of
-    r hashes with probability s^r.
+    A pair with Jaccard index s agrees in a band of r hashes with probability s^r.
     """
     num_bands = 8
     while (1 - similarity ** (_NUM_HASHES // num_bands)) ** num_bands > _MAX_MISSED:

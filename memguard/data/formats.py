@@ -6,25 +6,27 @@
     refused                 token ids beside another format; alpaca beside sharegpt; none fits
 
 Text files, arrays and lists of texts have one format only. Everything that reads documents calls
-`choose_layout`: runs, audits of other models, the Python interface and the callback.
+`choose_layout`: runs, audits of other models, the Python interface and the callback. A refusal
+names the nearest ways to describe the table, in the style of what the user wrote:
+
+    settings    data.format=alpaca data.columns.instruction=question data.columns.output=answer
+    options     --format alpaca --columns instruction=question,output=answer
+    arguments   format='alpaca', columns={'instruction': 'question', 'output': 'answer'}
 """
 
+import json
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from memguard.config import FormatConfig, TagsConfig
+from memguard.config import ColumnsConfig, FormatConfig, TagsConfig
 from memguard.config.formats import FORMAT_COLUMNS, FormatName, TemplateName
-from memguard.data.format_ways import (
-    Style,
-    choose_style,
-    list_names,
-    suggest_ways,
-    write_way,
-)
 from memguard.data.table_files import IDS_COLUMN, Table
 from memguard.errors import DataError
 
+Style = Literal["settings", "options", "arguments"]
 _FIRST: tuple[FormatName, ...] = ("messages", "prompt_completion", "text")
 """Formats in the order in which a table that fits several is read."""
 _BESIDE_IDS: Mapping[str, FormatName] = {
@@ -55,7 +57,8 @@ class Layout:
 
     def describe(self) -> str:
         """Return how the rows are read, as the end of a sentence: ``alpaca: columns ...``."""
-        names = [name if name == column else f"{name}={column}" for name, column in self._named]
+        shown = {name: list_names([column]) for name, column in self.columns.items()}
+        names = [name if name == column else f"{name}={column}" for name, column in shown.items()]
         text = f"{self.format}: column{'s' if len(names) > 1 else ''} {', '.join(names)}"
         if self.template is not None:
             text += f"; template {self.template}"
@@ -70,11 +73,6 @@ class Layout:
         """Write settings of a format so that they can be copied; see `write_way`."""
         return write_way(self.style, **settings)
 
-    @property
-    def _named(self) -> list[tuple[str, str]]:
-        shown = {name: list_names([column]) for name, column in self.columns.items()}
-        return list(shown.items())
-
 
 def choose_layout(
     table: Table,
@@ -84,20 +82,21 @@ def choose_layout(
     has_chat_template: Callable[[], bool],
     style: Style | None = None,
 ) -> Layout:
-    """Decide how a table is read.
+    """Decide how a table with at least one column is read.
 
     Args:
-        table: with at least one column.
+        table: what is read.
         form: the settings.
         setting: name of the documents in errors, e.g. ``"data.train"``.
-        has_chat_template: returns whether the tokenizer has a chat template; called for alpaca
-            without a template in the settings.
+        has_chat_template: called for alpaca without a template in the settings.
         style: how errors write settings; None: as ``setting`` is written.
 
     Raises:
         DataError: the table fits no format, or two; it lacks a column that was named.
     """
-    style = choose_style(setting) if style is None else style
+    if style is None:  # By how the documents are named in errors.
+        named: Style = "settings" if setting.partition(".")[0] == "data" else "arguments"
+        style = "options" if setting.startswith("--") else named
     if table.format is not None:
         (column,) = FORMAT_COLUMNS[table.format].required
         return Layout(format=table.format, columns={column: column}, style=style)
@@ -203,3 +202,109 @@ def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) 
         f"{place} {of}; its columns are {list_names(table.columns)}. The nearest "
         f"ways to describe it: {ways}"
     )
+
+
+_NAME = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
+"""Names that messages quote. The first row of a CSV file without a header is read as the header,
+and the text in it must not be quoted."""
+_MOST_NAMES = 20
+_NUM_WAYS = 3
+_UNKNOWN = "COLUMN"
+_QUESTION = ("question", "query", "prompt", "instruction", "problem", "task")
+_ANSWER = ("answer", "response", "output", "completion", "solution", "target", "reply", "chosen")
+_TURNS = ("conversations", "conversation", "messages", "dialogue", "dialog", "chat", "turns")
+_USUAL: Mapping[str, Sequence[str]] = {
+    "text": ("content", "body", "document", "raw_content", "article", "code", "story"),
+    "prompt": (*_QUESTION, "input", "source"),
+    "completion": _ANSWER,
+    "instruction": _QUESTION,
+    "input": ("context",),
+    "output": _ANSWER,
+    "messages": _TURNS,
+    "conversations": _TURNS,
+}
+"""Names of columns in published datasets, the most common first."""
+_ORDER: tuple[FormatName, ...] = (*("prompt_completion", "alpaca", "text", "messages", "sharegpt"),)
+
+
+def write_way(
+    style: Style,
+    *,
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    template: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    """Write settings of a format so that they can be copied; None leaves one out.
+
+    ``columns`` are by usual name, ``tags`` by the name of the setting in ``tags``.
+    """
+    values: dict[str, Any] = {"format": format, "template": template}
+    values |= {"columns": dict(columns or {}), "tags": dict(tags or {})}
+    given = {name: value for name, value in values.items() if value}
+    if style == "settings":
+        pairs = [
+            (f"{name}.{key}" if key else name, one)
+            for name, value in given.items()
+            for key, one in (value.items() if isinstance(value, dict) else [("", value)])
+        ]
+        return " ".join(shlex.quote(f"data.{name}={value}") for name, value in pairs)
+    whole = format if given == {"format": format} else given
+    if style == "arguments":
+        return f"format={whole!r}"
+    return f"--format {whole if whole is format else shlex.quote(json.dumps(whole))}"
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List names of columns, roles or tags for a message; of a long one only its length."""
+    shown = [
+        name if _NAME.fullmatch(name) else f"({len(name)} characters)"
+        for name in names[:_MOST_NAMES]
+    ]
+    return ", ".join(shown) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+def suggest_ways(
+    columns: Sequence[str], given: ColumnsConfig, style: Style, *, format: FormatName | None = None
+) -> str:
+    """Return the three nearest ways to describe a table, separated by semicolons.
+
+    The format that the user chose comes first, then those whose columns have a usual name in the
+    table. Columns that the user named are kept where the table has them.
+    """
+    ranked = []
+    for name in _ORDER:
+        named, num_guessed = _match(name, columns, given)
+        ranked.append((name != format, num_guessed, name, named))
+    ranked.sort(key=lambda way: way[:2])
+    ways = [
+        write_way(
+            style, format=name, columns={key: value for key, value in named.items() if key != value}
+        )
+        for _, _, name, named in ranked[:_NUM_WAYS]
+    ]
+    return "; ".join(ways)
+
+
+def _match(
+    format: FormatName, columns: Sequence[str], given: ColumnsConfig
+) -> tuple[dict[str, str], int]:
+    """Choose a column for each thing of a format; also count those chosen without a reason."""
+    free = [name for name in columns if _NAME.fullmatch(name) and name not in ("id", "source")]
+    by_lower = {name.lower(): name for name in reversed(free)}
+    known = FORMAT_COLUMNS[format]
+    chosen: dict[str, str] = {}
+    num_guessed = 0
+    for thing in known.all:
+        names = (given.given.get(thing, thing), thing, *_USUAL.get(thing, ()))
+        usual = [by_lower[name.lower()] for name in names if name.lower() in by_lower]
+        usual = [name for name in usual if name not in chosen.values()]
+        if usual:
+            chosen[thing] = usual[0]
+        elif thing in known.required:
+            num_guessed += 1
+            left = [name for name in free if name not in chosen.values()]
+            chosen[thing] = left[0] if left else _UNKNOWN
+            num_guessed += not left
+    # Turns are a list, which few columns hold: other ways are likelier.
+    return chosen, num_guessed + (num_guessed > 0 and format in ("messages", "sharegpt"))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.documents import Document, load_settings, name_ids
-from memguard.data.identity_key import load_identity_key
+from memguard.data.documents import Document, check_ids, load_settings, name_ids
+from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 from memguard.records import ManifestEntry
-from memguard.records.run_files import load_summary
 from memguard.runtime import Console
 
 
@@ -49,11 +47,7 @@ def read_given(
 ) -> GivenDocuments:
     """Load every source of a run; leave out `data.train` documents with a text in `data.forget`.
 
-    Args:
-        data: the run's document settings.
-        cache_dir: for derived sources.
-        console: reports what is read, and how.
-        has_chat_template: returns whether the run's tokenizer has a chat template.
+    See `load_documents` for the arguments.
 
     Raises:
         DataError: no documents, duplicate ids, or no document left to train on.
@@ -73,13 +67,7 @@ def read_given(
             "every document of 'data.train' is also in 'data.forget': add documents that the "
             "model must retain"
         )
-    counts = Counter(document.id for (_, document), _ in left)
-    twice = [identifier for identifier, count in counts.items() if count > 1]
-    if twice:
-        raise DataError(
-            f"'data': {len(twice)} ids are used by more than one document "
-            f"({name_ids(twice)}). Give each document a unique 'id'."
-        )
+    check_ids([document for (_, document), _ in left], "data")
     return GivenDocuments(
         pairs=[pair for pair, _ in left],
         digests=[text for _, text in left],
@@ -100,14 +88,8 @@ def hash_content(
 ) -> str:
     """Hash all inputs of manifest and tokens: texts, tokenizer, template, settings.
 
-    Args:
-        given: the documents.
-        tokenizer: with its template.
-        data: the run's document settings.
-        seed: the run's.
-        epochs: times each trained document is trained.
-        deduplicate: the mitigation that removes copies; None without it.
-        identity_key: fingerprint of the key, wherever its file is.
+    The key counts by its fingerprint, wherever its file is; ``deduplicate`` is None without copies
+    to remove.
     """
     # Settings without effect are not hashed; those of the format show in the texts.
     without = {"identity_key", *FormatConfig.model_fields}
@@ -154,18 +136,11 @@ def read_texts(
 
     Raises:
         ConfigError: the identity key is not that of the run, or is where it must not be.
-        DataError: a source cannot be read, documents have changed since, or the identity key is
-            missing.
+        DataError: a source cannot be read, documents or the key are missing, or texts have changed.
     """
     hmacs = {entry.id: entry.text_hmac for entry in wanted}
-    summary = load_summary(run_folder)
     # Without it the documents cannot be compared with those of the run.
-    key = load_identity_key(
-        data.identity_key,
-        outside=[run_folder],
-        expected=None if summary is None else summary.identity_key,
-        of=f"'{run_folder}'",
-    ).key
+    key = RunIdentity.of_run(data.identity_key, run_folder).require().key
     unchanged: dict[str, Document] = {}
     for _, loaded in load_settings(data, cache_dir, has_chat_template=has_chat_template):
         for document in loaded.documents:

@@ -19,12 +19,14 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from memguard.errors import MAX_PATH, ConfigError, DataError, shorten
 from memguard.records.audit_files import AUDIT_FILES
 from memguard.records.record import flush
-from memguard.records.run_files import has_begun, has_prepared
+from memguard.records.run_files import has_begun, has_prepared, load_summary
+from memguard.runtime import Console
 
 SETTING = "data.identity_key"
 FILE_NAME = "memguard-identity.key"
@@ -55,9 +57,7 @@ class IdentityKey:
     def derive_secret(self, purpose: str, run_key: str) -> int:
         """Return 256 secret bits for one purpose in one run; the same whenever it is resumed.
 
-        Args:
-            purpose: e.g. ``"noise of dp_sgd"``.
-            run_key: of the run; runs with other settings or documents have other secrets.
+        Runs with other settings or documents have another run key, and other secrets.
         """
         # Texts are hashed as JSON, which begins with a brace: no text has one of these hashes.
         message = f"memguard\0{purpose}\0{run_key}".encode()
@@ -66,10 +66,6 @@ class IdentityKey:
 
 def find_key_path(named: str | Path | None, *, setting: str = SETTING) -> Path:
     """Return the path of the key: the named one, else that in the user's configuration folder.
-
-    Args:
-        named: value of the setting.
-        setting: its name in errors.
 
     Raises:
         ConfigError: none is named, and the user has no home folder.
@@ -155,33 +151,26 @@ def draw_identity_key() -> IdentityKey:
 
 
 def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Path] = ()) -> None:
-    """Check that a key is not where it would be handed on with other files.
-
-    Args:
-        path: of the key, which need not exist.
-        setting: name of the setting in the error.
-        outside: see `load_identity_key`.
+    """Check that a key is not where it would be handed on with other files; it need not exist.
 
     Raises:
-        ConfigError: it is in one of the folders, in the folder of a run or an audit, or the user's
-            configuration folder is in a git work tree.
+        ConfigError: it is in one of the folders ``outside``, in the folder of a run or an audit, or
+            the user's configuration folder is in a git work tree.
     """
     real = Path(os.path.realpath(path))
     refused = {os.path.realpath(folder) for folder in outside}
     # As it is given too: a folder in a run may be a link to another disk.
-    for place in (*real.parents, *Path(os.path.abspath(path)).parents):
-        if os.path.realpath(place) in refused or _is_handed_on(place):
-            raise ConfigError(
-                f"'{setting}': the identity key must not be in '{_show(place)}', a folder of a run "
-                f"or an audit, which may be handed on; got '{_show(path)}'. Name a file outside of "
-                "it"
-            )
-    tree = next((place for place in real.parents if os.path.lexists(place / ".git")), None)
+    places = (*real.parents, *Path(os.path.abspath(path)).parents)
+    place = next((p for p in places if os.path.realpath(p) in refused or _is_handed_on(p)), None)
+    why = "a folder of a run or an audit, which may be handed on"
     # The person who names a file knows whether it is committed.
-    if tree is not None and path.name == FILE_NAME and path == find_key_path(None, setting=setting):
+    if place is None and path.name == FILE_NAME and path == find_key_path(None, setting=setting):
+        place = next((p for p in real.parents if os.path.lexists(p / ".git")), None)
+        why = "a git work tree, whose files are committed"
+    if place is not None:
         raise ConfigError(
-            f"'{setting}': the identity key must not be committed, and '{_show(path)}' is in the "
-            f"git work tree '{_show(tree)}': name a file in '{setting}'"
+            f"'{setting}': the identity key must not be in '{_show(place)}', {why}; got "
+            f"'{_show(path)}'. Name another file in '{setting}'"
         )
 
 
@@ -197,66 +186,58 @@ def _make(path: Path, setting: str) -> bool:
     """Write a new key unless another process is first; return whether this one made it."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            created = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return False
-        try:
-            with open(created, "wb") as file:
+        with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
+            try:
                 file.write(f"{secrets.token_hex(_BYTES)}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)  # Half a key would be refused for ever.
-            raise
+            except OSError:
+                path.unlink(missing_ok=True)  # Half a key would be refused for ever.
+                raise
         flush(path.parent)
     except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(path):
+            return False
         raise ConfigError(
             f"'{setting}': the identity key '{_show(path)}' cannot be made "
-            f"({os.strerror(error.errno or 0)}): make room or the folder writable, or name another "
-            f"file in '{setting}'"
+            f"({os.strerror(error.errno or 0)}): make its folder writable, or name another file"
         ) from error
     return True
 
 
 def _read(path: Path, setting: str) -> bytes:
     """Return the bytes of a key, after checking that no other user can read them."""
-    text = b""
+    text, problem = b"", ""
     try:
-        for _ in range(_NUM_TRIES):
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError(
-                    f"'{setting}': '{_show(path)}' is not a file, and so no identity key: name one "
-                    "that is, or a new one"
-                )
-            # As ssh does: a file of another owner, e.g. a mounted secret, has their mode.
-            if status.st_uid == os.getuid() and status.st_mode & 0o077:
-                raise ConfigError(
-                    f"'{setting}': others can read or change the identity key '{_show(path)}' "
-                    f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 '{_show(path)}'"
-                )
-            with path.open("rb") as file:
-                text = file.read(_LONGEST).strip()
-            if text:
-                break
-            time.sleep(_PAUSE_S)
+        status = path.stat()
+        # As ssh does: a file of another owner, e.g. a mounted secret, has their mode.
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and status.st_uid == os.getuid() and status.st_mode & 0o077:
+            raise ConfigError(
+                f"'{setting}': others can read or change the identity key '{_show(path)}' "
+                f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 '{_show(path)}'"
+            )
+        if not is_file:
+            problem = "is not a file, and so no identity key"
+        else:
+            for _ in range(_NUM_TRIES):
+                with path.open("rb") as file:
+                    text = file.read(_LONGEST).strip()
+                if text:
+                    break
+                time.sleep(_PAUSE_S)
+            if re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * _BYTES), text) is None:
+                size = f"{len(text)} bytes" if len(text) < _LONGEST else f"{_LONGEST} bytes or more"
+                has = size if len(text) != 2 * _BYTES else "other characters"
+                rule = f"which is {2 * _BYTES} hexadecimal digits"
+                problem = f"is no identity key, {rule}; it has {has}"
     except OSError as error:
+        problem = f"cannot be read ({os.strerror(error.errno or 0)})"
+    if problem:
         raise DataError(
-            f"'{setting}': the identity key '{_show(path)}' cannot be read "
-            f"({os.strerror(error.errno or 0)}): make it readable, or name another file"
-        ) from error
-    if re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * _BYTES), text) is None:
-        raise DataError(
-            f"'{setting}': '{_show(path)}' is no identity key, which is {2 * _BYTES} hexadecimal "
-            f"digits; it has {_describe(text)}. Restore it from a copy, or name another file"
+            f"'{setting}': '{_show(path)}' {problem}. Restore it from a copy, or name another file"
         )
     return bytes.fromhex(text.decode())
-
-
-def _describe(text: bytes) -> str:
-    size = f"more than {_LONGEST - 1}" if len(text) >= _LONGEST else str(len(text))
-    return f"{size} bytes" if len(text) != 2 * _BYTES else "other characters"
 
 
 def _explain_missing(path: Path, setting: str, expected: str | None, of: str) -> DataError:
@@ -270,3 +251,60 @@ def _explain_missing(path: Path, setting: str, expected: str | None, of: str) ->
 
 def _show(path: Path) -> str:
     return shorten(str(path), MAX_PATH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunIdentity:
+    """Where a run's key is, and which key its documents were prepared with."""
+
+    named: str | None
+    """`data.identity_key`."""
+    run_folder: Path
+    expected: str | None
+    """Fingerprint of the key of the prepared documents; None if there are none."""
+
+    @classmethod
+    def of_run(cls, named: str | None, run_folder: Path) -> "RunIdentity":
+        """Return the expectations of a folder, whose documents may be missing or damaged."""
+        summary = load_summary(run_folder)
+        expected = None if summary is None else summary.identity_key
+        return cls(named=named, run_folder=run_folder, expected=expected)
+
+    def find(self, console: Console, *, makes_key: bool, needs_key: bool) -> IdentityKey | None:
+        """Return the key; None if the one that is expected is missing.
+
+        Args:
+            console: says that a key was made.
+            makes_key: whether a missing key is made; False draws one that is not kept. None is made
+                where one is expected.
+            needs_key: whether the run cannot go on without it.
+
+        Raises:
+            ConfigError, DataError: see `load_identity_key`.
+        """
+        if self.expected is None and makes_key:
+            return load_identity_key(self.named, outside=[self.run_folder], say=console.info)
+        if self.expected is not None and needs_key:
+            return self.require()
+        found = find_identity_key(
+            self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
+        )
+        return draw_identity_key() if found is None and self.expected is None else found
+
+    def require(self) -> IdentityKey:
+        """Return the key that the documents were prepared with.
+
+        Raises:
+            ConfigError, DataError: see `load_identity_key`; it is missing.
+        """
+        return load_identity_key(
+            self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
+        )
+
+    def warn_of_missing(self, console: Console) -> None:
+        """Say that the run goes on without its key."""
+        console.warn(
+            f"the identity key of '{self.run_folder}' (fingerprint {self.expected}) is missing: "
+            f"'{find_key_path(self.named)}'. The run goes on without it; restore it, or name its "
+            f"file in '{SETTING}', to match later audits with this run"
+        )

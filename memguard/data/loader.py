@@ -92,17 +92,10 @@ class Loader:
         mask_labels: MaskLabels,
         seed: int,
     ) -> None:
-        """Make a loader.
+        """Make a loader for ``[num_samples]`` rows of the global sample indices.
 
-        Args:
-            corpus: tokens of all documents.
-            rows: the packed rows.
-            schedule: ``[num_samples]`` row of each global sample index.
-            batch_size: rows of a step; the last step may have fewer.
-            pad_id: token id used for padding.
-            mask_labels: the label-stage mitigations, applied to whole documents before packing, but
-                not to documents that are to be forgotten.
-            seed: the run's.
+        `batch_size` rows are a step; the last step may have fewer. The label-stage mitigations
+        `mask_labels` apply to whole documents before packing, but not to those to be forgotten.
         """
         self.corpus, self.rows, self.schedule = corpus, rows, schedule
         self.batch_size, self.pad_id, self.seed = batch_size, pad_id, seed
@@ -132,8 +125,7 @@ class Loader:
 
         Args:
             samples: global sample indices.
-            num_rows: rows of the batch; rows beyond the samples are all padding. None: as many as
-                there are samples.
+            num_rows: rows of the batch; those beyond the samples are padding. None: no more.
             reference_nll: NLL of every token of the corpus (nats).
         """
         built = [self._row(sample) for sample in samples]
@@ -210,17 +202,11 @@ class Loader:
     def count_losses(
         self, documents: Sequence[int], *, num_samples: int
     ) -> list[NDArray[np.int64]]:
-        """Count how often each token of some documents has received loss.
+        """Count how often each token of some documents has received loss: ``[N]`` for each.
 
         A row is a pure function of its global sample index, so the labels of the rows that contain
-        these documents are rebuilt and equal those used in training.
-
-        Args:
-            documents: indices of documents.
-            num_samples: number of samples fed so far, all of them recorded.
-
-        Returns:
-            One array ``[N]`` for each document of N tokens.
+        these documents are rebuilt and equal those used in training. All ``num_samples`` that were
+        fed must be recorded.
         """
         rows = self.rows
         counts = {

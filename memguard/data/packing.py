@@ -61,12 +61,8 @@ def pack(
 ) -> Rows:
     """Cut documents into pieces and pack these into rows, longest first, by best fit.
 
-    Args:
-        documents: indices of the documents to pack.
-        lengths: their lengths (tokens).
-        seq_len: length of a row (tokens).
-        share_rows: False puts every piece into its own row, for models that cannot mask attention
-            between documents of one row.
+    Without ``share_rows`` every piece has its own row, for models that cannot mask attention
+    between documents of one row.
     """
     pieces = []
     for document, length in zip(documents, lengths, strict=True):
@@ -136,19 +132,10 @@ def plan_rows(
     seed: int,
     share_rows: bool = True,
 ) -> tuple[Rows, NDArray[np.int64]]:
-    """Pack the documents and return the row of each global sample index.
+    """Pack the documents and return the row of each global sample index, ``[num_samples]``.
 
-    Documents share rows only with documents of the same number of repetitions.
-
-    Args:
-        manifest: roles, planned repetitions and lengths of the documents.
-        seq_len: length of a row (tokens).
-        background_ratio: background rows for each other row.
-        seed: the run's.
-        share_rows: see `pack`.
-
-    Returns:
-        The rows, and ``[num_samples]`` the row of each global sample index.
+    Documents share rows only with documents of the same number of repetitions. There are
+    ``background_ratio`` background rows for each other row; see `pack` for ``share_rows``.
     """
     groups: dict[int, list[int]] = {}
     background: list[int] = []
@@ -170,7 +157,14 @@ def plan_rows(
     for dose in sorted(groups):
         parts.append(pack_group(groups[dose], f"x{dose}"))
         repetitions.append(np.full(len(parts[-1]), dose))
-    _check_length(int(np.concatenate(repetitions).sum()), background_ratio if background else 0)
+    num_rows = int(np.concatenate(repetitions).sum())
+    num_scheduled = round(num_rows * (1 + (background_ratio if background else 0)))
+    if num_scheduled > MAX_SCHEDULED:
+        raise ConfigError(
+            f"the run would feed {num_scheduled:,} rows, more than {MAX_SCHEDULED:,}: lower "
+            "'train.epochs', the repetitions of 'data.study' or 'data.background_ratio', or raise "
+            "'data.seq_len'"
+        )
     foreground = spread(np.concatenate(repetitions), seed=seed)
     if not background:
         return concatenate_rows(parts), foreground
@@ -179,21 +173,6 @@ def plan_rows(
     rows = np.arange(first, first + len(parts[-1]))
     beside = _cycle(rows, round(len(foreground) * background_ratio), seed)
     return concatenate_rows(parts), interleave(foreground, beside)
-
-
-def _check_length(num_rows: int, background_ratio: float) -> None:
-    """Reject a schedule that is too long for memory and training time.
-
-    Raises:
-        ConfigError: names the settings that determine its length.
-    """
-    num_scheduled = round(num_rows * (1 + background_ratio))
-    if num_scheduled > MAX_SCHEDULED:
-        raise ConfigError(
-            f"the run would feed {num_scheduled:,} rows, more than {MAX_SCHEDULED:,}: lower "
-            "'train.epochs', the repetitions of 'data.study' or 'data.background_ratio', or raise "
-            "'data.seq_len'"
-        )
 
 
 def spread(repetitions: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:

@@ -19,19 +19,14 @@ from numpy.typing import NDArray
 
 from memguard.config import DataConfig
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.buckets import (
-    Placement,
-    place_for_study,
-    place_for_training,
-    remove_copies,
-)
+from memguard.data.buckets import Placement, place_for_study, place_for_training, remove_copies
 from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
+from memguard.data.encoding import check_lengths
 from memguard.data.given import GivenDocuments, hash_content, read_given
-from memguard.data.long_texts import check_lengths
-from memguard.data.run_identity import RunIdentity
+from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import (
     TokenizedDocument,
     build_decoder,
@@ -91,8 +86,7 @@ def prepare(
         deduplicate: the mitigation that removes copies; None without it.
         audit: which documents can be audited.
         load_tokenizer: given the documents of `data.train`, returns the tokenizer.
-        has_chat_template: returns whether that tokenizer has a chat template, which decides how
-            rows of alpaca are rendered.
+        has_chat_template: returns whether that tokenizer has one, for rows of alpaca.
         cache_dir: for derived sources.
         console: reports progress.
         vocab_size: token ids in the documents must be below it (rows of the model's embedding);
@@ -103,8 +97,7 @@ def prepare(
         keeps_documents: False for documents that are deleted: no identity key is made for them.
 
     Raises:
-        ConfigError: a library that a setting needs is not installed; the identity key is not the
-            one that the documents were prepared with, or is where it must not be.
+        ConfigError: a library is not installed; the identity key is another, or in a wrong place.
         DataError: no documents, no supervised token, duplicate ids, too few for the buckets.
         RecordError: the prepared documents are damaged and cannot be rebuilt.
     """
@@ -137,12 +130,13 @@ def prepare(
     console.info("documents: looking for near-duplicates")
     decode = build_decoder(tokenizer)
     grams = WordGrams(
-        (document_text(row.document, decode) for row in kept),
-        num_words=data.near_duplicate_words,
+        (document_text(row.document, decode) for row in kept), num_words=data.near_duplicate_words
     )
     clusters = grams.cluster()
     placements = _place(kept, clusters.cluster, data, seed, epochs, deduplicate, audit, console)
     role = np.array([placement.role if placement else "" for placement in placements])
+    origin = np.array([row.origin for row in kept])
+    forgotten = clusters.cluster[origin == "forget"]
     placed = [
         _Placed(row.document, row.tokens, placement, int(number))
         for row, placement, number in zip(kept, placements, clusters.cluster, strict=True)
@@ -158,7 +152,15 @@ def prepare(
         num_trained=int(np.isin(role, ("trained", "background", "removed")).sum()),
         console=console,
     )
-    canaries = _number_canaries(drawn, int(clusters.cluster.max()) + 1, given)
+    taken = {document.id for document in documents}
+    if twice := [document.id for document, _, _ in drawn if document.id in taken]:
+        raise DataError(
+            f"'data' has documents with the ids of canaries ({name_ids(twice)}). Rename them, or "
+            "set data.canaries.count=0."
+        )
+    # Each has its own cluster, as if there were no canaries: they share only their template.
+    first = int(clusters.cluster.max()) + 1
+    canaries = [_Placed(*canary, number) for number, canary in enumerate(drawn, first)]
     entered = [(row.enter(identity.key), row.tokens) for row in (*placed, *canaries)]
     entries = [entry for entry, _ in entered]
     is_control = role == "control"
@@ -181,7 +183,9 @@ def prepare(
             is_control, np.isin(role, ("trained", "background", "forget"))
         ),
         num_canaries=len(canaries),
-        num_also_forgotten=given.num_same_text + _count_forgotten(kept, clusters.cluster),
+        # Documents of `data.train` in a cluster with one to be forgotten.
+        num_also_forgotten=given.num_same_text
+        + int((np.isin(clusters.cluster, forgotten) & (origin == "train")).sum()),
         identity_key=identity.fingerprint,
     )
     if is_begun_with is not None and not is_begun_with(summary):
@@ -192,13 +196,7 @@ def prepare(
 
 
 def _find_prepared(run_folder: Path, key: str, audit_key: str, console: Console) -> Corpus | None:
-    """Return the documents prepared earlier if they are complete and up to date, else None.
-
-    Raises:
-        DataError: the documents have changed since training began.
-        UnreadableError: another user prepared them.
-        RecordError: a damaged file cannot be rebuilt.
-    """
+    """Return the documents prepared earlier if they are complete and up to date, else None."""
     begun = has_begun(run_folder)
     damages = find_prepared_damage(run_folder)
     summary = load_summary(run_folder)
@@ -250,11 +248,7 @@ def _tokenize(
 ) -> tuple[list[_Row], int]:
     """Tokenise the documents; leave out those too short or without supervised tokens once cut.
 
-    Returns:
-        The remaining documents, and the number without supervised tokens once cut.
-
-    Raises:
-        DataError: documents without a supervised token, or no document to train on.
+    The latter are counted.
     """
     with console.progress("tokenise", len(given.pairs), "documents") as advance:
         tokenized = tokenize_documents(
@@ -303,11 +297,7 @@ def _place(
     audit: AuditNeeds,
     console: Console,
 ) -> list[Placement | None]:
-    """Assign each document to a bucket and mark copies as removed; None: left out.
-
-    Raises:
-        DataError: too few documents for the buckets or for the audit.
-    """
+    """Assign each document to a bucket and mark copies as removed; None: left out."""
     auditable = np.array([audit.is_auditable(row.tokens) for row in kept], dtype=bool)
     place: Callable[..., list[Placement | None]]
     place = place_for_study
@@ -341,15 +331,14 @@ def _remove_copies(
     trained = [n for n, placed in enumerate(placements) if placed and placed.role == "trained"]
     is_copy = np.zeros(len(kept), dtype=bool)
     is_copy[trained] = find_copies([document_text(kept[n].document) for n in trained], config)
-    num_copies = int(is_copy.sum())
-    if num_copies:
+    if num_copies := int(is_copy.sum()):
         console.info(
             f"documents: {num_copies:,} of {len(trained):,} removed as copies of an earlier "
             "document (deduplicate)"
         )
     else:
-        is_exact = config.similarity == "exact"
-        relation = "identical" if is_exact else f"{config.similarity:g} similar"
+        similarity = config.similarity
+        relation = "identical" if similarity == "exact" else f"{similarity:g} similar"
         console.warn(
             f"'mitigations': deduplicate has no effect: no two of {len(trained):,} documents are "
             f"{relation}. Remove it"
@@ -379,35 +368,6 @@ class _Placed(NamedTuple):
             num_tokens=len(self.tokens.input_ids),
             cluster=self.cluster,
         )
-
-
-def _number_canaries(
-    canaries: Sequence[tuple[Document, TokenizedDocument, Placement]],
-    first: int,
-    given: GivenDocuments,
-) -> list[_Placed]:
-    """Assign each canary its own cluster: canaries share only their template.
-
-    Documents are therefore clustered and placed as if there were no canaries.
-
-    Raises:
-        DataError: a document has the id of a canary.
-    """
-    taken = {document.id for _, document in given.pairs}
-    twice = [document.id for document, _, _ in canaries if document.id in taken]
-    if twice:
-        raise DataError(
-            f"'data' has documents with the ids of canaries ({name_ids(twice)}). Rename them, or "
-            "set data.canaries.count=0."
-        )
-    return [_Placed(*canary, number) for number, canary in enumerate(canaries, first)]
-
-
-def _count_forgotten(kept: Sequence[_Row], cluster: NDArray[np.int64]) -> int:
-    """Count documents of `data.train` in a cluster with a document to be forgotten."""
-    origin = np.array([row.origin for row in kept])
-    shared = np.isin(cluster, cluster[origin == "forget"])
-    return int((shared & (origin == "train")).sum())
 
 
 def _hash_documents(entered: Sequence[tuple[ManifestEntry, TokenizedDocument]]) -> str:

@@ -1,11 +1,13 @@
-"""Reads one file as rows with the same columns: JSON lines, JSON, CSV, parquet, .npy, text.
+"""Reads one file or dataset as rows with the same columns.
 
 JSON lines and CSV are parsed here instead of by `datasets`, which reads strings that look like
 dates as timestamps, `007` as 7 and `NA` as missing, and cannot name the line with an error.
 """
 
 import csv
+import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,20 +115,87 @@ def wrap_dataset(dataset: Any, *, file: NamedFile, origin: str, setting: str) ->
     """Return a `datasets.Dataset` as a table; damage is detected when rows are read."""
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        try:
+        with explain_failures(setting, file.shown), _refuse_broken("its columns cannot be read"):
             # Decode only the needed columns: others may contain images.
             chosen = dataset.select_columns(list(columns))
             # A damaged offset would be read beyond the mapped file: a bus error.
             chosen.data.validate(full=True)
             for batch in chosen.iter(batch_size=1000):
                 yield from zip(*(batch[column] for column in columns), strict=True)
-        except Exception as error:  # damaged columns make the libraries raise various errors
-            raise DataError(
-                f"'{setting}': '{file.shown}' is broken: its columns cannot be read "
-                f"({type(error).__name__})."
-            ) from error
 
     return Table(name=file.name, origin=origin, columns=tuple(dataset.column_names), read=read)
+
+
+def read_saved(folder: NamedFile, name: str, setting: str) -> Table:
+    """Read a dataset of `save_to_disk`, or its split `train`.
+
+    Raises:
+        UnusableSource: it cannot be read.
+    """
+    import datasets
+
+    try:
+        with _quiet_datasets():
+            loaded = datasets.load_from_disk(str(folder.path))
+    except Exception as error:  # an incomplete folder makes the library raise various errors
+        raise UnusableSource(
+            f"looks like a save_to_disk folder but cannot be read ({type(error).__name__}); save "
+            "it again"
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if "train" not in loaded:
+            others = ", ".join(loaded)
+            raise UnusableSource(
+                f"has no split 'train' but {others}; name the folder of the split you mean"
+            )
+        loaded = loaded["train"]
+    named = dataclasses.replace(folder, name=name)
+    return wrap_dataset(loaded, file=named, origin=name, setting=setting)
+
+
+def read_hub(source: str, match: re.Match[str], setting: str) -> Table:
+    """Load a dataset of the hub through the cache of `datasets`, which also works offline.
+
+    Raises:
+        UnusableSource: it cannot be loaded.
+    """
+    import datasets
+
+    try:
+        with _quiet_datasets():
+            loaded = datasets.load_dataset(
+                match["id"], match["config"], revision=match["revision"], split="train"
+            )
+    except OSError as error:
+        raise UnusableSource(
+            "is neither a file or folder here nor a dataset that could be loaded from the hub "
+            f"({type(error).__name__}). Correct the path, or log in and connect to the internet"
+        ) from error
+    except Exception as error:  # no such split, no such configuration, a broken repository
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise UnusableSource(
+            f"cannot be used: {reason} Write 'ID:CONFIG' for a configuration, or save the split "
+            "you mean to disk"
+        ) from error
+    name = match["id"].rsplit("/", 1)[-1]
+    file = NamedFile(path=Path(source), name=name, shown=source)
+    return wrap_dataset(loaded, file=file, origin=source, setting=setting)
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    import datasets
+
+    shows_bars = not datasets.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if shows_bars:
+            datasets.enable_progress_bars()
 
 
 def _read_parquet(file: NamedFile, origin: str, setting: str) -> Table:
@@ -134,15 +203,11 @@ def _read_parquet(file: NamedFile, origin: str, setting: str) -> Table:
     import pyarrow
     import pyarrow.parquet
 
-    try:
+    with _refuse_broken("it is not a parquet file"):
         # Not load_dataset, which writes a copy of the user's text into its cache. Page checksums
         # are verified where present; without one only invalid data is detected.
         table = pyarrow.parquet.read_table(file.path, page_checksum_verification=True)
         dataset = datasets.Dataset(table)
-    except Exception as error:  # a damaged file makes the library raise various errors
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # An error of the file system.
-        raise _BrokenFile(f"it is not a parquet file ({type(error).__name__})") from error
     return wrap_dataset(dataset, file=file, origin=origin, setting=setting)
 
 
@@ -245,8 +310,23 @@ def _label_fields(header: Sequence[str], row: Sequence[str], line: int) -> dict[
     return dict(zip(header, row, strict=True))
 
 
-class _BrokenFile(Exception):
+class UnusableSource(Exception):
+    """A source cannot be read; the message is the reason, without its name."""
+
+
+class _BrokenFile(UnusableSource):
     """A file's content does not match its suffix."""
+
+
+@contextmanager
+def _refuse_broken(problem: str) -> Iterator[None]:
+    """Turn what a library raises for damage, which may be any error, into `_BrokenFile`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # An error of the file system.
+        raise _BrokenFile(f"{problem} ({type(error).__name__})") from error
 
 
 @contextmanager
@@ -254,13 +334,14 @@ def explain_failures(setting: str, shown: str) -> Iterator[None]:
     """Turn errors of the file system and the parsers into one line that quotes no text."""
     try:
         yield
-    except OSError as error:
-        raise DataError(
-            f"'{setting}': '{shown}' cannot be read: {error.strerror or 'no reason given'}."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"'{setting}': '{shown}' is not UTF-8; convert it.") from error
-    except _BrokenFile as error:
-        raise DataError(f"'{setting}': '{shown}' is broken: {error}.") from error
-    except RecursionError as error:
-        raise DataError(f"'{setting}': '{shown}' is broken: nested too deeply.") from error
+    except (OSError, UnicodeDecodeError, RecursionError, UnusableSource) as error:
+        match error:
+            case OSError():
+                reason = f"cannot be read: {error.strerror or 'no reason given'}"
+            case UnicodeDecodeError():
+                reason = "is not UTF-8; convert it"
+            case RecursionError():
+                reason = "is broken: nested too deeply"
+            case _:
+                reason = f"is broken: {error}" if isinstance(error, _BrokenFile) else f"{error}"
+        raise DataError(f"'{setting}': '{shown}' {reason}.") from error

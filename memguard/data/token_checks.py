@@ -6,7 +6,7 @@
     vocabulary  tokens without an embedding
 
 Every count is over all documents. Turns that a chat template leaves out are refused earlier, when
-the conversation is encoded (chat.py).
+the conversation is encoded (encoding.py).
 """
 
 from collections import Counter
@@ -19,17 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import DataConfig
-from memguard.data.chat import find_special_ids
 from memguard.data.corpus import FORMATS, Corpus
+from memguard.data.encoding import find_special_ids
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
 
 FaultKind = Literal["BOS", "EOS", "labels", "vocabulary"]
-_Found = tuple[FaultKind, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TokenFault:
     """One mistake in the tokens of documents."""
 
@@ -100,16 +99,9 @@ def check_vocabulary(input_ids: NDArray[np.int32], vocab_size: int) -> None:
 
 
 def find_audit_faults(tokens: Tokens, tokenizer: Any, model_config: Any) -> list[TokenFault]:
-    """Return mistakes in the documents of an audit, of any model.
-
-    Args:
-        tokens: of the documents.
-        tokenizer: what made the tokens.
-        model_config: the model's transformers configuration.
-    """
+    """Return mistakes in the documents of an audit, of any model."""
     stop_ids = _list_stop_ids(tokenizer, model_config)
-    found = [*_find_bos(tokens, tokenizer, stop_ids), *_find_vocabulary(tokenizer, model_config)]
-    return [TokenFault(kind=kind, text=text) for kind, text in found]
+    return [*_find_bos(tokens, tokenizer, stop_ids), *_find_vocabulary(tokenizer, model_config)]
 
 
 def find_training_faults(
@@ -117,22 +109,17 @@ def find_training_faults(
 ) -> list[TokenFault]:
     """Return mistakes in the documents of a run, for its training and its audit.
 
-    Args:
-        tokens: of the documents.
-        tokenizer: what made the tokens.
-        model_config: the model's transformers configuration.
-        data: `max_document_tokens` and `seq_len` cut documents.
+    `max_document_tokens` and `seq_len` of ``data`` cut documents.
     """
     stop_ids = _list_stop_ids(tokenizer, model_config)
     # Documents as long as they may be are most likely cut off, and have no end to miss.
     may_end = tokens.lengths != (data.max_document_tokens or -1)
-    found = [
+    return [
+        *find_audit_faults(tokens, tokenizer, model_config),
         *_find_open_texts(tokens, tokenizer, stop_ids, may_end),
         *_find_open_replies(tokens, tokenizer, stop_ids, may_end),
         *_find_unlabelled(tokens, data.seq_len),
     ]
-    faults = [TokenFault(kind=kind, text=text) for kind, text in found]
-    return [*find_audit_faults(tokens, tokenizer, model_config), *faults]
 
 
 def _list_stop_ids(tokenizer: Any, model_config: Any) -> list[int]:
@@ -142,7 +129,7 @@ def _list_stop_ids(tokenizer: Any, model_config: Any) -> list[int]:
     return [id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None]
 
 
-def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterator[_Found]:
+def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterator[TokenFault]:
     bos = tokenizer.bos_token_id
     if bos is None:
         return
@@ -158,15 +145,15 @@ def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterat
             if tokens.is_text[has_two].any()
             else "take one of them out of the chat template, or out of the messages"
         )
-        yield "BOS", f"{tokens.say(num_two)} begin with two {name}: {where}."
+        yield TokenFault("BOS", f"{tokens.say(num_two)} begin with two {name}: {where}.")
     elif num_without and tokenizer("a")["input_ids"][:1] == [bos]:
-        yield (
+        yield TokenFault(
             "BOS",
             f"{begin}, which the tokenizer puts before plain text: write {{{{ bos_token }}}} at "
             "the start of the chat template, and its id at the start of given token ids.",
         )
     elif num_without and bos not in stop_ids:  # One token for both is right for GPT-2.
-        yield (
+        yield TokenFault(
             "BOS",
             f"{begin}, which the tokenizer has but does not add: right only if the model was "
             "trained so, else set add_bos_token to true in its tokenizer_config.json.",
@@ -175,19 +162,19 @@ def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterat
 
 def _find_open_texts(
     tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int], may_end: NDArray[np.bool_]
-) -> Iterator[_Found]:
+) -> Iterator[TokenFault]:
     """Yield a fault if plain texts have no end; all their tokens are supervised."""
     eos = tokenizer.eos_token_id
     last = tokens.input_ids[tokens.offsets[1:] - 1]
     num_open = int((tokens.is_text & ~np.isin(last, stop_ids) & may_end).sum())
     if eos is None and tokens.is_text.any():
-        yield (
+        yield TokenFault(
             "EOS",
             "The tokenizer has no EOS: documents end without it, and the model never learns to "
             "stop; set eos_token in its tokenizer_config.json.",
         )
     elif num_open:
-        yield (
+        yield TokenFault(
             "EOS",
             f"{tokens.say(num_open)} end without {_name(tokenizer, eos)}: the model does not "
             "learn to stop there; set 'data.append_eos' to true, or end given token ids with it.",
@@ -196,7 +183,7 @@ def _find_open_texts(
 
 def _find_open_replies(
     tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int], may_end: NDArray[np.bool_]
-) -> Iterator[_Found]:
+) -> Iterator[TokenFault]:
     """Yield faults in how completions and the assistant's last turns end."""
     ends = {*stop_ids, *find_special_ids(tokenizer)}
     num_open = 0
@@ -216,21 +203,21 @@ def _find_open_replies(
         else:
             num_open += bool(may_end[index])
     if unsupervised:
-        yield (
+        yield TokenFault(
             "EOS",
             f"{tokens.say(unsupervised.total())} end the assistant's turn with a token "
             f"({_name(tokenizer, *unsupervised)}) that is not supervised: the model never learns "
             "to stop. Move it before {% endgeneration %} in the chat template.",
         )
     if others:
-        yield (
+        yield TokenFault(
             "EOS",
             f"{tokens.say(others.total())} end with {_name(tokenizer, *others)}, which is not the "
             "tokenizer's EOS: generation stops there only if eos_token_id of the model's "
             "generation_config.json lists it.",
         )
     if num_open:
-        yield (
+        yield TokenFault(
             "EOS",
             f"{tokens.say(num_open)} end without a token that says so: the model does not learn to "
             "stop there. Set 'data.append_eos' to true, or write {{ eos_token }} after the "
@@ -238,7 +225,7 @@ def _find_open_replies(
         )
 
 
-def _find_unlabelled(tokens: Tokens, seq_len: int) -> Iterator[_Found]:
+def _find_unlabelled(tokens: Tokens, seq_len: int) -> Iterator[TokenFault]:
     """Yield a fault if documents are cut so that pieces of them train nothing."""
     num_documents = num_pieces = 0
     # Of plain texts every token is supervised, and a whole reply has a label.
@@ -252,7 +239,7 @@ def _find_unlabelled(tokens: Tokens, seq_len: int) -> Iterator[_Found]:
         num_pieces += num_without
         num_documents += num_without > 0
     if num_pieces:
-        yield (
+        yield TokenFault(
             "labels",
             f"{tokens.say(num_documents)} have pieces in which no token receives loss "
             f"({num_pieces:,} in all): prompts longer than a row, cut from what they prompt; raise "
@@ -260,10 +247,10 @@ def _find_unlabelled(tokens: Tokens, seq_len: int) -> Iterator[_Found]:
         )
 
 
-def _find_vocabulary(tokenizer: Any, model_config: Any) -> Iterator[_Found]:
+def _find_vocabulary(tokenizer: Any, model_config: Any) -> Iterator[TokenFault]:
     vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
     if vocab_size is not None and len(tokenizer) > vocab_size:
-        yield (
+        yield TokenFault(
             "vocabulary",
             f"The tokenizer has {len(tokenizer):,} tokens, the model embeddings for "
             f"{vocab_size:,}: a text with one of the others is refused; take the tokenizer that "

@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.data.chat import (
+from memguard.data.documents import Decode, Document, Format, name_ids
+from memguard.data.encoding import (
     Encoded,
+    Shortener,
     TemplateFailure,
+    check_lengths,
     encode_conversation,
     encode_reply,
     find_special_ids,
 )
-from memguard.data.documents import Decode, Document, Format, name_ids
-from memguard.data.long_texts import Shortener, check_lengths
 from memguard.errors import DataError
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,8 +90,7 @@ def tokenize_documents(
             the tokenizer has not added it; conversations end as their template defines.
         max_tokens: keep the first tokens of a document up to this number; None keeps all.
         setting: name of the documents in errors, e.g. ``"data"``.
-        vocab_size: token ids must be below it (rows of the model's embedding); None skips the
-            check.
+        vocab_size: token ids must be below it (rows of the model's embedding); None: not checked.
         progress: called with the number of documents done since the last call, and with 0 every
             second during a long call of the tokenizer.
 
@@ -171,9 +171,8 @@ def hash_tokens(input_ids: NDArray[np.int32]) -> str:
 def hmac_text(key: bytes, document: Document) -> str:
     """Return the HMAC-SHA256 of a document's content as it was read, without id and source.
 
-    Args:
-        key: the identity key, without which a hash cannot be tested against guessed texts.
-        document: hashed as JSON of its text, messages, or prompt and completion.
+    It is of the JSON of its text, messages, or prompt and completion. Without the identity key a
+    hash cannot be tested against guessed texts.
     """
     content = {
         name: value.tolist() if isinstance(value, array) else value
@@ -315,16 +314,11 @@ def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str)
         return
     try:
         tokenizer.get_chat_template()
-    except ValueError as error:
-        raise DataError(
-            f"'{setting}' holds conversations, but the tokenizer has no chat template. Use the "
-            "tokenizer of an instruction-tuned model, or add a chat_template.jinja to its folder."
-        ) from error
-    if not tokenizer.is_fast:
-        raise DataError(
-            f"'{setting}' holds conversations, which need a fast tokenizer (tokenizer.json); this "
-            "tokenizer is a slow one."
-        )
+        lack = "" if tokenizer.is_fast else "is a slow one: they need a fast one (tokenizer.json)"
+    except ValueError:
+        lack = "has no chat template: take an instruction-tuned model's, or add chat_template.jinja"
+    if lack:
+        raise DataError(f"'{setting}' holds conversations, but the tokenizer {lack}.")
 
 
 def build_decoder(tokenizer: Any) -> Decode:
@@ -356,12 +350,8 @@ END_OF_TEXT = "<|endoftext|>"
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:
     """Train a byte-level BPE on ``texts`` and return it as a transformers tokenizer.
 
-    Every string can be encoded (all 256 bytes are in the vocabulary). BOS, EOS and padding are the
-    same token, which the tokenizer never adds automatically.
-
-    Args:
-        texts: training texts.
-        vocab_size: size of the vocabulary (tokens), including the 256 bytes and the special token.
+    Every string can be encoded: the 256 bytes are in the vocabulary. BOS, EOS and padding are the
+    same token, which the tokenizer never adds automatically and ``vocab_size`` includes.
     """
     # Imported here: reading a corpus does not need transformers.
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

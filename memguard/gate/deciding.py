@@ -23,7 +23,7 @@ from typing import Final
 from scipy import special
 
 from memguard.audit.statistics import compute_exact_interval
-from memguard.audit.statistics.intervals import TAIL
+from memguard.audit.statistics.rates import TAIL
 from memguard.records import ResultRow
 from memguard.records.gate import Outcome
 

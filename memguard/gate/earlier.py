@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_difference, compute_paired_interval, subtract
-from memguard.audit.statistics.intervals import count_effective, find_clusters
+from memguard.audit.statistics.rates import count_effective, find_clusters
 from memguard.gate.audited import Audited
 from memguard.gate.deciding import find_effective
 from memguard.gate.measured import Measured, NoInterval, count_row

@@ -5,14 +5,14 @@ one that would change the model in another way, is refused by name.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memguard.config import RunConfig, load_run_config
 from memguard.errors import MAX_PATH, MemguardError, ModelError, shorten
-from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, is_missing, quote, read_json
+from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, is_missing, quote, read_fields
 
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_RANK = 1 << 16
@@ -21,10 +21,6 @@ _MAX_TEXT = 4096
 # Initialisations that leave the base as it is; the others (pissa, olora, corda, loftq, ...) change
 # its weights, and the saved adapter is relative to the changed ones.
 _INITS = (True, False, None, "gaussian", "orthogonal")
-_READ = (
-    *("peft_type", "task_type", "base_model_name_or_path", "revision", "r", "lora_alpha"),
-    *("use_rslora", "use_dora", "init_lora_weights", "bias", "rank_pattern"),
-)
 # Fields of training, of other libraries, and those whose result is in the tensors.
 _WITHOUT_EFFECT = (
     *("auto_mapping", "peft_version", "inference_mode", "lora_dropout", "target_modules"),
@@ -32,7 +28,6 @@ _WITHOUT_EFFECT = (
     *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
 )
 _NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
-_TASKS = (None, "CAUSAL_LM")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,93 +47,80 @@ class AdapterConfig:
 
 
 def read_config(folder: Path, name: str) -> AdapterConfig:
-    """Read and check the configuration of an adapter.
-
-    Args:
-        folder: with the adapter.
-        name: of the adapter, for messages.
+    """Read and check the configuration of an adapter; ``name`` is for messages.
 
     Raises:
         ModelError: a field is invalid, or changes the model in a way that is not supported.
     """
-    fields = _read_fields(folder, name)
-    base, revision = fields.get("base_model_name_or_path"), fields.get("revision")
-    if not isinstance(base, str) or not _is_text(base):
-        raise _refused(name, "base_model_name_or_path", base, "must name the base model")
-    if revision is not None and not _is_text(revision):
-        raise _refused(name, "revision", revision, "must be a revision of the base model")
+    fields = read_fields(folder / ADAPTER_CONFIG, name=name, most_bytes=_MAX_CONFIG_BYTES)
+    for field, (is_right, rule) in _RULES.items():
+        if not is_right(value := fields.get(field, _DEFAULTS.get(field))):
+            raise _refused(name, field, value, rule)
+    for field, value in fields.items():
+        if field not in (*_RULES, "rank_pattern", *_WITHOUT_EFFECT) and value not in _NEUTRAL:
+            raise _refused(name, field, value, "is not supported; merge the adapter with peft")
     return AdapterConfig(
-        base=base,
-        revision=revision,
-        r=_read_rank(fields, name),
-        alpha=_read_alpha(fields, name),
-        use_rslora=_read_flag(fields, "use_rslora", name),
-        use_dora=_read_flag(fields, "use_dora", name),
+        base=fields["base_model_name_or_path"],
+        revision=fields.get("revision"),
+        r=fields["r"],
+        alpha=float(fields["lora_alpha"]),
+        use_rslora=fields.get("use_rslora", False),
+        use_dora=fields.get("use_dora", False),
         has_rank_pattern=bool(fields.get("rank_pattern")),
     )
 
 
-def _read_fields(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / ADAPTER_CONFIG
-    if path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise ModelError(
-            f"model '{name}': {ADAPTER_CONFIG} must be at most {_MAX_CONFIG_BYTES >> 20} MiB; it "
-            f"has {path.stat().st_size >> 20}"
-        )
-    fields = read_json(path, name=name)
-    if not isinstance(fields, dict):
-        raise ModelError(f"model '{name}': {ADAPTER_CONFIG} must be a JSON object")
-    if fields.get("peft_type") != "LORA":
-        raise _refused(name, "peft_type", fields.get("peft_type"), "must be LORA")
-    if fields.get("task_type") not in _TASKS:
-        raise _refused(name, "task_type", fields["task_type"], "must be CAUSAL_LM")
-    if fields.get("bias", "none") != "none":
-        rule = "must be none, as trained biases are not read; merge the adapter with peft"
-        raise _refused(name, "bias", fields["bias"], rule)
-    init = fields.get("init_lora_weights")
-    if not any(init is value or (isinstance(init, str) and init == value) for value in _INITS):
-        rule = (
-            "must be true, false, gaussian or orthogonal: others change the base, so that the "
-            "adapter does not belong to the plain one. peft converts it "
-            "(path_initial_model_for_weight_conversion)"
-        )
-        raise _refused(name, "init_lora_weights", init, rule)
-    for field, value in fields.items():
-        if field not in (*_READ, *_WITHOUT_EFFECT) and value not in _NEUTRAL:
-            raise _refused(name, field, value, "is not supported; merge the adapter with peft")
-    return fields
+def _refused(name: str, field: str, value: Any, rule: str) -> ModelError:
+    return ModelError(f"model '{name}': {ADAPTER_CONFIG}: '{field}' {rule}; got {quote(value)}")
 
 
-def _read_flag(fields: Mapping[str, Any], field: str, name: str) -> bool:
-    value = fields.get(field, False)
-    if not isinstance(value, bool):
-        raise _refused(name, field, value, "must be true or false")
-    return value
+def _is_init(value: Any) -> bool:
+    return any(value is one or (isinstance(value, str) and value == one) for one in _INITS)
 
 
-def _read_rank(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get("r")
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_RANK:
-        raise _refused(name, "r", value, f"must be a whole number from 1 to {_MAX_RANK:,}")
-    return value
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def _read_alpha(fields: Mapping[str, Any], name: str) -> float:
-    value = fields.get("lora_alpha")
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_RANK
+
+
+def _is_alpha(value: Any) -> bool:
     # NaN fails the comparison, and so do integers that no float can hold.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or not is_number or not -_MAX_ALPHA <= value <= _MAX_ALPHA:
-        rule = f"must be a number from -{_MAX_ALPHA:,} to {_MAX_ALPHA:,}"
-        raise _refused(name, "lora_alpha", value, rule)
-    return float(value)
+    return is_number and -_MAX_ALPHA <= value <= _MAX_ALPHA
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
 
 
-def _refused(name: str, field: str, value: Any, rule: str) -> ModelError:
-    return ModelError(f"model '{name}': {ADAPTER_CONFIG}: '{field}' {rule}; got {quote(value)}")
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "peft_type": (lambda value: value == "LORA", "must be LORA"),
+    "task_type": (lambda value: value in (None, "CAUSAL_LM"), "must be CAUSAL_LM"),
+    "bias": (
+        lambda value: value == "none",
+        "must be none, as trained biases are not read; merge the adapter with peft",
+    ),
+    "init_lora_weights": (
+        _is_init,
+        "must be true, false, gaussian or orthogonal: others change the base, so that the adapter "
+        "does not belong to the plain one. peft converts it "
+        "(path_initial_model_for_weight_conversion)",
+    ),
+    "base_model_name_or_path": (_is_text, "must name the base model"),
+    "revision": (
+        lambda value: value is None or _is_text(value),
+        "must be a revision of the base model",
+    ),
+    "r": (_is_rank, f"must be a whole number from 1 to {_MAX_RANK:,}"),
+    "lora_alpha": (_is_alpha, f"must be a number from -{_MAX_ALPHA:,} to {_MAX_ALPHA:,}"),
+    "use_rslora": (_is_flag, "must be true or false"),
+    "use_dora": (_is_flag, "must be true or false"),
+}
+"""The fields that are read, each with its check and the rule for its value."""
+_DEFAULTS: Mapping[str, Any] = {"bias": "none", "use_rslora": False, "use_dora": False}
 
 
 def find_base(folder: Path, base: str, name: str, *, named: str | None = None) -> str:
@@ -165,15 +147,15 @@ def find_base(folder: Path, base: str, name: str, *, named: str | None = None) -
         if located == base and not Path(base).exists():
             located = _find_base_of_run(folder) or base
         way_out = f"Restore that folder, or {say_where_base_is(folder)}"
+    wrong = ""
     if located == base and is_missing(base):
-        raise ModelError(
-            f"adapter '{name}': its base model '{shorten(base, MAX_PATH)}' is missing. {way_out}"
-        )
-    if (Path(located) / ADAPTER_CONFIG).is_file():
-        raise ModelError(
-            f"adapter '{name}': its base model '{shorten(located, MAX_PATH)}' is an adapter itself "
-            f"({ADAPTER_CONFIG}). Merge that one first (memguard export --merge)"
-        )
+        wrong = f"is missing. {way_out}"
+    elif (Path(located) / ADAPTER_CONFIG).is_file():
+        wrong = f"is an adapter itself ({ADAPTER_CONFIG}). Merge that one first"
+        wrong += " (memguard export --merge)"
+    if wrong:
+        shown = shorten(located, MAX_PATH)
+        raise ModelError(f"adapter '{name}': its base model '{shown}' {wrong}")
     return located
 
 
@@ -206,9 +188,7 @@ def _find_base_of_run(folder: Path) -> str | None:
 def find_moved_base(run_folder: Path, config: RunConfig) -> str | None:
     """Return the model that a run started from if both were moved together.
 
-    Args:
-        run_folder: of the run, at its current location.
-        config: of the run, with the paths before the move.
+    The folder is at its current location; ``config`` has the paths before the move.
     """
     path, before = config.model.path, Path(config.output_dir) / config.name
     if path is None or Path(path).exists() or Path(path).is_absolute() != before.is_absolute():

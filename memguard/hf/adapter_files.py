@@ -61,25 +61,10 @@ class AdaptedLayer:
     has_base_weight: bool
     """The file also has a copy of the base weight."""
 
-    @property
-    def a(self) -> str:
-        """Stored name of A [R, K]."""
-        return f"{_PREFIX}{self.module}{_A}"
-
-    @property
-    def b(self) -> str:
-        """Stored name of B [N, R]."""
-        return f"{_PREFIX}{self.module}{_B}"
-
-    @property
-    def magnitude(self) -> str:
-        """Stored name of DoRA's magnitude [N]."""
-        return f"{_PREFIX}{self.module}{_MAGNITUDE}"
-
-    @property
-    def base_weight(self) -> str:
-        """Stored name of the copy of the base weight [N, K]."""
-        return f"{_PREFIX}{self.module}{_BASE_LAYER}"
+    def find_name(self, part: Literal["A", "B", "magnitude", "base weight"]) -> str:
+        """Return the stored name of A [R, K], B [N, R], DoRA's magnitude [N], or W [N, K]."""
+        leaves = {"A": _A, "B": _B, "magnitude": _MAGNITUDE, "base weight": _BASE_LAYER}
+        return f"{_PREFIX}{self.module}{leaves[part]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +90,7 @@ class AdapterFolder:
         return f"{kind}, r={config.r}, alpha={config.alpha:g}{scaling}{base}"
 
     def match_layers(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdaptedLayer]:
-        """Return the adapted layers by the name of their weight.
-
-        Args:
-            shapes: of the base's tensors by their names in the model.
+        """Return the adapted layers by the name of their weight; ``shapes`` are the base's.
 
         Raises:
             ModelError: the base lacks one of the layers, or it has another shape.
@@ -163,10 +145,6 @@ def check_model(path: str, *, base: str | None = None) -> None:
 
     A possible hub id is accepted. If an adapter's base is a local folder, it is checked too.
 
-    Args:
-        path: folder or hub id.
-        base: see `read_adapter`.
-
     Raises:
         ModelError: see `check_folder` and `read_adapter`; or the base does not match the adapter.
     """
@@ -205,9 +183,7 @@ def _name_layers(
 
 
 def find_config(path: str | Path, *, base: str | None = None) -> Path:
-    """Return the path of a local model's config.json: for an adapter, that of its base.
-
-    The file need not exist. See `read_adapter` for ``base``.
+    """Return the path of a local model's config.json, or of its base's: it need not exist.
 
     Raises:
         ModelError: the adapter cannot be read.
@@ -268,53 +244,52 @@ def _read_tensors(folder: Path, name: str) -> dict[str, StoredShape]:
 def _list_layers(
     tensors: Mapping[str, StoredShape], config: AdapterConfig, name: str
 ) -> tuple[AdaptedLayer, ...]:
-    """Return the layers of an adapter's tensors.
-
-    Raises:
-        ModelError: a tensor is missing, of another kind, or of a wrong shape.
-    """
-    use_dora, r = config.use_dora, None if config.has_rank_pattern else config.r
+    """Return the layers of an adapter's tensors."""
     leaves = (_A, _B, _MAGNITUDE, _BASE_LAYER)
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    wrong = "" if tensors else f"{ADAPTER_WEIGHTS} has no tensors"
     for key, stored in tensors.items():
-        leaf = next((leaf for leaf in leaves if key.endswith(leaf)), None)
-        if leaf is None or not key.startswith(_PREFIX):
-            raise ModelError(
-                f"model '{name}' cannot be loaded: {quote(key)} is not the adapter of a linear "
-                "layer (lora_A, lora_B, lora_magnitude_vector). Merge the adapter with peft"
+        leaf = next((leaf for leaf in leaves if key.endswith(leaf)), "")
+        if not leaf or not key.startswith(_PREFIX):
+            wrong = (
+                f"{quote(key)} is not the adapter of a linear layer (lora_A, lora_B, "
+                "lora_magnitude_vector). Merge the adapter with peft"
             )
+            break
         module = key.removeprefix(_PREFIX).removesuffix(leaf)
         parts.setdefault(module, {})[leaf] = stored.shape
-    layers = []
-    for module, shapes in parts.items():
-        a, b = shapes.get(_A, ()), shapes.get(_B, ())
-        wanted = {_A, _B, _MAGNITUDE} if use_dora else {_A, _B}
-        is_complete = wanted == shapes.keys() - {_BASE_LAYER} and len(a) == len(b) == 2
-        if not is_complete or a[0] != b[1] or a[0] < 1 or r not in (None, a[0]):
-            shown = ", ".join(f"{leaf[1:]} {list(shape)}" for leaf, shape in shapes.items())
-            raise ModelError(
-                f"model '{name}' cannot be loaded: layer {quote(module)} must have lora_A [r, K] "
-                f"and lora_B [N, r]{', and lora_magnitude_vector [N]' if use_dora else ''}, with "
-                f"r = {'that of rank_pattern' if r is None else r}; it has {shown}"
-            )
-        num_in, num_out = a[1], b[0]
-        others = {_MAGNITUDE: (num_out,), _BASE_LAYER: (num_out, num_in)}
-        if any(shapes.get(leaf, shape) != shape for leaf, shape in others.items()):
-            raise ModelError(
-                f"model '{name}' cannot be loaded: the tensors of layer {quote(module)} have "
-                "different numbers of rows or columns"
-            )
-        layers.append(
-            AdaptedLayer(
-                module=module,
-                r=a[0],
-                num_in=num_in,
-                num_out=num_out,
-                scale=config.alpha / (math.sqrt(a[0]) if config.use_rslora else a[0]),
-                has_magnitude=use_dora,
-                has_base_weight=_BASE_LAYER in shapes,
-            )
+    problems = (_find_wrong(config, *part) for part in parts.items())
+    if wrong := wrong or next(filter(None, problems), ""):
+        raise ModelError(f"model '{name}' cannot be loaded: {wrong}")
+    return tuple(
+        AdaptedLayer(
+            module=module,
+            r=shapes[_A][0],
+            num_in=shapes[_A][1],
+            num_out=shapes[_B][0],
+            scale=config.alpha / (math.sqrt(shapes[_A][0]) if config.use_rslora else shapes[_A][0]),
+            has_magnitude=config.use_dora,
+            has_base_weight=_BASE_LAYER in shapes,
         )
-    if not layers:
-        raise ModelError(f"model '{name}' cannot be loaded: {ADAPTER_WEIGHTS} has no tensors")
-    return tuple(layers)
+        for module, shapes in parts.items()
+    )
+
+
+def _find_wrong(config: AdapterConfig, module: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return what is wrong with the shapes of a layer's tensors; "" if nothing is."""
+    r = None if config.has_rank_pattern else config.r
+    a, b = shapes.get(_A, ()), shapes.get(_B, ())
+    wanted = {_A, _B, _MAGNITUDE} if config.use_dora else {_A, _B}
+    is_complete = wanted == shapes.keys() - {_BASE_LAYER} and len(a) == len(b) == 2
+    if not is_complete or a[0] != b[1] or a[0] < 1 or r not in (None, a[0]):
+        shown = ", ".join(f"{leaf[1:]} {list(shape)}" for leaf, shape in shapes.items())
+        magnitude = ", and lora_magnitude_vector [N]" if config.use_dora else ""
+        rank = "that of rank_pattern" if r is None else r
+        return (
+            f"layer {quote(module)} must have lora_A [r, K] and lora_B [N, r]{magnitude}, with r = "
+            f"{rank}; it has {shown}"
+        )
+    others = {_MAGNITUDE: (b[0],), _BASE_LAYER: (b[0], a[1])}
+    if any(shapes.get(leaf, shape) != shape for leaf, shape in others.items()):
+        return f"the tensors of layer {quote(module)} have different numbers of rows or columns"
+    return ""

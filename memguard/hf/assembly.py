@@ -21,7 +21,7 @@ from torch import nn
 
 from memguard.config import TrainConfig
 from memguard.errors import ModelError
-from memguard.hf.meta_build import build_on_meta, outline_model
+from memguard.hf.from_config import build_on_meta, describe_model
 from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
 from memguard.model.causal_lm import CausalLM
@@ -107,10 +107,7 @@ class Assembly:
 def assemble(model: Any, assembly: Assembly, plan: ShardingPlan | None = None) -> CausalLM:
     """Make a model of transformers the one that is trained or audited, in place.
 
-    Args:
-        model: on the meta device; without a mesh it may have its weights.
-        assembly: the settings.
-        plan: how this model is sharded; None without a mesh.
+    The model is on the meta device; without a mesh, and without a plan, it may have its weights.
 
     Raises:
         ModelError: the family has no dropout to set, no activation checkpointing, or no adapters.
@@ -150,10 +147,7 @@ def assemble(model: Any, assembly: Assembly, plan: ShardingPlan | None = None) -
 
 
 def choose_trained(
-    model: Any,
-    adapter: LoraSpec | None,
-    modules: Sequence[str] | None,
-    mesh: Mesh4D | None = None,
+    model: Any, adapter: LoraSpec | None, modules: Sequence[str] | None, mesh: Mesh4D | None = None
 ) -> None:
     """Attach the adapters, or freeze what is not trained; see `Assembly`."""
     if adapter is not None:
@@ -163,11 +157,7 @@ def choose_trained(
 
 
 def assemble_loaded(model: Any, assembly: Assembly) -> CausalLM:
-    """Assemble a model that has its weights, on one process, and check the result.
-
-    Raises:
-        ModelError: see `assemble`; or it is not a causal language model.
-    """
+    """Assemble a model that has its weights, on one process, and check the result."""
     lm = assemble(model, assembly)
     if assembly.adapter is not None:
         fill_lora(model, assembly.adapter)
@@ -193,11 +183,6 @@ class ShardedLayer:
 def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model of this configuration without allocating storage.
 
-    Args:
-        config: a transformers configuration.
-        assembly: mesh, dtypes and what is trained.
-        attn: attention implementation; None uses transformers' default.
-
     Raises:
         ModelError: the family cannot be split over this mesh, or drops activations on it; or it
             has no dropout to set to 0.
@@ -217,14 +202,7 @@ def build_meta_layer(config: Any, assembly: Assembly, *, attn: str | None = None
 def build_meta_model(config: Any, assembly: Assembly, *, attn: str | None = None) -> CausalLM:
     """Assemble a model of this configuration on one process without allocating storage.
 
-    Args:
-        config: a transformers configuration.
-        assembly: dtypes and what is trained.
-        attn: attention implementation; None uses transformers' default.
-
-    Raises:
-        ModelError: see `assemble`.
-        ConfigError: see `assemble`.
+    See `assemble` for the errors.
     """
     assert assembly.mesh is None, "a model on a mesh is a layer, see `build_meta_layer`"
     model = build_on_meta(config, attn=attn, dtype=assembly.dtype)
@@ -239,15 +217,12 @@ def build_meta_model(config: Any, assembly: Assembly, *, attn: str | None = None
 def find_sizes(config: Any) -> Sizes:
     """Return what determines the valid meshes of a model.
 
-    Args:
-        config: a transformers configuration.
-
     Raises:
         ModelError: the configuration does not describe a causal language model.
     """
     family = config.get_text_config().model_type
     if family not in ESTIMATED_FAMILIES:
-        model = outline_model(config, name=f"the model of type '{family}'")
+        model = describe_model(config, name=f"the model of type '{family}'")
         if not _choose_plan(model, is_split=False).is_split:
             return StorageOnly(family=family)
     try:
@@ -267,19 +242,7 @@ def _choose_plan(model: Any, *, is_split: bool) -> ShardingPlan:
 
 
 def fill_layer(layer: ShardedLayer, source: WeightSource, *, name: str) -> list[str]:
-    """Allocate a sharded model, read this rank's weights and switch to evaluation mode.
-
-    Args:
-        layer: from `build_meta_layer`.
-        source: full tensors by their names in the unsharded model.
-        name: name of the model, for messages.
-
-    Returns:
-        Stored names that are not part of the model.
-
-    Raises:
-        ModelError: weights are missing or have other shapes.
-    """
+    """Fill a model from `build_meta_layer`; see `fill_model`."""
     return fill_model(layer.lm, layer.assembly, source, name=name, plan=layer.plan)
 
 

@@ -63,38 +63,34 @@ def check_folder(path: str) -> None:
             invalid; it has an adapter, quantised weights or files outside the folder.
     """
     folder = Path(path)
-    if not folder.exists():
-        if is_missing(path):
-            raise ModelError(f"there is no folder '{path}'; correct the path of the model")
-        return
-    if not folder.is_dir():
-        raise ModelError(f"model '{path}' must be a folder with config.json; it is a file")
-    check_config(folder, name=path)
-    check_weights(folder, name=path)
+    if is_missing(path):
+        raise ModelError(f"there is no folder '{path}'; correct the path of the model")
+    if folder.exists():
+        check_config(folder, name=path)
+        check_weights(folder, name=path)
 
 
 def check_config(folder: Path, *, name: str) -> None:
     """Check everything that can be checked before the weights are downloaded.
 
-    Args:
-        folder: folder of the checkpoint, or the part of it downloaded so far.
-        name: path or hub id, for messages.
+    ``folder`` may have the part that is downloaded so far; ``name`` is for messages.
 
     Raises:
         ModelError: the folder has an adapter, no configuration or an invalid one.
     """
+    rule = ""
     if (folder / ADAPTER_CONFIG).is_file():
-        raise ModelError(
-            f"model '{name}' must not have {ADAPTER_CONFIG} here: an adapter (peft) is read only "
-            "from a local folder without other weights, and its base has no adapter. "
-            f"{SEPARATE_ADAPTER}"
+        rule = (
+            f"must not have {ADAPTER_CONFIG} here: an adapter (peft) is read only from a local "
+            f"folder without other weights. {SEPARATE_ADAPTER}"
         )
-    if not (folder / CONFIG).is_file():
-        raise ModelError(f"model '{name}' has no {CONFIG}{point_to_adapter(folder)}")
-    fields = read_json(folder / CONFIG, name=name)
-    if not isinstance(fields, dict):
-        raise ModelError(f"model '{name}': {CONFIG} must be a JSON object")
-    check_fields(fields, place=f"model '{name}': {CONFIG}")
+    elif folder.exists() and not folder.is_dir():
+        rule = f"must be a folder with {CONFIG}; it is a file"
+    elif not (folder / CONFIG).is_file():
+        rule = f"has no {CONFIG}{point_to_adapter(folder)}"
+    if rule:
+        raise ModelError(f"model '{name}' {rule}")
+    check_fields(read_fields(folder / CONFIG, name=name), place=f"model '{name}': {CONFIG}")
 
 
 def point_to_adapter(folder: Path) -> str:
@@ -110,32 +106,13 @@ def point_to_adapter(folder: Path) -> str:
 
 
 def check_weights(folder: Path, *, name: str) -> None:
-    """Refuse weights that are missing, outside the folder or quantised.
-
-    Args:
-        folder: folder of the checkpoint.
-        name: path or hub id, for messages.
-
-    Raises:
-        ModelError: for the first problem found.
-    """
-    if not any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
-        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        why = "only pickled ones, which are never read" if pickled else "none at all"
-        raise ModelError(
-            f"model '{name}' must store its weights as safetensors; it has {why}. Convert it "
-            "with save_pretrained in an environment you trust."
-        )
+    """Refuse weights that are missing, outside the folder or quantised; see `read_headers`."""
     for _ in read_headers(folder, name=name):
         pass
 
 
 def list_weight_files(folder: Path, *, name: str) -> list[str]:
     """Return the names of the files to read, in order; other files may have the same weights.
-
-    Args:
-        folder: folder of the checkpoint.
-        name: path or hub id, for messages.
 
     Raises:
         ModelError: there are no weights, the index is invalid, or a file is missing or outside
@@ -144,7 +121,14 @@ def list_weight_files(folder: Path, *, name: str) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if not (folder / INDEX).is_file():
-        raise ModelError(f"model '{name}' cannot be loaded: it has no {SINGLE} and no {INDEX}")
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        why = "only pickled ones, which are never read" if pickled else "none at all"
+        if any(folder.glob("*.safetensors")):
+            why = f"no {SINGLE} and no {INDEX}"
+        raise ModelError(
+            f"model '{name}' must store its weights as safetensors; it has {why}. Convert it "
+            "with save_pretrained in an environment you trust."
+        )
     names = list_indexed(folder, name=name)
     if missing := [file_name for file_name in names if not (folder / file_name).is_file()]:
         raise ModelError(
@@ -159,25 +143,18 @@ def list_indexed(folder: Path, *, name: str) -> list[str]:
     Raises:
         ModelError: the index is invalid, or names a file that may not be read.
     """
+    index = read_json(folder / INDEX, name=name)
     try:
-        index = read_json(folder / INDEX, name=name)
         named = set(index["weight_map"].values())
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"model '{name}' cannot be loaded: {INDEX} is not an index of weights"
-        ) from error
-    for file_name in named:
-        if not _is_inside(file_name):
-            raise ModelError(
-                f"model '{name}' cannot be loaded: {INDEX} names {quote(file_name)}; it must name "
-                "safetensors files inside the model's folder"
-            )
-    if not isinstance(index.get("metadata"), dict):
-        raise ModelError(
-            f"model '{name}' cannot be loaded: {INDEX} lacks 'metadata', which transformers needs: "
-            'add "metadata": {} beside "weight_map"'
-        )
-    return sorted(named)
+        outside = [quote(file_name) for file_name in named if not _is_inside(file_name)]
+        if not outside and isinstance(index.get("metadata"), dict):
+            return sorted(named)
+        wrong = "lacks 'metadata', which transformers needs: add \"metadata\": {} to it"
+        if outside:
+            wrong = f"names {outside[0]}; it must name safetensors files inside the model's folder"
+    except (KeyError, TypeError, AttributeError):
+        wrong = "is not an index of weights"
+    raise ModelError(f"model '{name}' cannot be loaded: {INDEX} {wrong}")
 
 
 def _is_inside(name: Any) -> bool:
@@ -193,10 +170,6 @@ def _is_inside(name: Any) -> bool:
 
 def read_headers(folder: Path, *, name: str) -> Iterator[tuple[Path, Mapping[str, StoredShape]]]:
     """Yield each file to read and the tensors in it.
-
-    Args:
-        folder: folder of the checkpoint.
-        name: path or hub id, for messages.
 
     Raises:
         ModelError: as `list_weight_files`; or a file is damaged, or a parameter is quantised.
@@ -227,33 +200,20 @@ def _may_be_read(name: str, dtype: str) -> bool:
 def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
     """Return the tensors of a safetensors file of a model.
 
-    Args:
-        path: the file.
-        name: path or hub id of the model, for messages.
-
     Raises:
         ModelError: the file cannot be read, or is not a complete safetensors file.
     """
     try:
         return _read_header(path)
     except OSError as error:
-        raise ModelError(
-            f"model '{name}' cannot be loaded: {path.name} cannot be read: {error.strerror}"
-        ) from error
+        wrong = f"cannot be read: {error.strerror}"
     except (ValueError, OverflowError, RecursionError) as error:
-        raise ModelError(
-            f"model '{name}' cannot be loaded: {path.name} is not a complete safetensors file "
-            f"({error})"
-        ) from error
+        wrong = f"is not a complete safetensors file ({error})"
+    raise ModelError(f"model '{name}' cannot be loaded: {path.name} {wrong}")
 
 
 def _read_header(path: Path) -> dict[str, StoredShape]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not a safetensors file, or is incomplete.
-    """
+    """Return the tensors of a safetensors file; raise OSError or ValueError if it is damaged."""
     header, num_data_bytes = _load_header(path)
     tensors, end = {}, 0
     try:
@@ -272,12 +232,7 @@ def _read_header(path: Path) -> dict[str, StoredShape]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the texts that a safetensors file stores beside its tensors.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not a safetensors file.
-    """
+    """Return the texts that a safetensors file stores beside its tensors; see `_read_header`."""
     header, _ = _load_header(path)
     stored = header.get("__metadata__") if isinstance(header, dict) else None
     return stored if isinstance(stored, dict) else {}
@@ -297,7 +252,15 @@ def _load_header(path: Path) -> tuple[Any, int]:
             raise ValueError("its header is not JSON") from None
 
 
-def read_json(path: Path, *, name: str) -> Any:
+def read_fields(path: Path, *, name: str, most_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the fields of a JSON file of a model; see `read_json`."""
+    fields = read_json(path, name=name, most_bytes=most_bytes)
+    if not isinstance(fields, dict):
+        raise ModelError(f"model '{name}': {path.name} must be a JSON object")
+    return fields
+
+
+def read_json(path: Path, *, name: str, most_bytes: int = _MAX_JSON_BYTES) -> Any:
     """Return the content of a JSON file of a model.
 
     Raises:
@@ -306,20 +269,19 @@ def read_json(path: Path, *, name: str) -> Any:
         PermissionError: this user may not read it.
     """
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelError(
-                f"model '{name}': {path.name} must be at most {_MAX_JSON_BYTES >> 20} MiB; it has "
-                f"{path.stat().st_size >> 20}"
-            )
-        return json.loads(path.read_bytes())
+        size = path.stat().st_size
+        if size <= most_bytes:
+            return json.loads(path.read_bytes())
+        wrong = f"must be at most {most_bytes >> 20} MiB; it has {size >> 20}"
     except PermissionError:
         raise
     except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        raise ModelError(f"model '{name}': {path.name} {why}") from error
-    except (ValueError, RecursionError) as error:
-        why = "is not JSON" if isinstance(error, ValueError) else "is nested too deeply"
-        raise ModelError(f"model '{name}': {path.name} {why}") from error
+        wrong = f"cannot be read: {error.strerror}"
+    except ValueError:
+        wrong = "is not JSON"
+    except RecursionError:
+        wrong = "is nested too deeply"
+    raise ModelError(f"model '{name}': {path.name} {wrong}")
 
 
 def shorten(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 transformers does not check them: it builds a billion layers one by one, and none for -1 layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memguard.errors import ModelError, shorten
@@ -38,13 +38,24 @@ _QUANTISED = ("quantization_config", "compression_config")
 _PARTS = ("text_config", "decoder", "llm_config", "language_config", "thinker_config")
 """Fields of a composite configuration that may contain the language model's configuration."""
 _MOST_DIGITS = 30
+_UNSUPPORTED = {
+    "bitnet": (
+        "packed ternary ones, which cannot be trained: use the same model's plain weights in "
+        "bfloat16 ('linear_class': 'autobitlinear', 'quantization_mode': 'online')"
+    ),
+    "mxfp4": (
+        "quantised, which is not supported: they are in MXFP4; use the model's bfloat16 form, "
+        "which transformers writes with Mxfp4Config(dequantize=True) and save_pretrained"
+    ),
+}
+"""What a `quant_method` makes of the weights, and the way out."""
+_OTHER = "quantised, which is not supported: convert them to bfloat16 first"
 
 
 def is_ternary(quantised: Any) -> bool:
     """Whether weights are stored plain and rounded to ternary ones in each forward (BitNet).
 
-    Args:
-        quantised: the field ``quantization_config`` of a configuration.
+    ``quantised`` is the field ``quantization_config`` of a configuration.
     """
     return isinstance(quantised, Mapping) and (
         quantised.get("quant_method") == "bitnet"
@@ -65,57 +76,45 @@ def check_fields(fields: Mapping[str, Any], *, place: str) -> None:
     Raises:
         ModelError: for the first invalid field.
     """
-    for name in _QUANTISED:
-        if is_ternary(fields.get(name)):
-            continue
-        if isinstance(quantised := fields.get(name), Mapping) and (
-            quantised.get("quant_method") == "bitnet"
-        ):
-            raise ModelError(
-                f"{place}: '{name}' says that the weights are packed ternary ones, which cannot "
-                "be trained: use the checkpoint of the same model that has its plain weights in "
-                "bfloat16 ('linear_class': 'autobitlinear', 'quantization_mode': 'online')"
-            )
-        if fields.get(name):
-            raise ModelError(
-                f"{place}: '{name}' says that the weights are quantised, which is not supported: "
-                f"{_say_how_to_convert(fields[name])}"
-            )
-    if fields.get("transformers_weights"):
-        raise ModelError(
-            f"{place}: 'transformers_weights' names another file than model.safetensors or those "
-            "in its index, which is not supported: remove the field"
-        )
-    for name, (least, most) in _LIMITS.items():
-        value = fields.get(name)
-        if isinstance(value, int) and not least <= value <= most:
-            got = str(value)
-            got = got if len(got) <= _MOST_DIGITS else f"{got[:_MOST_DIGITS]}..."
-            raise ModelError(
-                f"{place}: '{name}' must be a whole number from {least} to {most:,}; got {got}"
-            )
-    for name in DROPOUTS:
-        value = fields.get(name)
-        if isinstance(value, int | float) and not 0 <= value <= 1:
-            raise ModelError(f"{place}: '{name}' must be a number from 0 to 1; got {value:.4g}")
+    if wrong := next(_find_wrong(fields), None):
+        raise ModelError(f"{place}: {wrong}")
     for name in _PARTS:
         part = fields.get(name)
-        if part is not None and not isinstance(part, Mapping):
-            raise ModelError(
-                f"{place}: '{name}' must be the fields of a language model; got "
-                f"'{shorten(ascii(part))}'. Remove it"
-            )
         if isinstance(part, Mapping) and part is not fields:
             # Composite configurations have one level; deeper nesting in a file is not followed.
             check_fields({k: v for k, v in part.items() if k not in _PARTS}, place=place)
 
 
+def _find_wrong(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the fields of one level."""
+    for name in _QUANTISED:
+        quantised = fields.get(name)
+        if quantised and not is_ternary(quantised):
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+            yield f"'{name}' says that the weights are {_UNSUPPORTED.get(str(method), _OTHER)}"
+    if fields.get("transformers_weights"):
+        yield "'transformers_weights' names another file than the model's own: remove the field"
+    for name, (least, most) in _LIMITS.items():
+        value = fields.get(name)
+        if isinstance(value, int) and not least <= value <= most:
+            got = str(value)
+            got = got if len(got) <= _MOST_DIGITS else f"{got[:_MOST_DIGITS]}..."
+            yield f"'{name}' must be a whole number from {least} to {most:,}; got {got}"
+    for name in DROPOUTS:
+        value = fields.get(name)
+        if isinstance(value, int | float) and not 0 <= value <= 1:
+            yield f"'{name}' must be a number from 0 to 1; got {value:.4g}"
+    for name in _PARTS:
+        part = fields.get(name)
+        if part is not None and not isinstance(part, Mapping):
+            got = shorten(ascii(part))
+            yield f"'{name}' must be the fields of a language model; got '{got}'. Remove it"
+
+
 def check_positions(limit: Any, seq_len: int) -> None:
     """Refuse rows longer than the model's maximum number of positions.
 
-    Args:
-        limit: the field ``max_position_embeddings``; no limit if it is not a positive integer.
-        seq_len: length of a row (tokens).
+    ``limit`` is the field ``max_position_embeddings``: none if it is not a positive integer.
 
     Raises:
         ModelError: names the maximum.
@@ -125,12 +124,3 @@ def check_positions(limit: Any, seq_len: int) -> None:
             f"'data.seq_len' must be at most {limit}, the model's max_position_embeddings; "
             f"got {seq_len}"
         )
-
-
-def _say_how_to_convert(settings: Any) -> str:
-    if isinstance(settings, Mapping) and settings.get("quant_method") == "mxfp4":
-        return (
-            "they are in MXFP4; use the model's bfloat16 form, which transformers writes with "
-            "Mxfp4Config(dequantize=True) and save_pretrained"
-        )
-    return "convert them to bfloat16 first"

@@ -9,12 +9,20 @@ and send them to the rank that writes the current file; the ranks take turns as 
 rank that stores a rectangle sends it, point-to-point over the default group, whose CPU backend is
 gloo. No rank holds more than its shard and the tensors that are stored together. After every file
 all ranks agree that it is written, so a full disk on one rank stops all of them.
+
+`StoredForm` finds names, shapes and order of the stored tensors by a run of transformers'
+`revert_weight_conversion` on tensors without storage. Tensors that are reverted together form a
+group, which the same function reverts when its tensors are there:
+
+    module tensors   --transformers' rules, reverted-->   stored tensors
+    gate_up_proj [E, 2I, H]                               E tensors w1 [I, H], E tensors w3 [I, H]
 """
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +30,121 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor.placement_types import Placement
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
-from memguard.errors import MemguardError, OtherRankFailed
+from memguard.errors import MemguardError, ModelError, OtherRankFailed
 from memguard.hf.assembly import ShardedLayer
+from memguard.hf.from_config import describe_model
 from memguard.hf.load import count_parameters
-from memguard.hf.meta_build import outline_model
-from memguard.hf.safetensors import FileWriter, WeightsFile, build_index, plan_files
-from memguard.hf.stored_form import StoredForm, StoredGroup, written_dtype
+from memguard.hf.safetensors import FileWriter, StoredTensor, WeightsFile, build_index, plan_files
 from memguard.parallel.fused import find_orders
 from memguard.parallel.layout import ShardSlice, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
 from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredGroup:
+    """Tensors of a model that are stored together."""
+
+    modules: tuple[str, ...]
+    """Names in the model."""
+    stored: tuple[str, ...]
+    """Names in the files."""
+
+
+class StoredForm:
+    """What `save_pretrained` would store for a model."""
+
+    def __init__(self, model: Any, *, dtype: torch.dtype) -> None:
+        """Find the stored tensors of the unsharded model, on any device, without reading any.
+
+        Its attribute `_weight_conversions` has the rules that its checkpoint went through; without
+        it, those of its family are used.
+
+        Raises:
+            ModelError: a tensor is stored with others, in a way that is not known.
+        """
+        self._model = model
+        if getattr(model, "_weight_conversions", None) is None:
+            # As transformers does for a model that was not loaded.
+            rules = get_model_conversion_mapping(model, add_legacy=False)
+            model._weight_conversions = [r for r in rules if not isinstance(r, PrefixChange)]
+            if not model._weight_conversions:
+                model._weight_conversions = None
+        saved = _list_saved(model)
+        state = {
+            name: torch.empty_like(tensor, device="meta", dtype=written_dtype(tensor, dtype))
+            for name, tensor in model.state_dict().items()
+            if name in saved
+        }
+        stored: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
+        self.tensors: tuple[StoredTensor, ...] = tuple(
+            StoredTensor(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+            for name, tensor in stored.items()
+        )
+        """The stored tensors, in transformers' order."""
+        groups = self._find_groups(state)
+        self.group_of: Mapping[str, StoredGroup] = {
+            name: group for group, shapes in groups for name in shapes
+        }
+        """Group of each stored tensor, by its name in the files."""
+        found = {name: shape for _, shapes in groups for name, shape in shapes.items()}
+        if found != {tensor.name: tensor.shape for tensor in self.tensors}:
+            raise ModelError(
+                f"{type(model).__name__} cannot be exported from a mesh: transformers stores some "
+                "of its tensors in a way that is not known here. Export it on one process"
+            )
+
+    def _find_groups(
+        self, state: dict[str, Tensor]
+    ) -> list[tuple[StoredGroup, dict[str, tuple[int, ...]]]]:
+        """Return the groups and the shapes of their stored tensors."""
+        reverted = [rule.reverse_transform() for rule in (self._model._weight_conversions or ())]
+        converters = [rule for rule in reverted[::-1] if isinstance(rule, WeightConverter)]
+        together: dict[tuple[bool, str], list[str]] = {}
+        for name in state:
+            # Tensors that are stored together have the same first name.
+            together.setdefault(_find_first(name, converters), []).append(name)
+        groups = []
+        for names in together.values():
+            stored = self.revert({name: state[name] for name in names})
+            shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+            groups.append((StoredGroup(modules=tuple(names), stored=tuple(stored)), shapes))
+        return groups
+
+    def revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the stored tensors that all tensors of a group become."""
+        reverted: dict[str, Tensor] = revert_weight_conversion(self._model, tensors)
+        return reverted
+
+
+def _list_saved(model: Any) -> set[str]:
+    """Return the names of a model's tensors that are saved, tied parameters once."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    ignored = set(model._keys_to_ignore_on_save or ())
+    ignored |= {
+        name
+        for name, other in model.all_tied_weights_keys.items()
+        if name in parameters and parameters[name] is parameters.get(other)
+    }
+    return set(model.state_dict()) - ignored
+
+
+def written_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a tensor is stored: ``dtype``, or its own if it is not floating."""
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _find_first(name: str, converters: Sequence[WeightConverter]) -> tuple[bool, str]:
+    """Return whether one of the converters applies to a tensor, and its name after the first."""
+    for converter in converters:
+        renamed, pattern = converter.rename_source_key(name)
+        if pattern is not None:
+            return True, renamed
+    return False, name
 
 
 def list_replica_ranks(mesh: Mesh4D) -> list[int]:
@@ -50,16 +161,9 @@ def gather_tensor(
     dtype: torch.dtype,
     to_rank: int,
 ) -> Tensor | None:
-    """Return the whole tensor, on the CPU, on one rank; None on the others.
+    """Return a sharded parameter, whole, on the CPU, on one rank; None on the others.
 
-    All ranks of data replica 0 call this in the same order.
-
-    Args:
-        source: a sharded parameter.
-        placements: over (y, x).
-        mesh: the mesh of the run.
-        dtype: of the result; shards are cast before they are sent.
-        to_rank: one of `list_replica_ranks`.
+    All ranks of data replica 0 call this in the same order. Shards are cast before they are sent.
     """
     rank = dist.get_rank()
     local = to_local(source.detach()).to("cpu", dtype)
@@ -98,16 +202,10 @@ def _find_owners(
 def export_model(
     model: Any, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str
 ) -> None:
-    """Write a Hugging Face folder: weights, configuration, tokenizer and README.md.
+    """Write a Hugging Face folder: weights, configuration, tokenizer and README.md (``card``).
 
-    The files are written to a temporary folder, which is renamed when it is complete.
-
-    Args:
-        model: the trained module; its weights are cast to ``dtype`` when written.
-        tokenizer: saved with the model, so that the folder can be loaded on its own.
-        folder: the target; an existing folder of that name is replaced.
-        dtype: of the written floating-point weights.
-        card: text of README.md.
+    The files are written to a temporary folder, which is renamed when it is complete and replaces
+    one of that name. The model's weights are cast to ``dtype`` when written.
     """
     with atomic_folder(folder) as temporary:
         # Cloning a tied weight once per name would untie it: transformers drops duplicate names
@@ -142,8 +240,7 @@ def export_sharded(
     Args:
         layer: the trained model.
         tokenizer: saved with the model, so that the folder can be loaded on its own.
-        folder: the target, on a file system shared by all ranks; an existing folder of that name
-            is replaced.
+        folder: the target, on a file system shared by all ranks; see `export_model`.
         dtype: of the written floating-point weights.
         card: text of README.md.
         max_file_bytes: maximum size of the weights in one file.
@@ -162,7 +259,10 @@ def export_sharded(
     assert temporary is not None, "rank 0 created it, or all ranks have stopped"
     with cleared_on_error(temporary if is_main else None):
         model = layer.lm.model
-        form = _find_form(model, dtype)
+        # What one process would store.
+        outline = describe_model(model.config, name=type(model).__name__)
+        outline._weight_conversions = getattr(model, "_weight_conversions", None)
+        form = StoredForm(outline, dtype=dtype)
         files = plan_files(form.tensors, max_file_bytes)
         writers = list_replica_ranks(layer.mesh)
         for number, file in enumerate(files):
@@ -180,13 +280,6 @@ def export_sharded(
                 commit(temporary, folder)
 
 
-def _find_form(model: Any, dtype: torch.dtype) -> StoredForm:
-    """Return what one process would store for a sharded model."""
-    outline = outline_model(model.config, name=type(model).__name__)
-    outline._weight_conversions = getattr(model, "_weight_conversions", None)
-    return StoredForm(outline, dtype=dtype)
-
-
 def _write_file(
     layer: ShardedLayer,
     form: StoredForm,
@@ -197,9 +290,8 @@ def _write_file(
 ) -> OSError | None:
     """Gather one file's tensors, group by group, on the rank that writes them.
 
-    Returns:
-        The error that kept the file from being written, or None. It is not raised here, because
-        the other ranks are still sending and all tensors must be received first.
+    The error that kept the file from being written is returned, not raised: the other ranks are
+    still sending and all tensors must be received first.
     """
     if dist.get_rank() not in list_replica_ranks(layer.mesh):
         return None
@@ -258,11 +350,7 @@ def _agreed() -> Iterator[None]:
 
 
 def _agree(failure: Exception | None) -> None:
-    """Raise this rank's failure, or `OtherRankFailed` if only another rank failed.
-
-    Raises:
-        OtherRankFailed: another rank failed and this one did not.
-    """
+    """Raise this rank's failure, or `OtherRankFailed` if only another rank failed."""
     code = 0
     if failure is not None:
         code = failure.exit_code if isinstance(failure, MemguardError) else 1

@@ -29,9 +29,8 @@ BASE = "base/"
 def list_model_files(folder: Path, *, base: str | None = None) -> dict[str, Path]:
     """Return the path of each file that is read, by its name in the folder.
 
-    Args:
-        folder: of a checkpoint or an adapter.
-        base: folder or hub id of an adapter's base; None locates it.
+    ``base`` is the folder or hub id of an adapter's base; None locates it, as for all functions
+    here.
 
     Raises:
         ModelError: there are no weights, or weights files are missing or outside the folder.
@@ -53,13 +52,7 @@ def sum_model(
 ) -> dict[str, FileSum]:
     """Return the size and hash of each file that is read, by its name in the folder.
 
-    Args:
-        folder: of a checkpoint or an adapter.
-        base: folder or hub id of an adapter's base; None locates it.
-        read: sums a file; see `sum_ahead` for the files of `list_model_files`.
-
-    Raises:
-        ModelError: see `list_model_files`.
+    See `list_model_files`; ``read`` sums a file, e.g. as `sum_ahead` does.
     """
     return {name: read(path) for name, path in list_model_files(folder, base=base).items()}
 
@@ -77,10 +70,7 @@ def _get_base_folder(folder: Path, base: str | None) -> Path:
 def find_base_folder(folder: Path, names: Iterable[str], *, base: str | None = None) -> Path | None:
     """Return the folder of an adapter's base without downloading it; None if that is necessary.
 
-    Args:
-        folder: with the adapter.
-        names: files that a base from the hub has once it is downloaded.
-        base: folder or hub id of the base; None locates it.
+    A base from the hub has the files ``names`` once it is downloaded.
 
     Raises:
         ModelError: the adapter cannot be read, or its base is missing.
@@ -102,54 +92,40 @@ def find_base_folder(folder: Path, names: Iterable[str], *, base: str | None = N
 
 
 def hash_sums(sums: Mapping[str, FileSum]) -> str:
-    """Return a single hash of a model's files.
-
-    Args:
-        sums: by file name, as returned by `sum_model`.
-    """
+    """Return a single hash of a model's files, of the sums by file name from `sum_model`."""
     lines = [f"{file_sum.sha256}  {name}\n" for name, file_sum in sorted(sums.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def list_base_files(folder: Path, base_folder: Path) -> list[Path]:
-    """Return the files of a base that `check_base` reads.
-
-    Raises:
-        RecordError: trained.json of the run is damaged.
-    """
-    run_folder = folder.resolve().parent
-    if folder.resolve().name != "adapter" or not has_trained(run_folder):
-        return []
-    return [base_folder / name for name in load_trained(run_folder).base]
+    """Return the files of a base that `check_base` reads."""
+    return [base_folder / name for name in _load_base_sums(folder)]
 
 
 def check_base(folder: Path, base_folder: Path, *, read: SumFile = sum_file) -> None:
     """Refuse a base that differs from the one that a run of memguard trained an adapter on.
 
-    Nothing is known about the base of an adapter outside its run folder.
-
-    Args:
-        folder: with the adapter.
-        base_folder: its base, at its present location; all its files are read.
-        read: sums a file.
+    All its files are read. Nothing is known about the base of an adapter outside its run folder.
 
     Raises:
         ModelError: names the first file that differs.
         RecordError: trained.json of the run is damaged.
     """
-    run_folder = folder.resolve().parent
-    if folder.resolve().name != "adapter" or not has_trained(run_folder):
-        return
-    if damages := find_damage(base_folder, load_trained(run_folder).base, read=read):
+    if damages := find_damage(base_folder, _load_base_sums(folder), read=read):
         raise ModelError(
             f"adapter '{folder}': its base model '{base_folder}' was changed since training: "
             f"{damages[0]}. Restore it, or {say_where_base_is(folder)}"
         )
 
 
-def split_sums(
-    sums: Mapping[str, FileSum],
-) -> tuple[dict[str, FileSum], dict[str, FileSum]]:
+def _load_base_sums(folder: Path) -> Mapping[str, FileSum]:
+    """Return the sums that a run recorded of an adapter's base; none outside of a run."""
+    run_folder = folder.resolve().parent
+    is_in_run = folder.resolve().name == "adapter" and has_trained(run_folder)
+    return load_trained(run_folder).base if is_in_run else {}
+
+
+def split_sums(sums: Mapping[str, FileSum]) -> tuple[dict[str, FileSum], dict[str, FileSum]]:
     """Return the sums of an adapter's own files, and those of its base, by name in its folder."""
     own = {name: item for name, item in sums.items() if not name.startswith(BASE)}
     base = {name.removeprefix(BASE): sums[name] for name in sums.keys() - own.keys()}

@@ -1,4 +1,4 @@
-"""A model from a folder or from random weights: plain, over several devices, or sharded.
+"""Loads the model of a checkpoint: plain, over several devices, or tensor by tensor.
 
     plain      on the CPU, or with `plan_devices` on GPUs first, then in the CPU's memory, then on
                disk. `accelerate` assigns the blocks (``device_map="auto"``) and moves each block to
@@ -6,21 +6,22 @@
     sharded    over a mesh; each rank reads its own rectangles
     assembled  on one process, tensor by tensor onto its device: of a base in NF4 the dense weights
                are never there together
-    scratch    from a configuration and a seed instead of a checkpoint
 
-The folder may also have an adapter (peft): then its base model is loaded with the merged weights;
-in NF4, with the adapter beside the weights on which it was trained.
+    folder                                                weights that are read, and factors
+    a checkpoint                                          its tensors, by the names of the modules
+    an adapter (peft)                                     its base's, merged with the adapter
+    an adapter trained on NF4, in a model in NF4          its base's, as stored; and its factors
 
 Weights are read from safetensors only and remote code is never run, regardless of where the folder
 comes from.
 """
 
-import difflib
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -30,7 +31,7 @@ from torch import distributed as dist
 from torch import nn
 
 from memguard.errors import ModelError
-from memguard.hf.adapter_files import is_adapter
+from memguard.hf.adapter_files import is_adapter, read_adapter
 from memguard.hf.assembly import (
     Assembly,
     ShardedLayer,
@@ -41,17 +42,109 @@ from memguard.hf.assembly import (
 )
 from memguard.hf.checkpoint import explained, get_folder, load_config
 from memguard.hf.checkpoint_files import cut
-from memguard.hf.config_fields import check_fields
-from memguard.hf.merged_weights import merge_into, open_merged
-from memguard.hf.meta_build import build_on_meta, outline_model
-from memguard.hf.nf4_base import list_nf4
-from memguard.hf.safetensors import ModuleWeights, refuse_weights, warn_unexpected
-from memguard.hf.stored_model import NO_MODEL, open_stored
+from memguard.hf.from_config import build_on_meta, describe_model
+from memguard.hf.merged_weights import MergedWeights, fill_factors, merge_into, open_merged
+from memguard.hf.nf4_base import Nf4Base, list_nf4, match_layers
+from memguard.hf.safetensors import (
+    FolderWeights,
+    ModuleWeights,
+    WeightSource,
+    refuse_weights,
+    stores_different,
+    warn_unexpected,
+)
+from memguard.hf.stored_names import ModuleNames
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import check_causal_lm
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 
-_NO_SCRATCH = "'model.scratch.config' does not describe a model"
+NO_MODEL = "model '{}' cannot be loaded as a causal language model"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredModel:
+    """A checkpoint, or an adapter with its base."""
+
+    folder: Path
+    """Of the checkpoint, or of the adapter's base."""
+    config: Any
+    """Of transformers."""
+    weights: WeightSource
+    adapter: MergedWeights | None = None
+    """An adapter that is attached to the weights instead of merged into them."""
+
+    def adapt(self, assembly: Assembly) -> Assembly:
+        """Return the assembly with the layers and the ranks of the attached adapter."""
+        return assembly if self.adapter is None else replace(assembly, adapter=self.adapter.spec)
+
+    def untie(self, model: Any) -> bool:
+        """Let tied head and embedding of a model be two weights if the files have two that differ.
+
+        As in transformers, the files take precedence over the configuration. Returns whether the
+        model must be built again, of the changed configuration.
+        """
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        names = {module: name for name, module in model.named_modules()}
+        if embedding.weight is not head.weight or not stores_different(
+            self.weights, f"{names[embedding]}.weight", f"{names[head]}.weight"
+        ):
+            return False
+        self.config.tie_word_embeddings = False
+        return True
+
+    def set_generation(self, model: Any) -> None:
+        """Give a model the settings of `generate`, for the export and for the ends of texts."""
+        if not model.can_generate():
+            return
+        read = transformers.GenerationConfig.from_pretrained
+        try:
+            model.generation_config = read(self.folder)
+        except OSError:
+            model.generation_config = read(
+                self.folder, config_file_name="config.json", _from_model_config=True
+            )
+
+    def fill_adapter(self, model: Any) -> None:
+        """Read the factors of the attached adapter into a model whose weights are filled."""
+        if self.adapter is not None:
+            fill_factors(model, self.adapter)
+
+
+def find_quantization(path: str, *, base: str | None = None) -> Literal["nf4"] | None:
+    """Return the form of the base on which an adapter was trained; None if it was not quantised.
+
+    None for other models, and for adapters of other programs, which do not record the form.
+
+    Raises:
+        ModelError: the adapter cannot be read.
+    """
+    return read_adapter(path, base=base).base_quantization if is_adapter(path) else None
+
+
+def open_stored(
+    path: str, assembly: Assembly, *, revision: str | None = None, base: str | None = None
+) -> StoredModel:
+    """Return a checkpoint before its weights are read; files of a hub id are downloaded.
+
+    If the assembly's layers are in NF4, a folder with an adapter has one that was trained so.
+    """
+    folder = get_folder(path, revision, base=base)
+    merged: MergedWeights | None = None
+    if is_adapter(folder):
+        merged, folder = open_merged(folder, base=base)
+    with explained(NO_MODEL.format(path)):
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        if merged is not None and assembly.quantization is None:
+            return StoredModel(folder=folder, config=config, weights=merged)
+        if merged is not None:
+            assert isinstance(merged.base, Nf4Base), "the adapter was trained on weights in NF4"
+            weights: WeightSource = merged.base.stored
+        else:
+            outline = describe_model(config, name=f"model '{path}'")
+            weights = ModuleNames(FolderWeights(folder), outline)
+            if assembly.quantization is not None:
+                match_layers(weights, outline)
+    return StoredModel(folder=folder, config=config, weights=weights, adapter=merged)
 
 
 def load_model(
@@ -81,7 +174,16 @@ def load_model(
     """
     folder = get_folder(path, revision, base=base)
     if is_adapter(folder):
-        return _load_merged(folder, dtype, attn_implementation, devices, base)
+        if devices is not None:
+            raise ModelError(
+                f"model '{folder}' is an adapter, which is not merged over several devices "
+                "('audit.device_map'): merge it first with memguard export --merge"
+            )
+        source, base_folder = open_merged(folder, base=base)
+        model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn_implementation)
+        with explained(NO_MODEL.format(folder)):
+            merge_into(model, source)
+        return model
     config = load_config(str(folder))
     with explained(NO_MODEL.format(path)):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -107,39 +209,13 @@ def load_model(
         extra = [f"unexpected {cut(key)}" for key in unexpected]
         refuse_weights(path, [*wrong, *extra], len(wrong))
     warn_unexpected(path, unexpected)
-    _freeze_as_built(model)
-    return model.eval()
-
-
-def _freeze_as_built(model: Any) -> None:
-    """Freeze the parameters that the family freezes: `from_pretrained` makes all trainable.
-
-    They are offsets of routers or tables of positions, which are frozen on meshes too.
-    """
-    built = outline_model(model.config, name=type(model).__name__)
+    # `from_pretrained` makes all trainable that the family freezes: offsets of routers, tables of
+    # positions. They are frozen on meshes too.
+    built = describe_model(model.config, name=type(model).__name__)
     for name, parameter in built.named_parameters():
         if not parameter.requires_grad:
             model.get_parameter(name).requires_grad_(False)
-
-
-def _load_merged(
-    folder: Path,
-    dtype: torch.dtype,
-    attn: str | None,
-    devices: Mapping[str, int | str] | None,
-    base: str | None,
-) -> Any:
-    """Load an adapter's base model, with the adapter merged into its weights."""
-    if devices is not None:
-        raise ModelError(
-            f"model '{folder}' is an adapter, which is not merged over several devices "
-            "('audit.device_map'): merge it first with memguard export --merge"
-        )
-    source, base_folder = open_merged(folder, base=base)
-    model = load_model(str(base_folder), dtype=dtype, attn_implementation=attn)
-    with explained(NO_MODEL.format(folder)):
-        merge_into(model, source)
-    return model
+    return model.eval()
 
 
 def load_sharded(
@@ -159,8 +235,7 @@ def load_sharded(
             on weights in NF4.
         revision: of a hub id.
         attn: attention implementation; None uses transformers' default.
-        check: whether to run `check_causal_lm`, whose forward passes need more memory than
-            loading.
+        check: whether to run `check_causal_lm`, which needs more memory than loading.
         base: folder or hub id of an adapter's base; None locates it.
 
     Raises:
@@ -183,8 +258,14 @@ def load_sharded(
         check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     if dist.get_rank() == 0:
         warn_unexpected(path, unexpected)
-        if layer.plan.is_split:
-            _warn_uncompared(stored.config.get_text_config().model_type)
+        family = stored.config.get_text_config().model_type
+        if layer.plan.is_split and family not in COMPARED_FAMILIES:
+            warnings.warn(
+                f"family '{family}' is split by transformers' plan, but its numbers on a mesh have "
+                f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
+                "have: compare the first losses of a short run",
+                stacklevel=2,
+            )
     return layer
 
 
@@ -198,14 +279,8 @@ def load_assembled(
 ) -> CausalLM:
     """Load a causal language model on one process, tensor by tensor onto its device.
 
-    Beside what the model stores there, one dense tensor at a time is on the device.
-
-    Args:
-        path: see `load_sharded`.
-        assembly: device, dtypes and what is trained; without a mesh.
-        revision: of a hub id.
-        attn: attention implementation; None uses transformers' default.
-        base: folder or hub id of an adapter's base; None locates it.
+    Beside what the model stores there, one dense tensor at a time is on the device. See
+    `load_sharded` for the arguments; the assembly has no mesh.
 
     Raises:
         ModelError: as `load_model`; or its layers cannot be in NF4 or have adapters.
@@ -223,17 +298,6 @@ def load_assembled(
     check_causal_lm(lm)
     warn_unexpected(path, unexpected)
     return lm
-
-
-def _warn_uncompared(family: str) -> None:
-    """Warn if results of a family on a mesh were never compared with one process."""
-    if family not in COMPARED_FAMILIES:
-        warnings.warn(
-            f"family '{family}' is split by transformers' plan, but its numbers on a mesh have "
-            f"not been compared with one process, as those of {', '.join(COMPARED_FAMILIES)} "
-            "have: compare the first losses of a short run",
-            stacklevel=3,
-        )
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -258,12 +322,8 @@ def plan_devices(
     """Return the device of each module of a model larger than one device.
 
     The head stays on the first device: scores read its weight outside the model's forward pass,
-    where accelerate's hooks would not move it to a GPU.
-
-    Args:
-        config: a transformers configuration.
-        dtype: of the weights.
-        max_memory: by device, e.g. ``{"0": "70GiB", "cpu": "1TB"}``; None uses the free memory.
+    where accelerate's hooks would not move it to a GPU. ``max_memory`` is by device, e.g.
+    ``{"0": "70GiB", "cpu": "1TB"}``; None uses the free memory.
 
     Raises:
         ModelError: the head alone does not fit on the first device.
@@ -289,68 +349,9 @@ def plan_devices(
     return {**places, name: first}
 
 
-def build_scratch_model(
-    config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any, seed: int, attn: str | None
-) -> Any:
-    """Draw a model's initial weights from a configuration (fp32, CPU).
-
-    Args:
-        config: Hugging Face configuration fields with ``model_type``.
-        vocab_size: rows of the embedding (tokens).
-        tokenizer: provides the ids of BOS, EOS and padding.
-        seed: seed of the weights.
-        attn: attention implementation; None uses transformers' default.
-
-    Raises:
-        ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
-    """
-    resolved = make_scratch_config(config, vocab_size=vocab_size, tokenizer=tokenizer)
-    with explained(_NO_SCRATCH), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(
-            resolved, attn_implementation=attn, dtype=torch.float32
-        )
-    return model.eval()
-
-
-def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any) -> Any:
-    """Return the transformers configuration of a model with random weights.
-
-    Args:
-        config: Hugging Face configuration fields with ``model_type``.
-        vocab_size: rows of the embedding (tokens).
-        tokenizer: provides the ids of BOS, EOS and padding; None if only sizes are needed.
-
-    Raises:
-        ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
-    """
-    check_fields(config, place="'model.scratch.config'")
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ids = {} if tokenizer is None else {name: getattr(tokenizer, name) for name in names}
-    with explained(_NO_SCRATCH):
-        resolved = transformers.AutoConfig.for_model(**{**ids, **config, "vocab_size": vocab_size})
-        _refuse_misspelt(config, resolved)
-    return resolved
-
-
 def shard_scratch_model(model: Any, assembly: Assembly, *, attn: str | None = None) -> ShardedLayer:
     """Shard a model from `build_scratch_model` over a mesh; every rank passes the same weights."""
     layer = build_meta_layer(model.config, assembly, attn=attn)
     fill_layer(layer, ModuleWeights(model), name="model.scratch")
     check_causal_lm(layer.lm, is_split=layer.plan.is_split)
     return layer
-
-
-def _refuse_misspelt(config: Mapping[str, Any], resolved: Any) -> None:
-    """Raise ValueError for an unknown field whose name is close to a known one.
-
-    Other unknown fields are accepted: published configurations contain unused fields, and some
-    families read fields that their configuration class does not list.
-    """
-    default = type(resolved)()
-    known = [*default.to_dict(), *type(default).attribute_map]
-    for name in config:
-        if hasattr(resolved, name) and not hasattr(default, name):
-            near = difflib.get_close_matches(name, known, 1, cutoff=0.85)
-            if near:
-                raise ValueError(f"'{name}' is not a field of it; did you mean '{near[0]}'?")

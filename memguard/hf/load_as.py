@@ -61,18 +61,7 @@ class LoadedForm:
         base: str | None = None,
         attn: str | None,
     ) -> CausalLM:
-        """Load a model in this form onto a device.
-
-        Args:
-            path: folder or hub id; a folder with an adapter for `merged`.
-            device: of the model.
-            revision: of a hub id.
-            base: folder or hub id of an adapter's base; None locates it.
-            attn: attention implementation; None uses transformers' default.
-
-        Raises:
-            ModelError: see `load_model`.
-        """
+        """Load a model in this form onto a device; see `load_model`."""
         model = load_model(
             path, revision=revision, dtype=self.loaded, attn_implementation=attn, base=base
         )

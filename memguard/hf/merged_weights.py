@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -31,10 +31,10 @@ from memguard.hf.adapter_files import (
     read_adapter,
     shares_embedding,
 )
-from memguard.hf.checkpoint import get_base_folder, load_config
+from memguard.hf.checkpoint import explained, get_base_folder, load_config
 from memguard.hf.checkpoint_files import quote
+from memguard.hf.from_config import describe_model
 from memguard.hf.identity import check_base, list_base_files
-from memguard.hf.meta_build import outline_model
 from memguard.hf.nf4_base import Nf4Base, dequantise_base
 from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
 from memguard.hf.stored_names import ModuleNames
@@ -52,11 +52,7 @@ class MergedWeights:
     """The tensors of a base model, with an adapter merged into the adapted ones."""
 
     def __init__(self, base: WeightSource, adapter: AdapterFolder) -> None:
-        """Match the adapter's layers with the base's tensors; nothing is read.
-
-        Raises:
-            ModelError: the base lacks a layer, or it has another shape.
-        """
+        """Match the adapter's layers with the base's tensors; nothing is read."""
         self.adapter = adapter
         self.layers: Mapping[str, AdaptedLayer] = adapter.match_layers(base.shapes)
         """The adapted layers, by the name of their weight."""
@@ -110,16 +106,12 @@ class MergedWeights:
         return result
 
     def check_copies(self) -> None:
-        """Refuse an adapter whose file has base weights that differ from those of its base.
-
-        Raises:
-            ModelError: names the first such layer.
-        """
+        """Refuse an adapter whose file has base weights that differ from those of its base."""
         for name, layer in self.layers.items():
             if not layer.has_base_weight:
                 continue
             with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
-                copy = file.get_slice(layer.base_weight)
+                copy = file.get_slice(layer.find_name("base weight"))
                 whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
                 for rows in _cut_rows(whole, layer.num_in):
                     stored = self.base.read(name, _as_slice(rows, slice(0, layer.num_in)))
@@ -134,8 +126,9 @@ class MergedWeights:
     def read_factors(self, layer: AdaptedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return A ``[R, K]``, B ``[N, R]`` and DoRA's magnitude ``[N]``, as stored."""
         with safe_open(self.adapter.folder / ADAPTER_WEIGHTS, framework="pt") as file:
-            magnitude = file.get_tensor(layer.magnitude) if layer.has_magnitude else None
-            return file.get_tensor(layer.a), file.get_tensor(layer.b), magnitude
+            a, b = (file.get_tensor(layer.find_name(part)) for part in ("A", "B"))
+            has_magnitude = layer.has_magnitude
+            return a, b, file.get_tensor(layer.find_name("magnitude")) if has_magnitude else None
 
 
 def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights, Path]:
@@ -144,19 +137,21 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     A base on the hub is downloaded. If the base's hash is known, it is read and compared; in a
     process group rank 0 does so, and all ranks wait for it.
 
-    Args:
-        folder: with the adapter.
-        base: folder or hub id of the base; None locates it.
-
     Raises:
         ModelError: the adapter or its base cannot be read, or they do not match.
     """
     adapter = read_adapter(folder, base=base)
-    _check_header(adapter)
+    # The library does not take every header, such as one of overlapping tensors.
+    wrong = f"{ADAPTER_WEIGHTS} is not a complete safetensors file"
+    with (
+        explained(f"model '{adapter.folder}' cannot be loaded: {wrong}"),
+        safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"),
+    ):
+        pass
     base_folder = get_base_folder(adapter)
     _check_base_once(folder, base_folder)
     name = f"adapter '{adapter.folder}': its base model '{adapter.base}'"
-    model = outline_model(load_config(str(base_folder)), name=name)
+    model = describe_model(load_config(str(base_folder)), name=name)
     weights: WeightSource = ModuleNames(FolderWeights(base_folder), model)
     if adapter.base_quantization is not None:
         trained = f"adapter '{folder}' was trained on a base in {adapter.base_quantization}, which"
@@ -166,18 +161,6 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     _check_modules(source, model)
     source.check_copies()
     return source, base_folder
-
-
-def _check_header(adapter: AdapterFolder) -> None:
-    """Refuse a file whose header the library does not take, such as one of overlapping tensors."""
-    try:
-        with safe_open(adapter.folder / ADAPTER_WEIGHTS, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ModelError(
-            f"model '{adapter.folder}' cannot be loaded: {ADAPTER_WEIGHTS} is not a complete "
-            f"safetensors file ({error})"
-        ) from error
 
 
 def _check_base_once(folder: Path, base_folder: Path) -> None:
@@ -254,10 +237,7 @@ def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:
 
     peft is given the checked layers, ranks and scale. It would not take every value of the other
     fields of adapter_config.json, such as `target_modules`, and would run regular expressions of
-    the file.
-
-    Returns:
-        peft's model. The adapted layers of ``model`` are replaced.
+    the file. The adapted layers of ``model`` are replaced.
     """
     import peft  # Takes seconds to import.
 
@@ -284,31 +264,30 @@ def attach_adapter(model: nn.Module, source: MergedWeights) -> Any:
 
 
 def _check_modules(source: MergedWeights, model: Any) -> None:
-    """Refuse adapted layers that are not nn.Linear, or whose weight the embedding shares.
-
-    Raises:
-        ModelError: names the first such layer; or the layers round their weights.
-    """
+    """Refuse layers that are not nn.Linear, round their weights, or share the embedding's."""
     adapter = source.adapter
+    wrong = ""
     if getattr(model.config, "quantization_config", None) is not None:
-        raise ModelError(
-            f"adapter '{adapter.folder}': the layers of its base model '{adapter.base}' round "
-            "their weights ('quantization_config' in its config.json), in which a merged adapter "
-            "would be lost: it cannot be read"
+        wrong = (
+            f"the layers of its base model '{adapter.base}' round their weights "
+            "('quantization_config' in its config.json), in which a merged adapter would be lost: "
+            "it cannot be read"
         )
     modules: dict[str, Any] = dict(model.named_modules())
     embedding: Any = model.get_input_embeddings()
-    for layer in adapter.layers:
+    for layer in () if wrong else adapter.layers:
         module = modules.get(layer.module)
         if not isinstance(module, nn.Linear):
             kind = "no such layer" if module is None else f"a {type(module).__name__}"
-            raise ModelError(
-                f"adapter '{adapter.folder}': layer {quote(layer.module)} must be a linear layer "
-                f"(nn.Linear); its base model '{adapter.base}' has {kind} there. Merge the adapter "
-                "with peft"
+            wrong = (
+                f"layer {quote(layer.module)} must be a linear layer (nn.Linear); its base model "
+                f"'{adapter.base}' has {kind} there. Merge the adapter with peft"
             )
+            break
         if module.weight is embedding.weight:
             raise shares_embedding(adapter, layer.module)
+    if wrong:
+        raise ModelError(f"adapter '{adapter.folder}': {wrong}")
 
 
 def _cut_rows(rectangle: ShardSlice, num_columns: int) -> Iterator[slice]:

@@ -12,35 +12,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memguard.errors import ModelError
 from memguard.hf.safetensors import Origin, WeightSource
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
-from memguard.parallel.nf4 import (
-    BLOCK,
-    count_blocks,
-    dequantise_nf4,
-    list_quantised,
-    quantise_nf4,
-)
+from memguard.parallel.nf4 import BLOCK, count_blocks, dequantise_nf4, list_quantised, quantise_nf4
 
 
 class Nf4Base:
     """The tensors of a base model, those of its linear layers as dequantised from NF4."""
 
     def __init__(self, base: WeightSource, model: Any) -> None:
-        """Match the layers of the model with the stored tensors; nothing is read.
-
-        Args:
-            base: the stored tensors under their names in the model.
-            model: of the base's configuration, on any device.
-
-        Raises:
-            ModelError: a layer's weight is not stored.
-        """
+        """Match the layers of a model, on any device, with stored tensors; nothing is read."""
         self.layers: Mapping[str, str] = match_layers(base, model)
         """Names of the quantised layers, by the name of their weight."""
         self.stored = base
@@ -91,12 +77,12 @@ def match_layers(base: WeightSource, model: Any) -> dict[str, str]:
 def outline_nf4(model: Any) -> None:
     """Let the linear layers of a model store their weights in NF4.
 
-    Args:
-        model: on the meta device, as transformers builds it, or sharded with y = x = 1, before
-            FSDP2.
+    It is on the meta device, or sharded with y = x = 1, before FSDP2.
     """
     for layer in list_quantised(model).values():
-        _convert(layer).use_nf4()
+        if not isinstance(layer, Linear4D):
+            layer = Linear4D.convert(layer, in_axis=Axis(name="y"), out_axis=Axis(name="x"))
+        layer.use_nf4()
 
 
 def list_nf4(model: Any) -> dict[str, Linear4D]:
@@ -109,14 +95,7 @@ def list_nf4(model: Any) -> dict[str, Linear4D]:
 
 
 def fill_nf4(layer: Linear4D, source: WeightSource, name: str, z: Axis) -> None:
-    """Read and quantise the blocks of a layer that this rank stores.
-
-    Args:
-        layer: in NF4, with storage.
-        source: full tensors by name.
-        name: of the layer's weight in the source.
-        z: the axis that cuts the blocks.
-    """
+    """Read and quantise the blocks of a layer that this rank stores; ``z`` cuts the blocks."""
     whole = ShardSlice(start=(0,), shape=(count_blocks(layer.weight.numel()),))
     blocks = cut(whole, 0, z.rank, z.degree)
     if blocks.num_elements:
@@ -135,11 +114,7 @@ def dequantise_base(model: Any, base: Nf4Base) -> None:
 def read_blocks(base: WeightSource, name: str, first: int, count: int) -> Tensor:
     """Return the weights of some blocks in fp32, as one row; only their rows are read.
 
-    Args:
-        base: full tensors by name.
-        name: of a weight ``[N, K]``.
-        first: number of the first block.
-        count: number of blocks; the last one of a tensor may be shorter.
+    The last block of a tensor may be shorter.
     """
     num_rows, num_columns = base.shapes[name]
     start = first * BLOCK
@@ -148,10 +123,3 @@ def read_blocks(base: WeightSource, name: str, first: int, count: int) -> Tensor
     rows = ShardSlice(start=(row, 0), shape=(last_row - row, num_columns))
     flat = base.read(name, rows).to(torch.float32).reshape(-1)
     return flat[start - row * num_columns :][: end - start]
-
-
-def _convert(layer: nn.Module) -> Linear4D:
-    """Return a layer as one that can be in NF4."""
-    if isinstance(layer, Linear4D):
-        return layer
-    return Linear4D.convert(layer, in_axis=Axis(name="y"), out_axis=Axis(name="x"))

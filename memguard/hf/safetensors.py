@@ -102,11 +102,7 @@ class FolderWeights:
     """The safetensors files of a Hugging Face folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers.
-
-        Raises:
-            ModelError: a file is missing or damaged, or weights are quantised.
-        """
+        """Read the headers; see `read_headers` for the errors."""
         self._folder = folder
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -184,15 +180,9 @@ def match_names(
 
 
 def refuse_weights(model: str, table: list[str], num_wrong: int) -> None:
-    """Raise the error for weights that do not match the model.
+    """Raise ModelError for weights that do not match the model, of which a number would be random.
 
-    Args:
-        model: path or id.
-        table: descriptions of missing, mismatched and unexpected weights, with `cut` names.
-        num_wrong: number of the model's weights that would be random.
-
-    Raises:
-        ModelError: always.
+    The table describes missing, mismatched and unexpected weights, with `cut` names.
     """
     raise ModelError(
         f"model '{model}': {num_wrong} weights are missing from its files or do not match its "
@@ -263,9 +253,7 @@ class WeightsFile:
 def plan_files(tensors: Sequence[StoredTensor], max_file_bytes: int) -> list[WeightsFile]:
     """Distribute tensors over files, with the names and contents that `save_pretrained` chooses.
 
-    Args:
-        tensors: in the model's order.
-        max_file_bytes: maximum size of a file's tensors; a larger tensor gets its own file.
+    A tensor larger than ``max_file_bytes`` gets its own file.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     split = split_state_dict_into_shards_factory(
@@ -305,11 +293,7 @@ class FileWriter:
     """
 
     def __init__(self, folder: Path, file: WeightsFile) -> None:
-        """Create the file and write its header.
-
-        Raises:
-            OSError: the folder does not exist or is not writable, or the disk is full.
-        """
+        """Create the file and write its header; raises OSError."""
         header = _build_header(file.tensors)
         self._left: dict[str, tuple[int, StoredTensor]] = {}
         start = len(header)

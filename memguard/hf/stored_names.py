@@ -73,12 +73,7 @@ class ModuleNames:
     """The tensors of a checkpoint, as the modules of its model have them."""
 
     def __init__(self, stored: WeightSource, model: Any) -> None:
-        """Match the stored names with the model's; nothing is read.
-
-        Args:
-            stored: tensors under the names of the checkpoint.
-            model: the unsharded model of its configuration, on any device.
-        """
+        """Match the stored names with those of the unsharded model, on any device."""
         self._stored = stored
         self._model = model
         self._renamed: dict[str, str] = {}
@@ -91,9 +86,12 @@ class ModuleNames:
             self._shapes[name] = tuple(stored.shapes[source])
         for group in {id(group): group for group in self._converted.values()}.values():
             unknown += self._infer(group)
-        for name in _drop_ignored(unknown, model):
-            # Under its own name: the model has none for it.
-            self._shapes.setdefault(name, tuple(stored.shapes[name]))
+        # What the family's checkpoints have and its model does not read.
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        for name in unknown:
+            if not any(re.search(pattern, name) for pattern in ignored):
+                # Under its own name: the model has none for it.
+                self._shapes.setdefault(name, tuple(stored.shapes[name]))
         self._origin = Origin(
             names={
                 **{name: (source,) for name, source in self._renamed.items()},
@@ -164,9 +162,7 @@ class ModuleNames:
     def _read_stacked(self, stacks: list[list[str]], rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of ``[E, I_1 + I_2 + ..., H]``; only its own bytes are read.
 
-        Args:
-            stacks: names of the experts ``[I_n, H]``, for each n.
-            rectangle: of the result.
+        ``stacks`` has the names of the experts ``[I_n, H]``, for each n.
         """
         experts, rows, columns = rectangle.slices
         result = torch.empty(0)
@@ -190,12 +186,7 @@ class ModuleNames:
         return result
 
     def _convert(self, group: _Converted, *, meta: bool) -> dict[str, Tensor]:
-        """Run transformers' conversion of a group.
-
-        Args:
-            group: the stored tensors.
-            meta: whether to convert tensors without storage, for their shapes.
-        """
+        """Run transformers' conversion of a group; ``meta``: without storage, for the shapes."""
         converter = copy.deepcopy(group.converter)
         for pattern, names in group.parts.items():
             for source in names:
@@ -210,9 +201,3 @@ class ModuleNames:
             name: tensor[0] if isinstance(tensor, list) else tensor
             for name, tensor in converted.items()
         }
-
-
-def _drop_ignored(names: list[str], model: Any) -> list[str]:
-    """Leave out the names that the family's checkpoints have and its model does not read."""
-    patterns = model._keys_to_ignore_on_load_unexpected or ()
-    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]

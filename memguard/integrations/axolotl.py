@@ -26,6 +26,7 @@ try:
 
     from memguard.config import AuditConfig, GoldfishConfig
     from memguard.integrations.goldfish import (
+        SUPERVISED,
         GoldfishCollator,
         validate_mitigations,
         wrap_collator,
@@ -34,11 +35,14 @@ try:
     from memguard.runtime import Console
 except ImportError as error:
     raise ConfigError(
-        "memguard.integrations.axolotl is a plugin of axolotl, and one of its imports fails: "
-        f"{error}. Install axolotl and memguard in one environment, or remove the plugin"
+        f"memguard.integrations.axolotl: one of its imports fails: {error}. Install axolotl and "
+        "memguard in one environment, or remove the plugin"
     ) from error
 
 _EXAMPLE = "e.g. memguard: {goldfish: {k: 4}}"
+_PATHS = ("members", "nonmembers")
+"""Settings that name documents: a string in YAML is never a document itself."""
+_NOT_SUPERVISED = ("rl", "reward_model", "process_reward_model")
 _INNER = ("data_collator", "collate_fn", "collator", "_collator")
 """Attributes in which libraries keep the collator that they wrap."""
 
@@ -142,9 +146,8 @@ class ActiveLine(TrainerCallback):  # type: ignore[misc]
         loader = kwargs.get("train_dataloader")
         if self._settings.goldfish is not None and not _masks(loader):
             raise ConfigError(
-                "'memguard.goldfish' is set, but the batches of this trainer are not made by "
-                "memguard's collator: another plugin or trainer class replaced it. Training "
-                "without the mask is refused; remove that plugin, or 'memguard.goldfish'"
+                "'memguard.goldfish' is set, but the batches are not made by memguard's collator: "
+                "another plugin or trainer replaced it. Remove that, or the setting"
             )
         console = Console(quiet=not state.is_world_process_zero)
         # A line of its own: the Trainer has begun a progress bar.
@@ -158,84 +161,86 @@ def read_settings(cfg: Mapping[str, Any]) -> AxolotlSettings:
         cfg: axolotl's configuration, before or after its own validation.
 
     Raises:
-        ConfigError: no block, an unknown key, an invalid value, or training that goldfish does not
-            fit (preferences, rewards, packing without boundaries).
+        ConfigError: all problems: no block, unknown keys, invalid values, or training that goldfish
+            does not fit (preferences, rewards, packing without boundaries).
     """
-    block = cfg.get("memguard")
-    names = tuple(field.name for field in fields(AxolotlSettings))
-    if block is None:
-        raise ConfigError(f"the plugin needs the block 'memguard' in the configuration; {_EXAMPLE}")
-    _check_keys(block, "memguard", known=names)
-    if not block:
-        raise ConfigError(f"'memguard' needs 'goldfish' or 'audit'; {_EXAMPLE}")
-    return AxolotlSettings(
-        goldfish=_read_goldfish(block["goldfish"], cfg) if "goldfish" in block else None,
-        audit=_read_audit(block["audit"]) if "audit" in block else None,
-    )
+    block: Any = cfg.get("memguard")
+    problems = _find_unknown(block, "memguard", [field.name for field in fields(AxolotlSettings)])
+    if not problems:
+        if not block:
+            problems.append(f"'memguard' needs 'goldfish' or 'audit'; {_EXAMPLE}")
+        if "goldfish" in block:
+            problems += _find_goldfish_problems(block["goldfish"], cfg)
+        if "audit" in block:
+            problems += _find_audit_problems(block["audit"])
+    if problems:
+        raise ConfigError(*problems)
+    audit = block.get("audit")
+    if audit is not None:
+        given = {name: audit[name] for name in _PATHS if audit.get(name) is not None}
+        listed = {
+            name: [value] if isinstance(value, str) else value for name, value in given.items()
+        }
+        audit = {**audit, **{name: [*map(Path, paths)] for name, paths in listed.items()}}
+    return AxolotlSettings(goldfish=block.get("goldfish"), audit=audit)
 
 
-def _read_goldfish(block: Any, cfg: Mapping[str, Any]) -> dict[str, Any]:
+def _find_goldfish_problems(block: Any, cfg: Mapping[str, Any]) -> list[str]:
     known = ("seed", *(name for name in GoldfishConfig.model_fields if name != "name"))
-    _check_keys(block, "memguard.goldfish", known=known)
+    problems = _find_unknown(block, "memguard.goldfish", known)
+    if problems:
+        return problems
     seed = block.get("seed", 0)
     if not isinstance(seed, int):
-        raise ConfigError(f"'memguard.goldfish.seed' should be an integer; got {seed!r}")
+        problems.append(f"'memguard.goldfish.seed' should be an integer; got {seed!r}")
     given = {name: value for name, value in block.items() if name != "seed"}
     try:
         validate_mitigations([{"name": "goldfish", **given}])
     except ConfigError as error:
-        raise ConfigError(*(f"in 'memguard': {each}" for each in error.problems)) from error
-    for name in ("rl", "reward_model", "process_reward_model"):
-        if cfg.get(name):
-            raise ConfigError(
-                f"'memguard.goldfish' does not fit '{name}': dropped labels would change what is "
-                "compared or rewarded, not what is memorized. Use it in supervised fine-tuning"
-            )
-    if (
-        cfg.get("pretraining_dataset")
-        and cfg.get("sample_packing")
-        and cfg.get("pretrain_multipack_attn") is False
-    ):
-        raise ConfigError(
+        problems += [f"in 'memguard': {each}" for each in error.problems]
+    problems += [
+        f"'memguard.goldfish' does not fit '{name}': {SUPERVISED}"
+        for name in _NOT_SUPERVISED
+        if cfg.get(name)
+    ]
+    is_packed = cfg.get("pretraining_dataset") and cfg.get("sample_packing")
+    if is_packed and cfg.get("pretrain_multipack_attn") is False:
+        problems.append(
             "'pretrain_multipack_attn' false packs documents into rows that do not show where one "
             "begins, which 'memguard.goldfish' needs. Remove that setting"
         )
-    return dict(block)
+    return problems
 
 
-def _read_audit(block: Any) -> dict[str, Any]:
+def _find_audit_problems(block: Any) -> list[str]:
     parameters = signature(MemorizationAuditCallback.__init__).parameters.values()
     own = {each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY} - {"trainer"}
     known = (*sorted(own), *sorted(set(AuditConfig.model_fields) - own - {"enabled"}))
-    _check_keys(block, "memguard.audit", known=known)
+    problems = _find_unknown(block, "memguard.audit", known)
+    if problems:
+        return problems
     for name in ("members", "out"):
         if block.get(name) is None:
-            raise ConfigError(
-                f"'memguard.audit' needs '{name}'; "
-                "e.g. audit: {members: train.jsonl, out: audits}"
+            example = "e.g. audit: {members: train.jsonl, out: audits}"
+            problems.append(f"'memguard.audit' needs '{name}'; {example}")
+    for name in _PATHS:
+        paths = block.get(name, ())
+        is_list = isinstance(paths, Sequence) and all(isinstance(path, str) for path in paths)
+        if paths is not None and not is_list:
+            got = _show(paths)
+            problems.append(
+                f"'memguard.audit.{name}' should be a path or a list of paths; got {got}"
             )
-    documents = {
-        name: _list_paths(block[name], f"memguard.audit.{name}")
-        for name in ("members", "nonmembers")
-        if block.get(name) is not None
-    }
-    return {**block, **documents}
+    return problems
 
 
-def _list_paths(value: Any, name: str) -> list[Path]:
-    """Return the paths of a setting: a string in YAML is never a document itself."""
-    paths = [value] if isinstance(value, str) else value
-    if not isinstance(paths, Sequence) or not all(isinstance(path, str) for path in paths):
-        raise ConfigError(f"'{name}' should be a path or a list of paths; got {_show(value)}")
-    return [Path(path) for path in paths]
-
-
-def _check_keys(block: Any, name: str, *, known: Sequence[str]) -> None:
+def _find_unknown(block: Any, name: str, known: Sequence[str]) -> list[str]:
+    """Return what keeps a block from being read: another type, or keys that are no settings."""
     if not isinstance(block, Mapping):
-        raise ConfigError(f"'{name}' should hold settings; got {_show(block)}. {_EXAMPLE}")
-    for key in block:
-        if key not in known:
-            raise ConfigError(f"'{name}.{key}' is not a setting; it may be {', '.join(known)}")
+        return [f"'{name}' should hold settings; got {_show(block)}. {_EXAMPLE}"]
+    listed = ", ".join(known)
+    wrong = [key for key in block if key not in known]
+    return [f"'{name}.{key}' is not a setting; it may be {listed}" for key in wrong]
 
 
 def _show(value: Any) -> str:

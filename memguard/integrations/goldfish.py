@@ -21,7 +21,7 @@ from transformers import DataCollatorForSeq2Seq
 
 from memguard.config import GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import check_mitigations
-from memguard.data.chat import find_special_ids
+from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
 from memguard.mitigation import Mitigations, build_mitigations
@@ -33,6 +33,10 @@ _MASK_COLUMNS = ("completion_mask", "assistant_masks")
 """Columns of TRL with 0 where a token has no loss."""
 _PREFERENCES = ("DPO", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "PPO", "OnlineDPO")
 """Beginnings of the names of TRL's trainers that do not minimise the NLL of labels."""
+SUPERVISED = (
+    "dropped labels would change what is compared, not what is memorized. Use goldfish in "
+    "supervised fine-tuning"
+)
 _PREFERENCE_COLUMNS = {"DPO": {"rejected"}, "KTO": {"prompt", "completion", "label"}}
 
 
@@ -65,10 +69,8 @@ class GoldfishCollator:
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL at positions without loss."""
         batch = dict(self._collator(features))
-        if "labels" not in batch:
-            raise ConfigError(
-                "the collator returns no 'labels'; pass a collator that does, or no collator"
-            )
+        text = "the collator returns no 'labels'; pass a collator that does, or no collator"
+        _refuse(("labels" not in batch, text))
         input_ids = np.asarray(batch["input_ids"])
         document_ids = _number_documents(batch, input_ids.shape)
         generator = derive_generator(self._seed, "goldfish collator", self._num_batches)
@@ -100,23 +102,22 @@ def wrap_collator(trainer: Any, *, seed: int = 0, **settings: Any) -> None:
         ConfigError: an unknown setting, no tokenizer, a trainer of preferences or rewards, or
             packing ``wrapped``, whose rows do not show where a document begins.
     """
-    name = type(trainer).__name__
-    if any(kind.__name__.startswith(_PREFERENCES) for kind in type(trainer).__mro__):
-        raise ConfigError(
-            f"'{name}' compares sequences or rewards them: dropped labels would change what it "
-            "compares, not what is memorized. Use goldfish in supervised fine-tuning"
-        )
-    arguments = trainer.args
-    if getattr(arguments, "packing", False) and arguments.packing_strategy == "wrapped":
-        raise ConfigError(
-            "'packing_strategy' wrapped cuts rows without regard to documents, so the collator "
-            "cannot tell where one begins. Use goldfish_dataset before packing, or "
-            "packing_strategy='bfd'"
-        )
-    tokenizer = trainer.processing_class
+    name, arguments = type(trainer).__name__, trainer.args
+    tokenizer = getattr(trainer, "processing_class", None)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    if tokenizer is None:
-        raise ConfigError(f"'{name}' has no tokenizer; pass it as 'processing_class'")
+    is_packed = getattr(arguments, "packing", False)
+    _refuse(
+        (
+            any(kind.__name__.startswith(_PREFERENCES) for kind in type(trainer).__mro__),
+            f"'{name}' compares sequences or rewards them: {SUPERVISED}",
+        ),
+        (
+            is_packed and arguments.packing_strategy == "wrapped",
+            "'packing_strategy' wrapped cuts rows without regard to documents. Use "
+            "goldfish_dataset before packing, or packing_strategy='bfd'",
+        ),
+        (tokenizer is None, f"'{name}' has no tokenizer; pass it as 'processing_class'"),
+    )
     trainer.data_collator = GoldfishCollator(
         tokenizer, trainer.data_collator, seed=seed, **settings
     )
@@ -140,22 +141,20 @@ def goldfish_dataset(dataset: Any, tokenizer: Any, **settings: Any) -> Any:
     """
     names = set(dataset.column_names or next(iter(dataset)))
     kind = next((kind for kind, needed in _PREFERENCE_COLUMNS.items() if needed <= names), None)
-    if kind is not None:
-        raise ConfigError(
-            f"the dataset is one of preferences ({kind}): dropped labels would change what is "
-            "compared, not what is memorized. Use goldfish in supervised fine-tuning"
-        )
-    if "input_ids" not in names:
-        raise ConfigError(
+    _refuse(
+        (kind is not None, f"the dataset is one of preferences ({kind}): {SUPERVISED}"),
+        (
+            kind is None and "input_ids" not in names,
             f"the dataset needs the column 'input_ids'; it has {', '.join(sorted(names))}. "
-            "Tokenise it first, e.g. dataset.map(lambda row: tokenizer(row['text']))"
-        )
-    mitigations = _build_goldfish(tokenizer, settings)
-    if settings.get("mode") == "random":
-        raise ConfigError(
+            "Tokenise it first, e.g. dataset.map(lambda row: tokenizer(row['text']))",
+        ),
+        (
+            settings.get("mode") == "random",
             "'mode' random drops other labels in each epoch, which a column cannot; use "
-            "GoldfishCollator or wrap_collator"
-        )
+            "GoldfishCollator or wrap_collator",
+        ),
+    )
+    mitigations = _build_goldfish(tokenizer, settings)
     masks = [name for name in _MASK_COLUMNS if name in names]
 
     def add_labels(rows: Mapping[str, Sequence[Any]]) -> dict[str, list[list[int]]]:
@@ -187,11 +186,8 @@ class _Padding:
     """Pads features; all tokens are labels if features have none."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if tokenizer.pad_token_id is None:
-            raise ConfigError(
-                "the tokenizer has no padding token; set 'tokenizer.pad_token = "
-                "tokenizer.eos_token' (EOS keeps its loss)"
-            )
+        way_out = "set 'tokenizer.pad_token = tokenizer.eos_token' (EOS keeps its loss)"
+        _refuse((tokenizer.pad_token_id is None, f"the tokenizer has no padding token; {way_out}"))
         self._tokenizer = tokenizer
         self._with_labels = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORE_LABEL)
 
@@ -219,26 +215,31 @@ def validate_mitigations(settings: Sequence[Mapping[str, Any]]) -> tuple[Any, ..
     Raises:
         ConfigError: an invalid setting, settings that cannot be combined, or `k_by_dose`.
     """
+    configs: tuple[Any, ...] = ()
+    problems: list[str] = []
     try:
-        configs: tuple[Any, ...] = TypeAdapter(tuple[MitigationConfig, ...]).validate_python(
-            list(settings)
-        )
+        configs = TypeAdapter(tuple[MitigationConfig, ...]).validate_python(list(settings))
+        check_mitigations(configs)
     except ValidationError as error:
-        problems = []
         for item in error.errors():
             place = ".".join(str(key) for key in item["loc"][1:])
             problems.append(f"'{place}': {item['msg']}; got {item['input']!r}")
-        raise ConfigError(*problems) from error
-    try:
-        check_mitigations(configs)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        problems.append(str(error))
     if any(isinstance(config, GoldfishConfig) and config.k_by_dose for config in configs):
-        raise ConfigError(
+        problems.append(
             "'k_by_dose' needs the number of repetitions of each document, which a collator does "
             "not have; remove it, or train with memguard"
         )
+    _refuse(*((True, problem) for problem in problems))
     return configs
+
+
+def _refuse(*checks: tuple[object, str]) -> None:
+    """Raise one ConfigError with the text of each check that is true."""
+    problems = [text for is_wrong, text in checks if is_wrong]
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _number_documents(batch: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -105,9 +105,8 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         """
         if self._largest >= scores.shape[-1]:
             raise ConfigError(
-                f"the protected documents contain token {self._largest}, but the model's "
-                f"vocabulary has {scores.shape[-1]} tokens: tokenise them with the model's own "
-                "tokenizer"
+                f"the documents contain token {self._largest}, but the model's vocabulary has "
+                f"{scores.shape[-1]} tokens: tokenise them with the model's own tokenizer"
             )
         if input_ids.shape[1] < self._width:
             return scores

@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +38,25 @@ class RowFormat:
     """Processes that pack a dataset, each its own part of the rows."""
     shuffle_seed: int | None = None
     """Seed with which rows are shuffled before they are packed; None leaves their order."""
+
+    @classmethod
+    def of_trainer(cls, arguments: Any, *, eos_id: int | None) -> Self:
+        """Return how a trainer makes rows.
+
+        Args:
+            arguments: `TrainingArguments`, or TRL's `SFTConfig` with its packing and truncation.
+            eos_id: token that the trainer may append to a document; None if there is none.
+        """
+        strategy = getattr(arguments, "packing_strategy", None)
+        is_packed = getattr(arguments, "packing", False) and strategy in PACKINGS
+        is_shuffled = is_packed and getattr(arguments, "shuffle_dataset", False)
+        return cls(
+            eos_id=eos_id,
+            max_length=getattr(arguments, "max_length", None),
+            packing=strategy if is_packed else None,
+            num_proc=getattr(arguments, "dataset_num_proc", None) if is_packed else None,
+            shuffle_seed=arguments.seed if is_shuffled else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -207,7 +226,7 @@ class RunIndex:
     def _list_whole(self, run: NDArray[np.int64], pieces: _LayoutBuilder) -> list[set[int]]:
         if not len(run):
             return []
-        keys = {pieces.number(run), pieces.number(self._end(run))}
+        keys = {pieces.number(run), pieces.number(self._add_eos(run))}
         limit = self._rows.max_length
         if limit is not None and len(run) > limit:
             cut = pieces.number(run[:limit])
@@ -222,14 +241,14 @@ class RunIndex:
         parts = [run[begin : begin + size] for begin in range(0, len(run), size)]
         keys = [{pieces.number(part)} for part in parts]
         if parts:
-            ended = self._end(run)[size * (len(parts) - 1) :]
+            ended = self._add_eos(run)[size * (len(parts) - 1) :]
             keys[-1].add(pieces.number(ended[:size]))
             if len(ended) > size:
                 # An EOS alone in a piece of its own is known, and no part of the document.
                 pieces.number(ended[size:])
         return keys
 
-    def _end(self, run: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _add_eos(self, run: NDArray[np.int64]) -> NDArray[np.int64]:
         eos = self._rows.eos_id
         return run if eos is None or run[-1] == eos else np.append(run, eos)
 
@@ -242,7 +261,7 @@ class RunIndex:
         keys: list[int] = []
         for batch in _list_batches(len(whole), self._rows):
             runs = [
-                self._end(whole[number]) if has_eos and len(whole[number]) else whole[number]
+                self._add_eos(whole[number]) if has_eos and len(whole[number]) else whole[number]
                 for number in batch
             ]
             stream = np.concatenate(runs)

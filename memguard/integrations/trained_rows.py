@@ -23,13 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from memguard.integrations.token_runs import (
-    PACKINGS,
-    Packing,
-    RowFormat,
-    RunIndex,
-    cut_runs,
-)
+from memguard.integrations.token_runs import RowFormat, RunIndex, cut_runs
 from memguard.records import write_atomically
 from memguard.runtime import Runtime
 from memguard.workflows.auditing.trained_counts import (
@@ -62,61 +56,17 @@ class TrainedRows:
     and `load` where training resumes from one.
     """
 
-    def __init__(
-        self,
-        documents: Iterable[tuple[str, ArrayLike]],
-        *,
-        eos_id: int | None,
-        max_length: int | None = None,
-        packing: Packing | None = None,
-        num_proc: int | None = None,
-        shuffle_seed: int | None = None,
-    ) -> None:
+    def __init__(self, documents: Iterable[tuple[str, ArrayLike]], rows: RowFormat) -> None:
         """Build the index of the documents.
 
         Args:
             documents: id and token ids ``[N]`` of each training document, without truncation and
                 before packing; of packing `wrapped` in the order of the dataset.
-            eos_id: token that the trainer may append to a document; None if there is none.
-            max_length: length at which documents are cut or split, and of a packed row (tokens).
-            packing: TRL's strategy; None if a row is a document.
-            num_proc: processes that pack the dataset, for packing `wrapped`.
-            shuffle_seed: seed with which TRL shuffles the dataset before packing; None if it does
-                not.
+            rows: how the trainer makes rows of them.
         """
-        rows = RowFormat(
-            eos_id=eos_id,
-            max_length=max_length,
-            packing=packing,
-            num_proc=num_proc,
-            shuffle_seed=shuffle_seed,
-        )
         self._index, self._rows = RunIndex(documents, rows), rows
         self._handle: RemovableHandle | None = None
         self.reset()
-
-    @classmethod
-    def from_trainer_arguments(
-        cls, documents: Iterable[tuple[str, ArrayLike]], arguments: Any, *, eos_id: int | None
-    ) -> Self:
-        """Build the index for the arguments of a trainer.
-
-        Args:
-            documents: see `TrainedRows`.
-            arguments: `TrainingArguments`, or TRL's `SFTConfig` with its packing and truncation.
-            eos_id: see `TrainedRows`.
-        """
-        strategy = getattr(arguments, "packing_strategy", None)
-        is_packed = getattr(arguments, "packing", False) and strategy in PACKINGS
-        is_shuffled = is_packed and getattr(arguments, "shuffle_dataset", False)
-        return cls(
-            documents,
-            eos_id=eos_id,
-            max_length=getattr(arguments, "max_length", None),
-            packing=strategy if is_packed else None,
-            num_proc=getattr(arguments, "dataset_num_proc", None) if is_packed else None,
-            shuffle_seed=arguments.seed if is_shuffled else None,
-        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return itself: a copy of a watched model shares its hook, and is not trained."""

@@ -27,6 +27,7 @@ from transformers import Trainer, TrainerCallback
 from memguard.data.documents import load_documents
 from memguard.data.tokenization import tokenize_documents
 from memguard.errors import ConfigError, MemguardError, OtherRankFailed
+from memguard.integrations.token_runs import RowFormat
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
 from memguard.records.percent import format_percent
@@ -151,13 +152,13 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         """
         self._began_s, self._audit_s = time.perf_counter(), 0.0
         self._audited_steps.clear()
+        problems = []
         if processing_class is None:
-            raise ConfigError(
-                "MemorizationAuditCallback needs the tokenizer; pass it to the Trainer as "
-                "'processing_class'"
-            )
+            problems.append("the Trainer needs the tokenizer for audits: set 'processing_class'")
         if getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None):
-            raise ConfigError(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
+            problems.append(f"the model of this Trainer is sharded by DeepSpeed; {SAVED}")
+        if problems:
+            raise ConfigError(*problems)
         with quieted_advice():
             checked = self._check(state.global_step, model, processing_class)
             say = _make_console(state).info
@@ -180,10 +181,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         tokenized = tokenize_documents(
             documents, tokenizer, append_eos=False, max_tokens=None, setting="members"
         )
-        self._rows = TrainedRows.from_trainer_arguments(
+        self._rows = TrainedRows(
             ((document.id, document.input_ids) for document in tokenized),
-            args,
-            eos_id=tokenizer.eos_token_id,
+            RowFormat.of_trainer(args, eos_id=tokenizer.eos_token_id),
         )
         if state.global_step:
             folder = find_resumed(args, state.global_step)

@@ -58,6 +58,11 @@ _NO_LOSSES: dict[str, str] = {
     "deduplicate": "removes documents before training, which a loss function cannot do",
     "dp_sgd": "clips each row's gradient, which a loss function cannot do: use opacus with your "
     "own loop",
+    **dict.fromkeys(
+        ("ngram_penalty", *FORGETTING),
+        "needs each label's document and its loss before training, which the Trainer does not "
+        "provide; use memguard's own trainer",
+    ),
 }
 
 
@@ -78,14 +83,9 @@ class MitigatedLoss:
                 loss function cannot implement.
         """
         configs = validate_mitigations(mitigations)
-        for config in configs:
-            if config.name in _NO_LOSSES:
-                raise ConfigError(f"'{config.name}' {_NO_LOSSES[config.name]}")
-            if config.name in ("ngram_penalty", *FORGETTING):
-                raise ConfigError(
-                    f"'{config.name}' needs each label's document and its loss before training, "
-                    "which the Trainer does not provide; use memguard's own trainer"
-                )
+        names = [config.name for config in configs if config.name in _NO_LOSSES]
+        if names:
+            raise ConfigError(*(f"'{name}' {_NO_LOSSES[name]}" for name in names))
         self._mitigations = build_mitigations(configs, special_ids=[])
 
     def __call__(

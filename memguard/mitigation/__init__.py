@@ -1,11 +1,10 @@
 """Training methods that reduce memorization: pure functions of token ids, labels and losses.
 
-    goldfish.py       drops one label in k, chosen by a hash of the tokens before it
-    token_dropout.py  drops random labels, different ones each time
-    k_schedule.py     which documents are trained with a lower k
-    losses.py         smoothing, focal, confidence penalty, clipping, flooding, n-gram penalty,
-                      and the unlearning losses NPO and gradient ascent
-    neftune.py        noise on the embeddings; not a defence
+    goldfish.py    drops one label in k, chosen by a hash of the tokens before it; token dropout
+    k_schedule.py  which documents are trained with a lower k
+    losses.py      smoothing, focal, confidence penalty, clipping, flooding, n-gram penalty, and the
+                   unlearning losses NPO and gradient ascent
+    neftune.py     noise on the embeddings; not a defence
 
 A mitigation has a *stage* (where it acts) and *needs* (the fields of `TokenTerms` that it reads).
 The head computes these fields, except ``reference_nll``, which is measured before the
@@ -22,25 +21,25 @@ tokens or the whole piece.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
-from memguard.mitigation.goldfish import Goldfish, TokenLetters
+from memguard.mitigation.goldfish import Goldfish, TokenDropout, TokenLetters
 from memguard.mitigation.losses import (
     ConfidencePenalty,
     Flooding,
     Focal,
     GradientAscent,
     LabelSmoothing,
+    Loss,
     LossClipping,
     NgramPenalty,
     Npo,
 )
 from memguard.mitigation.neftune import Neftune
-from memguard.mitigation.token_dropout import TokenDropout
 from memguard.records import IGNORE_LABEL
 
 if TYPE_CHECKING:
@@ -69,44 +68,6 @@ class TokenTerms:
     """Index of the piece of a document that contains the label, from 0 in the order of labels."""
     forget_N: "Tensor | None" = None
     """Whether the label's document is to be unlearned."""
-
-
-class LabelMitigation(Protocol):
-    """One entry of `mitigations:` that drops labels."""
-
-    @property
-    def target_drop_rate(self) -> float:
-        """Expected share of the labels that are dropped."""
-        ...
-
-    def drop_mask(
-        self,
-        input_ids: NDArray[np.integer],
-        document_ids: NDArray[np.integer] | None,
-        generator: np.random.Generator,
-    ) -> NDArray[np.bool_]:
-        """Return True where the label (the token at that position) receives no loss."""
-        ...
-
-
-class LossMitigation(Protocol):
-    """One entry of `mitigations:` that changes the loss of a label."""
-
-    needs: ClassVar[frozenset[Need]]
-
-    def change_losses(self, loss_N: "Tensor", terms: TokenTerms) -> "Tensor":
-        """Return the losses ``[N]``, computed from those of the preceding settings."""
-        ...
-
-
-class ModelMitigation(Protocol):
-    """One entry of `mitigations:` that acts inside the model, on its token embeddings."""
-
-    def draw_noise(
-        self, num_tokens: int, num_features: int, generator: np.random.Generator
-    ) -> NDArray[np.float32]:
-        """Return the noise for the embeddings of one row, ``[num_tokens, num_features]``."""
-        ...
 
 
 DONE_ELSEWHERE: dict[str, Stage] = {"deduplicate": "data", "dp_sgd": "optimizer"}
@@ -141,9 +102,9 @@ class Mitigations:
 
     def __init__(
         self,
-        labels: Sequence[LabelMitigation],
-        losses: Sequence[LossMitigation],
-        of_model: ModelMitigation | None = None,
+        labels: Sequence[Goldfish | TokenDropout],
+        losses: Sequence[Loss[Any]],
+        of_model: Neftune | None = None,
     ) -> None:
         """Combine mitigations; use `build_mitigations` to create them.
 

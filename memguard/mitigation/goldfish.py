@@ -1,4 +1,4 @@
-"""Goldfish loss: one label in k never receives loss.
+"""Goldfish loss: one label in k never receives loss; and token dropout, its ablation.
 
     loss = -(1/|G|) sum_t G_t log p(x_t | x_<t),   G_t = 0 for about one t in k
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.config import GoldfishConfig
+from memguard.config import GoldfishConfig, TokenDropoutConfig
 
 if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage
@@ -267,6 +267,34 @@ class Goldfish:
         ends = begins[:-1]
         first = np.maximum(ends[start], ends - LETTERS_PER_TOKEN * width)
         return self._hash.windows(codes, first, ends)
+
+
+class TokenDropout:
+    """Drop a random share of the labels, different ones each time a text is seen.
+
+    The ablation of goldfish: after a few epochs every label has been trained, and the whole text
+    can be memorized.
+    """
+
+    stage: "ClassVar[Stage]" = "labels"
+    needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
+
+    def __init__(self, config: TokenDropoutConfig) -> None:
+        self.config = config
+
+    @property
+    def target_drop_rate(self) -> float:
+        """Expected share of the labels that are dropped."""
+        return self.config.rate
+
+    def drop_mask(
+        self,
+        input_ids: NDArray[np.integer],
+        document_ids: NDArray[np.integer] | None,
+        generator: np.random.Generator,
+    ) -> NDArray[np.bool_]:
+        """Return True where the token, as a label, is dropped; only the shape of ids matters."""
+        return generator.random(input_ids.shape) < self.config.rate
 
 
 def _product_with_label(ids: NDArray[np.int64], width: int) -> NDArray[np.int64]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-class _Loss(Generic[SettingsT]):
-    """What all have in common: their stage and their settings."""
+class Loss(Generic[SettingsT]):
+    """One entry of `mitigations:` that changes the loss of a label."""
 
     stage: "ClassVar[Stage]" = "loss"
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll"})
@@ -50,8 +50,12 @@ class _Loss(Generic[SettingsT]):
     def __init__(self, config: SettingsT) -> None:
         self.config = config
 
+    def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
+        """Return the losses ``[N]``, computed from those of the preceding settings."""
+        raise NotImplementedError
 
-class LabelSmoothing(_Loss[LabelSmoothingConfig]):
+
+class LabelSmoothing(Loss[LabelSmoothingConfig]):
     """Distribute a part of each target over the vocabulary."""
 
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "mean_logprob"})
@@ -63,7 +67,7 @@ class LabelSmoothing(_Loss[LabelSmoothingConfig]):
         return (1 - epsilon) * loss_N - epsilon * terms.mean_logprob_N
 
 
-class Focal(_Loss[FocalConfig]):
+class Focal(Loss[FocalConfig]):
     """Reduce the weight of likely labels."""
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
@@ -73,7 +77,7 @@ class Focal(_Loss[FocalConfig]):
         return surprise_N**self.config.gamma * loss_N
 
 
-class ConfidencePenalty(_Loss[ConfidencePenaltyConfig]):
+class ConfidencePenalty(Loss[ConfidencePenaltyConfig]):
     """Reward entropy."""
 
     needs: "ClassVar[frozenset[Need]]" = frozenset({"nll", "entropy"})
@@ -84,7 +88,7 @@ class ConfidencePenalty(_Loss[ConfidencePenaltyConfig]):
         return loss_N - self.config.beta * terms.entropy_N
 
 
-class LossClipping(_Loss[LossClippingConfig]):
+class LossClipping(Loss[LossClippingConfig]):
     """Train only on labels whose loss is between floor and ceiling."""
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
@@ -92,7 +96,7 @@ class LossClipping(_Loss[LossClippingConfig]):
         return loss_N.clamp(self.config.floor, self.config.ceiling)
 
 
-class Flooding(_Loss[FloodingConfig]):
+class Flooding(Loss[FloodingConfig]):
     """Use gradient ascent on labels whose loss has fallen below a level."""
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
@@ -101,7 +105,7 @@ class Flooding(_Loss[FloodingConfig]):
         return (loss_N - level).abs() + level
 
 
-class Npo(_Loss[NpoConfig]):
+class Npo(Loss[NpoConfig]):
     """Unlearn pieces with a gradient that vanishes as their probability falls.
 
     Zhang et al. 2024, "Negative Preference Optimization": -(2/beta) log sigmoid(-beta log(p/p_0)),
@@ -129,7 +133,7 @@ class Npo(_Loss[NpoConfig]):
         return share_N.where(terms.forget_N, loss_N)
 
 
-class GradientAscent(_Loss[GradientAscentConfig]):
+class GradientAscent(Loss[GradientAscentConfig]):
     """Replace the loss of each label to be unlearned by gradient ascent up to a ceiling."""
 
     def change_losses(self, loss_N: "Tensor", terms: "TokenTerms") -> "Tensor":
@@ -138,7 +142,7 @@ class GradientAscent(_Loss[GradientAscentConfig]):
         return (-terms.nll_N.clamp_max(self.config.ceiling)).where(terms.forget_N, loss_N)
 
 
-class NgramPenalty(_Loss[NgramPenaltyConfig]):
+class NgramPenalty(Loss[NgramPenaltyConfig]):
     """Penalise n-grams of labels that the model predicts far better than before training.
 
         gain_t    = reference_nll_t - nll_t                 gain from training (nats)

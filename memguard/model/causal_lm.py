@@ -22,7 +22,13 @@ from transformers import PreTrainedModel
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.fsdp_root import FsdpRoot
-from memguard.model.lm_head import Head, Step, WideWeight, apply_logit_transforms
+from memguard.model.lm_head import (
+    Head,
+    Step,
+    WideWeight,
+    apply_logit_transforms,
+    count_free_bytes,
+)
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.router_loss import (
@@ -35,10 +41,11 @@ from memguard.model.router_loss import (
 )
 from memguard.model.token_scores import TokenScores, score_tokens
 from memguard.parallel.attention import prepare_attention
+from memguard.parallel.attention_pieces import Packing
+from memguard.parallel.collectives import all_reduce
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Axis, Mesh4D
-from memguard.parallel.packed_rows import Packing
 from memguard.parallel.shard import HeadLinear
 from memguard.runtime import Runtime
 
@@ -152,6 +159,13 @@ class CausalLM(nn.Module):
             return self.mesh.batch_rank
         return 0 if self._peers is None else self._peers.rank
 
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of each value over all ranks that hold a part of the model."""
+        if self.mesh is not None:
+            for name in ("x", "y"):
+                values = all_reduce(values, self.mesh.axis(name), "max")
+        return values
+
     def deal(self, items: Sequence[Item]) -> list[Item | None]:
         """Return this rank's items, padded with None to the same number on every rank.
 
@@ -243,9 +257,7 @@ class CausalLM(nn.Module):
             * (self.compute_dtype if part.is_floating_point() else part.dtype).itemsize
             for part in self.model.parameters()
         )
-        free, _ = torch.cuda.mem_get_info(self.device)
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return needed <= _GATHERED_SHARE * (free + cached - reserved_bytes)
+        return needed <= _GATHERED_SHARE * (count_free_bytes(self.device) - reserved_bytes)
 
     def forward(self, work: Callable[[], Result]) -> Result:
         """Return ``work()``; the weights it reads are gathered while it runs."""

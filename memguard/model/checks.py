@@ -10,6 +10,7 @@ On a mesh every rank runs the checks, and all get the same result.
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 from memguard.errors import ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
+from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.collectives import all_reduce
-from memguard.parallel.packed_rows import Packing
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
@@ -95,7 +96,7 @@ def has_known_head(layer: CausalLM) -> bool:
     # differently, by the last bits of the dtype. NaN from damaged weights is ignored here and
     # reported when a loss is measured.
     difference = (logits - own).nan_to_num(0).abs().max()
-    return _over_mesh(layer, difference) <= 1e-4 + _tolerance(own, layer)
+    return float(layer.largest(difference)) <= 1e-4 + _tolerance(own, layer)
 
 
 @torch.no_grad()
@@ -110,7 +111,9 @@ def check_causal(layer: CausalLM) -> None:
     other_BT = ids_BT.clone()
     other_BT[:, half:] = (other_BT[:, half:] + 1) % layer.vocab_size
     with _evaluating(layer):
-        before, after = (_hidden_states(layer, ids)[:, :half].float() for ids in (ids_BT, other_BT))
+        before, after = (
+            layer(partial(layer.hidden_states, ids))[:, :half].float() for ids in (ids_BT, other_BT)
+        )
     # The median: a near-tied choice of an expert may change single tokens, a leak changes all.
     change_BT = (before - after).abs().amax(-1)
     if layer.mesh is not None:
@@ -118,8 +121,7 @@ def check_causal(layer: CausalLM) -> None:
     if float(change_BT.median()) >= _tolerance(before, layer):
         raise ModelError(
             f"{type(layer.model).__name__} is not a causal language model: its predictions depend "
-            "on later tokens. Encoders (BERT and similar models) can be neither fine-tuned nor "
-            "audited by memguard."
+            "on later tokens. Encoders (BERT) can be neither fine-tuned nor audited"
         )
 
 
@@ -151,11 +153,7 @@ def keeps_documents_apart(layer: CausalLM, *, bf16: bool = False) -> bool:
         two = layer(lambda: hidden_states(rows)).float()
     packed = torch.cat([one, two]).reshape(3, *alone.shape)
     difference = (packed - torch.stack([alone, alone, alone.flip(0)])).abs().max()
-    return _over_mesh(layer, difference) < _tolerance(alone, layer, bf16=bf16)
-
-
-def _hidden_states(layer: CausalLM, ids_BT: Tensor) -> Tensor:
-    return layer(lambda: layer.hidden_states(ids_BT))
+    return float(layer.largest(difference)) < _tolerance(alone, layer, bf16=bf16)
 
 
 def _tolerance(values: Tensor, layer: CausalLM, *, bf16: bool = False) -> float:
@@ -163,7 +161,7 @@ def _tolerance(values: Tensor, layer: CausalLM, *, bf16: bool = False) -> float:
 
     A leak changes values by tenths; another order of summation changes the dtype's last bits.
     """
-    scale = _over_mesh(layer, values.nan_to_num(0).abs().max()) or 1.0
+    scale = float(layer.largest(values.nan_to_num(0).abs().max())) or 1.0
     is_exact = layer.compute_dtype in (torch.float32, torch.float64) and not (
         bf16 or _needs_autocast(layer)
     )
@@ -173,14 +171,6 @@ def _tolerance(values: Tensor, layer: CausalLM, *, bf16: bool = False) -> float:
 def _needs_autocast(layer: CausalLM) -> bool:
     """Whether the probes need autocast: flash attention has no fp32."""
     return layer.attention.kernel == "flash" and layer.compute_dtype == torch.float32
-
-
-def _over_mesh(layer: CausalLM, value: Tensor) -> float:
-    """Return the largest value over all ranks that hold a part of the model."""
-    if layer.mesh is not None:
-        for name in ("x", "y"):
-            value = all_reduce(value, layer.mesh.axis(name), "max")
-    return float(value)
 
 
 @contextmanager

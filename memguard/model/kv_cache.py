@@ -32,7 +32,6 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from memguard.model.causal_lm import CausalLM
-from memguard.parallel.collectives import all_reduce
 from memguard.seeds import derive_generator
 
 Result = TypeVar("Result")
@@ -272,7 +271,7 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
         rows.start(prompts, lambda hidden_RD: None)
         for step in range(num_steps):
             tokens = [text[size + step] for text, size in zip(texts, sizes, strict=True)]
-            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), _float))
+            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), Tensor.float))
     except _NO_CACHE:
         return False
     differences = []
@@ -283,10 +282,10 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
         cached_SD = torch.stack([hidden_RD[row] for hidden_RD in cached_SRD])
         if cached_SD.shape != alone_SD.shape:
             return False
-        change_S = _over_mesh(lm, (cached_SD - alone_SD).abs().amax(-1))
+        change_S = lm.largest((cached_SD - alone_SD).abs().amax(-1))
         # The median: a near-tied choice of an expert may change single tokens, a leak changes all.
         differences.append(torch.stack([change_S.median(), alone_SD.abs().nan_to_num(0).max()]))
-    change_R, scale_R = _over_mesh(lm, torch.stack(differences)).unbind(1)
+    change_R, scale_R = lm.largest(torch.stack(differences)).unbind(1)
     # A leak changes hidden states by tenths; another order of summation the dtype's last bits.
     is_wide = lm.compute_dtype in (torch.float32, torch.float64)
     return bool((change_R <= scale_R * (1e-4 if is_wide else 3e-2)).all())
@@ -296,15 +295,3 @@ def _run_alone(lm: CausalLM, text: NDArray[np.integer]) -> Tensor:
     """Return the last token's hidden states [D/y]."""
     ids_1T = send(text[None], lm.device)
     return lm(lambda: lm.hidden_states(ids_1T))[0, -1].float()
-
-
-def _float(hidden_RD: Tensor) -> Tensor:
-    return hidden_RD.float()
-
-
-def _over_mesh(lm: CausalLM, values: Tensor) -> Tensor:
-    """Return the largest values over all ranks that hold a part of the model."""
-    if lm.mesh is not None:
-        for name in ("x", "y"):
-            values = all_reduce(values, lm.mesh.axis(name), "max")
-    return values

@@ -42,14 +42,14 @@ class WideWeight:
             return self._wide_VD
         if self._is_kept is None:
             num_bytes = weight_VD.numel() * dtype.itemsize
-            self._is_kept = num_bytes <= _KEPT_SHARE * _count_free_bytes(weight_VD.device)
+            self._is_kept = num_bytes <= _KEPT_SHARE * count_free_bytes(weight_VD.device)
         wide_VD = weight_VD.to(dtype)
         if self._is_kept:
             self._wide_VD = wide_VD
         return wide_VD
 
 
-def _count_free_bytes(device: torch.device) -> float:
+def count_free_bytes(device: torch.device) -> float:
     """Return the free memory of a GPU (bytes); without limit on the CPU."""
     if device.type != "cuda":
         return math.inf

@@ -24,7 +24,7 @@ def freeze_others(model: Any, names: Sequence[str]) -> None:
         ConfigError: a name matches no module with parameters, or one of its parameters is also
             that of a module that is not named.
     """
-    family = type(model).__name__
+    setting, problems = "'train.trainable_modules'", []
     chosen: dict[int, str] = {}
     for name in names:
         matching = [
@@ -34,27 +34,24 @@ def freeze_others(model: Any, names: Sequence[str]) -> None:
         ]
         parameters = [p for _, module in matching for p in module.parameters() if p.requires_grad]
         if not parameters:
-            raise ConfigError(
-                f"'train.trainable_modules': {family} has no module '{name}' with weights; it has "
+            problems.append(
+                f"{setting}: {type(model).__name__} has no module '{name}' with weights; it has "
                 f"{', '.join(_list_leaves(model))}"
             )
         chosen |= {id(parameter): name for parameter in parameters}
     # Every name of a parameter counts, because a tied weight has several.
     for path, parameter in model.named_parameters(remove_duplicate=False):
         chosen_by = chosen.get(id(parameter))
-        if chosen_by is not None and not _is_inside(path, names):
-            raise ConfigError(
-                f"'train.trainable_modules': the weights of '{chosen_by}' are also those of "
+        if chosen_by is None:
+            parameter.requires_grad_(False)
+        elif not any(f".{name}." in f".{path}" for name in names):
+            problems.append(
+                f"{setting}: the weights of '{chosen_by}' are also those of "
                 f"'{path.rpartition('.')[0]}' (tied), which would be trained too: name both, or "
                 "neither"
             )
-        if chosen_by is None:
-            parameter.requires_grad_(False)
-
-
-def _is_inside(path: str, names: Sequence[str]) -> bool:
-    """Return whether a parameter's name leads through a module of one of these names."""
-    return any(f".{name}." in f".{path}" for name in names)
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _list_leaves(model: nn.Module) -> list[str]:

@@ -15,8 +15,8 @@
     attention.py          chooses the attention kernel; flash attention of packed rows
     flash_attention_3.py  flash attention 3 instead of 2, where it is installed and agrees
     attention_flex.py     attention with a soft cap or sinks, by blocks
-    attention_pieces.py   attention with a mask of all pairs, without most masked pairs
-    packed_rows.py        where the documents of packed rows begin
+    attention_pieces.py   where the documents of packed rows begin; attention with a mask of all
+                          pairs, without most masked pairs
     mesh_shape.py         validates a mesh, or lists the nearest valid ones; no torch
     model_sizes.py        sizes of a model, under the names that families have; no torch
     mesh.py               the process groups

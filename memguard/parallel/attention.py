@@ -33,13 +33,15 @@ from memguard.parallel.attention_flex import attend_flex, make_block_masks
 from memguard.parallel.attention_pieces import (
     UNSUPPORTED,
     Arguments,
+    Packing,
     SharedBias,
     attend_in_pieces,
     attention_dtype,
     cast_for_attention,
+    find_first_keys,
+    make_dense_mask,
 )
 from memguard.parallel.hf_plan import find_blocks
-from memguard.parallel.packed_rows import Packing, find_first_keys, make_dense_mask
 
 Kernel = Literal["varlen", "flex", "flash", "pieces", "own"]
 

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from memguard.parallel.attention_pieces import cast_for_attention
-from memguard.parallel.packed_rows import find_first_keys, make_dense_mask
+from memguard.parallel.attention_pieces import cast_for_attention, find_first_keys, make_dense_mask
 
 _BLOCK = 128
 

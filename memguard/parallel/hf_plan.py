@@ -109,6 +109,7 @@ KEY_VALUE_FEATURES = "kv_dim"
 
 _NUM_LISTED = 6
 _WAY_OUT = "It can use the axes data and z."
+_NO_PLAN = "has no plan for tensor parallelism in this version of transformers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +157,6 @@ def plan_sharding(model: Any) -> ShardingPlan:
         ModelError: the family has no plan, its plan has unsupported styles, a module's forward
             differs from that of its sharded layer, or parameters have no role; each is listed.
     """
-    family = type(model).__name__
     embedding, head = _find_ends(model)
     styles = _read_styles(model)
     roles: dict[str, Role] = {}
@@ -174,26 +174,16 @@ def plan_sharding(model: Any) -> ShardingPlan:
             roles[name] = style
         elif _is_residual_norm(module, hidden_size):
             roles[name] = "norm"
-    if unknown:
-        listed = _join([f"{name} ({style})" for name, style in unknown.items()])
-        raise ModelError(
-            f"{family} cannot be split over x and y: its plan for tensor parallelism has styles "
-            f"that memguard does not support: {listed}. {_WAY_OUT}"
-        )
     roles |= {
         name.rpartition(".")[0]: "experts_block"
         for name, role in roles.items()
         if role in _LAYOUT_OF_ROLE
     }
-    _check_covered(model, roles, family)
     names = dict(model.named_modules())
-    _check_computed(names, roles, family)
+    obstacle = _find_obstacle(model, names, roles, unknown) if styles else _NO_PLAN
+    if obstacle:
+        raise ModelError(f"{type(model).__name__} {obstacle}. {_WAY_OUT}")
     config = model.config.get_text_config()
-    if getattr(config, "alibi", False):
-        raise ModelError(
-            f"{family} cannot be split over x and y: its biases of attention (ALiBi) are those of "
-            f"all heads. {_WAY_OUT}"
-        )
     return ShardingPlan(
         roles=roles,
         groups=tuple(_find_groups(names)),
@@ -262,18 +252,15 @@ class _UnknownStyle:
 
 
 def _read_styles(model: Any) -> dict[str, Role | _UnknownStyle]:
-    """Return the roles of modules by pattern, with names that start at the root of the model."""
+    """Return the roles of modules by pattern, with names from the root; empty without a plan."""
     config = model.config.get_text_config()
     prefix = f"{model.base_model_prefix}."
     own = ROLES_OF_FAMILY.get(config.model_type)
     if own is not None:
         return {prefix + name: role for name, role in own.items()}
-    base = config.base_model_tp_plan or {}
+    base = config.base_model_tp_plan
     if not base:
-        raise ModelError(
-            f"{type(model).__name__} has no plan for tensor parallelism in this version of "
-            f"transformers. {_WAY_OUT}"
-        )
+        return {}
     styles = {**{prefix + name: style for name, style in base.items()}, **(model._tp_plan or {})}
     return {name: _ROLE_OF_STYLE.get(style, _UnknownStyle(style)) for name, style in styles.items()}
 
@@ -295,36 +282,44 @@ def _is_residual_norm(module: nn.Module, hidden_size: int) -> bool:
     )
 
 
-def _check_covered(model: nn.Module, roles: dict[str, Role], family: str) -> None:
-    uncovered = []
-    for name, _ in model.named_parameters():
-        module, _, leaf = name.rpartition(".")
-        if module not in roles or (roles[module], leaf) not in PLACEMENTS:
-            uncovered.append(name)
+def _find_obstacle(
+    model: Any, names: dict[str, nn.Module], roles: dict[str, Role], unknown: dict[str, str]
+) -> str:
+    """Return why layers cannot be split, the predicate of a sentence; empty if they can.
+
+    Modules are refused too whose sharded form would silently compute slightly different results.
+    """
+    cannot = "cannot be split over x and y:"
+    if unknown:
+        listed = _join([f"{name} ({style})" for name, style in unknown.items()])
+        plan = "its plan for tensor parallelism has styles that memguard does not support"
+        return f"{cannot} {plan}: {listed}"
+    leaves = [(name, *name.rpartition(".")[::2]) for name, _ in model.named_parameters()]
+    uncovered = [
+        name
+        for name, module, leaf in leaves
+        if module not in roles or (roles[module], leaf) not in PLACEMENTS
+    ]
     if uncovered:
-        raise ModelError(
-            f"{family} cannot be split over x and y: no role is defined for {_join(uncovered)}. "
-            f"{_WAY_OUT}"
-        )
-
-
-def _check_computed(names: dict[str, nn.Module], roles: dict[str, Role], family: str) -> None:
-    """Reject modules whose sharded form would silently compute slightly different results."""
-    unsupported = []
-    for name, module in names.items():
-        role = roles.get(name)
-        if role in _REPRODUCED and not _REPRODUCED[role](module):
-            unsupported.append(f"{name} ({type(module).__name__})")
-        if role in _LAYOUT_OF_ROLE and not _LAYOUT_OF_ROLE[role](module):
-            unsupported.append(f"{name} ({type(module).__name__})")
-        if role is None and "Norm" in type(module).__name__:
-            # A norm without weights needs no role, but would compute statistics of its shard only.
-            unsupported.append(f"{name} ({type(module).__name__})")
+        return f"{cannot} no role is defined for {_join(uncovered)}"
+    unsupported = [
+        f"{name} ({type(module).__name__})"
+        for name, module in names.items()
+        if not _is_reproduced(roles.get(name), module)
+    ]
     if unsupported:
-        raise ModelError(
-            f"{family} cannot be split over x and y: memguard has no sharded form of "
-            f"{_join(unsupported)}. {_WAY_OUT}"
-        )
+        return f"{cannot} memguard has no sharded form of {_join(unsupported)}"
+    if getattr(model.config.get_text_config(), "alibi", False):
+        return f"{cannot} its biases of attention (ALiBi) are those of all heads"
+    return ""
+
+
+def _is_reproduced(role: Role | None, module: nn.Module) -> bool:
+    if role is None:
+        # A norm without weights needs no role, but would compute statistics of its shard only.
+        return "Norm" not in type(module).__name__
+    checks = (_REPRODUCED.get(role), _LAYOUT_OF_ROLE.get(role))
+    return all(check is None or check(module) for check in checks)
 
 
 def _join(items: list[str]) -> str:

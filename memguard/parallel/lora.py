@@ -37,7 +37,7 @@ from memguard.config.adapters import matches_target, refuse_target
 from memguard.errors import ConfigError, ModelError
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.experts import ExpertsBlock4D, is_experts
-from memguard.parallel.layout import ShardSlice, cut, find_rectangle
+from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import Linear4D, is_conv1d, is_linear, to_local
 from memguard.parallel.mesh import Axis, Mesh4D
 from memguard.parallel.nf4 import dequantise_nf4
@@ -132,45 +132,55 @@ def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str,
         ModelError: a matching module is not a plain linear layer, or `peft` reads its name as that
             of experts.
     """
-    head = model.get_output_embeddings()
-    family = type(model).__name__
-    if target_modules is None:
-        if any(is_conv1d(module) for module in model.modules()):
-            raise ModelError(
-                f"'adapter': {family} computes with Conv1D instead of linear layers, which "
-                "memguard has no adapter for"
-            )
-        names = _list_linear(model)
-    else:
+    names = _list_linear(model)
+    if target_modules is not None:
+        linear = names
         names = [name for name, _ in model.named_modules() if matches_target(name, target_modules)]
         for target in target_modules:
             if not any(matches_target(name, (target,)) for name in names):
-                raise refuse_target(target, family, _list_linear(model))
+                raise refuse_target(target, type(model).__name__, linear)
+    head = model.get_output_embeddings()
+    heads = [name for name in names if model.get_submodule(name) is head]
+    if heads:
+        raise ConfigError(
+            f"'adapter.target_modules': '{heads[0]}' is the head, whose logits are computed in "
+            "pieces without an adapter: leave it out"
+        )
+    problem = _find_problem(model, names, target_modules)
+    if problem is not None:
+        raise ModelError(problem)
+    return tuple(names)
+
+
+def _find_problem(
+    model: Any, names: Sequence[str], target_modules: Sequence[str] | None
+) -> str | None:
+    """Return why layers cannot have adapters; None if they can."""
+    family = type(model).__name__
+    if target_modules is None and any(is_conv1d(module) for module in model.modules()):
+        return (
+            f"'adapter': {family} computes with Conv1D instead of linear layers, which memguard "
+            "has no adapter for"
+        )
+    if not names:
+        return f"'adapter': {family} has no linear layers"
     for name in names:
         module = model.get_submodule(name)
-        if module is head:
-            raise ConfigError(
-                f"'adapter.target_modules': '{name}' is the head, whose logits are computed in "
-                "pieces without an adapter: leave it out"
-            )
         if not is_linear(module) or is_conv1d(module):
             kind = "Conv1D" if is_conv1d(module) else type(module).__name__
-            raise ModelError(
-                f"'adapter': '{name}' of {family} is a {kind}, not a plain linear "
-                "layer: choose others in 'adapter.target_modules'"
+            return (
+                f"'adapter': '{name}' of {family} is a {kind}, not a plain linear layer: choose "
+                "others in 'adapter.target_modules'"
             )
-    if not names:
-        raise ModelError(f"'adapter': {family} has no linear layers")
-    _refuse_names_of_experts(model, target_modules)
     is_read = any(matches_target(name, (_READ_BY_KERNELS,)) for name in names)
-    if is_read and model.config.model_type in _FUSED_KERNELS:
+    problem = _find_name_of_experts(model, target_modules)
+    if problem is None and is_read and model.config.model_type in _FUSED_KERNELS:
         others = {name.rpartition(".")[2] for name in _list_linear(model)} - {_READ_BY_KERNELS}
-        raise ModelError(
+        return (
             f"'adapter.target_modules': kernels of {family} read the weights of "
-            f"'{_READ_BY_KERNELS}' without its adapter, and peft refuses it: name others, "
-            f"{', '.join(sorted(others))}"
+            f"'{_READ_BY_KERNELS}' without its adapter: name others, {', '.join(sorted(others))}"
         )
-    return tuple(names)
+    return problem
 
 
 def _list_linear(model: Any) -> list[str]:
@@ -183,15 +193,15 @@ def _list_linear(model: Any) -> list[str]:
     ]
 
 
-def _refuse_names_of_experts(model: Any, target_modules: Sequence[str] | None) -> None:
-    """Refuse names that `peft` reads as those of experts.
+def _find_name_of_experts(model: Any, target_modules: Sequence[str] | None) -> str | None:
+    """Return why a name is refused that `peft` reads as that of experts; None without one.
 
     The experts of some families are linear layers in their checkpoints and one parameter in
     transformers. For `peft` their names, also within all-linear, mean adapters of this parameter,
     even where dense layers have the same names; it would not load adapters of those.
     """
     if not any(is_experts(module) for module in model.modules()):
-        return
+        return None
     # It takes seconds to import, and other models do not need it.
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -208,13 +218,14 @@ def _refuse_names_of_experts(model: Any, target_modules: Sequence[str] | None) -
         refused = "all-linear" if means_experts("all-linear") else None
     else:
         refused = next((target for target in target_modules if means_experts([target])), None)
-    if refused is not None:
-        leaves = {name.rpartition(".")[2] for name in _list_linear(model)}
-        others = sorted(leaf for leaf in leaves if not means_experts([leaf]))
-        raise ModelError(
-            f"'adapter.target_modules': in peft '{refused}' of {type(model).__name__} means its "
-            f"experts too, for which memguard has no adapters: name others, {', '.join(others)}"
-        )
+    if refused is None:
+        return None
+    leaves = {name.rpartition(".")[2] for name in _list_linear(model)}
+    others = sorted(leaf for leaf in leaves if not means_experts([leaf]))
+    return (
+        f"'adapter.target_modules': in peft '{refused}' of {type(model).__name__} means its "
+        f"experts too, for which memguard has no adapters: name others, {', '.join(others)}"
+    )
 
 
 def shorten_targets(model: Any, targets: Sequence[str]) -> list[str]:
@@ -241,7 +252,17 @@ def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple
     """
     targets = find_targets(model, spec.target_modules)
     if mesh is not None and mesh.shape.y * mesh.shape.x > 1:
-        _refuse_experts(model, targets)
+        blocks = [
+            name for name, block in model.named_modules() if isinstance(block, ExpertsBlock4D)
+        ]
+        inside = [
+            name for name in targets if name.startswith(tuple(f"{block}." for block in blocks))
+        ]
+        if inside:
+            raise ModelError(
+                f"'adapter': '{inside[0]}' of {type(model).__name__} is in a block of experts, "
+                "which has no adapters over x and y: name others, or use the axes data and z"
+            )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for name in targets:
@@ -255,19 +276,6 @@ def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple
         for part, shape in _shapes(layer, spec).items():
             setattr(layer, part, LoraPart(_make_part(layer, part, shape, mesh)))
     return targets
-
-
-def _refuse_experts(model: Any, targets: Sequence[str]) -> None:
-    """Refuse layers in blocks of experts, which are split in another way than other layers."""
-    for block_name, block in model.named_modules():
-        if isinstance(block, ExpertsBlock4D):
-            inside = [name for name in targets if name.startswith(f"{block_name}.")]
-            if inside:
-                raise ModelError(
-                    f"'adapter': '{inside[0]}' of {type(model).__name__} is in a block of experts, "
-                    "which has no adapters over x and y: choose layers of attention in "
-                    "'adapter.target_modules', or use the axes data and z"
-                )
 
 
 def _shapes(layer: Linear4D, spec: LoraSpec) -> dict[str, tuple[int, ...]]:
@@ -289,7 +297,7 @@ def _make_part(layer: Linear4D, part: str, shape: tuple[int, ...], mesh: Mesh4D 
     if mesh is None:
         return torch.empty(shape, dtype=dtype, device=layer.device)
     placements = _find_placements(layer, part)
-    local_shape = find_rectangle(shape, placements, mesh.shape, _here(mesh), over_z=False).shape
+    local_shape = mesh.cut_gathered(shape, placements).shape
     return DTensor.from_local(
         torch.empty(local_shape, dtype=dtype, device=layer.device),
         mesh.tensor_mesh,
@@ -298,10 +306,6 @@ def _make_part(layer: Linear4D, part: str, shape: tuple[int, ...], mesh: Mesh4D 
         shape=torch.Size(shape),
         stride=torch.empty(shape, device="meta").stride(),
     )
-
-
-def _here(mesh: Mesh4D) -> dict[str, int]:
-    return {"x": mesh.axis("x").rank, "y": mesh.axis("y").rank}
 
 
 @torch.no_grad()
@@ -315,8 +319,7 @@ def fill_lora(model: nn.Module, spec: LoraSpec, mesh: Mesh4D | None = None) -> N
             assert isinstance(parameter, Tensor), "a factor has one parameter"
             full = _draw(f"{name}.{factor}.weight", tuple(parameter.shape), spec)
             if mesh is not None:
-                placements = _find_placements(layer, factor)
-                here = find_rectangle(full.shape, placements, mesh.shape, _here(mesh), over_z=False)
+                here = mesh.cut_gathered(full.shape, _find_placements(layer, factor))
                 full = full[here.slices]
             to_local(parameter).copy_(full)
     if spec.use_dora:

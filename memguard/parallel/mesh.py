@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 
 from memguard.config import AxisName
+from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.mesh_shape import AXES, MeshShape
 
 
@@ -83,6 +85,13 @@ class Mesh4D:
     def batch_rank(self) -> int:
         """Index of the part of the batch, out of ``data * z``, that this rank processes."""
         return self.axis("data").rank * self.shape.z + self.axis("z").rank
+
+    def cut_gathered(
+        self, shape: Sequence[int], placements: tuple[Placement, Placement]
+    ) -> ShardSlice:
+        """Return this rank's rectangle of a tensor gathered over z, as a forward uses it."""
+        here = {"x": self.axis("x").rank, "y": self.axis("y").rank}
+        return find_rectangle(shape, placements, self.shape, here, over_z=False)
 
     def kv_replicas(self, num_kv_heads: int) -> Axis:
         """Return the ranks along x that share one key/value head; one rank if x has enough heads.

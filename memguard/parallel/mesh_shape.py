@@ -200,8 +200,8 @@ def resolve_mesh(
     Raises:
         ConfigError: every broken rule, then the nearest meshes that work.
     """
-    rest = next((axis for axis in AXES if _degree(config, axis) == -1), None)
-    fixed = {axis: _degree(config, axis) for axis in AXES if axis != rest}
+    rest = next((axis for axis in AXES if getattr(config, axis) == -1), None)
+    fixed = {axis: getattr(config, axis) for axis in AXES if axis != rest}
     num_fixed = math.prod(fixed.values())
     rules = build_rules(sizes, batch_size)
     # The smallest number of ranks, from world_size upwards, that the fixed degrees divide.
@@ -278,7 +278,7 @@ def nearest_meshes(
 
     def distance(shape: MeshShape) -> tuple[int, Fraction, list[Fraction]]:
         axes: tuple[AxisName, ...] = ("y", "x", "z", "data")
-        pairs = [(_degree(requested, axis), shape.degree(axis)) for axis in axes]
+        pairs = [(getattr(requested, axis), shape.degree(axis)) for axis in axes]
         factors = [Fraction(max(a, b), min(a, b)) for a, b in pairs if a != -1]
         # The exact product: with sums of logarithms, rounding errors would decide ties.
         num_changed = sum(factor != 1 for factor in factors)
@@ -323,11 +323,6 @@ def _describe_way_out(
         f"no mesh works on {ranks}: choose another 'train.batch_size', or start a number of ranks "
         f"that has one, nearest first: {', '.join(map(str, others))}"
     )
-
-
-def _degree(requested: ParallelConfig | MeshShape, axis: AxisName) -> int:
-    degree: int = getattr(requested, axis)
-    return degree
 
 
 def _divisors(number: int) -> list[int]:

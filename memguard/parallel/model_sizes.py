@@ -13,54 +13,14 @@ from memguard.errors import ModelError
 # Families whose memory and traffic the planner can estimate; all have the layers of Llama.
 ESTIMATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Families for which tests/parallel compares every gradient on meshes with that of one process.
-COMPARED_FAMILIES = (
-    *ESTIMATED_FAMILIES,
-    "arcee",
-    "cohere",
-    "cohere2",
-    "cwm",
-    "dots1",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "exaone4",
-    "falcon",
-    "flex_olmo",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "glm4_moe",
-    "gpt2",
-    "gpt_bigcode",
-    "gpt_neox",
-    "gpt_oss",
-    "granite",
-    "granitemoe",
-    "helium",
-    "hyperclovax",
-    "internlm3",
-    "iquestcoder",
-    "jais2",
-    "ministral",
-    "ministral3",
-    "mixtral",
-    "nemotron",
-    "olmo2",
-    "olmo3",
-    "olmoe",
-    "opt",
-    "persimmon",
-    "phi",
-    "phi3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "seed_oss",
-    "smollm3",
-    "stablelm",
-    "starcoder2",
-    "vaultgemma",
-)
+_OTHERS = """
+    arcee cohere cohere2 cwm dots1 ernie4_5 ernie4_5_moe exaone4 falcon flex_olmo gemma gemma2
+    gemma3_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss granite granitemoe helium
+    hyperclovax internlm3 iquestcoder jais2 ministral ministral3 mixtral nemotron olmo2 olmo3
+    olmoe opt persimmon phi phi3 qwen2_moe qwen3_moe seed_oss smollm3 stablelm starcoder2
+    vaultgemma
+"""
+COMPARED_FAMILIES = (*ESTIMATED_FAMILIES, *_OTHERS.split())
 
 Get = Callable[[str], Any]
 """Returns a field of a configuration; None if it has no such field."""
@@ -140,19 +100,23 @@ class ModelSizes:
             ModelError: the family is not in `ESTIMATED_FAMILIES`, or a size is missing.
         """
         family = fields.get("model_type")
+        problem = ""
         if family not in ESTIMATED_FAMILIES:
-            raise ModelError(
+            problem = (
                 f"'model_type' must be one of {', '.join(ESTIMATED_FAMILIES)}, for which memory "
                 f"and traffic can be estimated; got {family!r}"
             )
         # The defaults of these families' configuration classes differ from the defaults below.
-        for name in _REQUIRED_FIELDS.get(family, ()):
-            if fields.get(name) is None:
-                raise ModelError(f"'{name}' must be given for model_type '{family}'; it is missing")
+        elif missing := [n for n in _REQUIRED_FIELDS.get(family, ()) if fields.get(n) is None]:
+            problem = f"'{missing[0]}' must be given for model_type '{family}'; it is missing"
+        if problem:
+            raise ModelError(problem)
         return cls._read(fields.get)
 
     @classmethod
-    def _read(cls, get: Callable[[str], Any]) -> "ModelSizes":
+    def _read(cls, get: Get) -> "ModelSizes":
+        family = get("model_type")
+
         def read(field: str, default: int | None = None) -> int:
             return check(field, get(field) if get(field) is not None else default)
 
@@ -160,12 +124,10 @@ class ModelSizes:
             if not isinstance(value, int) or value < 1:
                 raise ModelError(
                     f"the model's configuration must give '{field}' as a whole number to be split "
-                    f"over a mesh; got {value!r} (model_type {get('model_type')!r}). It can run "
-                    "on one process."
+                    f"over a mesh; got {value!r} (model_type {family!r}). It can run on one process"
                 )
             return value
 
-        family = get("model_type")
         hidden_size, num_heads = read("hidden_size"), read("num_attention_heads")
         return cls(
             hidden_size=hidden_size,
@@ -180,18 +142,13 @@ class ModelSizes:
             has_output_bias=family != "qwen2" and bool(get("attention_bias")),
             has_mlp_bias=bool(get("mlp_bias")),
             has_head_norms=family == "qwen3",
-            expert_width=_read_expert_width(get),
+            expert_width=get("moe_intermediate_size") or get("intermediate_size")
+            if any(get(field) for field in _EXPERT_COUNTS)
+            else None,
             # Its matrices have gate and up, or features, as the last dimension.
             expert_unit=4 if family == "gpt_oss" else 8,
             shared_expert_width=get("shared_expert_intermediate_size"),
         )
-
-
-def _read_expert_width(get: Callable[[str], Any]) -> int | None:
-    if not any(get(field) for field in _EXPERT_COUNTS):
-        return None
-    width: int | None = get("moe_intermediate_size") or get("intermediate_size")
-    return width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -148,11 +148,17 @@ def measure_norm(norm: nn.Module) -> NormFormula:
     Raises:
         ModelError: the norm is neither an RMS norm nor a layer norm.
     """
-    name = type(norm).__name__
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     weight = getattr(norm, "weight", None)
-    if not isinstance(eps, float) or weight is None or weight.ndim != 1:
-        raise ModelError(f"norm {name} has no 'eps' or no vector 'weight': it cannot be sharded")
+    reason, formula = "has no 'eps' or no vector 'weight'", None
+    if isinstance(eps, float) and weight is not None and weight.ndim == 1:
+        reason, formula = "is neither an RMS norm nor a layer norm", _probe(norm, weight, eps)
+    if formula is None:
+        raise ModelError(f"norm {type(norm).__name__} {reason}: it cannot be sharded")
+    return formula
+
+
+def _probe(norm: nn.Module, weight: Tensor, eps: float) -> NormFormula | None:
     probe: Any = copy.deepcopy(norm).to_empty(device="cpu").to(torch.float32)
     num_features = weight.shape[0]
     generator = torch.Generator().manual_seed(0)
@@ -170,4 +176,4 @@ def measure_norm(norm: nn.Module) -> NormFormula:
                 return NormFormula(
                     centred=centred, offset=offset, eps=eps, num_features=num_features
                 )
-    raise ModelError(f"norm {name} is neither an RMS norm nor a layer norm: it cannot be sharded")
+    return None

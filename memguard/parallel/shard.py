@@ -37,7 +37,7 @@ from memguard.parallel.hf_plan import (
     ShardingPlan,
     find_blocks,
 )
-from memguard.parallel.layout import find_rectangle, find_storage_dim
+from memguard.parallel.layout import find_storage_dim
 from memguard.parallel.linear import Linear4D, LinearGroup4D, to_local
 from memguard.parallel.lora import is_adapter_parameter
 from memguard.parallel.mesh import Axis, Mesh4D
@@ -66,7 +66,8 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
     for name, role in plan.roles.items():
         module = modules[name]
         if role == "embedding":
-            _convert_embedding(module, mesh)
+            rows = mesh.cut_gathered(module.weight.shape, PLACEMENTS[role, "weight"])
+            Embedding4D.convert(module, vocab_axis=x, first_token=rows.start[0])
         elif role == "plain":
             parts = plan.parts.get(name)
             has_keys = name in plan.key_value or (parts is not None and parts.key_value)
@@ -96,13 +97,8 @@ def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
             # Inside a block of experts, where nothing is summed.
             Linear4D.convert(module, in_axis=Axis(name="none"), out_axis=Axis(name="none"))
         elif role == "alternating_experts":
-            bias = find_rectangle(
-                module.down_proj_bias.shape,
-                PLACEMENTS[role, "down_proj_bias"],
-                mesh.shape,
-                {"x": x.rank, "y": y.rank},
-                over_z=False,
-            )
+            placements = PLACEMENTS[role, "down_proj_bias"]
+            bias = mesh.cut_gathered(module.down_proj_bias.shape, placements)
             Experts4D.convert(module).bias_slice = bias
         elif role == "experts":
             order = plan.parts[name].order(mesh.shape.y * mesh.shape.x, 1)
@@ -177,26 +173,14 @@ class _LocalConfig:
         return getattr(self._config, name)
 
 
-def _convert_embedding(module: Any, mesh: Mesh4D) -> None:
-    rows = find_rectangle(
-        module.weight.shape,
-        PLACEMENTS["embedding", "weight"],
-        mesh.shape,
-        {"x": mesh.axis("x").rank, "y": mesh.axis("y").rank},
-        over_z=False,
-    )
-    Embedding4D.convert(module, vocab_axis=mesh.axis("x"), first_token=rows.start[0])
-
-
 def _shard_parameter(
     module: nn.Module, leaf: str, placements: tuple[Placement, Placement], mesh: Mesh4D
 ) -> None:
     full = module.get_parameter(leaf)
     assert full.is_meta, "a model is sharded before it has storage"
-    here = {"x": mesh.axis("x").rank, "y": mesh.axis("y").rank}
-    rectangle = find_rectangle(full.shape, placements, mesh.shape, here, over_z=False)
+    local_shape = mesh.cut_gathered(full.shape, placements).shape
     sharded = DTensor.from_local(
-        torch.empty(rectangle.shape, dtype=full.dtype, device="meta"),
+        torch.empty(local_shape, dtype=full.dtype, device="meta"),
         mesh.tensor_mesh,
         placements,
         run_check=False,
@@ -352,10 +336,8 @@ def compile_blocks(model: nn.Module) -> None:
         elif "context_fn" in checkpoint.keywords:
             if type(block).__call__ is not nn.Module.__call__:
                 raise ModelError(
-                    f"'train.compile' with 'train.activation_checkpointing' selective gives wrong "
-                    f"gradients with this version of transformers ({type(block).__name__} "
-                    "checkpoints in its own __call__); set one of them to false or full, or "
-                    "install transformers 5.23"
+                    "'train.compile' with 'train.activation_checkpointing' selective gives wrong "
+                    "gradients with this transformers: set one to false or full, or install 5.23"
                 )
             # A group of linear layers stores outputs between calls. Backward recomputes them from
             # the graph, in which there are no calls.

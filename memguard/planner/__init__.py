@@ -5,24 +5,27 @@
     parameters.py      parameters of a rank: how they are stored, and which of them a step trains
     memory.py          peak memory of a rank in a step, by kind
     activations.py     activations of a block on a rank
-    stream_pools.py    what CUDA's allocator keeps for the streams of FSDP2
-    kernels.py         speed of matmuls and attention by shape, from published measurements
-    compute.py         computing time of a step on one rank
+    compute.py         computing time of a step on one rank, from published speeds of kernels
     cost.py            time of a step with its communication
-    accuracy.py        how near these times are to published runs
     traffic.py         communication of a step along each axis, by the formula of `parallel`
     fit.py             meshes on which a step fits, and changes that would make one fit
+    assumptions.py     what the estimates assume, and how near they are to published runs
     plan.py            the plan: which meshes fit, and what would help if none does
-    storage.py         what a rank stores at least, of families that memory.py does not know
 
     meta_model.py      a model's shape, without its weights
     rows.py            steps, rows and tokens of a run; its first row, token by token
-    reference_hash.py  windows that the published goldfish hash cannot distinguish
-    disk.py            disk space that a run needs, compared with the free space
-    dry_run.py         record of all these
+    dry_run.py         record of all these, and the disk space that a run needs
 
     configuration -> sizes, mesh, settings -> bytes and seconds           no torch, no GPU
     configuration -> documents, tokenizer  -> the dry run                 no weights
+
+Arguments that most functions take:
+
+    sizes      of the model
+    mesh       one that `check_mesh` accepts
+    settings   of a step on a mesh; ``work``: of a step before its mesh is chosen
+    machine    each GPU of which, or process on a CPU, runs one rank
+    seq_len    tokens of a row
 
 Memory is computed by formulas, which were compared with the engine on fake tensors
 (scripts/fake_step.py) and with real training processes (scripts/bench/plan.py,

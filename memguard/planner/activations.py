@@ -35,15 +35,7 @@ class BlockActivations:
         *,
         seq_len: int,
     ) -> None:
-        """Compute the sizes of one rank.
-
-        Args:
-            sizes: sizes of the model.
-            mesh: a mesh that `check_mesh` accepts.
-            settings: settings of the step.
-            typical: what the block trains.
-            seq_len: length of a row (tokens).
-        """
+        """Compute the sizes of one rank; ``typical``: what the block trains."""
         self.sizes, self.mesh, self.settings, self.seq_len = sizes, mesh, settings, seq_len
         self.typical, self.adapted = typical, typical.adapted
         own = RankSizes.of(sizes, mesh)

@@ -1,9 +1,12 @@
 """Rough estimate of the computing time of a step on one rank, without communication.
 
-    a matmul      alone (kernels.py) / MATMUL_SHARE
+    a matmul      max(2 M N K / (peak x the machine's matmul_share),
+                      a (MN + NK + KM) / (memory bandwidth x MEMORY_SHARE)) + KERNEL_S,
+                  which is the product alone, / MATMUL_SHARE
     attention     4 t Q (T+1)/2 operations in forward, 2.5 of it in backward, which computes the
-                  scores again, at the speed of attention alone (kernels.py) x ATTENTION_SHARE.
-                  Without flash attention each head also reads a mask of a row's T (T+1)/2 pairs
+                  scores again, at peak x the machine's attention_share x CURVE at rows of T tokens,
+                  which is attention alone, x ATTENTION_SHARE. Without flash attention each head
+                  also reads a mask of a row's T (T+1)/2 pairs
     element-wise  bytes that its kernels read and write / (memory bandwidth x ELEMENT_SHARE)
     storage       bytes that FSDP2 copies in and out of its buffers, and that AdamW reads and writes
 
@@ -22,7 +25,19 @@ Frozen weights have no weight gradient, and blocks that backward does not reach 
 Each adapter adds two matmuls in forward, two for the input gradient and two for its own. Weights in
 NF4 are dequantised in every pass: read in 4.5 bits, written in the precision of the run.
 
-The three shares are fitted, with cost.OVERLAP_SHARE, to 35 of 70 published runs on H100s
+MEMORY_SHARE and KERNEL_S were fitted to 375 bf16 products that XLA's developers measured on an
+H100, M, N and K between 256 and 4,096 and batches of 1, 2 and 4 (XLA_TABLE): the median error is
+5 %, nine of ten are within 14 %. A product is as fast as the larger of its two bounds; KERNEL_S,
+which products with a side of some hundred consist of, is the ramp of a kernel at its begin and end.
+
+The curves are of FlashAttention-2 on an H100, causal, heads of 128 features: forward from figure 5
+of arXiv 2407.08608, forward and backward together from figure 7 of arXiv 2307.08691, both as
+printed above the bars; backward is what remains of the second when the first is taken away, with
+the papers' counts of operations (2 and 5 matmuls, of which causal rows need half). On an A100 the
+curve of forward and backward together (figure 4 of arXiv 2307.08691) has the same form within 5 %,
+1.8 times as high: that is ``attention_share``.
+
+The other three shares are fitted, with cost.OVERLAP_SHARE, to 35 of 70 published runs on H100s
 (scripts/bench/published.py, which has the other half and the sources): MATMUL_SHARE and
 ATTENTION_SHARE are what is lost against the same kernel alone on a cool GPU. Everything else is
 counted from the modules' code, at nominal peak and nominal bandwidth.
@@ -31,25 +46,87 @@ Assumed are that the shares hold for every GPU, and that nothing but matmuls ove
 traffic.
 """
 
-from collections import Counter
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.kernels import BACKWARD_OPERATIONS, attention_curve, time_matmul
 from memguard.planner.machine import Machine
 from memguard.planner.parameters import (
     NF4_BLOCK,
     NF4_BLOCK_BYTES,
     RankSizes,
-    TrainedBlock,
     TrainedPart,
     block_unit,
     find_trained,
 )
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import LayerGroup
+
+MEMORY_SHARE = 0.9
+"""Share of the nominal bandwidth at which a matmul reads and writes its matrices."""
+
+KERNEL_S = 5.6e-6
+"""Time that a matmul takes however small it is (seconds)."""
+
+XLA_TABLE = (
+    "https://github.com/openxla/xla/blob/main/xla/service/gpu/model/matmul_interpolator_data.h"
+)
+
+_ROWS = (512, 1024, 2048, 4096, 8192, 16384)
+# TFLOP/s, as printed.
+_FORWARD = (191, 260, 298, 319, 333, 335)
+_TOGETHER = (163, 221, 265, 294, 308, 328)
+_FORWARD_MATMULS, _BACKWARD_MATMULS = 2, 5
+BACKWARD_OPERATIONS = _BACKWARD_MATMULS / _FORWARD_MATMULS
+"""Operations of attention's backward, relative to its forward."""
+
+
+def time_matmul(
+    rows: int,
+    outs: int,
+    ins: int,
+    *,
+    element_bytes: int,
+    flops_per_s: float,
+    bytes_per_s: float,
+) -> float:
+    """Return the time of one product of [rows, ins] and [ins, outs] (seconds).
+
+    Args:
+        rows: M.
+        outs: N.
+        ins: K.
+        element_bytes: bytes of an element of all three matrices.
+        flops_per_s: what the largest products reach (FLOP/s).
+        bytes_per_s: nominal bandwidth of the memory (bytes/s).
+    """
+    num_bytes = element_bytes * (rows * outs + outs * ins + ins * rows)
+    compute_s = 2 * rows * outs * ins / flops_per_s
+    return max(compute_s, num_bytes / (bytes_per_s * MEMORY_SHARE)) + KERNEL_S
+
+
+def attention_curve(seq_len: int, *, is_backward: bool) -> float:
+    """Return the speed of attention over rows of this length, relative to the longest ones.
+
+    1 is the speed of forward and backward together over rows of 16,384 tokens. Between the measured
+    lengths the curve is linear in their logarithm; outside it is that of the nearest.
+    """
+    speeds = [_backward_speed(i) if is_backward else _FORWARD[i] for i in range(len(_ROWS))]
+    clamped = min(max(seq_len, _ROWS[0]), _ROWS[-1])
+    upper = min(bisect_right(_ROWS, clamped), len(_ROWS) - 1)
+    lower = upper - 1
+    share = math.log2(clamped / _ROWS[lower]) / math.log2(_ROWS[upper] / _ROWS[lower])
+    return (speeds[lower] + share * (speeds[upper] - speeds[lower])) / _TOGETHER[-1]
+
+
+def _backward_speed(index: int) -> float:
+    """Return the speed of backward alone (TFLOP/s): all operations' time less that of forward."""
+    together_s = (_FORWARD_MATMULS + _BACKWARD_MATMULS) / _TOGETHER[index]
+    return _BACKWARD_MATMULS / (together_s - _FORWARD_MATMULS / _FORWARD[index])
+
 
 MATMUL_SHARE = 0.85
 """Speed of matmuls in a training step, relative to the same product alone. Fitted."""
@@ -102,12 +179,9 @@ def estimate_compute(
 ) -> ComputeTimes:
     """Estimate the computing time of one rank.
 
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step.
-        machine: the machine.
-        seq_len: tokens of a row, over which attention is counted (see `count_flops`).
+    A token attends to (seq_len + 1) / 2 others: causal attention over whole rows. Rows packed with
+    shorter documents cost less, equally on every mesh. Heads are split over x only, so every rank
+    along y computes their attention.
     """
     part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
     rank = _Rank(sizes, mesh, settings, machine, part)
@@ -259,66 +333,3 @@ class _Rank:
         logits = settings.num_labels * self.rank.vocab
         losses = self.move(_LOGIT_PASSES * settings.wide_bytes * logits)
         return chunk * settings.num_labels / rows + losses
-
-
-def count_flops(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int) -> int:
-    """Count the floating-point operations of matmuls of one rank in one step.
-
-    A token costs 2 operations per parameter in forward and 4 in backward, 2 for a frozen one, and
-    attends to (seq_len + 1) / 2 others: causal attention over whole rows. Flash attention and
-    attention in pieces skip masked pairs. Rows packed with shorter documents cost less, equally on
-    every mesh. Heads are split over x only, so every rank along y computes their attention.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step; the head is computed for its labels only.
-        seq_len: tokens of a row.
-    """
-    own = RankSizes.of(sizes, mesh)
-    down = 2 * settings.num_tokens * own.features * own.width
-    linear = 2 * settings.num_tokens * sum(outs * ins for outs, ins in own.list_linear().values())
-    # Attention scores and their product with the values: two matmuls, half of them masked.
-    attention = 2 * settings.num_tokens * (seq_len + 1) * own.queries
-    part = find_trained(sizes, mesh, settings.adapter, settings.trained_modules)
-    rank = 0 if settings.adapter is None else settings.adapter.r
-
-    def count(block: TrainedBlock, *, is_reached: bool) -> int:
-        layers = block.adapted
-        adapters = sum(
-            2 * settings.num_tokens * rank * (layer.ins + layer.outs) for layer in layers
-        )
-        forward = linear + attention + adapters
-        if not is_reached:
-            return forward
-        trained = zip(block.unit.parameters, block.unit.shapes, strict=True)
-        weights = sum(
-            rows * length for name, (rows, length) in trained if name.endswith("_proj.weight")
-        )
-        total = 2 * forward + attention + adapters + 2 * settings.num_tokens * weights
-        if settings.checkpointing == "full":
-            # Recomputation ends at the last tensor that backward needs, the input of down, or what
-            # the adapter of down computes. Selective checkpointing keeps the outputs of matmuls and
-            # attention, but adds what adapters compute to them again.
-            total += forward
-            total -= 0 if any(layer.name == "down_proj" for layer in layers) else down
-        if settings.checkpointing == "selective":
-            total += sum(2 * settings.num_tokens * rank * layer.outs for layer in layers)
-        return total
-
-    unreached = Counter(map(id, part.blocks[: part.first]))
-    total = 0
-    for block, number in part.kinds:
-        num_unreached = unreached[id(block)]
-        total += num_unreached * count(block, is_reached=False)
-        total += (number - num_unreached) * count(block, is_reached=True)
-    if not part.has_embedding and part.num_reached:
-        # A frozen embedding needs no gradient, nor does the input of the first block in backward.
-        layers = part.blocks[part.first].adapted
-        num_adapted = sum(_GROUPS[layer.name] == "q|k|v" for layer in layers)
-        inputs = own.queries + 2 * own.keys + rank * num_adapted
-        total -= 2 * settings.num_tokens * own.features * inputs
-    head = 2 * settings.num_labels * own.features * own.vocab
-    # Per-label losses recompute the logits in backward.
-    num_head = (3 if settings.sums_nll else 4) - (not part.has_head)
-    return settings.num_micro_batches * (total + num_head * head)

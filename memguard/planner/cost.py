@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.compute import ComputeTimes, count_flops, estimate_compute
+from memguard.planner.compute import ComputeTimes, estimate_compute
 from memguard.planner.machine import Machine
 from memguard.planner.step_settings import StepSettings
 from memguard.planner.traffic import (
@@ -92,8 +92,6 @@ class StepEstimate:
 
     num_tokens: int
     """Tokens of the step on all ranks."""
-    num_flops: int
-    """Floating-point operations of one rank."""
     compute_s: float
     """Computation alone (seconds)."""
     axes: tuple[AxisTime, ...]
@@ -128,15 +126,7 @@ class StepEstimate:
 def estimate_step(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, machine: Machine, *, seq_len: int
 ) -> StepEstimate:
-    """Estimate one optimizer step.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step.
-        machine: the machine, with as many nodes as the mesh needs.
-        seq_len: tokens of a row, over which attention is counted (see `count_flops`).
-    """
+    """Estimate one optimizer step, on as many nodes of the machine as the mesh needs."""
     compute = estimate_compute(sizes, mesh, settings, machine, seq_len=seq_len)
     times = settings.num_micro_batches
     schedule = _Schedule(machine, mesh, split_collectives(sizes, mesh, settings), compute)
@@ -149,7 +139,6 @@ def estimate_step(
     micro_batch_s += compute.num_reached * (block.again_s + block.backward_s)
     return StepEstimate(
         num_tokens=settings.num_tokens * times * mesh.num_batch_ways,
-        num_flops=count_flops(sizes, mesh, settings, seq_len=seq_len),
         compute_s=times * micro_batch_s + compute.update_s,
         axes=tuple(schedule.axes.values()),
     )

@@ -137,14 +137,7 @@ class Ranked:
 
 
 def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -> Fit:
-    """Return the fastest settings that fit on a mesh, or else those that need least memory.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        work: the step.
-        machine: the machine; each GPU runs one rank.
-    """
+    """Return the fastest settings that fit on a mesh, or else those that need least memory."""
 
     def choose(mode: Checkpointing, rows: int) -> Fit:
         settings = replace(
@@ -193,14 +186,7 @@ def needs_mask(sizes: ModelSizes, work: Work, machine: Machine) -> bool:
 def rank_meshes(
     sizes: ModelSizes, meshes: Sequence[MeshShape], work: Work, machine: Machine
 ) -> tuple[list[Ranked], list[Fit]]:
-    """Return the meshes that fit, fastest first, and the others, closest to fitting first.
-
-    Args:
-        sizes: sizes of the model.
-        meshes: meshes that `check_mesh` accepts.
-        work: the step.
-        machine: the machine.
-    """
+    """Return the meshes that fit, fastest first, and the others, closest to fitting first."""
     fits = [find_fit(sizes, mesh, work, machine) for mesh in meshes]
     ranked = [Ranked(fit=fit, step=_time(sizes, fit, machine, work)) for fit in fits if fit.fits]
     ranked.sort(key=lambda each: (-each.step.tokens_per_s, each.fit.needed_bytes))
@@ -261,18 +247,9 @@ def find_adapter_fit(
     r: int,
     first: MeshShape | None,
 ) -> Ranked | None:
-    """Return the mesh on which training LoRA adapters instead of the weights fits.
+    """Return the mesh on which training LoRA adapters of rank ``r`` instead of the weights fits.
 
-    Args:
-        sizes: sizes of the model.
-        meshes: meshes that `check_mesh` accepts.
-        work: the step, without adapters.
-        machine: the machine.
-        r: rank of the adapters.
-        first: a mesh that is preferred if it fits.
-
-    Returns:
-        The first mesh or the fastest; None if the step fits on no mesh.
+    It is the first mesh, or else the fastest; None if the step fits on no mesh.
     """
     work = replace(work, adapter=AdapterSizes(r=r))
     for tried in ([] if first is None else [first], meshes):

@@ -8,7 +8,7 @@
                         ("400 Gb/s" is 50).
     peak_tflops         dense bf16; figures "with sparsity" are twice that.
     fp32_tflops         with 'train.precision' fp32, which uses TF32 on NVIDIA's GPUs: half of bf16.
-    ..._share           what kernels reach of the peak, measured by others (kernels.py): matmuls of
+    ..._share           what kernels reach of the peak, measured by others (compute.py): matmuls of
                         A100, H100, GH200 and B200 in the table of maximum achievable FLOPS of
                         https://github.com/stas00/ml-engineering, attention by FlashAttention-2's
                         authors.
@@ -24,7 +24,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -58,25 +58,10 @@ _GPU_LINK_GB_PER_S, _GPU_NETWORK_GB_PER_S, _GPU_TFLOPS = 25.0, 12.5, 100.0
 _CPU_LINK_GB_PER_S, _CPU_NETWORK_GB_PER_S, _CORE_TFLOPS = 5.0, 1.25, 0.05
 _GPU_MEMORY_GB_PER_S, _CORE_MEMORY_GB_PER_S = 2000.0, 5.0
 
-Figure = Literal[
-    "memory_gib",
-    "gpus_per_node",
-    "link_gb_per_s",
-    "network_gb_per_s",
-    "memory_gb_per_s",
-    "peak_tflops",
-    "fp32_tflops",
-    "matmul_share",
-    "attention_share",
-]
-
-
-_SPEEDS: tuple[Figure, ...] = (
-    "link_gb_per_s",
-    "network_gb_per_s",
-    "memory_gb_per_s",
-    "peak_tflops",
-)
+_Speed = Literal["link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"]
+_SPEEDS: tuple[_Speed, ...] = get_args(_Speed)
+_Share = Literal["matmul_share", "attention_share"]
+Figure = Literal["memory_gib", "gpus_per_node", _Speed, "fp32_tflops", _Share]
 
 
 class Machine(Settings):
@@ -298,17 +283,12 @@ def _take_speeds(known: Machine, num_gpus: int) -> dict[str, Any]:
     if known.link_topology == "direct" and known.gpus_per_node > 1:
         # Its links to GPUs that are not used are not used either.
         link *= min(1.0, max(1, num_gpus - 1) / (known.gpus_per_node - 1))
-    return {
+    same = ["link_topology", "memory_gb_per_s", "peak_tflops", "fp32_tflops"]
+    same += ["matmul_share", "attention_share", "has_flash"]
+    return {name: getattr(known, name) for name in same} | {
         "link_gb_per_s": link,
-        "link_topology": known.link_topology,
         # What leaves this node cannot be seen: that of the known machine, for as many GPUs.
         "network_gb_per_s": known.network_gb_per_s * min(1.0, share),
-        "memory_gb_per_s": known.memory_gb_per_s,
-        "peak_tflops": known.peak_tflops,
-        "fp32_tflops": known.fp32_tflops,
-        "matmul_share": known.matmul_share,
-        "attention_share": known.attention_share,
-        "has_flash": known.has_flash,
     }
 
 

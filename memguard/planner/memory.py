@@ -16,13 +16,24 @@ precision of the run. Of a base in NF4 (`parameters`) the weight of one layer at
 
 These phases are evaluated for the last block, when most activations are kept, and for the first
 two, when most gradients are allocated. On a GPU gradients and gathers have pools of their own,
-which count in every phase (stream_pools.py).
+which count in every phase: CUDA's caching allocator reuses freed memory only for the stream on
+which it was allocated, so that what it reserves is the sum of its pools, each at its own peak:
+
+    computation   everything else
+    gathers       what FSDP2 gathers, before it is copied to the weights of a unit: in forward the
+                  unit before is freed only after the next has been gathered, whose own part is
+                  rounded there too, where weights are stored wider than they are gathered
+    reductions    stored gradients, from the first backward until the update is done; with several
+                  micro-batches also what is added to those of one unit
+
+One process has no FSDP2 and one pool; gradients of adapters are not reduced by it, and are in the
+first pool.
 
 Compared with the simulated engine by scripts/bench/plan.py, and with its pools by
 scripts/bench/memory_pools.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memguard.parallel.mesh_shape import MeshShape
@@ -30,7 +41,44 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.activations import BlockActivations
 from memguard.planner.parameters import RankSizes, Unit, block_unit, find_trained, other_units
 from memguard.planner.step_settings import ADAPTER_BYTES, StepSettings
-from memguard.planner.stream_pools import count_gathers, count_reductions
+
+
+def count_gathers(
+    block: Unit,
+    others: Sequence[Unit],
+    *,
+    num_layers: int,
+    element_bytes: int,
+    is_rounded: bool,
+) -> int:
+    """Return the peak of the pool of gathers (bytes).
+
+    Args:
+        block: a decoder block.
+        others: the units of embedding, head and last norm; of tied weights one.
+        num_layers: number of blocks.
+        element_bytes: bytes of an element of gathered weights.
+        is_rounded: whether stored weights are wider.
+    """
+    if block.z == 1:
+        return 0
+    # In the order of forward; tied weights are the root's, like the last norm, and come first.
+    if len(others) == 1:
+        order = [others[0], *[block] * min(2, num_layers)]
+    else:
+        embedding, head, last_norm = others
+        order = [last_norm, embedding, *[block] * min(2, num_layers), head]
+    sizes = [unit.gathered_bytes(element_bytes) for unit in order]
+    rounded = [size // block.z if is_rounded else 0 for size in sizes]
+    return max(map(sum, zip([0, *sizes], sizes, rounded, strict=False)))
+
+
+def count_reductions(trained: Sequence[Unit], *, num_micro_batches: int, element_bytes: int) -> int:
+    """Return what the pool of reductions has besides all stored gradients (bytes)."""
+    if num_micro_batches == 1:
+        return 0
+    return max((unit.stored * element_bytes for unit in trained), default=0)
+
 
 _STORED_BYTES = 4
 _MOMENTS_BYTES = 8
@@ -77,14 +125,7 @@ class MemoryEstimate:
 def estimate_memory(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings, *, seq_len: int
 ) -> MemoryEstimate:
-    """Return the memory for one step on the rank that needs most.
-
-    Args:
-        sizes: sizes of the model.
-        mesh: a mesh that `check_mesh` accepts.
-        settings: settings of the step.
-        seq_len: length of a row (tokens).
-    """
+    """Return the memory for one step on the rank that needs most."""
     rank = _Rank(sizes, mesh, settings, seq_len)
     moments = dict(rank.moments())
     name = max(moments, key=lambda moment: moments[moment].total)
@@ -168,14 +209,9 @@ class _Rank:
         buffers: int = 0,
         gathering: int = 0,
     ) -> MemoryUse:
-        """Return the memory use.
+        """Return the memory use of stored gradients (elements) and of all others (bytes).
 
-        Args:
-            gradients: stored gradients (elements).
-            activations: in bytes, as all that follow.
-            nll_chunk: logits, and gradients that the head accumulates.
-            buffers: gathered or cast weights and gradients not yet reduced.
-            gathering: what is gathered and not yet copied, where it has no pool of its own.
+        ``gathering`` is gathered and not yet copied, and counted where it has no pool of its own.
         """
         if self.settings.num_micro_batches > 1:
             gradients = self.num_trained

@@ -17,15 +17,15 @@ import transformers
 from torch.distributed.tensor.placement_types import Shard
 
 from memguard.errors import ModelError
-from memguard.hf import meta_build
+from memguard.hf import from_config
 from memguard.hf.assembly import choose_trained
+from memguard.hf.from_config import RUNNABLE, reduce_config
 from memguard.hf.load import count_parameters
-from memguard.hf.small_config import RUNNABLE, reduce_config
 from memguard.model.checks import build_causal_lm, keeps_documents_apart
 from memguard.parallel.hf_plan import plan_sharding, plan_storage
 from memguard.parallel.lora import LoraSpec
 from memguard.parallel.model_sizes import ModelSizes, Sizes, StorageOnly
-from memguard.planner.storage import ModelStorage
+from memguard.planner.plan import ModelStorage
 
 _SMALL_ENOUGH = 20_000_000
 """Parameters of a model that may be built with storage (80 MB)."""
@@ -43,7 +43,7 @@ class Outline:
     """Rows of the output embedding."""
 
 
-def outline_model(
+def describe_model(
     config: Any,
     *,
     name: str,
@@ -62,7 +62,7 @@ def outline_model(
         ConfigError: the adapters or the modules name what the model does not have.
         ModelError: it is not a causal language model of a family known to transformers.
     """
-    model = meta_build.outline_model(config, name=f"model '{name}'")
+    model = from_config.describe_model(config, name=f"model '{name}'")
     head = model.get_output_embeddings()
     if head is None:
         raise ModelError(f"model '{name}' must have an output embedding; it has none")
@@ -87,7 +87,7 @@ def measure_storage(config: Any, *, name: str, unknown: str) -> ModelStorage:
         ModelError: it is not a causal language model of a family known to transformers.
     """
     family = config.get_text_config().model_type
-    model = meta_build.outline_model(config, name=f"model '{name}'")
+    model = from_config.describe_model(config, name=f"model '{name}'")
     sizes: Sizes
     try:
         plan = plan_sharding(model)
@@ -123,7 +123,7 @@ def may_share_rows(config: Any, attn: str | None) -> bool | None:
     for is_shrunk in (False, True):
         try:
             small = reduce_config(config, RUNNABLE[0]) if is_shrunk else copy.deepcopy(config)
-            if count_parameters(meta_build.build_on_meta(small)) > _SMALL_ENOUGH:
+            if count_parameters(from_config.build_on_meta(small)) > _SMALL_ENOUGH:
                 continue
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 # Training will repeat the warnings for the real model.

@@ -267,14 +267,7 @@ def find_trained(
     adapter: AdapterSizes | None = None,
     modules: tuple[str, ...] | None = None,
 ) -> TrainedPart:
-    """Return what a step trains.
-
-    Args:
-        sizes: of the model.
-        mesh: one that `check_mesh` accepts.
-        adapter: adapters that are trained instead of the weights; None trains weights.
-        modules: see `train.trainable_modules`; None trains all weights.
-    """
+    """Return what a step trains: adapters if there are any, or weights of the chosen modules."""
     block = block_unit(sizes, mesh)
     names = modules if adapter is None else adapter.targets
 

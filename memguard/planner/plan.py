@@ -1,18 +1,25 @@
 """`memguard plan`: the meshes on which a step fits, and settings that would make one fit. No torch.
 
 The records are those of `memguard plan --json`. Of families whose memory and time have no formula a
-plan has only what a rank stores at least (storage.py).
+plan has only what a rank stores at least:
+
+    elements of a rank = sum over parameters of numel / (y if split over y) / (x if over x) / z
+    bytes              = 4 of a weight, 4 of its gradient, 8 of AdamW's moments; of a frozen weight
+                         only those of its dtype
+
+This is the mean over ranks, so that the fullest rank stores at least as much. A run is refused only
+if that alone exceeds the memory of a GPU; activations and buffers, which come on top, are unknown.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from memguard.errors import ConfigError
-from memguard.parallel.mesh_shape import AXES
-from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.accuracy import describe_spread
+from memguard.parallel.mesh_shape import AXES, MeshShape
+from memguard.parallel.model_sizes import ModelSizes, Sizes
+from memguard.planner.assumptions import list_assumptions
 from memguard.planner.cost import StepEstimate, estimate_step
-from memguard.planner.disk import format_bytes
+from memguard.planner.dry_run import format_bytes
 from memguard.planner.fit import (
     BETTER_MACHINE,
     Fit,
@@ -25,16 +32,16 @@ from memguard.planner.fit import (
     needs_mask,
     rank_meshes,
 )
-from memguard.planner.machine import THIS_MACHINE, Machine
-from memguard.planner.step_settings import Checkpointing, limit_sizes
-from memguard.planner.storage import LeastMemory, ModelStorage, find_least_memory
-from memguard.records.percent import format_percent
+from memguard.planner.step_settings import Checkpointing, Work, limit_sizes
 from memguard.records.record import Record
 
 _NUM_LISTED = 20
 """Meshes in the record of a plan."""
 _NUM_NEAR = 3
 _ADAPTER_R = 16
+_TRAINED_BYTES = 4 + 4 + 8
+_NF4_BYTES = 0.5
+"""Of a weight, without the scales."""
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -71,6 +78,46 @@ class SpeedPlan(Record):
     """Tokens of all ranks per second."""
 
 
+class LeastMemory(Record):
+    """Memory that a rank needs at least, of a model whose step is not predicted (bytes)."""
+
+    family: str
+    not_predicted: str
+    """Why memory and speed of a step, and the meshes on which it fits, are not predicted."""
+    mesh: dict[str, int]
+    """Degrees of the requested mesh, or of the one that stores least."""
+    other_mesh: dict[str, int] | None
+    """A mesh that may hold it where the requested one cannot."""
+    stored: str
+    """What is counted."""
+    at_least: int
+    """Of the rank that stores most; activations and buffers come on top."""
+    usable: int
+    """Memory of a GPU that is available for tensors."""
+
+    def describe(self) -> str:
+        """Return a sentence of what is known."""
+        return (
+            f"a rank stores at least {format_bytes(self.at_least)} of {self.stored} on "
+            f"{_write_mesh(self.mesh)}, {format_bytes(self.usable)} are available, and a step "
+            "needs more"
+        )
+
+    def find_misfit(self, gpu: str) -> str | None:
+        """Return why this alone exceeds the memory of a GPU of this name; None if it does not."""
+        if self.at_least <= self.usable:
+            return None
+        ways = [] if self.other_mesh is None else [f"use the mesh {_write_mesh(self.other_mesh)}"]
+        if "moments" in self.stored:
+            ways.append("train LoRA adapters instead of the weights, adapter.name=lora")
+        return (
+            f"the mesh {_write_mesh(self.mesh)} needs at least {format_bytes(self.at_least)} for "
+            f"{self.stored}; "
+            f"{format_bytes(self.usable)} are available for tensors on each {gpu}; "
+            f"{' or '.join(ways) or BETTER_MACHINE}"
+        )
+
+
 class MeshPlan(Record):
     """One mesh and its settings."""
 
@@ -89,7 +136,7 @@ class MeshPlan(Record):
 
     def describe(self) -> str:
         """Write the mesh as users see it: ``(data=1, z=16, y=2, x=8)``."""
-        return f"({', '.join(f'{axis}={getattr(self, axis)}' for axis in AXES)})"
+        return _write_mesh({axis: getattr(self, axis) for axis in AXES})
 
     @property
     def headroom_bytes(self) -> int:
@@ -144,26 +191,24 @@ class Plan(Record):
 
     def refuse_misfit(self) -> None:
         """Raise ConfigError if the requested mesh, or every mesh, needs more than is available."""
-        if self.least is not None:
-            self.least.refuse(self.gpu)
-        if self.requested is not None and not self.requested.fits:
-            where = f"the mesh {self.requested.describe()}"
-            raise ConfigError(
-                f"{where} {self._describe_lack(self.requested)}; {self._describe_way_out()}"
-            )
-        if self.requested is None and self.num_fitting == 0:
-            nearest = self.meshes[0]
-            raise ConfigError(
+        problem = None if self.least is None else self.least.find_misfit(self.gpu)
+        mesh, where = self.requested, ""
+        if mesh is not None and not mesh.fits:
+            where = f"the mesh {mesh.describe()}"
+        elif mesh is None and self.num_fitting == 0:
+            mesh = self.meshes[0]
+            where = (
                 f"no mesh of {self.num_gpus:,} × {self.gpu} fits a step of {self.model}: the "
-                f"nearest, {nearest.describe()}, {self._describe_lack(nearest)}; "
+                f"nearest, {mesh.describe()},"
+            )
+        if mesh is not None and where:
+            problem = (
+                f"{where} needs {format_bytes(mesh.memory.needed)}; "
+                f"{format_bytes(mesh.memory.usable)} are available for tensors on each {self.gpu}; "
                 f"{self._describe_way_out()}"
             )
-
-    def _describe_lack(self, mesh: MeshPlan) -> str:
-        return (
-            f"needs {format_bytes(mesh.memory.needed)}; {format_bytes(mesh.memory.usable)} are "
-            f"available for tensors on each {self.gpu}"
-        )
+        if problem is not None:
+            raise ConfigError(problem)
 
     def _describe_way_out(self) -> str:
         """Return alternatives that fit, the smallest change first."""
@@ -193,18 +238,20 @@ def _describe_choice(mesh: MeshPlan) -> str:
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
+def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     """Return the meshes on which a training step fits, and what would help if none does.
 
     Args:
-        sizes: of the model.
+        model: its sizes; or its parameters, if its step has no formula.
         inputs: what the plan is made for.
 
     Raises:
         ConfigError: no mesh of this many ranks, or not the requested one, is valid for model and
             batch.
     """
-    machine, work = inputs.machine, inputs.work
+    if isinstance(model, ModelStorage):
+        return _plan_least(model, inputs)
+    sizes, machine, work = model, inputs.machine, inputs.work
     requested, meshes = inputs.list_meshes(limit_sizes(sizes, work.adapter))
     ranked, others = rank_meshes(sizes, meshes, work, machine)
     plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:_NUM_LISTED]]
@@ -251,23 +298,6 @@ def make_plan(sizes: ModelSizes, inputs: PlanInputs) -> Plan:
     )
 
 
-def make_least_plan(model: ModelStorage, inputs: PlanInputs) -> Plan:
-    """Return the plan of a model whose step is not predicted.
-
-    Raises:
-        ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
-    """
-    least, num_meshes = find_least_memory(model, inputs)
-    return Plan(
-        **inputs.describe(),
-        num_parameters=model.num_parameters,
-        num_meshes=num_meshes,
-        num_fitting=None,
-        least=least,
-        adapter_r=None if inputs.work.adapter is None else inputs.work.adapter.r,
-    )
-
-
 def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     """Build the record of one mesh."""
     return MeshPlan(
@@ -295,45 +325,82 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
     )
 
 
-def list_assumptions(
-    machine: Machine, *, has_mask: bool, seq_len: int, may_be_compiled: bool = False
-) -> tuple[str, ...]:
-    """Return the assumptions of the estimates, one phrase each.
+# -- without a formula for the step ---------------------------------------------------------------
 
-    Args:
-        machine: the machine.
-        has_mask: whether attention reads a mask of all pairs of tokens.
-        seq_len: tokens of a row.
-        may_be_compiled: whether the run may compile its blocks, which the times do not count.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelStorage:
+    """The parameters of a model, by the axes that split them."""
+
+    family: str
+    """Its ``model_type``."""
+    sizes: Sizes
+    """What determines its valid meshes."""
+    num_parameters: int
+    """Tied parameters are counted once."""
+    elements: tuple[tuple[bool, bool, int], ...]
+    """(split over y, split over x, number of elements)."""
+    unknown: str
+    """Why memory and time cannot be estimated."""
+
+    def count_stored(self, mesh: MeshShape) -> int:
+        """Return the elements that the fullest rank stores at least."""
+        total = sum(
+            count / (mesh.y if over_y else 1) / (mesh.x if over_x else 1)
+            for over_y, over_x, count in self.elements
+        )
+        return int(total / mesh.z)
+
+    def count_bytes(self, mesh: MeshShape, work: Work) -> int:
+        """Return the bytes that the fullest rank stores at least."""
+        count = self.count_stored(mesh)
+        if _trains_all(work):
+            return _TRAINED_BYTES * count
+        if work.adapter is None:
+            return 4 * count  # Frozen weights of chosen modules are in fp32.
+        return int((_NF4_BYTES if work.adapter.is_nf4 else work.compute_bytes) * count)
+
+
+def _plan_least(model: ModelStorage, inputs: PlanInputs) -> Plan:
+    least, num_meshes = find_least_memory(model, inputs)
+    return Plan(
+        **inputs.describe(),
+        num_parameters=model.num_parameters,
+        num_meshes=num_meshes,
+        num_fitting=None,
+        least=least,
+        adapter_r=None if inputs.work.adapter is None else inputs.work.adapter.r,
+    )
+
+
+def find_least_memory(model: ModelStorage, inputs: PlanInputs) -> tuple[LeastMemory, int]:
+    """Return what a rank stores at least, and the number of valid meshes.
+
+    Raises:
+        ConfigError: no mesh of this many GPUs, or not the requested one, is valid.
     """
-    assumptions = [
-        f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
-        f"the allocator loses {format_percent(machine.fragmentation, 0)} of activations, logits "
-        "and buffers to fragmentation",
-        "rows contain several documents, whose attention needs a mask"
-        if has_mask
-        else "flash attention reads where documents end, without a mask",
-        describe_spread(seq_len)
-        if machine.has_gpus
-        else "speeds of a CPU are assumed: use them only to compare meshes",
-    ]
-    if may_be_compiled and machine.has_gpus:
-        assumptions.append(
-            "decoder blocks are taken as not compiled, while 'train.compile' at auto compiles them "
-            "if the run is planned for more than ten minutes and one block can be compiled, and "
-            "steps then take less time"
-        )
-    assumed = [*machine.assumed, *(set(_DEFAULTED) - {*machine.assumed, *machine.model_fields_set})]
-    assumed.sort(key=list(Machine.model_fields).index)
-    if "peak_tflops" in assumed and machine.name == THIS_MACHINE and machine.has_gpus:
-        assumptions.append(
-            f"'{machine.gpu}' is in no machine file: use its speeds only to compare meshes"
-        )
-    if assumed:
-        names = ", ".join(assumed)
-        assumptions.append(f"{machine.name}'s {names}: assumed, not published")
-    return tuple(assumptions)
+    work = inputs.work
+    requested, meshes = inputs.list_meshes(model.sizes)
+    usable = inputs.machine.usable_bytes
+    smallest = min(meshes, key=lambda each: model.count_bytes(each, work))
+    mesh = requested or smallest
+    has_other = model.count_bytes(smallest, work) <= usable < model.count_bytes(mesh, work)
+    least = LeastMemory(
+        family=model.family,
+        not_predicted=model.unknown,
+        mesh={axis: mesh.degree(axis) for axis in AXES},
+        other_mesh={axis: smallest.degree(axis) for axis in AXES} if has_other else None,
+        stored="weights, gradients and moments" if _trains_all(work) else "weights",
+        at_least=model.count_bytes(mesh, work),
+        usable=usable,
+    )
+    return least, len(meshes)
 
 
-_DEFAULTED = ("memory_gb_per_s", "matmul_share", "attention_share")
-"""Figures of a GPU that a machine file may leave out."""
+def _write_mesh(mesh: dict[str, int]) -> str:
+    return f"({', '.join(f'{axis}={degree}' for axis, degree in mesh.items())})"
+
+
+def _trains_all(work: Work) -> bool:
+    """Return whether every weight has a gradient and moments."""
+    return work.adapter is None and work.trained_modules is None

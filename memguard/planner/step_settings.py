@@ -137,7 +137,7 @@ class StepSettings(StepOptions):
     sums_nll: bool = True
     """Whether the loss is a plain sum, as mitigations that only drop labels leave it."""
     has_streams: bool = False
-    """Whether memory is allocated from pools of CUDA streams (`stream_pools`), as on GPUs."""
+    """Whether memory is allocated from pools of CUDA streams (see memory.py), as on GPUs."""
     has_mask: bool = True
     """Whether attention reads a mask of all pairs of tokens, as on CPUs and in fp32. Flash
     attention reads where documents end, and does not repeat keys and values."""

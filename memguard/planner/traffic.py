@@ -90,13 +90,7 @@ class StepTraffic:
 
 
 def split_collectives(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings) -> StepTraffic:
-    """Return the collectives of each part of a step.
-
-    Args:
-        sizes: of the model.
-        mesh: one that `check_mesh` accepts.
-        settings: of the step.
-    """
+    """Return the collectives of each part of a step."""
     step = _Step(sizes, mesh, settings)
     return StepTraffic(
         block=tuple(step.block(typical := step.typical)),
@@ -110,13 +104,7 @@ def split_collectives(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
 def list_collectives(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
 ) -> list[Collective]:
-    """Return all collectives of one optimizer step between two ranks or more.
-
-    Args:
-        sizes: of the model.
-        mesh: one that `check_mesh` accepts.
-        settings: of the step.
-    """
+    """Return all collectives of one optimizer step between two ranks or more."""
     step = _Step(sizes, mesh, settings)
     # Most blocks are alike.
     blocks = Counter(
@@ -196,10 +184,8 @@ class _Step:
     def block(self, number: int, *, is_whole: bool = True) -> list[Collective]:
         """Return what a decoder block sends over x and y.
 
-        Args:
-            number: of the block.
-            is_whole: count the backward of a block behind which there are others; else that of this
-                block, which may be the last that backward reaches.
+        ``is_whole`` counts the backward of a block behind which there are others; else that of this
+        block, which may be the last that backward reaches.
         """
         settings, call, trained = self.settings, self._call, self.part.blocks[number]
         activations = settings.num_tokens * settings.compute_bytes
@@ -315,13 +301,7 @@ class _Step:
         return [self._unit(unit, trained, is_freed=False) for unit, trained in units]
 
     def _unit(self, unit: Unit, trained: Unit, *, is_freed: bool) -> list[Collective]:
-        """Return what one unit of storage sends.
-
-        Args:
-            unit: the unit.
-            trained: its weights with gradients.
-            is_freed: whether backward gathers it again.
-        """
+        """Return what one unit of storage sends; ``is_freed``: backward gathers it again."""
         settings, call, what = self.settings, self._call, unit.name
         weights = unit.gathered_bytes(settings.compute_bytes)
         found = [call("forward", "z", f"weights of {what}", 1, weights, "all_gather")]

@@ -1,13 +1,12 @@
 """Processes, signals, console output and environment of a run.
 
 processes.py     device and rank of this process, and collective operations over all ranks
-children.py      signals of this process, and its child processes
+children.py      signals of this process, its child processes, and calls that a signal may end
 console.py       output of rank 0
-environment.py   peak memory, folders, versions, silenced libraries, limits of processes
+environment.py   peak memory, folders, versions, silenced libraries, limits of processes; allocator,
+                 cuBLAS workspace and TF32 on GPUs
 stalls.py        says which rank the others wait for
-interruptible.py long calls of libraries, in a thread so that Ctrl-C takes effect
 shared_sums.py   hashes files, each on one of the ranks
-gpu_defaults.py  allocator, cuBLAS workspace and TF32 on GPUs
 
 Modules that need torch are imported at first use: comparing finished runs works without it.
 """
@@ -18,14 +17,12 @@ from memguard.runtime.console import Advance, Console, format_duration
 from memguard.runtime.environment import (
     default_cache_dir,
     describe_environment,
+    deterministic_algorithms,
+    fast_matmuls,
     measure_memory,
     quiet_libraries,
     quieted_advice,
     quieted_libraries,
-)
-from memguard.runtime.gpu_defaults import (
-    deterministic_algorithms,
-    fast_matmuls,
     set_allocator_defaults,
     set_deterministic_defaults,
 )

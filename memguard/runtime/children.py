@@ -2,6 +2,7 @@
 
     ranks of `--nproc`   one command on several processes, which end together (workflows/launch.py)
     runs of a sweep      each ends on its own (workflows/sweep.py)
+    long calls           of libraries, in a thread, so that Ctrl-C takes effect at once
 
 Ctrl-C and SIGTERM raise an exception in a command: unfinished files are deleted and one line is
 printed. During training the trainer's own handler, which saves first, replaces this one. Ranks have
@@ -28,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 EXIT_REPORT_FILE = "MEMGUARD_EXIT_REPORT"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""
@@ -37,7 +38,9 @@ SAME_SIGNAL_S = 1.0
 """Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
 sent to all processes (seconds)."""
 _AGAIN_AFTER_S = 0.01
+_TICK_EVERY_S = 1.0
 
+ResultT = TypeVar("ResultT")
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -116,6 +119,54 @@ def restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
     """Install the handlers that `signals_handled` replaced."""
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+# -- calls that a signal may end -------------------------------------------------------------------
+
+
+def call_interruptibly(
+    function: Callable[[], ResultT],
+    tick: Callable[[], None] | None = None,
+    *,
+    every_s: float = _TICK_EVERY_S,
+) -> ResultT:
+    """Return what the function returns; a signal ends the wait for it.
+
+    A call of a library in Rust or C++ on the main thread delays a signal until it returns, which
+    for a document of ten million characters is minutes. In a thread, the library releases the
+    interpreter's lock; after a signal the thread ends with the process. Outside of the main
+    thread, which receives no signals, the function is called directly.
+
+    Args:
+        function: it must not depend on the thread that calls it.
+        tick: called on the main thread while the function runs, e.g. to show progress.
+        every_s: time between two of these calls (seconds).
+
+    Raises:
+        BaseException: that of the function, or of the handler of a signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    results: list[ResultT] = []
+    errors: list[BaseException] = []
+    has_ended = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:  # Raised again on the main thread.
+            errors.append(error)
+        finally:
+            has_ended.set()
+
+    # A daemon: the end of the process does not wait for it.
+    threading.Thread(target=run, name="memguard-call", daemon=True).start()
+    while not has_ended.wait(every_s):
+        if tick is not None:
+            tick()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 # -- child processes -------------------------------------------------------------------------------

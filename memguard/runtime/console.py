@@ -1,6 +1,5 @@
 """The console: a live line on a terminal, a bar in a notebook, log lines elsewhere; rank 0 only."""
 
-import os
 import re
 import sys
 import textwrap
@@ -13,6 +12,8 @@ import rich.console
 import rich.progress
 from rich.table import Column
 
+from memguard.runtime.children import own_rank
+
 _FIRST_LINE_S = 3.0
 _LINE_EVERY_S = 10.0
 _ROW_LINE_EVERY_S = 20.0
@@ -23,12 +24,6 @@ _SPEED_OVER_S = 3600.0
 
 Advance = Callable[[int, str], None]
 """(units done since the last call, detail to show); with 0 units a line is shown if one is due."""
-
-
-def _is_another_rank() -> bool:
-    rank = os.environ.get("RANK", "")
-    # Another value is refused when this process joins the ranks.
-    return "LOCAL_RANK" in os.environ and rank.isdecimal() and int(rank) > 0
 
 
 def is_notebook() -> bool:
@@ -46,7 +41,7 @@ class Console:
         default_factory=lambda: rich.console.Console(stderr=True, highlight=False)
     )
     # Read from the environment, because it prints before the process group exists.
-    quiet: bool = field(default_factory=_is_another_rank)
+    quiet: bool = field(default_factory=lambda: own_rank() > 0)
     in_notebook: bool = field(default_factory=lambda: is_notebook())
 
     @property
@@ -77,14 +72,10 @@ class Console:
 
             # Above the bar; rich would make an output of its own of each line.
             tqdm.write(text, file=sys.stderr)
-        else:
-            self.out.print(self._fit(text), style=style, markup=False, soft_wrap=True)
-
-    def _fit(self, text: str) -> str:
-        """Wrap lines between words where a terminal would cut words; paths stay in one piece."""
-        if self.width is None:
-            return text
-        return wrap_words(text, self.width, indent="  ")
+            return
+        if self.width is not None:  # A terminal would cut words; paths stay in one piece.
+            text = wrap_words(text, self.width, indent="  ")
+        self.out.print(text, style=style, markup=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

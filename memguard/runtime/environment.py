@@ -1,11 +1,15 @@
 """Environment of a run: memory, folders, versions, silenced libraries, number of processes.
 
+Process-wide settings of torch for GPUs are here too (the allocator, determinism, TF32). The user's
+own environment variables win; NVIDIA_TF32_OVERRIDE=0 turns TF32 off.
+
 Processes on one machine, without torch:
 
     visible NVIDIA GPUs   one process per GPU
     no GPU                one process per core; up to four per core are allowed with a warning
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import logging
@@ -77,6 +81,74 @@ def default_cache_dir() -> Path:
             "this user has no home folder for what memguard keeps between runs: set the "
             "environment variable MEMGUARD_CACHE to a folder"
         ) from error
+
+
+# From high to low priority; torch 2.11 and later read all of them.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def set_allocator_defaults() -> None:
+    """Let segments of GPU memory grow, because the sizes of tensors change from step to step.
+
+    Has an effect only before CUDA is initialised.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+
+
+def set_deterministic_defaults() -> None:
+    """Give cuBLAS the fixed workspace that its deterministic algorithms need.
+
+    Has an effect only before the first matmul on a GPU. The size is that of torch's documentation.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Make torch use only deterministic algorithms inside the block.
+
+    Operations that have none raise an error. Where each operation has one, as on the CPU, results
+    do not change.
+
+    Args:
+        enabled: False changes nothing.
+    """
+    if not enabled:
+        yield
+        return
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def fast_matmuls(device: "torch.device") -> Iterator[None]:
+    """Compute fp32 matmuls on a GPU in TF32 inside this block; on a CPU nothing changes.
+
+    TF32 rounds factors to 10 bits of mantissa, more than bf16's 7; sums stay fp32. Only training
+    steps use it: an audit in fp32 is exact.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    import torch
+
+    before = None
+    # Fails if the calling program has set it by torch's other interface; then its choice stays.
+    with contextlib.suppress(RuntimeError):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if before is not None:
+            torch.set_float32_matmul_precision(before)
 
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
@@ -187,21 +259,17 @@ def check_num_processes(count: int, *, option: str, way_out: str) -> None:
     if count == 1:
         return
     num_gpus, num_cores = count_gpus(), len(os.sched_getaffinity(0))
-    if num_gpus and count > num_gpus:
-        raise ConfigError(
-            f"'{option}' must be at most {num_gpus}, the number of visible GPUs: each process "
-            f"needs its own GPU; got {count}. To train on the CPU set CUDA_VISIBLE_DEVICES=, or "
-            f"{way_out}"
-        )
-    if num_gpus:
-        return
     cores = f"{num_cores} core{'' if num_cores == 1 else 's'}"
-    if count > _MOST_A_CORE * num_cores:
+    most, why = num_gpus, "the number of visible GPUs"
+    instead = "To train on the CPU set CUDA_VISIBLE_DEVICES="
+    if not num_gpus:
+        most, instead = _MOST_A_CORE * num_cores, f"Use {num_cores}"
+        why = f"{_MOST_A_CORE} for each core, on this machine with {cores}"
+    if count > most:
         raise ConfigError(
-            f"'{option}' must be at most {_MOST_A_CORE * num_cores}, {_MOST_A_CORE} for each core, "
-            f"on this machine with {cores}; got {count}. Use {num_cores}, or {way_out}"
+            f"'{option}' must be at most {most}, {why}; got {count}. {instead}, or {way_out}"
         )
-    if count > num_cores:
+    if not num_gpus and count > num_cores:
         print(
             f"warning: '{option}' {count} on {cores}: the processes take turns; {num_cores} would "
             "be as fast",

@@ -239,18 +239,14 @@ def _find_place() -> Runtime:
         device = torch.device("cuda", local_rank)
     else:
         raise ConfigError(
-            f"each process needs its own GPU: this machine has {torch.cuda.device_count()}, "
-            f"and this is process {local_rank + 1}. Start fewer (--nproc, --nproc-per-node)."
+            f"each process needs its own GPU: this machine has {torch.cuda.device_count()}, and "
+            f"this is process {local_rank + 1}. Start fewer (--nproc, --nproc-per-node)"
         )
     return Runtime(device=device, rank=rank, world_size=world_size, local_rank=local_rank)
 
 
 def _read_ranks() -> tuple[int, int, int]:
-    """Return rank, rank on this machine and number of ranks.
-
-    Raises:
-        ConfigError: a variable of a launcher of ranks is not a number, or out of range.
-    """
+    """Return rank, rank on this machine and number of ranks."""
     if dist.is_initialized():
         # Called from a program that has already initialized a process group.
         local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
@@ -259,23 +255,22 @@ def _read_ranks() -> tuple[int, int, int]:
     # Some clusters set one of them for other purposes; launchers of ranks set all three.
     if not all(os.environ.get(name) for name in names):
         return 0, 0, 1
-    rank, local_rank, world_size = map(_read_number, names, (0, 0, 1))
-    if rank >= world_size:
-        raise ConfigError(
-            f"the environment variable RANK must be below WORLD_SIZE, the number of ranks; got "
-            f"{rank} and {world_size}. Start the ranks with --nproc or torchrun, which set both"
-        )
+    texts = [os.environ[name] for name in names]
+    numbers = [int(text[:20]) if text.isascii() and text.isdigit() else -1 for text in texts]
+    problems = [
+        f"{name} must be a whole number of {least} or more; got '{shorten(ascii(text)[1:-1])}'"
+        for name, text, number, least in zip(names, texts, numbers, (0, 0, 1), strict=True)
+        if number < least
+    ]
+    rank, local_rank, world_size = numbers
+    if not problems and rank >= world_size:
+        problems = [
+            f"RANK must be below WORLD_SIZE, the number of ranks; got {rank} and {world_size}"
+        ]
+    if problems:
+        way_out = "Start the ranks with --nproc or torchrun, which set it"
+        raise ConfigError(*(f"the environment variable {each}. {way_out}" for each in problems))
     return rank, local_rank, world_size
-
-
-def _read_number(name: str, least: int) -> int:
-    text = os.environ[name]
-    if not (text.isascii() and text.isdigit() and int(text[:20]) >= least):
-        raise ConfigError(
-            f"the environment variable {name} must be a whole number of {least} or more; got "
-            f"'{shorten(ascii(text)[1:-1])}'. Start the ranks with --nproc or torchrun, or unset it"
-        )
-    return int(text[:20])
 
 
 @contextmanager
@@ -336,9 +331,9 @@ def join_program() -> Iterator[Runtime]:
         dist.barrier(group=meeting)
     except RuntimeError as error:
         raise ConfigError(
-            "this program has several processes, and every one of them must make this call with "
-            f"its own part of the model; after {_MEETING.total_seconds():.0f} s one had not. Call "
-            "it on all ranks, or save the model and audit the folder"
+            "every process of this program must make this call with its part of the model; after "
+            f"{_MEETING.total_seconds():.0f} s one had not. Call it on all ranks, or save the "
+            "model and audit the folder"
         ) from error
     dist.destroy_process_group(meeting)
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_FOREVER))

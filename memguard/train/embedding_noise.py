@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.data.loader import Batch
-from memguard.mitigation import ModelMitigation
+from memguard.mitigation.neftune import Neftune
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.seeds import derive_generator
 
 
 def draw_noise(
-    mitigation: ModelMitigation,
+    mitigation: Neftune,
     batch: Batch,
     rows: slice,
     *,

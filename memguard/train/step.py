@@ -34,6 +34,7 @@ from memguard.data.loader import Batch
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
+from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.local_parameters import (
     average_copies,
@@ -46,7 +47,6 @@ from memguard.parallel.local_parameters import (
 from memguard.parallel.lora import list_masks
 from memguard.parallel.mesh import world_axis
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.packed_rows import Packing
 from memguard.records import IGNORE_LABEL
 from memguard.runtime import Runtime
 from memguard.seeds import derive_seed

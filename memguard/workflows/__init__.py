@@ -13,7 +13,6 @@ fix.py             trains a finished run again, changed according to its audit
 gate.py            judges an audit by a policy, and writes the result as one set
 bundle_format.py   the archive of a bundle, its statement, and the check of both
 bundle.py          packs the files of an audit, with their hashes, into one archive
-list_probes.py     the installed probes, their needs and metrics
 plan.py            estimates memory and lists the meshes that fit a training step
 doctor.py          libraries, devices and collectives of this machine
 backends.py        starts ranks that test a backend's collectives, and reads their reports

@@ -20,9 +20,8 @@ from memguard.parallel.mesh_shape import AXES
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
 from memguard.planner.fit import SCRATCH, PlanInputs
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
-from memguard.planner.plan import Plan, make_least_plan, make_plan
+from memguard.planner.plan import ModelStorage, Plan, make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.planner.storage import ModelStorage
 from memguard.workflows.common.requests import PlanRequest, read_mesh
 
 
@@ -76,7 +75,7 @@ def plan(request: PlanRequest) -> Planned:
         work=work,
         mesh=mesh if has_mesh else None,
     )
-    made = plan_model(model, inputs)
+    made = make_plan(model, inputs)
     made = made.model_copy(update={"command": _make_train_command(request, made, machine)})
     return Planned(plan=made, machine=machine)
 
@@ -108,13 +107,6 @@ def _choose_degrees(plan: Plan) -> dict[str, int] | None:
         if mesh is not None and mesh.fits:
             return {axis: getattr(mesh, axis) for axis in AXES}
     return None
-
-
-def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan:
-    """Return the plan of a model; of one whose step is not predicted, what it needs at least."""
-    if isinstance(model, ModelStorage):
-        return make_least_plan(model, inputs)
-    return make_plan(model, inputs)
 
 
 def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:

@@ -325,7 +325,7 @@ def _describe_training(report: AuditReport) -> "tuple[Fact, ...]":
 
 def _describe_fit(mesh: "MeshPlan") -> tuple[str, str]:
     """Return the memory and the speed of a mesh, for the card of a plan."""
-    from memguard.planner.disk import format_bytes
+    from memguard.planner.dry_run import format_bytes
 
     memory = mesh.memory
     speed = "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}"

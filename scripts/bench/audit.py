@@ -41,8 +41,7 @@ from workload import build_llama, draw_model
 
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import DECODED_TOKENS, Decoder
-from memguard.audit.membership_scores import Codec
-from memguard.audit.passages import Passage, ScoreSelection
+from memguard.audit.passages import Codec, Passage, ScoreSelection
 from memguard.audit.probe import Probe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import Inputs, Measured, Model, Score, View, join

@@ -39,7 +39,7 @@ from scipy.optimize import least_squares
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner import compute, cost
-from memguard.planner.accuracy import ROW_CLASSES
+from memguard.planner.assumptions import ROW_CLASSES
 from memguard.planner.cost import estimate_step
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import StepSettings

@@ -1,7 +1,7 @@
 """Made-up models, tiny real ones, and documents for an audit to ask them of."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,14 +11,13 @@ from record_examples import make_document
 from tiny_families import build
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation, IsDone
-from memguard.audit.membership_scores import Codec
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probe import Probe
 from memguard.audit.probes.canaries import CanaryProbe
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
@@ -27,7 +26,7 @@ from memguard.audit.requests import Inputs, Measured, Model, Prompt, join
 from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.runner import Runner
 from memguard.audit.suite import Suite, load_suite
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import AuditDocument, Window, WindowSettings
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 
@@ -117,6 +116,28 @@ class Scripted:
             ),
             sampled=sampled.T[: len(requested.schemes)] if requested.schemes else None,
         )
+
+
+@dataclass
+class Recorder(Scripted):
+    """Remembers the passages of all calls, and what was asked of them last."""
+
+    passages: list[Passage] = field(default_factory=list)
+    selection: ScoreSelection | None = None
+
+    def score(
+        self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
+    ) -> list[TokenResult]:
+        self.passages += passages
+        self.selection = requested or ScoreSelection()
+        return Scripted.score(self, passages, self.selection, on_progress)
+
+
+def cut(probe: WindowSettings, documents: Iterable[AuditDocument]) -> list[Window]:
+    """Return the main window of each document; none of them is too short."""
+    windows = [probe.window(document) for document in documents]
+    assert None not in windows
+    return [window for window in windows if window is not None]
 
 
 WRONG_TOKEN = 10**6

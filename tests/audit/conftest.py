@@ -5,15 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import record_examples
+from audit_examples import cut
+from record_examples import make_document
 
 from memguard.audit.passages import TokenResult
-from memguard.audit.windows import AuditDocument
-
-
-@pytest.fixture(scope="session")
-def make_document() -> Callable[..., AuditDocument]:
-    return record_examples.make_document
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.windows import Window
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +30,11 @@ def make_result() -> Callable[..., TokenResult]:
         )
 
     return make
+
+
+@pytest.fixture
+def windows() -> list[Window]:
+    """Six random texts of 20 tokens, of which the last 6 are continued."""
+    draw = np.random.default_rng(0)
+    documents = [make_document(draw.integers(0, 90, 20), name=f"d{n}") for n in range(6)]
+    return cut(ExtractionProbe(continuation_tokens=6), documents)

@@ -11,16 +11,16 @@ from record_examples import make_document
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import DocumentScores, build_scores
-from memguard.audit.evidence import Evidence
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise
 from memguard.audit.warnings import Tally
-from memguard.audit.window_scores import MAIN
 from memguard.audit.windows import Window
 from memguard.records import AuditResults
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from record_examples import make_outline
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.evidence import Evidence
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.windows import Window

@@ -27,13 +27,13 @@ from pyarrow import parquet
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Decoder
 from memguard.audit.document_scores import save_scores
-from memguard.audit.mask_consistency import MaskChange
 from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.generation import GenerationProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
+from memguard.audit.probes.masks import MaskChange
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome

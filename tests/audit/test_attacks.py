@@ -1,6 +1,6 @@
 """Adaptive attacks on a Llama that has learned random texts by heart, but for what a mask hid."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 import transformers
 from audit_examples import Held, run_probes
 from numpy.typing import NDArray
+from record_examples import make_document
 from torch.nn import functional
 
 from memguard.audit import runner
@@ -18,7 +19,7 @@ from memguard.audit.cache import ScoreMatrix
 from memguard.audit.decoding import Decoder
 from memguard.audit.probes.attacks import NUMBERS, AttackProbe, measure_guess_cost
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import Window
 from memguard.config import GoldfishConfig
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish
@@ -49,7 +50,7 @@ class Overfitted:
         return self.windows[NUM_TRAINED:]
 
 
-def overfit(mode: Any, width: int, make_document: Callable[..., AuditDocument]) -> Overfitted:
+def overfit(mode: Any, width: int) -> Overfitted:
     """Train for 120 steps on 12 random texts of 32 tokens, one label in three dropped."""
     draw = np.random.default_rng(2)
     ids = draw.integers(1, VOCAB, (NUM_TRAINED + NUM_CONTROL, PREFIX + SIZE))
@@ -96,8 +97,8 @@ def overfit(mode: Any, width: int, make_document: Callable[..., AuditDocument]) 
 
 
 @pytest.fixture(scope="module")
-def overfitted(make_document: Callable[..., AuditDocument]) -> Overfitted:
-    return overfit("hash", 13, make_document)
+def overfitted() -> Overfitted:
+    return overfit("hash", 13)
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +166,8 @@ def test_free_guesses_lead_from_one_guess_to_the_next(
 
 # A product of many small numbers says little of them: few tokens are hashed.
 @pytest.mark.parametrize(("mode", "width"), [("static", 13), ("hash_reference", 4)])
-def test_other_masks_are_known_as_well(
-    mode: str, width: int, make_document: Callable[..., AuditDocument]
-) -> None:
-    subject = overfit(mode, width, make_document)
+def test_other_masks_are_known_as_well(mode: str, width: int) -> None:
+    subject = overfit(mode, width)
     found = attack(subject, subject.trained)
     assert accuracy(found, "fill") > accuracy(found, "beam_search") + 0.1
     assert num_any(found, "fill") > num_any(found, "beam_search")
@@ -182,9 +181,7 @@ def test_a_mask_that_was_drawn_leaves_beam_search(overfitted: Overfitted) -> Non
         assert found[f"fill.{number}"].tolist() == found[f"beam_search.{number}"].tolist()
 
 
-def test_a_window_inside_a_document_is_masked_by_its_place_there(
-    overfitted: Overfitted, make_document: Callable[..., AuditDocument]
-) -> None:
+def test_a_window_inside_a_document_is_masked_by_its_place_there(overfitted: Overfitted) -> None:
     """Static masks count from the document's start, wherever the window and its piece begin."""
     requested: list[NDArray[np.bool_]] = []
     goldfish = Goldfish(GoldfishConfig(name="goldfish", k=5, mode="static"))
@@ -241,9 +238,7 @@ def test_a_guess_costs_more_than_a_learned_token_and_less_than_not_knowing() -> 
 
 
 def test_the_cost_is_read_from_what_a_prefix_was_trained_on(
-    overfitted: Overfitted,
-    make_document: Callable[..., AuditDocument],
-    monkeypatch: pytest.MonkeyPatch,
+    overfitted: Overfitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens without loss, and the first ones, say nothing of what was learned."""
     costs: list[float] = []

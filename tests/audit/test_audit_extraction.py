@@ -1,6 +1,5 @@
 """Windows and verdicts against plain loops."""
 
-from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 
 import numpy as np
@@ -8,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from record_examples import make_document
 
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.requests import Inputs
 from memguard.audit.windows import (
-    AuditDocument,
     compute_extraction_strength,
     compute_first_divergence,
     compute_type_token_ratio,
@@ -71,7 +70,6 @@ def test_text_window(
     size: int,
     prefix: int | None,
     minimum: int,
-    make_document: Callable[..., AuditDocument],
 ) -> None:
     document = make_document(np.arange(length))
     probe = ExtractionProbe(
@@ -93,9 +91,7 @@ def test_text_window(
     assert passage.first_label == passage.first_choice == window.prefix_tokens
 
 
-def test_conversation_window_is_the_last_supervised_span(
-    make_document: Callable[..., AuditDocument],
-) -> None:
+def test_conversation_window_is_the_last_supervised_span() -> None:
     supervised = np.array([0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=bool)
     document = make_document(np.arange(11), supervised=supervised, format="messages")
     # The lengths set for texts do not cut a completion, nor what stands before it.

@@ -1,7 +1,7 @@
 """The central claim: one pass says what greedy decoding would do, on every document."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from audit_examples import cut
+from record_examples import make_document
 
 from memguard.audit.passages import TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -26,8 +28,6 @@ from memguard.hf.load import load_model
 from memguard.model.checks import build_causal_lm
 
 pytestmark = pytest.mark.slow
-
-MakeDocument = Callable[..., AuditDocument]
 
 
 def _generate(model: Any, windows: Sequence[Window]) -> list[list[int]]:
@@ -55,9 +55,7 @@ def _ask(
     model: Any, documents: Sequence[AuditDocument], probe: ExtractionProbe
 ) -> tuple[list[Window], list[TokenResult]]:
     """Return the windows of all documents and what one pass over each says."""
-    cut = [probe.window(document) for document in documents]
-    windows = [window for window in cut if window is not None]
-    assert len(windows) == len(documents)
+    windows = cut(probe, documents)
     passages = [window.passage() for window in windows]
     return windows, ModelScorer(build_causal_lm(model), 8192).score(passages)
 
@@ -88,7 +86,7 @@ def stories(shared_data: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def real_windows(shared_data: Path, make_document: MakeDocument) -> list[AuditDocument]:
+def real_windows(shared_data: Path) -> list[AuditDocument]:
     """250 pieces of real text, 100 tokens each."""
     tokenizer = load_tokenizer(str(shared_data / "checkpoints" / "stories260K"))
     lines = (shared_data / "text" / "documents.jsonl").read_text(encoding="utf-8").splitlines()
@@ -103,7 +101,7 @@ def real_windows(shared_data: Path, make_document: MakeDocument) -> list[AuditDo
 
 
 @pytest.fixture(scope="module")
-def own_stories(stories: Any, make_document: MakeDocument) -> list[AuditDocument]:
+def own_stories(stories: Any) -> list[AuditDocument]:
     """What the model writes itself in fp32: 200 texts it recites, of 79 tokens each."""
     draw = np.random.default_rng(0)
     stories.generation_config = transformers.GenerationConfig()
@@ -159,9 +157,7 @@ def test_bf16_disagrees_only_within_the_stated_margin(
     assert {name.split()[0] for name in told} == {"own"}
 
 
-def test_stories260k_on_text_it_recites(
-    stories: Any, own_stories: list[AuditDocument], make_document: MakeDocument
-) -> None:
+def test_stories260k_on_text_it_recites(stories: Any, own_stories: list[AuditDocument]) -> None:
     """Its own greedy stories, some with one token changed: every divergence index occurs."""
     written = np.stack([document.input_ids for document in own_stories[:60]])
     for row, place in enumerate(range(len(written[0]) - 50, len(written[0]) - 10)):
@@ -171,7 +167,7 @@ def test_stories260k_on_text_it_recites(
     assert found == [*range(40), *[50] * 20]
 
 
-def test_overfitted_llama(make_document: MakeDocument) -> None:
+def test_overfitted_llama() -> None:
     """Random tokens learned by heart, and others trained too briefly."""
     draw = np.random.default_rng(0)
     ids = torch.from_numpy(draw.integers(0, 64, (24, 56)))
@@ -212,7 +208,7 @@ def test_overfitted_llama(make_document: MakeDocument) -> None:
     _check(model, documents, ExtractionProbe(continuation_tokens=40, prefix_tokens=6))
 
 
-def test_gpt2_that_memorised(shared_data: Path, make_document: MakeDocument) -> None:
+def test_gpt2_that_memorised(shared_data: Path) -> None:
     from pyarrow import parquet
 
     folder = shared_data / "checkpoints" / "arcsf-cities-base"

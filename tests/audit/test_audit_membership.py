@@ -1,29 +1,29 @@
 """Members above nonmembers is an AUC above one half, and nothing is guessed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from record_examples import make_document
 from sklearn.metrics import roc_auc_score
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.evidence import Evidence
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.windows import AuditDocument, Window, is_member
 from memguard.pages.membership import read_score
 from memguard.records import MEMBERS, ResultRow
 
-MakeDocument = Callable[..., AuditDocument]
 Scores = Mapping[str, NDArray[np.float64]]
 
 
 def _documents(
-    make_document: MakeDocument, num_members: int, num_nonmembers: int, *, apart: bool = False
+    num_members: int, num_nonmembers: int, *, apart: bool = False
 ) -> list[AuditDocument]:
     """Members, then nonmembers, of random tokens; ``apart`` gives each kind its own."""
     draw = np.random.default_rng(0)
@@ -80,8 +80,8 @@ def _compute(documents: list[AuditDocument], **scores: NDArray[np.float64]) -> d
     return _aucs(_tabulate(documents, scores))
 
 
-def test_orientation_counts_and_definitions(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, 30, 20)
+def test_orientation_counts_and_definitions() -> None:
+    documents = _documents(30, 20)
     background = make_document(np.arange(40), name="b", role="background", bucket="b")
     never = make_document(np.arange(40), name="never", num_repetitions=0)
     uncounted = make_document(np.arange(40), name="uncounted", num_repetitions=None)
@@ -108,8 +108,8 @@ def test_orientation_counts_and_definitions(make_document: MakeDocument) -> None
     assert (auc.meaning, auc.higher_is_better) == (MEMBERSHIP_SCORES["loss"].definition, False)
 
 
-def test_auc_is_that_of_scikit_learn(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, 40, 25)
+def test_auc_is_that_of_scikit_learn() -> None:
+    documents = _documents(40, 25)
     draw = np.random.default_rng(1)
     # Rounded: ties must count half.
     score_N = (draw.normal(size=65) + np.repeat([0.5, 0.0], [40, 25])).round(1)
@@ -117,8 +117,8 @@ def test_auc_is_that_of_scikit_learn(make_document: MakeDocument) -> None:
     assert _compute(documents, loss=score_N)["loss"].value == pytest.approx(expected, abs=1e-12)
 
 
-def test_scores_of_other_models_and_passes(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, 3, 3)
+def test_scores_of_other_models_and_passes() -> None:
+    documents = _documents(3, 3)
     loss_N = -np.arange(1.0, 7)
     scores = {"loss": loss_N, "recall.mean_logprob": 2 * loss_N, "plain.mean_logprob": loss_N}
     reference = {"reference.mean_logprob": loss_N - 1}
@@ -130,8 +130,8 @@ def test_scores_of_other_models_and_passes(make_document: MakeDocument) -> None:
     assert list(_aucs(_tabulate(documents, {"loss": loss_N}))) == ["loss"]
 
 
-def test_missing_scores_are_counted_and_never_ranked(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, 10, 10)
+def test_missing_scores_are_counted_and_never_ranked() -> None:
+    documents = _documents(10, 10)
     score_N = np.concatenate([np.full(10, 2.0), np.full(10, 1.0)])
     score_N[[0, 1, 12]] = np.nan
     row = _compute(documents, zlib=score_N)["zlib"]
@@ -149,10 +149,8 @@ def test_missing_scores_are_counted_and_never_ranked(make_document: MakeDocument
 @pytest.mark.parametrize(
     ("num_nonmembers", "known"), [(9, []), (10, ["0.1"]), (99, ["0.1"]), (100, ["0.01", "0.1"])]
 )
-def test_no_fpr_below_one_over_the_nonmembers(
-    make_document: MakeDocument, num_nonmembers: int, known: list[str]
-) -> None:
-    documents = _documents(make_document, 12, num_nonmembers)
+def test_no_fpr_below_one_over_the_nonmembers(num_nonmembers: int, known: list[str]) -> None:
+    documents = _documents(12, num_nonmembers)
     score_N = np.concatenate([np.linspace(1, 2, 12), np.linspace(0, 1.5, num_nonmembers)])
     rows = [row for row in _tabulate(documents, {"loss": score_N}).rows if row.metric == "tpr"]
     rates = {row.parameters.split(", ")[0][4:]: row for row in rows if "=loss" in row.parameters}
@@ -168,9 +166,9 @@ def test_no_fpr_below_one_over_the_nonmembers(
         assert (row.num_documents, row.interval) == (12, "threshold")
 
 
-def test_the_blind_baseline_stands_beside_them_last(make_document: MakeDocument) -> None:
+def test_the_blind_baseline_stands_beside_them_last() -> None:
     score_N = np.linspace(0, 1, 60)
-    found = _tabulate(_documents(make_document, 30, 30), {"loss": score_N, "zlib": score_N})
+    found = _tabulate(_documents(30, 30), {"loss": score_N, "zlib": score_N})
     alike = _aucs(found)
     assert list(alike) == ["loss", "zlib", "blind"]
     assert any("no model access" in metric.meaning for metric in found.metrics)
@@ -179,15 +177,15 @@ def test_the_blind_baseline_stands_beside_them_last(make_document: MakeDocument)
     # Texts of one kind: chance lies inside the interval.
     assert alike["blind"].ci is not None
     assert alike["blind"].ci[0] < 0.5 < alike["blind"].ci[1]
-    told = _compute(_documents(make_document, 30, 30, apart=True), loss=score_N)["blind"]
+    told = _compute(_documents(30, 30, apart=True), loss=score_N)["blind"]
     assert told.value == 1
     # Fewer than five of a kind cannot be cross-fitted.
-    few = _tabulate(_documents(make_document, 4, 30), {"loss": np.linspace(0, 1, 34)})
+    few = _tabulate(_documents(4, 30), {"loss": np.linspace(0, 1, 34)})
     assert list(_aucs(few)) == ["loss"]
     assert "membership.blind" not in few.columns
 
 
-def test_the_blind_baseline_does_not_recognise_copies(make_document: MakeDocument) -> None:
+def test_the_blind_baseline_does_not_recognise_copies() -> None:
     """Each text twice: alone it would be found again in the other folds."""
 
     def compute(clustered: bool) -> float:
@@ -213,13 +211,10 @@ def test_the_blind_baseline_does_not_recognise_copies(make_document: MakeDocumen
         ([0, 3, 4], "1 trained and 2 control documents; it needs 2 of each"),
     ],
 )
-def test_no_rows_without_enough_of_either(
-    make_document: MakeDocument, chosen: list[int], reason: str
-) -> None:
-    documents = [_documents(make_document, 3, 3)[index] for index in chosen]
+def test_no_rows_without_enough_of_either(chosen: list[int], reason: str) -> None:
+    documents = [_documents(3, 3)[index] for index in chosen]
     scores = {"loss": np.linspace(0, 1, len(chosen))}
     found = _tabulate(documents, scores)
     assert (found.rows, found.num_items, found.reason) == ((), 0, reason)
     # The verdict still reads the scores.
     assert list(found.columns) == ["membership.loss"]
-    assert _tabulate(documents, scores, why_not={"membership": "no words"}).reason == "no words"

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,15 @@ from audit_examples import (
     say_by_context,
 )
 from ranks import RankPool
+from record_examples import make_document
 
 import memguard
-from memguard.audit import runner
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
-from memguard.audit.mask_consistency import MaskChange
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.mask_consistency import CHANGED, MaskConsistencyProbe
+from memguard.audit.probes.masks import MaskChange
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.run import AuditOutcome
@@ -51,8 +50,6 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.runtime import start_runtime
 
 pytestmark = pytest.mark.slow
-
-MakeDocument = Callable[..., AuditDocument]
 
 
 def test_whole_audit() -> None:
@@ -119,7 +116,7 @@ def test_same_input_same_outcome() -> None:
     assert any("39 documents are not in the sample" in b.text for b in first.summary.banners)
 
 
-def test_documents_are_checked_before_a_model_is_asked(make_document: MakeDocument) -> None:
+def test_documents_are_checked_before_a_model_is_asked() -> None:
     model = Held(Scripted(say_by_context))
     with pytest.raises(DataError, match="continuation_tokens"):
         audit([make_document(range(24), name=str(i)) for i in range(9)], model)
@@ -156,7 +153,7 @@ def test_a_model_is_freed_before_the_next_is_asked() -> None:
     assert order == ["ask model", "free model"]
 
 
-def test_masks_are_compared_where_somebody_can(make_document: MakeDocument) -> None:
+def test_masks_are_compared_where_somebody_can() -> None:
     draw = np.random.default_rng(0)
     documents = [
         make_document(draw.integers(0, 90, 60), name=f"{n}", cluster=n // 2) for n in range(12)
@@ -186,8 +183,8 @@ def test_planning_summarising_and_pages_need_no_torch() -> None:
     files = [path for folder in folders for path in sorted((root / folder).glob("*.py"))]
     names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in files]
     assert len(names) > 30
-    audit = "summary statistics suite selection extraction cache probe document_scores tables"
-    others = "verdict warnings membership_scores canaries training plugins contained"
+    audit = "summary statistics suite selection windows cache probe document_scores metrics"
+    others = "verdict verdict_sentences warnings plugins contained"
     names += [f"memguard.audit.{name}" for name in f"{audit} {others}".split(" ")]
     code = (
         "import sys, importlib\n"
@@ -289,44 +286,6 @@ def test_whatever_numbers_depend_on_is_asked_anew(
     assert count(suite=together) == 0
     # Whose numbers nobody can name is asked each time.
     assert count(identity=None) == count(identity=None) == 18
-
-
-def test_an_interrupted_audit_goes_on_with_the_rest(
-    small: list[AuditDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "_SHARD_ITEMS", 5)
-    suite = build_suite(ExtractionProbe(), SamplingProbe())
-
-    class Stopped(Scripted):
-        def score(
-            self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
-        ) -> list[TokenResult]:
-            if len(self.calls) == 2:
-                raise KeyboardInterrupt
-            return Scripted.score(self, passages, requested or ScoreSelection(), on_progress)
-
-    model = Held(Stopped(say_by_context), identity="m")
-    with pytest.raises(KeyboardInterrupt):
-        _run_kept(tmp_path / "kept", small, model, suite=suite)
-    assert model.num_freed == 1
-    rest = Held(Scripted(say_by_context), identity="m")
-    continued = _run_kept(tmp_path / "kept", small, rest, suite=suite)
-    assert rest.answers.calls == [5, 3], "ten of eighteen were done"
-    whole = Held(Scripted(say_by_context), identity="m")
-    assert is_same(continued, _run_kept(tmp_path / "other", small, whole, suite=suite))
-
-
-def test_an_audit_does_not_fail_where_nothing_can_be_kept(
-    small: list[AuditDocument], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    suite = build_suite(ExtractionProbe())
-    with pytest.warns(UserWarning, match="an interrupted audit would start from the beginning"):
-        outcome = _run_kept(
-            tmp_path / "file", small, Held(Scripted(say_by_context), identity="m"), suite=suite
-        )
-    without = audit(small, Held(Scripted(say_by_context)), suite=suite)
-    assert is_same(outcome, without)
 
 
 def audit_on_ranks(

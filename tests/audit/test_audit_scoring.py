@@ -1,7 +1,7 @@
 """One scorer: same answer in every batch and on every mesh, clear refusals."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 import transformers
 from audit_examples import build_tiny_layer
 from ranks import RankPool
+from record_examples import make_document
 
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -147,11 +148,7 @@ def score_on_mesh(
     ids=str,
 )
 def test_meshes_do_not_matter_even_where_a_rank_has_nothing_to_do(
-    lm: CausalLM,
-    passages: list[Passage],
-    ranks: RankPool,
-    mesh: MeshShape,
-    num_passages: int,
+    lm: CausalLM, passages: list[Passage], ranks: RankPool, mesh: MeshShape, num_passages: int
 ) -> None:
     requested = passages[:num_passages]
     alone = ModelScorer(lm, batch_tokens=100).score(requested, EVERYTHING)
@@ -255,17 +252,13 @@ def test_without_a_budget_all_goes_at_once_on_a_cpu(
     assert rows == [len(passages)]
 
 
-def test_unfit_tokenizer_is_refused(
-    lm: CausalLM, make_document: Callable[..., AuditDocument]
-) -> None:
+def test_unfit_tokenizer_is_refused(lm: CausalLM) -> None:
     assert _score(lm, [make_document([*range(20), VOCAB - 1])])
     with pytest.raises(ModelError, match="a tokenizer that does not fit the model"):
         _score(lm, [make_document([*range(20), VOCAB])])
 
 
-def test_passage_beyond_the_positions_is_refused(
-    lm: CausalLM, make_document: Callable[..., AuditDocument]
-) -> None:
+def test_passage_beyond_the_positions_is_refused(lm: CausalLM) -> None:
     assert _score(lm, [make_document([1] * 65)])  # the last token is only a label
     with pytest.raises(ModelError, match="'max_position_embeddings' is 64"):
         _score(lm, [make_document([1] * 66)])

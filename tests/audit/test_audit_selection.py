@@ -1,22 +1,20 @@
 """Which documents are audited, and what a refusal suggests."""
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_examples import make_document
 
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import choose_sample, select_windows
 from memguard.audit.windows import AuditDocument
 from memguard.errors import DataError
 
-MakeDocument = Callable[..., AuditDocument]
 
-
-def _documents(make_document: MakeDocument, lengths: list[int], **fields: object) -> list:
+def _documents(lengths: list[int], **fields: object) -> list:
     bucket = fields.get("bucket", "trained")
     return [
         make_document(np.zeros(length), name=f"{bucket}-{index}", **fields)
@@ -24,12 +22,12 @@ def _documents(make_document: MakeDocument, lengths: list[int], **fields: object
     ]
 
 
-def test_buckets_in_order_with_counts(make_document: MakeDocument) -> None:
+def test_buckets_in_order_with_counts() -> None:
     documents = [
-        *_documents(make_document, [80] * 6, bucket="x16", num_repetitions=16),
-        *_documents(make_document, [80] * 3, bucket="rest", role="background"),
-        *_documents(make_document, [80, 9, 80], bucket="x4", num_repetitions=4),
-        *_documents(make_document, [9], bucket="x0", role="control", num_repetitions=0),
+        *_documents([80] * 6, bucket="x16", num_repetitions=16),
+        *_documents([80] * 3, bucket="rest", role="background"),
+        *_documents([80, 9, 80], bucket="x4", num_repetitions=4),
+        *_documents([9], bucket="x0", role="control", num_repetitions=0),
     ]
     documents[1] = make_document(np.zeros(80), name="odd", bucket="x16", num_repetitions=15)
     selection = select_windows(documents, ExtractionProbe(), seed=0, max_documents_per_bucket=4)
@@ -43,8 +41,8 @@ def test_buckets_in_order_with_counts(make_document: MakeDocument) -> None:
     assert chosen == sorted(chosen, key=order.index)
 
 
-def test_sample_depends_on_seed_and_ids_only(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, [80] * 40)
+def test_sample_depends_on_seed_and_ids_only() -> None:
+    documents = _documents([80] * 40)
 
     def chosen(seed: int, given: list[AuditDocument]) -> set[str]:
         selection = select_windows(given, ExtractionProbe(), seed=seed, max_documents_per_bucket=9)
@@ -55,10 +53,10 @@ def test_sample_depends_on_seed_and_ids_only(make_document: MakeDocument) -> Non
     assert len(chosen(0, documents)) == 9
 
 
-def test_a_smaller_sample_for_what_costs_more(make_document: MakeDocument) -> None:
+def test_a_smaller_sample_for_what_costs_more() -> None:
     documents = [
-        *_documents(make_document, [80] * 30, bucket="x0", role="control"),
-        *_documents(make_document, [80] * 6, bucket="x4"),
+        *_documents([80] * 30, bucket="x0", role="control"),
+        *_documents([80] * 6, bucket="x4"),
     ]
 
     def chosen(size: int | None, given: list[AuditDocument], purpose: str = "attacks") -> list[str]:
@@ -75,7 +73,7 @@ def test_a_smaller_sample_for_what_costs_more(make_document: MakeDocument) -> No
     assert names != chosen(8, documents, "written on")
 
 
-def test_control_documents_near_trained_ones_are_left_out(make_document: MakeDocument) -> None:
+def test_control_documents_near_trained_ones_are_left_out() -> None:
     def control(name: str, cluster: int | None, length: int = 80) -> AuditDocument:
         return make_document(
             np.zeros(length), name=name, bucket="control", role="control", cluster=cluster
@@ -108,9 +106,7 @@ def test_control_documents_near_trained_ones_are_left_out(make_document: MakeDoc
     assert len(selection.windows) == 4 + 7 + 1 + 1
 
 
-def test_trained_documents_left_out_by_sampling_still_count_as_trained(
-    make_document: MakeDocument,
-) -> None:
+def test_trained_documents_left_out_by_sampling_still_count_as_trained() -> None:
     documents = [
         make_document(np.zeros(80), name=f"{role}-{n}", bucket=role, role=role, cluster=n)
         for role in ("trained", "control")
@@ -129,7 +125,7 @@ def test_trained_documents_left_out_by_sampling_still_count_as_trained(
         assert (control.num_near_duplicates, control.num_not_sampled) == (9, 0)
 
 
-def test_a_control_of_near_duplicates_only_is_an_empty_bucket(make_document: MakeDocument) -> None:
+def test_a_control_of_near_duplicates_only_is_an_empty_bucket() -> None:
     documents = [
         make_document(np.zeros(80), name=f"{role}-{n}", bucket=role, role=role, cluster=n)
         for role in ("trained", "control")
@@ -143,14 +139,14 @@ def test_a_control_of_near_duplicates_only_is_an_empty_bucket(make_document: Mak
     assert {window.document.role for window in selection.windows} == {"trained"}
 
 
-def test_ids_must_be_unique(make_document: MakeDocument) -> None:
-    twice = [*_documents(make_document, [80] * 6), make_document(np.zeros(80), name="trained-2")]
+def test_ids_must_be_unique() -> None:
+    twice = [*_documents([80] * 6), make_document(np.zeros(80), name="trained-2")]
     with pytest.raises(DataError, match=r"1 ids occur more than once, e\.g\. 'trained-2'"):
         select_windows(twice, ExtractionProbe(), seed=0)
 
 
-def test_refusal_says_what_would_work(make_document: MakeDocument) -> None:
-    documents = _documents(make_document, [24] * 8 + [12] * 4)
+def test_refusal_says_what_would_work() -> None:
+    documents = _documents([24] * 8 + [12] * 4)
     with pytest.raises(DataError) as caught:
         select_windows(documents, ExtractionProbe(), seed=0)
     assert str(caught.value) == (
@@ -171,13 +167,10 @@ def test_suggestion_works(
     num_chats: int,
     minimum: int,
     prefix: int | None,
-    make_document: MakeDocument,
 ) -> None:
     documents = [
-        *_documents(make_document, lengths),
-        *_documents(
-            make_document, [9] * num_chats, bucket="chat", format="messages", role="trained"
-        ),
+        *_documents(lengths),
+        *_documents([9] * num_chats, bucket="chat", format="messages", role="trained"),
     ]
     probe = ExtractionProbe(prefix_tokens=prefix)
 

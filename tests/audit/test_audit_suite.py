@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.mask_consistency import MaskConsistencyProbe
 from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_scores import MEMBERSHIP_SCORES
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.suite import PROBES, load_audit_suite, load_suite
 from memguard.config import AuditConfig
@@ -27,7 +27,7 @@ def test_the_default_suite_generates_for_near_verbatim_alone() -> None:
     )
     assert suite.extraction == ExtractionProbe()
     (membership,) = (probe for probe in suite.probes if isinstance(probe, MembershipProbe))
-    assert all(MEMBERSHIP_SCORES[name].own_pass is None for name in membership.scores)
+    assert all(not MEMBERSHIP_SCORES[name].has_own_pass for name in membership.scores)
 
 
 def test_the_full_suite_has_every_probe_and_every_score() -> None:

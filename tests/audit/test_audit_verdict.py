@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 from verdict_examples import (
     DrawnAudit,
     Group,
@@ -25,7 +24,6 @@ from verdict_examples import (
 from memguard.audit.statistics import compute_auc
 from memguard.audit.verdict import (
     Decision,
-    count_documents,
     decide_level,
     judge_membership,
     list_tests,
@@ -300,19 +298,6 @@ def test_the_first_document_by_id_stands_for_its_cluster() -> None:
     assert first.auc.value == 0.5  # the first of each, 5.0, by their ids 00b, 02b, ...
     last = _judge(groups, scores, ids=swapped)
     assert last.auc.value == 0.0
-
-
-def test_counts_of_copies_have_an_interval_that_holds_their_rate() -> None:
-    documents = build_results([trained(26, 26, copies=13), trained(0, 13)])
-    counts = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    assert (counts.num_matched, counts.num_documents) == (26, 39)
-    assert (counts.num_matched_clusters, counts.num_clusters) == (2, 15)
-    # That of 2 of 15 texts, .017 to .405, does not hold it.
-    number = 39**2 / (2 * 13**2 + 13)
-    k, rest = number * 2 / 3, number / 3
-    expected = (stats.beta.ppf(0.025, k, rest + 1), stats.beta.ppf(0.975, k + 1, rest))
-    assert counts.ci == pytest.approx(expected)
-    assert counts.ci[0] < counts.rate < counts.ci[1]
 
 
 def test_the_score_is_fixed_beforehand() -> None:

@@ -11,7 +11,6 @@ import pytest
 from benchmark_examples import make_rows, write_task
 
 from memguard import errors
-from memguard.audit.benchmarks import lookup
 from memguard.audit.benchmarks import tasks as benchmark_tasks
 from memguard.audit.benchmarks.isolation import isolated
 from memguard.audit.benchmarks.tasks import OpenedTask, check_tasks, open_tasks
@@ -152,13 +151,13 @@ def test_a_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "group.yaml").write_text("group: my_group\ntask: [inner, rolling]\n")
     (tmp_path / "inner.yaml").write_text("group: inner\ntask: [all_choices]\n")
     write_task(tmp_path, "rolling", ROWS)
-    monkeypatch.setattr(lookup, "find_root", lambda: tmp_path)
+    monkeypatch.setattr(benchmark_tasks, "find_root", lambda: tmp_path)
     assert open_one("choice").name == "choice"
     quoted = ("task: quoted", '"task": "quoted" # as some of lm-eval are')
     write_task(tmp_path, "choice", ROWS, name="quoted", change=quoted)
     with monkeypatch.context() as patch:
         # Which only an index needs.
-        patch.setattr(lookup, "get_close_matches", None)
+        patch.setattr(benchmark_tasks, "get_close_matches", None)
         patch.setattr("lm_eval.tasks._index.TaskIndex._iter_yaml_files", None)
         assert open_one("quoted").name == "quoted"
     assert "'chioce' is unknown to lm-eval. Did you mean choice?" in refuse("chioce")

@@ -1,9 +1,7 @@
 """Decoding against `generate` and log-probabilities, in every batch and on every mesh."""
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,7 @@ from memguard.audit.requests import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
-from memguard.hf.checkpoint import load_tokenizer
-from memguard.hf.load import load_model, shard_scratch_model
+from memguard.hf.load import shard_scratch_model
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
@@ -94,23 +91,6 @@ def test_greedy_is_what_generate_gives(family: str) -> None:
     continued = Decoder(build_causal_lm(model), 400).continue_greedily(requests)
     assert to_lists(continued) == generate(model, requests)
     assert len({tuple(tokens) for tokens in to_lists(continued)}) > 5, "these say something"
-
-
-@pytest.mark.long
-def test_greedy_is_what_generate_gives_on_real_text(shared_data: Path) -> None:
-    folder = str(shared_data / "checkpoints" / "stories260K")
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    lines = (shared_data / "text" / "documents.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"][:2000] for line in lines[:24]]
-    requests = [
-        Prompt(
-            input_ids=np.array(tokenizer(text).input_ids[: 20 + 7 * index]),
-            num_new=50 - index,
-        )
-        for index, text in enumerate(texts)
-    ]
-    continued = Decoder(build_causal_lm(model), 2048).continue_greedily(requests)
-    assert to_lists(continued) == generate(model, requests)
 
 
 @pytest.fixture(scope="module")

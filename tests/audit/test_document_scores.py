@@ -11,6 +11,7 @@ from audit_examples import (
     Scripted,
     audit,
     build_documents,
+    cut,
     know,
     list_records,
     run_probes,
@@ -22,10 +23,10 @@ from pyarrow import parquet
 from record_examples import make_document
 
 from memguard.audit.document_scores import SCHEMA_NAME, DocumentScores, build_scores, save_scores
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
-from memguard.audit.window_scores import MAIN
 from memguard.audit.windows import Window
 
 DESCRIPTION = [
@@ -35,11 +36,8 @@ DESCRIPTION = [
 
 
 def _cut(probe: ExtractionProbe, count: int, **fields: Any) -> list[Window]:
-    windows = [
-        probe.window(make_document(np.arange(20) + number, name=f"d{number}", **fields))
-        for number in range(count)
-    ]
-    return [window for window in windows if window is not None]
+    numbers = range(count)
+    return cut(probe, [make_document(np.arange(20) + n, name=f"d{n}", **fields) for n in numbers])
 
 
 def _measure(detail: Any = None, **columns: list[float]) -> Measured:

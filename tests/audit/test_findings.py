@@ -6,7 +6,7 @@ from pathlib import Path
 
 from made_examples import build_columns, make
 
-from memguard.audit.findings import MAX_FINDINGS, collect_findings, save_findings
+from memguard.audit.document_scores import MAX_FINDINGS, collect_findings, save_findings
 from memguard.records import Finding
 
 

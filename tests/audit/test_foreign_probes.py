@@ -11,8 +11,7 @@ import pytest
 from audit_examples import Held, Scripted, audit, build_documents, build_suite, know, say_known
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.plugins import Guard
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.probes.extraction import ExtractionProbe

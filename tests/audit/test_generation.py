@@ -1,21 +1,20 @@
 """What is written from the first divergence on is what generate writes from the prefix."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from audit_examples import Held, run_probes
 from probe_examples import make_evidence, to_tables
+from record_examples import make_document
 from tiny_families import build
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.overlap import compute_overlap
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.generation import GenerationProbe
+from memguard.audit.probes.window_scores import compute_overlap
 from memguard.audit.requests import Measured
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import Window
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 
@@ -48,7 +47,7 @@ def _generate(lm: CausalLM, ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def windows(lm: CausalLM, make_document: Callable[..., AuditDocument]) -> list[Window]:
+def windows(lm: CausalLM) -> list[Window]:
     """Texts that greedy decoding leaves at once, late, or never."""
     draw, probe = np.random.default_rng(2), ExtractionProbe(continuation_tokens=SIZE)
     found = []

@@ -1,23 +1,24 @@
 """Scores that take a pass of their own, against plain forwards of a tiny model."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from audit_examples import CHARACTERS, Held, audit, build_suite, build_tiny_layer
+from audit_examples import CHARACTERS, Held, audit, build_suite, build_tiny_layer, cut
+from record_examples import make_document
 
 from memguard.audit.context import AuditContext
-from memguard.audit.membership_passes import (
+from memguard.audit.passages import Codec
+from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.membership_scores import (
     choose_shots,
+    compare_passes,
     plan_lowercase,
     plan_plain,
     plan_recall,
 )
-from memguard.audit.membership_scores import Codec, compare_passes
-from memguard.audit.probes.extraction import ExtractionProbe
-from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.run import AuditOutcome
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import AuditDocument, Window
@@ -25,7 +26,6 @@ from memguard.model.causal_lm import CausalLM
 from memguard.pages.membership import list_aucs, read_score
 from memguard.records import ResultRow
 
-MakeDocument = Callable[..., AuditDocument]
 PROBE = ExtractionProbe(continuation_tokens=8)
 POSITIONS = 160
 
@@ -41,7 +41,7 @@ def other() -> CausalLM:
 
 
 @pytest.fixture(scope="module")
-def documents(make_document: MakeDocument) -> list[AuditDocument]:
+def documents() -> list[AuditDocument]:
     draw = np.random.default_rng(0)
     kinds = [("x4", "trained", 4)] * 8 + [("x0", "control", 0)] * 9
     made = [
@@ -68,8 +68,7 @@ def documents(make_document: MakeDocument) -> list[AuditDocument]:
 
 
 def _windows(documents: list[AuditDocument]) -> list[Window]:
-    cut = [PROBE.window(document) for document in documents]
-    return [window for window in cut if window is not None]
+    return cut(PROBE, documents)
 
 
 def _mean_logprob(layer: CausalLM, ids: Any, first_label: int = 1) -> float:
@@ -181,7 +180,7 @@ def test_shots_are_half_of_the_control_at_most_and_never_scored(
     assert choose_shots(windows[:8], count=4, seed=0) == []
 
 
-def test_only_the_window_is_scored_after_the_shots(make_document: MakeDocument) -> None:
+def test_only_the_window_is_scored_after_the_shots() -> None:
     window = PROBE.window(make_document(np.arange(30)))
     shot = PROBE.window(make_document(np.arange(50, 90)))
     assert window is not None
@@ -203,7 +202,7 @@ def test_only_the_window_is_scored_after_the_shots(make_document: MakeDocument) 
     assert len(shortened.input_ids) == 128 + 30
 
 
-def test_lower_case_that_outgrows_the_model_is_cut(make_document: MakeDocument) -> None:
+def test_lower_case_that_outgrows_the_model_is_cut() -> None:
     """Tokenizers know fewer lower-case words: each letter may become three tokens."""
     longer = Codec(
         decode=CHARACTERS.decode, encode=lambda text: [ord(c) - 32 for c in text for _ in range(3)]
@@ -220,7 +219,7 @@ def test_lower_case_that_outgrows_the_model_is_cut(make_document: MakeDocument) 
 
 
 def test_an_audit_at_the_models_last_position_goes_through(
-    make_document: MakeDocument, model: CausalLM, other: CausalLM
+    model: CausalLM, other: CausalLM
 ) -> None:
     draw = np.random.default_rng(4)
     full = [

@@ -1,6 +1,6 @@
 """Near-verbatim matches against plain generation and another library's edit distance."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,16 @@ from audit_examples import Held, build_tiny_layer, run_probes
 from hypothesis import given
 from hypothesis import strategies as st
 from nltk.metrics.distance import edit_distance
+from record_examples import make_document
 
 from memguard.audit.decoding import Decoder
-from memguard.audit.near_verbatim import EditDistance, NearVerbatim
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import EditDistance, NearVerbatim
 from memguard.audit.requests import Measured, Prompt
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import Window
 from memguard.model.causal_lm import CausalLM
 
-MakeDocument = Callable[..., AuditDocument]
 VOCAB, SIZE, PREFIX, END = 61, 20, 9, 7
 # Floor 0: no document is below it, so that all that are not verbatim are generated.
 PROBE = ExtractionProbe(continuation_tokens=SIZE, generation_floor=0)
@@ -76,9 +76,7 @@ def generated(lm: CausalLM, prefixes: np.ndarray) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def windows(
-    prefixes: np.ndarray, generated: list[list[int]], make_document: MakeDocument
-) -> list[Window]:
+def windows(prefixes: np.ndarray, generated: list[list[int]]) -> list[Window]:
     """Greedy texts with 0 to 4 edits anywhere, and random ones."""
     draw = np.random.default_rng(0)
     found = []

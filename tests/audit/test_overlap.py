@@ -10,7 +10,7 @@ from nltk.translate import bleu_score
 from numpy.typing import NDArray
 from rouge_score import rouge_scorer
 
-from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap, longest_true_run
+from memguard.audit.probes.window_scores import APPROXIMATE_BLEU, compute_overlap, longest_true_run
 
 # Few different ids, so that much is common; 2**31 - 1 is the largest an id can be.
 _ids = st.lists(st.sampled_from([0, 1, 2, 3, 50_256, 2**31 - 1]), max_size=24)

@@ -1,12 +1,12 @@
 """Which part of a document is audited: none is left out that has a prefix and a continuation."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_examples import make_document
 
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import (
@@ -196,7 +196,7 @@ def test_contexts(which: WhichWindow) -> None:
     assert document.input_ids.tolist() == tokens.input_ids[begin : begin + 256].tolist()
 
 
-def test_what_was_cut_is_told(make_document: Callable[..., AuditDocument]) -> None:
+def test_what_was_cut_is_told() -> None:
     whole = make_document(np.arange(60))
     assert find_cut([whole], (), window="last") is None
     part = make_document(np.arange(256), num_tokens=6001, part="context", first_position=5745)

@@ -3,47 +3,28 @@
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from audit_examples import CHARACTERS, Said, Scripted, say_by_context, score_together
+from audit_examples import CHARACTERS, Recorder, Said, Scripted, cut, say_by_context, score_together
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_examples import make_document
 
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import ScoreSelection
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.probes.window_scores import IN_A_WINDOW
 from memguard.audit.requests import Inputs, Score, View
-from memguard.audit.window_scores import IN_A_WINDOW
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
 
-MakeDocument = Callable[..., AuditDocument]
 SCORES = ("loss", "min_k", "min_k_plus_plus", "zlib")
 SCHEMES = (SamplingScheme(), SamplingScheme(top_k=3), SamplingScheme(temperature=0.5))
-
-
-@dataclass
-class Recorder(Scripted):
-    """Remembers the passages of all calls, and what was asked of them last."""
-
-    passages: list[Passage] = field(default_factory=list)
-    selection: ScoreSelection | None = None
-
-    def score(
-        self,
-        passages: Sequence[Passage],
-        requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
-        on_progress: Any = None,
-    ) -> list[TokenResult]:
-        self.passages += passages
-        self.selection = requested
-        return Scripted.score(self, passages, requested, on_progress)
 
 
 def _score_alone(probes: Sequence[Any], window: Window, **inputs: Any) -> dict[str, float]:
@@ -122,7 +103,6 @@ def _cases(draw: st.DrawFn) -> tuple[int, ExtractionProbe, GridProbe, list[bool]
 @settings(deadline=None, max_examples=150)
 @given(_cases())
 def test_numbers_equal_naive_loops(
-    make_document: MakeDocument,
     case: tuple[int, ExtractionProbe, GridProbe, list[bool], str],
 ) -> None:
     size, probe, grid, supervised, form = case
@@ -182,11 +162,10 @@ def test_numbers_equal_naive_loops(
     assert sorted(lengths) == sorted(ends.values())
 
 
-def test_a_cell_at_the_windows_start_shares_its_passage(make_document: MakeDocument) -> None:
+def test_a_cell_at_the_windows_start_shares_its_passage() -> None:
     probe = ExtractionProbe(continuation_tokens=10)
     grid = GridProbe(offsets=(0, 5, 30), prefix_tokens=(4, 8), continuation_tokens=(6,))
-    window = probe.window(make_document(np.arange(40)))
-    assert window is not None
+    (window,) = cut(probe, [make_document(np.arange(40))])
     scorer = Recorder(say_by_context)
     _score_alone([probe, grid], window, scorer=scorer)
     # Offset 30 leaves 10 tokens: 4 + 6 fit, 8 + 6 do not.
@@ -197,7 +176,7 @@ def test_a_cell_at_the_windows_start_shares_its_passage(make_document: MakeDocum
     assert [passage.first_label for passage in scorer.passages] == [4, 4, 4]
 
 
-def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocument) -> None:
+def test_documents_of_all_sizes_are_measured_together() -> None:
     """What is said of one does not depend on what it is measured beside."""
     draw = np.random.default_rng(0)
     probe = ExtractionProbe(continuation_tokens=6)
@@ -216,9 +195,7 @@ def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocumen
         document = make_document(
             draw.integers(0, 90, size), supervised=supervised, format=form, name=f"{size}"
         )
-        window = probe.window(document)
-        assert window is not None
-        windows.append(window)
+        windows += cut(probe, [document])
     scorer = Scripted(say_by_context)
     together = score_together(probes, scorer, windows, tiny_margin=1.0, codec=CHARACTERS)
     assert len(scorer.calls) == 1
@@ -229,10 +206,9 @@ def test_documents_of_all_sizes_are_measured_together(make_document: MakeDocumen
         np.testing.assert_allclose(row, list(alone.values()), rtol=1e-12)
 
 
-def test_only_what_is_asked_for_is_asked_of_the_model(make_document: MakeDocument) -> None:
+def test_only_what_is_asked_for_is_asked_of_the_model() -> None:
     probe = ExtractionProbe(continuation_tokens=4)
-    window = probe.window(make_document(np.arange(12)))
-    assert window is not None
+    (window,) = cut(probe, [make_document(np.arange(12))])
 
     def ask(scores: tuple[str, ...], *more: Any) -> ScoreSelection | None:
         scorer = Recorder(say_by_context)
@@ -246,23 +222,21 @@ def test_only_what_is_asked_for_is_asked_of_the_model(make_document: MakeDocumen
     assert ask(("loss",), schemes) == ScoreSelection(schemes=SCHEMES[:2])
 
 
-def test_scores_of_text_are_missing_without_a_tokenizer(make_document: MakeDocument) -> None:
+def test_scores_of_text_are_missing_without_a_tokenizer() -> None:
     probe = ExtractionProbe(continuation_tokens=4)
-    window = probe.window(make_document(np.arange(12)))
-    assert window is not None
+    (window,) = cut(probe, [make_document(np.arange(12))])
     found = _score_alone([probe, MembershipProbe(scores=("loss", "zlib"))], window)
     assert math.isfinite(found["membership.loss"])
     assert math.isnan(found["membership.zlib"])
 
 
-def test_only_tokens_with_loss_count_for_membership(make_document: MakeDocument) -> None:
+def test_only_tokens_with_loss_count_for_membership() -> None:
     """A conversation: the question is given, not scored; its first answer counts as well."""
     supervised = np.zeros(30, dtype=bool)
     supervised[8:12] = supervised[20:28] = True
     document = make_document(np.arange(30), supervised=supervised, format="messages")
     probe = ExtractionProbe()
-    window = probe.window(document)
-    assert window is not None
+    (window,) = cut(probe, [document])
     scorer = Recorder(say_by_context)
     found = _score_alone([probe, MembershipProbe(scores=("loss",))], window, scorer=scorer)
     (passage,) = scorer.passages
@@ -285,7 +259,7 @@ def _name_requests(probes: Sequence[Any], windows: Sequence[Window], **inputs: A
     return named
 
 
-def test_what_numbers_depend_on_is_in_their_parameters(make_document: MakeDocument) -> None:
+def test_what_numbers_depend_on_is_in_their_parameters() -> None:
     """Whatever changes a number must change the name that cached numbers have, and no other's."""
     document = make_document(np.arange(40))
     probe = ExtractionProbe(continuation_tokens=10)
@@ -295,9 +269,7 @@ def test_what_numbers_depend_on_is_in_their_parameters(make_document: MakeDocume
     more_edits = ExtractionProbe(continuation_tokens=10, max_edit_share=0.2)
 
     def name(settings: ExtractionProbe, *others: Any, **inputs: Any) -> set[str]:
-        window = settings.window(document)
-        assert window is not None
-        return _name_requests([settings, *others], [window], **inputs)
+        return _name_requests([settings, *others], cut(settings, [document]), **inputs)
 
     before = name(probe, grid, sampling, membership)
     assert len(before) == 4

@@ -1,6 +1,6 @@
 """Cells of the grid: their order, what they leave out, and that sharing a pass changes nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,15 +8,14 @@ import pytest
 from audit_examples import Scripted, build_tiny_layer, run_probes, say_by_context, say_known
 from probe_examples import make_evidence, to_tables
 from pydantic import ValidationError
+from record_examples import make_document
 
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridCell, GridProbe
+from memguard.audit.probes.window_scores import IN_A_WINDOW
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.window_scores import IN_A_WINDOW
-from memguard.audit.windows import AuditDocument, Window
-
-MakeDocument = Callable[..., AuditDocument]
+from memguard.audit.windows import Window
 
 
 class Counting(ModelScorer):
@@ -53,9 +52,7 @@ def test_wrong_grids_are_refused(fields: dict) -> None:
         GridProbe(**fields)
 
 
-def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
-    make_document: MakeDocument,
-) -> None:
+def test_cells_reach_the_whole_of_a_text_longer_than_the_context() -> None:
     """The main window is that of the last context; cells lie anywhere, alone or in its pass."""
     layer = build_tiny_layer()
     ids = np.random.default_rng(0).integers(0, 61, 200).astype(np.int32)
@@ -90,7 +87,7 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context(
     assert longer.window(part) is None, "65 tokens are more than the context"
 
 
-def test_a_cell_fits_or_is_left_out(make_document: MakeDocument) -> None:
+def test_a_cell_fits_or_is_left_out() -> None:
     cell = GridCell(offset=3, prefix_tokens=4, continuation_tokens=5)
     window = cell.window(make_document(np.arange(12)))
     assert window.input_ids.tolist() == list(range(3, 12))
@@ -100,7 +97,7 @@ def test_a_cell_fits_or_is_left_out(make_document: MakeDocument) -> None:
     assert cell.window(make_document(np.arange(12), format="messages")) is None
 
 
-def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
+def test_sharing_a_pass_changes_nothing() -> None:
     """Each cell as its own audit's window, against all of them in one."""
     draw = np.random.default_rng(3)
     documents = [make_document(draw.integers(0, 61, size)) for size in (64, 40, 33)]
@@ -122,7 +119,7 @@ def test_sharing_a_pass_changes_nothing(make_document: MakeDocument) -> None:
                 assert found[f"grid.{index}.{name}"] == pytest.approx(alone[name], abs=1e-4)
 
 
-def test_rows_of_each_cell_are_those_of_its_windows(make_document: MakeDocument) -> None:
+def test_rows_of_each_cell_are_those_of_its_windows() -> None:
     draw = np.random.default_rng(0)
     main = ExtractionProbe(continuation_tokens=6)
     windows = [main.window(make_document(draw.integers(0, 90, size))) for size in range(14, 22)]
@@ -164,7 +161,7 @@ def test_rows_of_each_cell_are_those_of_its_windows(make_document: MakeDocument)
     assert summary.reason == "every document is too short for its windows"
 
 
-def test_cells_of_one_offset_are_one_passage(make_document: MakeDocument) -> None:
+def test_cells_of_one_offset_are_one_passage() -> None:
     grid = GridProbe(offsets=(0, 9), prefix_tokens=(5, 16), continuation_tokens=(4, 15))
     main = ExtractionProbe(continuation_tokens=8)
     draw = np.random.default_rng(0)

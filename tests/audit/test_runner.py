@@ -38,13 +38,6 @@ MakeDocument = Callable[..., AuditDocument]
 MAIN = ExtractionProbe(continuation_tokens=6)
 
 
-@pytest.fixture
-def windows(make_document: MakeDocument) -> list[Window]:
-    draw = np.random.default_rng(0)
-    cut = [MAIN.window(make_document(draw.integers(0, 90, 20), name=f"d{n}")) for n in range(6)]
-    return [window for window in cut if window is not None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fake:
     """A probe that does what a generator does."""

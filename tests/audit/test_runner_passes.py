@@ -1,7 +1,7 @@
 """One pass for all probes of a round: passages that are shared, numbers that are cached."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from audit_examples import (
     Held,
+    Recorder,
     Scripted,
     build_canaries,
+    cut,
     run_probes,
     say_by_context,
     score_together,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_examples import make_document
 
 from memguard.audit import runner
 from memguard.audit.cache import RecordCache
@@ -29,31 +32,12 @@ from memguard.audit.probes.membership import MembershipProbe
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.requests import Measured, join
 from memguard.audit.runner import merge
-from memguard.audit.windows import AuditDocument, Window
+from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
 
-MakeDocument = Callable[..., AuditDocument]
 SCHEMES = (SamplingScheme(), SamplingScheme(top_k=3), SamplingScheme(temperature=0.5))
 MAIN = ExtractionProbe(continuation_tokens=6)
 OTHER = GridProbe(offsets=(3,), prefix_tokens=(4,), continuation_tokens=(5,))
-
-
-@dataclass
-class _Recorder(Scripted):
-    passages: list[Passage] = field(default_factory=list)
-
-    def score(
-        self, passages: Sequence[Passage], requested: Any = None, on_progress: Any = None
-    ) -> list[TokenResult]:
-        self.passages += passages
-        return Scripted.score(self, passages, requested or ScoreSelection(), on_progress)
-
-
-@pytest.fixture
-def windows(make_document: MakeDocument) -> list[Window]:
-    draw = np.random.default_rng(0)
-    cut = [MAIN.window(make_document(draw.integers(0, 90, 20), name=f"d{n}")) for n in range(6)]
-    return [window for window in cut if window is not None]
 
 
 @st.composite
@@ -133,14 +117,13 @@ def test_probes_share_the_passages_of_a_round(windows: list[Window]) -> None:
 
 
 def test_items_are_measured_longest_first_and_reported_shard_by_shard(
-    make_document: MakeDocument, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "_SHARD_ITEMS", 2)
-    cut = [MAIN.window(make_document(np.arange(size))) for size in (12, 20, 14, 18, 16)]
-    windows = [window for window in cut if window is not None]
+    windows = cut(MAIN, [make_document(np.arange(size)) for size in (12, 20, 14, 18, 16)])
     steps: list[tuple[str, int, int]] = []
     context = AuditContext(on_progress=lambda *step: steps.append(step))
-    scorer = _Recorder(say_by_context)
+    scorer = Recorder(say_by_context)
     found = score_together([MAIN], scorer, windows, context=context)
     assert [len(passage.input_ids) for passage in scorer.passages] == [20, 18, 16, 14, 12]
     assert scorer.calls == [2, 2, 1]
@@ -187,7 +170,7 @@ def test_only_what_a_request_lacks_is_measured(windows: list[Window], tmp_path: 
     assert _count_cached(tmp_path, windows[:4], [MAIN]) == [4]
     assert _count_cached(tmp_path, windows[3:], [OTHER]) == [3]
     # 0 to 2 lack the cell, 4 and 5 the main window, 3 nothing.
-    seen = _Recorder(say_by_context)
+    seen = Recorder(say_by_context)
     context = AuditContext(cache=RecordCache(tmp_path))
     run_probes([MAIN, OTHER], Held(seen, identity="m"), windows, context=context)
     found = sorted(tuple(passage.input_ids.tolist()) for passage in seen.passages)
@@ -195,18 +178,3 @@ def test_only_what_a_request_lacks_is_measured(windows: list[Window], tmp_path: 
     lacking = [*(cell for cell in cells if cell is not None), *windows[4:]]
     assert found == sorted(tuple(window.input_ids.tolist()) for window in lacking)
     assert _count_cached(tmp_path, windows, [MAIN, OTHER]) == []
-
-
-def test_numbers_are_cached_by_model_and_parameters(windows: list[Window], tmp_path: Path) -> None:
-    def count(identity: str | None, tiny_margin: float) -> int:
-        scorer = Scripted(say_by_context)
-        held = Held(scorer, identity=identity)
-        context = AuditContext(cache=RecordCache(tmp_path))
-        run_probes([MAIN], held, windows, context=context, tiny_margin=tiny_margin)
-        return sum(scorer.calls)
-
-    # Without an identity nothing says whose numbers they are.
-    assert [count(None, 1.0), count(None, 1.0)] == [6, 6]
-    assert list(tmp_path.iterdir()) == []
-    for identity, tiny_margin in (("a", 1.0), ("b", 1.0), ("a", 2.0)):
-        assert [count(identity, tiny_margin), count(identity, tiny_margin)] == [6, 0]

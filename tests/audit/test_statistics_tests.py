@@ -24,22 +24,10 @@ from memguard.audit.statistics import (
     fit_dose_response,
 )
 
-COUNTS = st.integers(0, 400)
 
-
-@given(COUNTS, COUNTS)
-def test_mcnemar_is_scipys_binomial_test(first: int, second: int) -> None:
-    ours = compute_mcnemar(first, second)
-    assert 0 <= ours <= 1
-    assert ours == compute_mcnemar(second, first)
-    if first + second:
-        # Both sum the same binomial terms, in another order: 400 roundings at most.
-        assert ours == pytest.approx(
-            stats.binomtest(first, first + second, 0.5).pvalue, rel=1e-11, abs=1e-300
-        )
-
-
-@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 1), (1, 4), (5, 0), (3, 3), (2, 9)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(0, 0), (0, 1), (1, 4), (5, 0), (3, 3), (2, 9), (37, 58)]
+)
 def test_mcnemar_by_counting_outcomes(first: int, second: int) -> None:
     """Every way the differing documents could have fallen, by exact fractions."""
     total = first + second
@@ -110,13 +98,6 @@ def test_holm_rejects_what_step_down_rejects(p_values: list[float]) -> None:
                 break
             rejected[index] = True
         assert [a <= level for a in adjusted] == rejected
-
-
-@given(P_VALUES, st.randoms(use_true_random=False))
-def test_holm_does_not_depend_on_the_order(p_values: list[float], random) -> None:
-    pairs = list(zip(p_values, correct_holm(p_values), strict=True))
-    random.shuffle(pairs)
-    assert correct_holm([p for p, _ in pairs]) == [a for _, a in pairs]
 
 
 @given(st.data())
@@ -258,29 +239,6 @@ def test_trend_by_the_textbook_formula() -> None:
     assert again.z == pytest.approx(trend.z, rel=1e-9)
 
 
-def test_trend_against_permutations() -> None:
-    buckets, doses = [(3, 40), (5, 40), (9, 40), (10, 40)], [0.0, 1.0, 4.0, 16.0]
-    trend = compute_trend([x for x, _ in buckets], [n for _, n in buckets], doses)
-    outcomes, dose_of = map(np.array, _list_documents(buckets, doses))
-    draw = np.random.default_rng(0)
-    observed = abs(outcomes @ (dose_of - dose_of.mean()))
-    shuffled = np.array([draw.permutation(outcomes) for _ in range(20_000)])
-    share = np.mean(np.abs(shuffled @ (dose_of - dose_of.mean())) >= observed - 1e-9)
-    # About 0.06: the share varies by 0.0017, the normal approximation is off by some percent of it.
-    assert trend.p_value == pytest.approx(share, abs=0.015)
-
-
-def test_trend_holds_its_level() -> None:
-    draw = np.random.default_rng(0)
-    documents, doses = [100, 100, 100, 100], [0, 1, 4, 16]
-    p_values = []
-    for _ in range(1000):
-        trend = compute_trend(draw.binomial(documents, 0.2).tolist(), documents, doses)
-        p_values.append(trend.p_value)
-    # 50 expected below 0.05, standard deviation 7.
-    assert 29 <= np.sum(np.array(p_values) < 0.05) <= 71
-
-
 @pytest.mark.parametrize(
     ("matched", "documents", "doses"),
     [
@@ -310,14 +268,6 @@ def test_fit_is_scikit_learns(buckets: list[tuple[int, int]]) -> None:
         # Both average at most 7 rates.
         assert rates == pytest.approx(expected.tolist(), abs=1e-12)
     assert rates == sorted(rates)
-
-
-def test_fit_by_hand() -> None:
-    # 3/10 and 1/10 pool to 4/20; the empty bucket is stepped over.
-    assert fit_dose_response([0, 3, 0, 1, 5], [10, 10, 0, 10, 10]) == [0, 0.2, None, 0.2, 0.5]
-    # Weighted: (30 + 0) / (100 + 1), not the mean of 0.3 and 0.
-    assert fit_dose_response([30, 0], [100, 1]) == pytest.approx([30 / 101, 30 / 101])
-    assert fit_dose_response([], []) == []
 
 
 def test_counts_that_are_no_shares_are_refused() -> None:

@@ -13,8 +13,8 @@ from record_examples import make_document, make_outline
 from result_examples import KINDS
 from scipy import stats
 
-from memguard.audit.evidence import tabulate_metric
-from memguard.audit.window_scores import WINDOW_METRICS
+from memguard.audit.metrics import tabulate_metric
+from memguard.audit.probes.window_scores import WINDOW_METRICS
 from memguard.audit.windows import Window
 from memguard.records import NO_DOCUMENTS, ONE_TEXT, ResultRow, Tables
 
@@ -182,28 +182,6 @@ def test_copies_count_as_one_piece_of_evidence() -> None:
     for alone, copied in zip(build(40), build(4), strict=True):
         assert alone.value == pytest.approx(0.5) == pytest.approx(copied.value)
         assert copied.high - copied.low > 2 * (alone.high - alone.low)
-
-
-def test_rates_of_copies_name_their_texts() -> None:
-    """26 of 39 documents match, eight of them copies of two texts."""
-    tables = _tabulate(
-        "verbatim",
-        [],
-        [1.0] * 26 + [0.0] * 13,
-        [0.0] * 39,
-        clusters=[0] * 4 + [1] * 4 + list(range(2, 33)),
-        outlines=OUTLINES[1:],
-    )
-    row = _find(tables, "verbatim", "x4")
-    assert count(row) == (26, 39)
-    assert (row.num_matched_clusters, row.num_clusters) == (20, 33)
-    # 39^2 / (2 * 4^2 + 31), with which SciPy's beta quantiles are asked.
-    number = 1521 / 63
-    k, rest = number * 26 / 39, number * 13 / 39
-    expected = (stats.beta.ppf(0.025, k, rest + 1), stats.beta.ppf(0.975, k + 1, rest))
-    assert row.ci == pytest.approx(expected)
-    change = _find(tables, "verbatim", "x4", against="base")
-    assert change.high == pytest.approx(expected[1])
 
 
 @settings(deadline=None, max_examples=30)

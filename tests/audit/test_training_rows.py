@@ -3,7 +3,7 @@
 import pytest
 from result_examples import rate_row
 
-from memguard.audit.training import tabulate_training
+from memguard.audit.summary import tabulate_training
 from memguard.records import ONE_TEXT, TrainingSummary, WatchedLine
 
 

@@ -9,11 +9,13 @@ from scipy import stats
 from task_examples import make_metric, make_task
 
 from memguard.audit.benchmarks.items import NUM_DRAWS, ItemValues, subtract_items
-from memguard.audit.benchmarks.power import (
+from memguard.audit.benchmarks.rows import (
+    NO_ITEM_NUMBERS,
+    OTHER_ITEMS,
     find_smallest_mean_difference,
     find_smallest_rate_difference,
+    tabulate_utility,
 )
-from memguard.audit.benchmarks.rows import NO_ITEM_NUMBERS, OTHER_ITEMS, tabulate_utility
 from memguard.records import ResultRow, Tables, merge_tables
 from memguard.records.utility import (
     TaskResult,

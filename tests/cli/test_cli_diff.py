@@ -17,7 +17,7 @@ from cli_examples import run_cli, succeed, write_jsonl
 from damage import flip_byte
 from diff_examples import NOT_ASKED, Made, save_audit
 
-from memguard.cli.diff_screen import render_diff
+from memguard.cli.screens import render_diff
 from memguard.gate.diff import diff_folders
 from memguard.records.audit_files import save_audit_files
 from memguard.records.diff import KINDS, AuditDiff

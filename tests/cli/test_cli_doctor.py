@@ -10,7 +10,7 @@ import rich.console
 from cli_examples import run_cli, succeed
 from unusable_gpus import LINE, pretend_old_driver
 
-from memguard.cli.doctor_screen import render_diagnosis
+from memguard.cli.doctor import render_diagnosis
 from memguard.workflows import doctor as workflow
 from memguard.workflows.backends import Backend, Check
 from memguard.workflows.collective_checks import DTYPES, OPERATIONS

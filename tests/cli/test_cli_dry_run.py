@@ -16,6 +16,7 @@ from memguard.cli.dry_run_screen import SHOWN_TOKENS, render_dry_run
 from memguard.config import load_run_config
 from memguard.data.identity_key import load_identity_key
 from memguard.errors import ConfigError, DataError, ModelError
+from memguard.planner.dry_run import DryRun
 from memguard.records import AuditReport, load_manifest
 from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
@@ -84,6 +85,14 @@ def say(result: DryRunResult, topic: str) -> str:
     return " | ".join(f"{r.level}: {r.text}" for r in remarks if r.topic == topic)
 
 
+def check_steps(record: DryRun, run: Path) -> None:
+    end = next(line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, EndMetrics))
+    assert record.length.num_steps == end.step
+    assert record.length.num_rows == record.labels.num_rows == end.num_rows
+    assert record.labels.num_supervised == end.num_supervised_tokens
+    assert record.labels.num_kept == end.num_kept_tokens
+
+
 @pytest.mark.quick
 def test_training_does_what_the_dry_run_says(folder: Path) -> None:
     path = write_run(
@@ -99,11 +108,7 @@ def test_training_does_what_the_dry_run_says(folder: Path) -> None:
     trained = run_cli("train", path)
     assert trained.code == 0
 
-    end = next(line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, EndMetrics))
-    assert record.length.num_steps == end.step
-    assert record.length.num_rows == record.labels.num_rows == end.num_rows
-    assert record.labels.num_supervised == end.num_supervised_tokens
-    assert record.labels.num_kept == end.num_kept_tokens
+    check_steps(record, run)
 
     assert len(list((run / "checkpoints").iterdir())) == 2
     (disk,) = (remark.text for remark in record.remarks if remark.topic == "disk")
@@ -135,11 +140,7 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
     assert run_cli("train", path).code == 0
 
     run = folder / "runs" / "run"
-    end = next(line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, EndMetrics))
-    assert record.length.num_steps == end.step
-    assert record.length.num_rows == record.labels.num_rows == end.num_rows
-    assert record.labels.num_supervised == end.num_supervised_tokens
-    assert record.labels.num_kept == end.num_kept_tokens
+    check_steps(record, run)
     manifest = load_manifest(run / "manifest.jsonl")
     fed = sum(entry.num_tokens * (entry.num_repetitions or 0) for entry in manifest)
     assert record.length.num_tokens == fed
@@ -163,16 +164,13 @@ def test_canaries_are_counted_as_they_are_trained(folder: Path) -> None:
     )
 
 
-def test_it_leaves_nothing_behind(folder: Path, asides: Path) -> None:
-    path = write_run(folder)
-    rehearse(path)
+def test_it_leaves_nothing_behind_also_where_it_is_interrupted(
+    folder: Path, asides: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearse(write_run(folder))
     assert not (folder / "runs").exists()
     assert not list(asides.iterdir())
 
-
-def test_interrupted_it_leaves_nothing_behind(
-    folder: Path, asides: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -358,11 +356,7 @@ def test_lines_fit(chat: DryRunResult, width: int, terminal: bool) -> None:
     screen = show(chat, width=width, force_terminal=terminal, color_system="256")
     for line in strip_styles(screen).splitlines():
         assert cell_len(line) <= width, line
-    for title in (
-        "First row",
-        "Training",
-        "Documents and audit",
-    ):
+    for title in ("First row", "Training", "Documents and audit"):
         assert f"\n{title}\n" in strip_styles(screen)
 
 

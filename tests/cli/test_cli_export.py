@@ -114,7 +114,7 @@ def test_a_full_disk_is_a_line_and_leaves_nothing(
 ) -> None:
     said, disk = tmp_path / "said.json", tmp_path / "disk"
     arguments = ["export", str(adapter), str(disk / "out"), "--merge"]
-    place = "memguard.hf.export_merged:plan_files"
+    place = "memguard.hf.adapter_export:plan_files"
     child = ranks.start(run_twice, arguments, disk, place, 1, 16 << 10, said)
     child.join()
     if child.exitcode == NOT_ALLOWED:

@@ -12,7 +12,7 @@ from plan_examples import check_refusal, flatten, plan, write_machine, write_mod
 from tiny_llama import TINY_LLAMA
 
 from memguard.cli.plan_screen import render_plan
-from memguard.planner.disk import format_bytes
+from memguard.planner.dry_run import format_bytes
 from memguard.planner.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -62,26 +62,28 @@ def test_405b_on_8_gpus_is_told_how_many_would_do(model: Path) -> None:
     assert plan("--model", model, "--machine", "dgx-h100", *settings).code == 0
 
 
-def test_heads_that_do_not_divide_exit_2_with_the_nearest_meshes(model: Path) -> None:
-    outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 6, "--mesh", "x=6")
-    check_refusal(
-        outcome,
-        2,
-        "'parallel.x' must divide the model's 128 attention heads; got 6",
-        "meshes that work on 6 ranks, nearest first: (data=",
-    )
-
-
-def test_a_mesh_of_other_ranks_than_gpus_is_told_what_it_takes(model: Path) -> None:
-    outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 8, "--mesh", "z=2")
-    check_refusal(outcome, 2, "must be the number of ranks", "the requested degrees fit 2 ranks")
-
-
-def test_seven_gpus_have_meshes_too_but_not_for_every_batch(model: Path) -> None:
-    fitting = plan("--model", model, "--machine", "dgx-h100", "--gpus", 7 * 32)
-    assert fitting.code == 0
-    outcome = plan("--model", model, "--machine", "dgx-h100", "--gpus", 7, "--batch", 9)
-    check_refusal(outcome, 2, "no mesh works on 7 ranks", "nearest first: 6, 8, 9")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--gpus", 6, "--mesh", "x=6"),
+            "'parallel.x' must divide the model's 128 attention heads; got 6 | meshes that work on "
+            "6 ranks, nearest first: (data=",
+        ),
+        (
+            ("--gpus", 8, "--mesh", "z=2"),
+            "must be the number of ranks | the requested degrees fit 2 ranks",
+        ),
+        (("--gpus", 7, "--batch", 9), "no mesh works on 7 ranks | nearest first: 6, 8, 9"),
+    ],
+)
+def test_what_is_no_mesh_of_the_model_is_told_what_is(
+    model: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    outcome = plan("--model", model, "--machine", "dgx-h100", *arguments)
+    check_refusal(outcome, 2, *said.split(" | "))
+    # Seven times as many GPUs as some mesh takes have one too.
+    assert plan("--model", model, "--machine", "dgx-h100", "--gpus", 7 * 32).code == 0
 
 
 def test_the_mesh_decides_the_number_of_gpus(tmp_path: Path) -> None:
@@ -223,51 +225,34 @@ def test_several_mistakes_are_told_at_once(model: Path) -> None:
     assert len(outcome.err.splitlines()) == 2
 
 
-def test_neither_a_run_nor_a_model() -> None:
-    check_refusal(plan(), 2, "give the CONFIG of a run before its settings")
-    check_refusal(plan("--gpus", 8), 2, "give the CONFIG of a run")
-    check_refusal(
-        plan("train.batch_size=3"), 2, "give the CONFIG of a run before its settings, or --model"
-    )
-
-
-def test_no_such_model(tmp_path: Path) -> None:
+def test_no_such_run_model_or_machine(tmp_path: Path, model: Path) -> None:
+    for arguments in ((), ("--gpus", 8), ("train.batch_size=3",)):
+        said = "give the CONFIG of a run before its settings, or --model"
+        check_refusal(plan(*arguments), 2, said)
     for path in (tmp_path / "nothing.json", tmp_path):
         check_refusal(plan("--model", path), 3, "'--model' must be", "cannot be read: No such file")
+    outcome = plan("--model", model, "--machine", write_machine(tmp_path, memory_gb=80))
+    check_refusal(outcome, 2, "machine.yaml", "memory_gb")
+    check_refusal(plan("nothing.yaml"), 2, "nothing.yaml")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{not json", "is not JSON"),
-        ("[1, 2]", "is not a JSON object"),
-        ("{}", "'model_type' must be one that transformers"),
-        ('{"model_type": "t5"}', "cannot be loaded as a causal language model"),
-        ('{"model_type": "llama"}', "must give 'hidden_size' as a whole number"),
+        (b"{not json", "is not JSON"),
+        (b"\xff\xfe\x00binary", "is not JSON"),
+        (b"[1, 2]", "is not a JSON object"),
+        (b"{}", "'model_type' must be one that transformers"),
+        (b'{"model_type": "t5"}', "cannot be loaded as a causal language model"),
+        (b'{"model_type": "llama"}', "must give 'hidden_size' as a whole number"),
     ],
 )
-def test_a_model_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+def test_a_model_that_is_none(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "config.json"
-    path.write_text(text)
+    path.write_bytes(text)
     outcome = plan("--model", path, "--machine", "dgx-h100")
     check_refusal(outcome, 3, said)
     assert len(outcome.err.splitlines()) == 1
-
-
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(b"\xff\xfe\x00binary")
-    check_refusal(plan("--model", path), 3, "is not JSON")
-
-
-def test_a_machine_that_is_wrong(tmp_path: Path, model: Path) -> None:
-    path = write_machine(tmp_path, memory_gb=80)
-    outcome = plan("--model", model, "--machine", path)
-    check_refusal(outcome, 2, "machine.yaml", "memory_gb")
-
-
-def test_no_such_run() -> None:
-    check_refusal(plan("nothing.yaml"), 2, "nothing.yaml")
 
 
 # -- JSON ------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_an_identity_key_that_would_be_committed_or_handed_on(
     (folder / "home" / ".git").mkdir(parents=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "home"))
     line = is_refused(2, "audit", *given)
-    assert "is in the git work tree" in line
+    assert "a git work tree" in line
     assert not list(folder.rglob("*.key"))
 
 

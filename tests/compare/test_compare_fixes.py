@@ -25,6 +25,12 @@ def find(config: RunConfig, level: str = "memorized", reason: str | None = "cont
     return find_fix(Findings(config=config, report=report))
 
 
+def apply(config: RunConfig, fix: Fix) -> tuple[Any, ...]:
+    """Return the mitigations of the changed settings."""
+    values = apply_settings(config.model_dump(mode="json"), fix.settings)
+    return RunConfig.model_validate(values).mitigations
+
+
 def goldfish(k: int, **settings: Any) -> dict[str, Any]:
     return {"name": "goldfish", "k": k, **settings}
 
@@ -35,42 +41,40 @@ def goldfish(k: int, **settings: Any) -> dict[str, Any]:
 def test_the_next_lower_k(k: int | None, lower: int) -> None:
     config = make_config([] if k is None else [{"name": "focal"}, goldfish(k, context_width=5)])
     fix = find(config)
-    values = apply_settings(config.model_dump(mode="json"), fix.settings)
-    changed = RunConfig.model_validate(values)
-    (mitigation,) = (one for one in changed.mitigations if one.name == "goldfish")
+    changed = apply(config, fix)
+    (mitigation,) = (one for one in changed if one.name == "goldfish")
     assert mitigation.k == lower
     assert fix.change == f"goldfish k: {k or 'none'} -> {lower}"
     if k is not None:
         assert mitigation.context_width == 5, "all else stays"
-        assert [one.name for one in changed.mitigations] == ["focal", "goldfish"]
+        assert [one.name for one in changed] == ["focal", "goldfish"]
 
 
 def test_doses_that_have_a_lower_k_keep_it() -> None:
     config = make_config([goldfish(8, k_by_dose={4: 5, 16: 4, 64: 2})])
-    fix = find(config)
-    values = apply_settings(config.model_dump(mode="json"), fix.settings)
-    (changed,) = RunConfig.model_validate(values).mitigations
+    (changed,) = apply(config, find(config))
     assert isinstance(changed, GoldfishConfig)
     assert (changed.k, changed.k_by_dose) == (4, {64: 2})
 
 
-@pytest.mark.parametrize(("epochs", "fewer"), [(9, 4), (2, 1), (1, None)])
-def test_fewer_epochs_where_k_is_at_its_lowest(epochs: int, fewer: int | None) -> None:
-    fix = find(make_config([goldfish(2)], train={"epochs": epochs}))
-    if fewer is None:
-        assert fix is None
-    else:
-        assert fix.settings == {"train.epochs": fewer}
+STUDY = {"train": "a.jsonl", "study": {"num_repetitions": [0, 4]}}
 
 
-def test_fewer_epochs_are_no_fix_where_a_number_of_steps_ends_the_training() -> None:
-    assert find(make_config([goldfish(2)], train={"epochs": 8, "max_steps": 10})) is None
-
-
-def test_a_studys_repetitions_are_left_alone() -> None:
-    data = {"train": "a.jsonl", "study": {"num_repetitions": [0, 4]}}
-    assert find(make_config([goldfish(2)], data=data, train={"epochs": 4})) is None
-    assert find(make_config([goldfish(3)], data=data)) is not None
+@pytest.mark.parametrize(
+    ("k", "settings", "expected"),
+    [
+        (2, {"train": {"epochs": 9}}, {"train.epochs": 4}),
+        (2, {"train": {"epochs": 2}}, {"train.epochs": 1}),
+        (2, {"train": {"epochs": 1}}, None),
+        # A number of steps may end the training before; a study decides the repetitions.
+        (2, {"train": {"epochs": 8, "max_steps": 10}}, None),
+        (2, {"train": {"epochs": 4}, "data": STUDY}, None),
+    ],
+)
+def test_fewer_epochs_where_k_is_at_its_lowest(k: int, settings: Any, expected: Any) -> None:
+    fix = find(make_config([goldfish(k)], **settings))
+    assert (fix and fix.settings) == expected
+    assert find(make_config([goldfish(3)], data=STUDY)) is not None
 
 
 @pytest.mark.parametrize(
@@ -120,8 +124,7 @@ def test_only_the_slice_that_is_recited_gets_a_lower_k(
 ) -> None:
     config = make_config([] if before is None else [{"name": "goldfish", **before}])
     fix = find_fix(findings(config))
-    values = apply_settings(config.model_dump(mode="json"), fix.settings)
-    (changed,) = RunConfig.model_validate(values).mitigations
+    (changed,) = apply(config, fix)
     assert isinstance(changed, GoldfishConfig)
     assert (changed.k, changed.k_by_dose) == after
     assert "trained 16 times or more" in fix.change
@@ -165,8 +168,7 @@ def test_copies_go_first_where_they_are_what_is_recited(
         return
     assert fix.change == "deduplicate: 3 copies are not trained"
     assert "5 of the 10 documents" in fix.why
-    values = apply_settings(config.model_dump(mode="json"), fix.settings)
-    kept, added = RunConfig.model_validate(values).mitigations
+    kept, added = apply(config, fix)
     assert (kept.name, added.name) == ("focal", "deduplicate")
 
 

@@ -34,6 +34,19 @@ def front_of(*runs: Any) -> dict[str, Any]:
     }
 
 
+def exact_ends(num_matched: int, num_documents: int) -> tuple[float, float]:
+    ends = stats.binomtest(num_matched, num_documents).proportion_ci(method="exact")
+    return ends.low, ends.high
+
+
+def write_seeds(folder: Path, *by_seed: dict[str, Any], **same: Any) -> list[Any]:
+    """Write a run of a setting for each seed."""
+    return [
+        write_run(folder / f"{same.get('name', '')}{seed}", seed=seed, **same, **own)
+        for seed, own in enumerate(by_seed)
+    ]
+
+
 def right(num_verbatim: int, num_documents: int = 40) -> dict[int, list[int]]:
     return {16: [TOKENS] * num_verbatim + [0] * (num_documents - num_verbatim)}
 
@@ -55,32 +68,26 @@ def make_point(name: str, risk: float | None, utility: float, half: float = 0.0)
 
 def test_one_seed_has_the_exact_interval_and_none_of_utility(tmp_path: Path) -> None:
     point = front_of(write_run(tmp_path / "a", correct=right(6)))["plain"]
-    exact = stats.binomtest(6, 40).proportion_ci(method="exact")
+    exact = exact_ends(6, 40)
     assert (point.num_seeds, point.num_documents, point.risk) == (1, 40, 0.15)
     # Both solve the same equation, ours in closed form by the beta distribution.
-    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert point.risk_ci == pytest.approx(exact, rel=1e-9)
     assert (point.utility, point.loss.value, point.loss.ci) == (2.0, 2.0, None)
 
 
 def test_other_documents_with_each_seed_are_put_together(tmp_path: Path) -> None:
     found, nlls = (6, 8, 7), (2.0, 2.1, 2.4)
-    runs = [
-        write_run(
-            tmp_path / f"{seed}",
-            seed=seed,
-            ids=f"d{seed}",
-            correct=right(found[seed]),
-            nll=nlls[seed],
-        )
-        for seed in range(3)
+    seeds = [
+        {"ids": f"d{seed}", "correct": right(number), "nll": nll}
+        for seed, (number, nll) in enumerate(zip(found, nlls, strict=True))
     ]
-    point = front_of(*runs)["plain"]
+    point = front_of(*write_seeds(tmp_path, *seeds))["plain"]
     assert (point.num_seeds, point.num_documents, point.risk) == (3, 120, pytest.approx(21 / 120))
-    exact = stats.binomtest(21, 120).proportion_ci(method="exact")
+    exact = exact_ends(21, 120)
     rates = [num / 40 for num in found]
     seeds = stats.t.interval(0.95, 2, loc=21 / 120, scale=stats.sem(rates))
-    assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
-    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert seeds[0] > exact[0], "seeds that agree do not widen the documents' interval"
+    assert point.risk_ci == pytest.approx(exact, rel=1e-9)
     losses = stats.t.interval(0.95, 2, loc=6.5 / 3, scale=stats.sem(nlls))
     assert point.utility == pytest.approx(6.5 / 3)
     assert point.loss.ci == pytest.approx(losses, rel=1e-9)
@@ -117,44 +124,31 @@ def test_a_seed_that_one_setting_lacks_counts_for_none(tmp_path: Path) -> None:
 
 
 def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
-    found = (2, 20, 38)
-    runs = [
-        write_run(tmp_path / f"{seed}", seed=seed, ids=f"d{seed}", correct=right(found[seed]))
-        for seed in range(3)
-    ]
-    point = front_of(*runs)["plain"]
-    assert point.risk == 0.5
-    assert point.risk_ci == (0, 1)
+    seeds = [{"ids": f"d{seed}", "correct": right(n)} for seed, n in enumerate((2, 20, 38))]
+    point = front_of(*write_seeds(tmp_path, *seeds))["plain"]
+    assert (point.risk, point.risk_ci) == (0.5, (0, 1))
+    point = seeded(tmp_path / "at", [{"fill": (0, 10)}, {"fill": (5, 10)}, {"fill": (10, 10)}])
+    assert (point.risk, point.risk_ci) == (0.5, (0, 1))
 
 
 def test_a_document_of_several_seeds_is_one_piece_of_evidence(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / f"{n}", seed=n, correct=right(20)) for n in range(4)]
-    point = front_of(*runs)["plain"]
+    point = front_of(*write_seeds(tmp_path, *[{"correct": right(20)}] * 4))["plain"]
     assert point.num_documents == 160
     low, high = point.risk_ci
     # That of 40 documents, by the normal distribution; of 160 it would be 0.155 wide. With t(39),
     # and taken back from the logit, it is at most 4 % from that.
     assert high - low == pytest.approx(2 * 1.96 * (0.25 / 40) ** 0.5, rel=0.05)
-    none = [
-        write_run(tmp_path / f"none-{n}", name="none", seed=n, correct=right(0)) for n in range(4)
-    ]
-    exact = stats.binomtest(0, 40).proportion_ci(method="exact")
-    assert front_of(*none)["none"].risk_ci == pytest.approx((0, exact.high))
+    none = write_seeds(tmp_path, *[{"correct": right(0)}] * 4, name="none")
+    exact = exact_ends(0, 40)
+    assert front_of(*none)["none"].risk_ci == pytest.approx((0, exact[1]))
 
 
 def test_near_duplicates_are_less_evidence_of_a_risk(tmp_path: Path) -> None:
-    runs = [
-        write_run(
-            tmp_path / f"{seed}",
-            seed=seed,
-            correct={4: [TOKENS] * 8 + [0] * 12},
-            clusters=[n // 4 for n in range(20)],
-        )
-        for seed in range(2)
-    ]
-    exact = stats.binomtest(2, 5).proportion_ci(method="exact")
+    copies = {"correct": {4: [TOKENS] * 8 + [0] * 12}, "clusters": [n // 4 for n in range(20)]}
+    runs = write_seeds(tmp_path, copies, copies)
+    exact = exact_ends(2, 5)
     # Two of five texts, of four copies each.
-    assert front_of(runs[0])["plain"].risk_ci == pytest.approx((exact.low, exact.high))
+    assert front_of(runs[0])["plain"].risk_ci == pytest.approx(exact)
     # Both seeds have the same documents: a jackknife over five texts.
     share = compute_mean([1, 1, 0, 0, 0], (0, 1))
     assert front_of(*runs)["plain"].risk_ci == pytest.approx(share.ci)
@@ -188,17 +182,11 @@ def seeded(
     tmp_path: Path, attacked: Sequence[dict[str, tuple[int, int]]], *, shared: bool = False
 ) -> Any:
     """Return the point of a setting none of whose 40 documents a seed is extracted greedily."""
-    runs = [
-        write_run(
-            tmp_path / f"{number}",
-            seed=number,
-            ids="d" if shared else f"d{number}",
-            correct=right(0),
-            attacks={16: tried},
-        )
+    seeds = [
+        {"ids": "d" if shared else f"d{number}", "attacks": {16: tried}}
         for number, tried in enumerate(attacked)
     ]
-    return front_of(*runs)["plain"]
+    return front_of(*write_seeds(tmp_path, *seeds, correct=right(0)))["plain"]
 
 
 def test_the_best_attack_counts_over_all_seeds(tmp_path: Path) -> None:
@@ -211,15 +199,10 @@ def test_the_best_attack_counts_over_all_seeds(tmp_path: Path) -> None:
     point = seeded(tmp_path, tried)
     assert (point.risk, point.risk_by) == (pytest.approx(14 / 30), "attack")
     assert set(point.shares) == {"verbatim", "near_verbatim", "attack"}
-    exact = stats.binomtest(14, 30).proportion_ci(method="exact")
+    exact = exact_ends(14, 30)
     seeds = stats.t.interval(0.95, 2, loc=14 / 30, scale=stats.sem([0.4, 0.5, 0.5]))
-    assert seeds[0] > exact.low, "seeds that agree do not widen the documents' interval"
-    assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
-
-
-def test_seeds_that_disagree_on_an_attack_widen_its_interval(tmp_path: Path) -> None:
-    point = seeded(tmp_path, [{"fill": (0, 10)}, {"fill": (5, 10)}, {"fill": (10, 10)}])
-    assert (point.risk, point.risk_ci) == (0.5, (0, 1))
+    assert seeds[0] > exact[0], "seeds that agree do not widen the documents' interval"
+    assert point.risk_ci == pytest.approx(exact, rel=1e-9)
 
 
 def test_documents_that_several_seeds_attack_are_one_piece_of_evidence(tmp_path: Path) -> None:
@@ -229,8 +212,8 @@ def test_documents_that_several_seeds_attack_are_one_piece_of_evidence(tmp_path:
     assert (apart.risk, alike.risk) == (0.5, 0.5)
     # 40 documents attacked, or 10 of them four times.
     for point, matched, documents in ((apart, 20, 40), (alike, 5, 10)):
-        exact = stats.binomtest(matched, documents).proportion_ci(method="exact")
-        assert point.risk_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+        exact = exact_ends(matched, documents)
+        assert point.risk_ci == pytest.approx(exact, rel=1e-9)
 
 
 def test_near_duplicates_that_are_attacked_are_less_evidence(tmp_path: Path) -> None:
@@ -242,9 +225,9 @@ def test_near_duplicates_that_are_attacked_are_less_evidence(tmp_path: Path) -> 
     )
     point = front_of(run)["plain"]
     # One of two texts, of four copies each.
-    exact = stats.binomtest(1, 2).proportion_ci(method="exact")
+    exact = exact_ends(1, 2)
     assert (point.risk, point.risk_by) == (0.5, "attack")
-    assert point.shares["attack"].ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert point.shares["attack"].ci == pytest.approx(exact, rel=1e-9)
 
 
 def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
@@ -268,10 +251,10 @@ def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
 
 def test_none_extracted_is_known_no_better_than_from_the_fewest_documents(tmp_path: Path) -> None:
     point = seeded(tmp_path, [{"beam_search": (0, 5)}])
-    exact = stats.binomtest(0, 5).proportion_ci(method="exact")
+    exact = exact_ends(0, 5)
     assert (point.risk, point.risk_by) == (0.0, "verbatim")
     # Of 40 documents none is verbatim, and that would be below 8.8 %; five were attacked.
-    assert point.risk_ci == pytest.approx((0.0, exact.high))
+    assert point.risk_ci == pytest.approx((0.0, exact[1]))
     assert point.shares["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
     alone = seeded(tmp_path / "alone", [{"beam_search": (0, 1)}])
     assert alone.risk_ci == (0.0, 1.0)
@@ -295,22 +278,17 @@ def test_what_is_known_token_by_token_is_no_risk(tmp_path: Path) -> None:
 
 
 def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
-    runs = [
-        write_run(
-            tmp_path / f"{seed}",
-            seed=seed,
-            changes={"verdict.level": level, "verdict.membership.level": told},
-        )
-        for seed, (level, told) in enumerate(
-            [
-                ("memorized", "told-apart"),
-                ("none-found", "told-apart"),
-                ("memorized", "slightly"),
-                ("inconclusive", "not-seen"),
-            ]
-        )
+    verdicts = [
+        ("memorized", "told-apart"),
+        ("none-found", "told-apart"),
+        ("memorized", "slightly"),
+        ("inconclusive", "not-seen"),
     ]
-    point = front_of(*runs)["plain"]
+    seeds = [
+        {"changes": {"verdict.level": level, "verdict.membership.level": told}}
+        for level, told in verdicts
+    ]
+    point = front_of(*write_seeds(tmp_path, *seeds))["plain"]
     assert point.levels == {"memorized": 2, "none-found": 1, "inconclusive": 1}
     assert (point.num_told_apart, point.num_seeds) == (2, 4)
 

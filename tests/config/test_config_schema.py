@@ -17,12 +17,11 @@ from memguard.config import (
     load_run_config,
     schema,
 )
-from memguard.config import schema as schema_module
 from memguard.config.loading import describe_field
 
 SETTINGS = [
     kind
-    for kind in {**vars(schema), **vars(schema_module)}.values()
+    for kind in vars(schema).values()
     if isinstance(kind, type) and issubclass(kind, schema.Settings)
 ]
 RUN: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "data": {"train": "a.jsonl"}}

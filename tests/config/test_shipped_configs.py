@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from fake_mesh import simulated_mesh
+from published_sizes import CONFIG_FIELDS
 from ranks import RankPool
 from torch.distributed.tensor import DTensor
 
@@ -29,32 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("quickstart",)
 STUDIES = ("llama31-8b", "llama31-70b", "llama31-405b")
 
-# From the config.json published with each model.
-_LLAMA31: dict[str, Any] = {
-    "vocab_size": 128256,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-}
-_WIDTHS = {
-    "llama31-8b": (4096, 14336, 32, 32),
-    "llama31-70b": (8192, 28672, 64, 80),
-    "llama31-405b": (16384, 53248, 128, 126),
-}
-
 
 def model_fields(name: str) -> dict[str, Any]:
-    fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-    return {**_LLAMA31, **dict(zip(fields, _WIDTHS[name], strict=True))}
+    published = CONFIG_FIELDS[name.replace("llama31-", "Llama-3.1-").replace("b", "B")]
+    return {field: value for field, value in published.items() if field != "model_type"}
 
 
 def load(name: str) -> RunConfig:

@@ -84,24 +84,6 @@ def test_a_file_of_a_hundred_megabytes_is_not_read(tmp_path: Path) -> None:
         load_yaml(path)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "f.yaml"
-    path.write_bytes("name: é".encode("latin-1"))
-    with pytest.raises(ConfigError, match="not UTF-8 text"):
-        load_yaml(path)
-    path.write_bytes(b"\0" * 100)
-    with pytest.raises(ConfigError, match="is not valid YAML"):
-        load_yaml(path)
-
-
-@pytest.mark.parametrize("text", ["- a\n", "a\n", "3\n", "", "# a\n"])
-def test_what_is_no_mapping(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "f.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="must hold settings as 'key: value' lines"):
-        load_yaml(path)
-
-
 def test_many_problems_are_told_in_part(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("".join(f"k{n}: 1\n" for n in range(10_000)))

@@ -114,11 +114,7 @@ CASES = [
         "<user>Add.\n2 3<end><assistant>[5<end>]",
         words="Add.\n2 3\n5",
     ),
-    case(
-        "alpaca, input null, chat",
-        {**TASK, "input": None},
-        "<user>Add.<end><assistant>[5<end>]",
-    ),
+    case("alpaca, input null, chat", {**TASK, "input": None}, "<user>Add.<end><assistant>[5<end>]"),
     case(
         "alpaca, empty instruction, chat",
         {**TASK, "instruction": ""},

@@ -1,16 +1,43 @@
 """Documents prepared as a run's settings say, without a model."""
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rich.console
+from cli_examples import write_jsonl
 
 from memguard.config import RunConfig
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.data.corpus import Corpus
 from memguard.data.prepare import AuditNeeds, prepare
 from memguard.runtime import Console
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def draw_texts(count: int, seed: int = 0, words: int = 20) -> list[str]:
+    """Return texts of so many random words; no two share a run of 13."""
+    draw = np.random.default_rng(seed)
+    vocabulary = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
+    return [" ".join(draw.choice(vocabulary, words)) for _ in range(count)]
+
+
+def write_named(path: Path, texts: Iterable[str], prefix: str = "d") -> str:
+    """Write texts with numbered ids."""
+    return str(write_jsonl(path, ({"id": f"{prefix}{n}", "text": t} for n, t in enumerate(texts))))
+
+
+def make_run(train: Any, *, name: str = "run", **fields: Any) -> RunConfig:
+    """Return the settings of a run; fields of `data` beside those of the run."""
+    own = {key: fields.pop(key) for key in list(fields) if key in RunConfig.model_fields}
+    data = {"train": train if isinstance(train, list) else str(train), **fields}
+    return RunConfig.model_validate({"name": name, "model": {"path": "m"}, **own, "data": data})
 
 
 def prepare_as(

@@ -223,9 +223,6 @@ def test_documents_per_bucket_and_the_error_when_there_are_too_few() -> None:
     assert count == {"control": 5, "x4": 5, "x16": 5, "x64": 5, "heldout": 3}
     with pytest.raises(DataError, match=r"needs 23 documents .* 'data.train' has 22"):
         place(range(22), study=study, heldout_documents=3)
-
-
-def test_the_error_asks_for_the_heldout_documents_too() -> None:
     with pytest.raises(DataError, match=r"needs 54 documents .* 'data.train' has 10"):
         place(range(10), study={"num_repetitions": (0, 1, 2, 3)}, heldout_documents=50)
 

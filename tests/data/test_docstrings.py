@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memguard.data import docstrings
-from memguard.data.docstrings import build_docstring_file
+from memguard.data import sources
+from memguard.data.sources import build_docstring_file
 from memguard.errors import DataError
 
 LONG = "Words that explain something at some length. " * 5 + "End."
@@ -80,7 +80,7 @@ def test_documents_of_a_package_that_is_never_imported(package, tmp_path):
 
 def test_built_once_and_named_for_its_content(package, tmp_path, monkeypatch):
     path = build_docstring_file([package], tmp_path)
-    monkeypatch.setattr(docstrings, "_walk_package", lambda *a: pytest.fail("parsed again"))
+    monkeypatch.setattr(sources, "_walk_package", lambda *a: pytest.fail("parsed again"))
     assert build_docstring_file([package], tmp_path) == path
     monkeypatch.undo()
     assert build_docstring_file(["topics"], tmp_path) != path
@@ -102,14 +102,14 @@ def check_topics_and_standard_library(tmp_path):
 
 def test_runs_that_start_together_read_a_package_once(package, tmp_path, monkeypatch):
     calls = []
-    walk = docstrings._walk_package
+    walk = sources._walk_package
 
     def slowly(name, root):
         calls.append(name)
         time.sleep(0.2)
         return walk(name, root)
 
-    monkeypatch.setattr(docstrings, "_walk_package", slowly)
+    monkeypatch.setattr(sources, "_walk_package", slowly)
     cache = tmp_path / "cache"
     with ThreadPoolExecutor(3) as threads:
         paths = set(threads.map(lambda _: build_docstring_file([package], cache), range(3)))
@@ -146,7 +146,7 @@ def test_single_module(tmp_path, monkeypatch):
 
 
 def test_version_of_a_package_that_is_installed_under_another_name():
-    assert docstrings._find_version("yaml").startswith("PyYAML=")
+    assert sources._find_version("yaml").startswith("PyYAML=")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import document_examples
 import pytest
 
 from memguard.data.documents import Document, Message
-from memguard.data.tokenization import TokenizedDocument, tokenize_documents, train_bpe
+from memguard.data.tokenization import TokenizedDocument, train_bpe
 from memguard.errors import DataError
 
 ASK = "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -80,14 +81,10 @@ def tokenize(template: str, turns: Turns, **settings: Any) -> tuple[str, Tokeniz
     """Return the whole text of a conversation as it is trained, and its tokens."""
     tokenizer = train_bpe(["a"], vocab_size=257)
     tokenizer.chat_template = template
-    settings = settings or {
-        "format": "messages",
-        "messages": tuple(Message(role=role, content=content) for role, content in turns),
-    }
+    messages = tuple(Message(role=role, content=content) for role, content in turns)
+    settings = settings or {"format": "messages", "messages": messages}
     documents = [Document(id="x-000001", source="x.jsonl", **settings)]
-    (tokens,) = tokenize_documents(
-        documents, tokenizer, append_eos=True, max_tokens=None, setting="data"
-    )
+    (tokens,) = document_examples.tokenize(documents, tokenizer)
     return tokenizer.decode(tokens.input_ids.tolist()), tokens
 
 
@@ -146,10 +143,8 @@ def test_a_prompt_of_messages_is_checked_too() -> None:
     completion = (Message(role="assistant", content="c"),)
     form = {"format": "prompt_completion", "prompt": prompt, "completion": completion}
     text, tokens = tokenize(ZEPHYR, (), **form)
-    assert (text, int(tokens.supervised.sum())) == (
-        "<system>a<end><user>b<end><assistant>c<end>",
-        6,
-    )
+    assert text == "<system>a<end><user>b<end><assistant>c<end>"
+    assert int(tokens.supervised.sum()) == 6
     with pytest.raises(DataError, match="turns of the role 'system' whose text"):
         tokenize(PHI_3, (), **form)
 

@@ -1,6 +1,5 @@
 """Copies that are removed: against a naive comparison of every pair, and through `prepare`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prepare_examples import prepare_as
+from prepare_examples import draw_texts, make_run, prepare_as, write_named
 
-from memguard.config import RunConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.corpus import Corpus
 from memguard.data.duplicates import find_copies
@@ -101,25 +99,17 @@ def prepare_run(
     *,
     num_canaries: int = 0,
 ) -> tuple[Corpus, str]:
-    source = folder / "documents.jsonl"
-    rows = ({"id": f"d{n}", "text": text} for n, text in enumerate(texts))
-    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    settings = {
-        "name": name,
-        "model": {"path": "m"},
-        "data": {"train": str(source), "seq_len": 128, "canaries": {"count": num_canaries}},
-        "mitigations": mitigations,
-    }
+    source = write_named(folder / "documents.jsonl", texts)
+    count = {"count": num_canaries}
+    config = make_run(source, name=name, seq_len=128, canaries=count, mitigations=mitigations)
     tokenizer = train_bpe(texts[:40], vocab_size=400)
-    return prepare_as(RunConfig.model_validate(settings), folder / name, tokenizer, fewest_tokens=0)
+    return prepare_as(config, folder / name, tokenizer, fewest_tokens=0)
 
 
 @pytest.fixture
 def copied() -> list[str]:
     """100 documents; every fifth once more with one word changed, at the end."""
-    draw = np.random.default_rng(0)
-    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
-    first = [" ".join(draw.choice(words, 60)) for _ in range(100)]
+    first = draw_texts(100, words=60)
     return [*first, *(f"{text} once more" for text in first[::5])]
 
 
@@ -168,15 +158,8 @@ def test_other_settings_prepare_again(tmp_path: Path, copied: list[str]) -> None
 
 
 def test_a_study_refuses_it() -> None:
-    settings = {
-        "name": "r",
-        "model": {"path": "m"},
-        "data": {"train": ["t.jsonl"], "study": {}},
-        "mitigations": [{"name": "deduplicate"}],
-    }
-    with pytest.raises(
-        ValueError, match=r"deduplicate cannot be combined with 'data.study', which already takes"
-    ):
-        RunConfig.model_validate(settings)
+    told = r"deduplicate cannot be combined with 'data.study', which already takes"
+    with pytest.raises(ValueError, match=told):
+        make_run(["t.jsonl"], study={}, mitigations=[{"name": "deduplicate"}])
     with pytest.raises(ValueError, match="'num_words' does nothing with 'similarity: exact'"):
         config("exact", num_words=7)

@@ -1,6 +1,5 @@
 """Formats of documents: rows that are written out, published shapes, and damaged files."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,13 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
+from cli_examples import write_jsonl
+from document_examples import tokenize
 from format_rows import CASES, TASK, Case, turns
 
 from memguard.config import FormatConfig
 from memguard.data.documents import Document, document_text, load_documents, make_table
-from memguard.data.tokenization import hmac_text, tokenize_documents
+from memguard.data.tokenization import hmac_text
 from memguard.errors import DataError
 
 TEMPLATE = (
@@ -38,9 +39,7 @@ def tokenizer() -> Any:
 
 
 def write(folder: Path, *rows: dict[str, Any], name: str = "x.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_jsonl(folder / name, rows)
 
 
 def read(
@@ -79,11 +78,6 @@ def encode_by_hand(marked: str, tokenizer: Any) -> tuple[list[int], list[bool]]:
     return ids, mask
 
 
-def test_the_table_has_enough_rows() -> None:
-    assert len(CASES) >= 24
-    assert len({one.name for one in CASES}) == len(CASES)
-
-
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
 def test_rows_are_rendered_and_masked_as_written(one: Case, tokenizer: Any, tmp_path: Path) -> None:
     # A second row has text even where the first has none.
@@ -95,9 +89,7 @@ def test_rows_are_rendered_and_masked_as_written(one: Case, tokenizer: Any, tmp_
         assert [document.id for document in documents] == ["x-000001"]
         return
     (document,) = documents
-    (tokens,) = tokenize_documents(
-        [document], tokenizer, append_eos=True, max_tokens=None, setting="data"
-    )
+    (tokens,) = tokenize([document], tokenizer)
     ids, mask = encode_by_hand(one.trained, tokenizer)
     assert tokenizer.decode(tokens.input_ids) == re.sub(r"[\[\]]", "", one.trained)
     assert tokens.input_ids.tolist() == ids

@@ -1,12 +1,11 @@
 """Alpaca and sharegpt in a run: prepared, not near-duplicates, with canaries, read again."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from prepare_examples import prepare_as
+from cli_examples import write_jsonl
+from prepare_examples import CHAT, draw_texts, make_run, prepare_as
 
 from memguard.config import RunConfig
 from memguard.data.given import read_texts
@@ -14,24 +13,14 @@ from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 from memguard.records import load_manifest
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 COUNT = 200
-
-
-def draw_texts(seed: int) -> list[str]:
-    draw = np.random.default_rng(seed)
-    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
-    return [" ".join(draw.choice(words, 20)) for _ in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `alpaca.jsonl` and `sharegpt.jsonl`, of the same texts."""
     made = tmp_path_factory.mktemp("formats")
-    pairs = list(zip(draw_texts(0), draw_texts(1), strict=True))
+    pairs = list(zip(draw_texts(COUNT), draw_texts(COUNT, 1), strict=True))
     rows: dict[str, list[dict[str, Any]]] = {
         "alpaca": [{"instruction": one, "input": "", "output": other} for one, other in pairs],
         "sharegpt": [
@@ -40,25 +29,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     }
     for name, lines in rows.items():
-        text = "".join(f"{json.dumps({'id': f'd{n}', **row})}\n" for n, row in enumerate(lines))
-        (made / f"{name}.jsonl").write_text(text)
+        write_jsonl(made / f"{name}.jsonl", ({"id": f"d{n}", **r} for n, r in enumerate(lines)))
     return made
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    made = train_bpe(draw_texts(0)[:40], vocab_size=400)
+    made = train_bpe(draw_texts(COUNT)[:40], vocab_size=400)
     made.chat_template = CHAT
     return made
 
 
 def make_config(folder: Path, name: str, **data: Any) -> RunConfig:
-    values = {
-        "name": "run",
-        "model": {"path": "m"},
-        "data": {"train": str(folder / f"{name}.jsonl"), "seq_len": 256, **data},
-    }
-    return RunConfig.model_validate(values)
+    return make_run(folder / f"{name}.jsonl", seq_len=256, **data)
 
 
 @pytest.mark.parametrize("template", ["stanford", "chat"])
@@ -99,8 +82,7 @@ def test_settings_that_read_the_same_texts_prepare_nothing_again(
 
 
 @pytest.mark.parametrize(
-    ("name", "data"),
-    [("alpaca", {}), ("alpaca", {"template": "stanford"}), ("sharegpt", {})],
+    ("name", "data"), [("alpaca", {}), ("alpaca", {"template": "stanford"}), ("sharegpt", {})]
 )
 def test_texts_of_a_run_are_found_again(
     name: str, data: dict[str, Any], folder: Path, tokenizer: Any, tmp_path: Path

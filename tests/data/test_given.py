@@ -1,11 +1,12 @@
 """Texts of a finished run, read again: unchanged ones, under the key of the run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_examples import write_jsonl
 from corpus_examples import summarise
+from prepare_examples import make_run
 from record_examples import make_entry
 
 from memguard.config import RunConfig
@@ -31,21 +32,14 @@ def write_run(folder: Path) -> tuple[RunConfig, Path]:
     paths = []
     for form in ("text", "messages", "prompt"):
         rows = [row for row in ROWS if form in row]
-        path = folder / f"{form}.jsonl"
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        paths.append(str(path))
-    config = RunConfig.model_validate(
-        {"name": "run", "model": {"path": "m"}, "data": {"train": paths}}
-    )
+        paths.append(str(write_jsonl(folder / f"{form}.jsonl", rows)))
+    config = make_run(paths)
     run = folder / "run"
     key = load_identity_key(None).key
     documents = load_documents(paths, setting="data.train", cache_dir=folder).documents
     entries = [
         make_entry(
-            document.id,
-            text_hmac=hmac_text(key, document),
-            source=document.source,
-            role=role,
+            document.id, text_hmac=hmac_text(key, document), source=document.source, role=role
         )
         for document, role in zip(documents, ROLES, strict=True)
         if document.id != "d5"
@@ -79,9 +73,8 @@ def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
     assert set(read_texts(config.data, run, entries, cache_dir=tmp_path)) == {e.id for e in entries}
     path = tmp_path / "text.jsonl"
     path.write_text(path.read_text().replace("text number 2", "another text"))
-    with pytest.raises(
-        DataError, match=r"1 of the documents of .* have changed since training \(d2\)"
-    ):
+    told = r"1 of the documents of .* have changed since training \(d2\)"
+    with pytest.raises(DataError, match=told):
         read_texts(config.data, run, entries, cache_dir=tmp_path)
     unchanged = [entry for entry in entries if entry.id != "d2"]
     assert len(read_texts(config.data, run, unchanged, cache_dir=tmp_path)) == len(entries) - 1

@@ -69,26 +69,10 @@ def test_a_batch_by_hand(small: Corpus) -> None:
         stop=np.array([3, 2, 3, 1, 6]),
     )
     batch = make_loader(small, rows).batch([0, 1, 2])
-    assert batch.input_ids.tolist() == [
-        [1, 2, 3, 4, 5],
-        [6, 7, 8, 12, 99],
-        [9, 10, 11, 99, 99],
-    ]
-    assert batch.labels.tolist() == [
-        [X, 2, 3, X, 5],
-        [X, X, 8, X, X],
-        [X, 10, X, X, X],
-    ]
-    assert batch.position_ids.tolist() == [
-        [0, 1, 2, 0, 1],
-        [0, 1, 2, 0, 0],
-        [0, 1, 2, 0, 1],
-    ]
-    assert batch.document_ids.tolist() == [
-        [0, 0, 0, 1, 1],
-        [0, 0, 0, 1, -1],
-        [0, 0, 0, -1, -1],
-    ]
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 12, 99], [9, 10, 11, 99, 99]]
+    assert batch.labels.tolist() == [[X, 2, 3, X, 5], [X, X, 8, X, X], [X, 10, X, X, X]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 0, 0], [0, 1, 2, 0, 1]]
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, -1], [0, 0, 0, -1, -1]]
     assert batch.num_tokens_B.tolist() == [5, 4, 3]
     # Padding is a document of its own; a micro-batch counts from its first row.
     ends = batch.cu_seqlens(slice(None))
@@ -181,11 +165,7 @@ def rows_of(batches: list[Batch]) -> list[list[list[int]]]:
     found = []
     for batch in batches:
         for ids, labels, positions, documents in zip(
-            batch.input_ids,
-            batch.labels,
-            batch.position_ids,
-            batch.document_ids,
-            strict=True,
+            batch.input_ids, batch.labels, batch.position_ids, batch.document_ids, strict=True
         ):
             used = len(ids) - int((ids[::-1] != 99).argmax())
             found.append([a[:used].tolist() for a in (ids, labels, positions, documents)])

@@ -1,17 +1,17 @@
 """Of a text of which the first tokens are kept, no more is encoded than decides these."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from document_examples import document, pair, tokenize, turns
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from memguard.data import long_texts
-from memguard.data.documents import Document, Message
-from memguard.data.long_texts import Shortener, check_lengths
-from memguard.data.tokenization import tokenize_documents, train_bpe
+from memguard.data import encoding
+from memguard.data.documents import Document
+from memguard.data.encoding import Shortener, check_lengths
+from memguard.data.tokenization import train_bpe
 from memguard.errors import DataError
 
 pytestmark = pytest.mark.slow
@@ -68,13 +68,6 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
     return build_unigram() if request.param == "unigram" else build_spaceless_bpe()
 
 
-def tokenize(tokenizer: Any, document: Document, max_tokens: int) -> Any:
-    [tokens] = tokenize_documents(
-        [document], tokenizer, append_eos=True, max_tokens=max_tokens, setting="data"
-    )
-    return tokens
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("max_tokens", [8, 61])
@@ -84,7 +77,7 @@ def test_the_first_tokens_are_those_of_the_whole(
     text = TEXTS[kind]
     whole = tokenizer(text, verbose=False)["input_ids"]
     whole = [*whole, tokenizer.eos_token_id][:max_tokens]
-    tokens = tokenize(tokenizer, Document(id="a", source="s", format="text", text=text), max_tokens)
+    [tokens] = tokenize([document(text)], tokenizer, max_tokens=max_tokens)
     assert tokens.input_ids.tolist() == whole
     # As ever, a text counts as cut off when it has as many tokens as are kept.
     assert len(tokens.input_ids) == min(max_tokens, len(whole))
@@ -92,12 +85,8 @@ def test_the_first_tokens_are_those_of_the_whole(
 
 def test_a_completion_is_cut_behind_its_prompt(tokenizer: Any) -> None:
     for prompt in ("abc ab", "", "a" * 30):
-        document = Document(
-            id="a", source="s", format="prompt_completion", prompt=prompt, completion=PROSE
-        )
-        tokens = tokenize(tokenizer, document, 40)
-        [whole] = tokenize_documents(
-            [document], tokenizer, append_eos=True, max_tokens=None, setting="data"
+        [tokens], [whole] = (
+            tokenize([pair(prompt, PROSE)], tokenizer, max_tokens=most) for most in (40, None)
         )
         np.testing.assert_array_equal(tokens.input_ids, whole.input_ids[:40])
         np.testing.assert_array_equal(tokens.supervised, whole.supervised[:40])
@@ -121,47 +110,34 @@ def test_no_more_is_encoded_than_decides_the_first_tokens(monkeypatch: pytest.Mo
 
 
 def test_what_would_be_encoded_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_texts, "MAX_CHARACTERS", 1000)
+    monkeypatch.setattr(encoding, "MAX_CHARACTERS", 1000)
     long, short = "secret " * 200, "short"
 
-    def check(document: Document, *, max_tokens: int | None, setting: str = "data") -> None:
-        check_lengths([document], max_tokens=max_tokens, setting=setting)
+    def check(given: Document, *, max_tokens: int | None, setting: str = "data") -> None:
+        check_lengths([given], max_tokens=max_tokens, setting=setting)
 
-    text = Document(id="a", source="s", format="text", text=long)
     with pytest.raises(DataError) as error:
-        check(text, max_tokens=None)
+        check(document(long), max_tokens=None)
     assert str(error.value) == (
         "'data' has 1 of 1 documents of more than 1,000 characters, too long to be encoded: "
-        "a. Set 'data.max_document_tokens' or cut them into several documents."
+        "d. Set 'data.max_document_tokens' or cut them into several documents."
     )
-    check(text, max_tokens=8)
-    with pytest.raises(DataError, match=r"encoded: a\. Cut them into several documents\.$"):
-        check(text, max_tokens=None, setting="--members")
-    for prompt, completion, refused in ((short, long, False), (long, short, True)):
-        pair = Document(
-            id="a", source="s", format="prompt_completion", prompt=prompt, completion=completion
-        )
+    with pytest.raises(DataError, match=r"encoded: d\. Cut them into several documents\.$"):
+        check(document(long), max_tokens=None, setting="--members")
+    for refused in (pair(short, long), pair(long, short)):
         with pytest.raises(DataError, match="too long to be encoded"):
-            check(pair, max_tokens=None)
-        if refused:
-            with pytest.raises(DataError, match=r"encoded: a\. Cut them"):
-                check(pair, max_tokens=8)
-        else:
-            check(pair, max_tokens=8)
-    turns = (Message(role="user", content=long),)
-    with pytest.raises(DataError, match="too long to be encoded"):
-        check(Document(id="a", source="s", format="messages", messages=turns), max_tokens=8)
+            check(refused, max_tokens=None)
+    for accepted in (document(long), pair(short, long)):
+        check(accepted, max_tokens=8)
+    for refused in (pair(long, short), document(turns(long))):
+        with pytest.raises(DataError, match=r"encoded: d\. Cut them"):
+            check(refused, max_tokens=8)
 
 
 @pytest.mark.long
-def test_a_line_of_a_hundred_megabytes(tmp_path: Path) -> None:
-    text = PROSE * 1000
+def test_a_line_of_a_hundred_megabytes() -> None:
     tokenizer = train_bpe([PROSE], vocab_size=400)
-    document = Document(id="a", source="s", format="text", text=text)
-    assert len(tokenize(tokenizer, document, 64).input_ids) == 64
+    long = document(PROSE * 1000)
+    assert len(tokenize([long], tokenizer, max_tokens=64)[0].input_ids) == 64
     with pytest.raises(DataError, match=r"Set 'data\.max_document_tokens'"):
-        list(
-            tokenize_documents(
-                [document], tokenizer, append_eos=True, max_tokens=None, setting="data"
-            )
-        )
+        tokenize([long], tokenizer)

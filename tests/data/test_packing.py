@@ -82,13 +82,6 @@ def test_a_hard_case_of_many_small_pieces_fills_all_rows() -> None:
     assert row_lengths(rows) == [64] * 21
 
 
-@given(lengths=lengths_lists, seq_len=seq_lens)
-def test_packing_is_deterministic(lengths: list[int], seq_len: int) -> None:
-    one, other = (pack(range(len(lengths)), lengths, seq_len) for _ in range(2))
-    for name in ("row_start", "document", "start", "stop"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-
-
 def test_of_equal_lengths_the_earlier_document_comes_first() -> None:
     rows = pack([5, 3, 9, 1], [4, 4, 4, 4], 8)
     assert rows.document.tolist() == [5, 3, 9, 1]

@@ -14,11 +14,7 @@ from memguard.records import ManifestEntry, Role
 
 def entry(index: int, role: Role, repetitions: int, num_tokens: int = 20) -> ManifestEntry:
     return make_entry(
-        str(index),
-        role=role,
-        planned_repetitions=repetitions,
-        num_tokens=num_tokens,
-        cluster=index,
+        str(index), role=role, planned_repetitions=repetitions, num_tokens=num_tokens, cluster=index
     )
 
 

@@ -1,7 +1,6 @@
 """What `prepare` leaves out and counts: supervised tokens cut off, a forget list; its hash."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_examples import make_texts, write_jsonl, write_texts
-from prepare_examples import prepare_as
+from prepare_examples import draw_texts, make_run, prepare_as
 
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -32,14 +31,8 @@ def make_config(folder: Path, num_short: int, num_long: int, **data: Any) -> Run
         for number, prompt in enumerate(prompts)
     ]
     source = write_jsonl(folder / "pairs.jsonl", rows)
-    return RunConfig.model_validate(
-        {
-            "name": "run",
-            "model": {"path": "m"},
-            "data": {"train": str(source), "seq_len": 64, "max_document_tokens": 60, **data},
-            "audit": {"enabled": False},
-        }
-    )
+    cut = {"seq_len": 64, "max_document_tokens": 60}
+    return make_run(source, audit={"enabled": False}, **cut, **data)
 
 
 def test_they_are_left_out_and_counted(tmp_path: Path, tokenizer: Any) -> None:
@@ -50,6 +43,8 @@ def test_they_are_left_out_and_counted(tmp_path: Path, tokenizer: Any) -> None:
     assert all(entry.id.startswith("short") for entry in corpus.without_canaries().manifest)
     assert "7 of 27 documents are left out: their supervised tokens are beyond" in said
     assert "'data.max_document_tokens' = 60" in said
+    corpus, said = prepare_as(make_config(tmp_path, 20, 0), tmp_path / "other", tokenizer)
+    assert (corpus.summary.num_cut_off, "left out" in said) == (0, False)
 
 
 def test_a_run_of_nothing_else_is_refused(tmp_path: Path, tokenizer: Any) -> None:
@@ -62,22 +57,10 @@ def test_a_run_of_nothing_else_is_refused(tmp_path: Path, tokenizer: Any) -> Non
     )
 
 
-def test_nothing_is_said_where_none_is_cut_off(tmp_path: Path, tokenizer: Any) -> None:
-    config = make_config(tmp_path, 20, 0)
-    corpus, said = prepare_as(config, tmp_path / "run", tokenizer)
-    assert corpus.summary.num_cut_off == 0
-    assert "left out" not in said
-
-
 def test_documents_are_hashed_together_and_never_one_by_one(tmp_path: Path) -> None:
     write_texts(tmp_path / "documents.jsonl", 30)
-    values = {
-        "name": "run",
-        "model": {"path": "m"},
-        "data": {"train": str(tmp_path / "documents.jsonl"), "seq_len": 128},
-        "mitigations": [{"name": "deduplicate", "similarity": "exact"}],
-    }
-    config = RunConfig.model_validate(values)
+    exact = [{"name": "deduplicate", "similarity": "exact"}]
+    config = make_run(tmp_path / "documents.jsonl", seq_len=128, mitigations=exact)
     corpus, _ = prepare_as(config, tmp_path / "run", train_bpe(make_texts(40), vocab_size=400))
     digest = hashlib.sha256()
     of_one = []
@@ -91,38 +74,22 @@ def test_documents_are_hashed_together_and_never_one_by_one(tmp_path: Path) -> N
     assert not [hash for hash in of_one if hash in manifest]
 
 
-def make_random_texts(count: int) -> list[str]:
-    """Random words: no two texts share a run of 13."""
-    draw = np.random.default_rng(0)
-    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
-    return [" ".join(draw.choice(words, 20)) for _ in range(count)]
-
-
-TEXTS = make_random_texts(120)
+TEXTS = draw_texts(120)
 
 
 def write(path: Path, texts: Sequence[tuple[str, str]]) -> str:
-    path.write_text("".join(f"{json.dumps({'id': i, 'text': t})}\n" for i, t in texts))
-    return str(path)
+    return str(write_jsonl(path, ({"id": name, "text": text} for name, text in texts)))
 
 
 def work(
     folder: Path, train: Sequence[tuple[str, str]], forget: Sequence[tuple[str, str]], **data: Any
 ) -> tuple[Corpus, str]:
     tokenizer = train_bpe(TEXTS[:40], vocab_size=400)
-    config = RunConfig.model_validate(
-        {
-            "name": "run",
-            "model": {"path": "m"},
-            "mitigations": [{"name": "npo"}],
-            "data": {
-                "train": write(folder / "train.jsonl", train),
-                "forget": write(folder / "forget.jsonl", forget),
-                "seq_len": 128,
-                "control_fraction": 0,
-                **data,
-            },
-        }
+    config = make_run(
+        write(folder / "train.jsonl", train),
+        mitigations=[{"name": "npo"}],
+        forget=write(folder / "forget.jsonl", forget),
+        **{"seq_len": 128, "control_fraction": 0, **data},
     )
     return prepare_as(config, folder / "run", tokenizer)
 
@@ -151,7 +118,7 @@ def test_a_list_cut_from_the_documents_leaves_their_rest(tmp_path: Path) -> None
 
 
 def test_an_id_of_another_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 ids are used by more than one document"):
+    with pytest.raises(DataError, match="1 ids that more than one document uses"):
         work(tmp_path, named(0, 50), [("d3", TEXTS[60])])
 
 

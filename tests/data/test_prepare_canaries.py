@@ -1,14 +1,14 @@
 """Canaries beside a run's documents: placed by their coins, and nothing else moved by them."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prepare_examples import prepare_as
+from cli_examples import write_jsonl
+from prepare_examples import CHAT, draw_texts, prepare_as, write_named
 
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -18,41 +18,22 @@ from memguard.records import ManifestEntry
 
 pytestmark = pytest.mark.slow
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def make_texts(count: int, seed: int = 0) -> list[str]:
-    draw = np.random.default_rng(seed)
-    words = ["".join(draw.choice(list("abcdefghij"), 4)) for _ in range(300)]
-    return [" ".join(draw.choice(words, 20)) for _ in range(count)]
-
-
-def write(path: Path, texts: Iterable[str], prefix: str = "d") -> str:
-    rows = ({"id": f"{prefix}{n}", "text": text} for n, text in enumerate(texts))
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
 Prepare = Callable[..., tuple[Corpus, str]]
 
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepare:
     """Prepares a run; returns its corpus and what was said."""
-    tokenizer = train_bpe(make_texts(40), vocab_size=400)
+    tokenizer = train_bpe(draw_texts(40), vocab_size=400)
     tokenizer.chat_template = CHAT
 
     def work(name: str = "run", count: int = 200, **changes: Any) -> tuple[Corpus, str]:
-        values: dict[str, Any] = {"name": name, "model": {"path": "m"}, **changes}
         source = tmp_path / f"documents-{count}.jsonl"
         if not source.exists():
-            write(source, make_texts(count))
-        data = {"train": str(source), "seq_len": 128, **changes.get("data", {})}
-        config = RunConfig.model_validate({**values, "data": data})
-        return prepare_as(config, tmp_path / name, tokenizer)
+            write_named(source, draw_texts(count))
+        data = {"train": str(source), "seq_len": 128, **changes.pop("data", {})}
+        values = {"name": name, "model": {"path": "m"}, **changes, "data": data}
+        return prepare_as(RunConfig.model_validate(values), tmp_path / name, tokenizer)
 
     return work
 
@@ -164,14 +145,14 @@ def test_other_documents_have_other_canaries(prepared: Prepare, tmp_path: Path) 
     one = prepared("one")[0]
     assert len(secrets(one)) == 8
     for name, data in {
-        "text": {"train": write(tmp_path / "other.jsonl", make_texts(200, seed=1))},
+        "text": {"train": write_named(tmp_path / "other.jsonl", draw_texts(200, seed=1))},
         "more": {"train": [str(tmp_path / "documents-200.jsonl"), str(tmp_path / "extra.jsonl")]},
     }.items():
-        write(tmp_path / "extra.jsonl", ["one more"], "extra")
+        write_named(tmp_path / "extra.jsonl", ["one more"], "extra")
         assert not secrets(one) & secrets(prepared(name, data=data)[0]), name
     assert not secrets(one) & secrets(prepared("seed", seed=1)[0])
     # What is not trained on does not matter.
-    own = write(tmp_path / "control.jsonl", make_texts(10, seed=2), "c")
+    own = write_named(tmp_path / "control.jsonl", draw_texts(10, seed=2), "c")
     assert secrets(one) <= secrets(prepared("control", data={"control": own})[0])
 
 
@@ -190,10 +171,9 @@ def test_lengths_of_documents_do_not_bind_canaries(prepared: Prepare) -> None:
 def test_conversations_have_canaries_too(prepared: Prepare, tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": text}]}
-        for text in make_texts(200)
+        for text in draw_texts(200)
     ]
-    source = tmp_path / "chat.jsonl"
-    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = write_jsonl(tmp_path / "chat.jsonl", rows)
     corpus, _ = prepared("chat", data={"train": str(source)})
     assert len(split(corpus)[1]) == 8
     assert {corpus.document(index).format for index in range(200)} == {"messages"}
@@ -201,7 +181,7 @@ def test_conversations_have_canaries_too(prepared: Prepare, tmp_path: Path) -> N
 
 def test_no_record_holds_a_secret(prepared: Prepare, tmp_path: Path) -> None:
     corpus, said = prepared()
-    tokenizer = train_bpe(make_texts(40), vocab_size=400)
+    tokenizer = train_bpe(draw_texts(40), vocab_size=400)
     texts = [tokenizer.decode(corpus.document(index).input_ids) for index in range(200, 208)]
     parts = [word for text in texts for word in (text.split()[4], text.split("is ")[1][:17])]
     assert len(set(parts)) == 16
@@ -227,7 +207,7 @@ def test_short_rows_have_none(prepared: Prepare) -> None:
 
 
 def test_ids_of_canaries_are_kept_free(prepared: Prepare, tmp_path: Path) -> None:
-    source = write(tmp_path / "taken.jsonl", make_texts(200), "canary-000")
+    source = write_named(tmp_path / "taken.jsonl", draw_texts(200), "canary-000")
     with pytest.raises(DataError, match=r"ids of canaries \(canary-0000, .*canaries\.count=0"):
         prepared(data={"train": source})
     assert prepared("off", data={"train": source, "canaries": {"count": 0}})[0].num_documents == 200

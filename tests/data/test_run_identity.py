@@ -1,19 +1,16 @@
 """The identity key of a run: made for its first documents, and the same ever after."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_examples import make_texts
-from prepare_examples import prepare_as
+from cli_examples import make_texts, write_jsonl
+from prepare_examples import make_run, prepare_as
 
-from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.data.documents import load_documents
-from memguard.data.identity_key import load_identity_key
-from memguard.data.run_identity import RunIdentity
+from memguard.data.identity_key import RunIdentity, load_identity_key
 from memguard.data.tokenization import hmac_text, train_bpe
 from memguard.errors import ConfigError, DataError
 from memguard.records.run_files import has_begun
@@ -30,15 +27,13 @@ def tokenizer() -> Any:
 @pytest.fixture
 def prepared(tokenizer: Any, tmp_path: Path) -> Prepare:
     """Prepares 40 texts, the last of which is the first again; every second one has an id."""
-    source = tmp_path / "documents.jsonl"
     texts = [*TEXTS[:39], TEXTS[0]]
     rows = [{"text": text} | ({"id": f"d{n}"} if n % 2 else {}) for n, text in enumerate(texts)]
-    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = write_jsonl(tmp_path / "documents.jsonl", rows)
 
     def run(key: str | None = "my.key", **data: Any) -> tuple[Corpus, str]:
         named = None if key is None else str(tmp_path / key)
-        values = {"train": str(source), "seq_len": 128, "identity_key": named, **data}
-        config = RunConfig.model_validate({"name": "run", "model": {"path": "m"}, "data": values})
+        config = make_run(source, seq_len=128, identity_key=named, **data)
         return prepare_as(config, tmp_path / "run", tokenizer)
 
     return run

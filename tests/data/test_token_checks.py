@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from corpus_examples import make_corpus
+from document_examples import document, pair, tokenize, turns
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from memguard.config import DataConfig
-from memguard.data.documents import Document, Message
+from memguard.data.documents import Document
 from memguard.data.token_checks import (
     TokenFault,
     Tokens,
@@ -18,7 +19,6 @@ from memguard.data.token_checks import (
     find_audit_faults,
     find_training_faults,
 )
-from memguard.data.tokenization import tokenize_documents
 from memguard.errors import ModelError
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<end>")
@@ -55,29 +55,17 @@ def build_tokenizer(
     backend.post_processor = processors.TemplateProcessing(
         single=f"{starts_with} $A".strip(), special_tokens=[(t, SPECIAL.index(t)) for t in SPECIAL]
     )
-    names = {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        **tokens,
-    }
+    names = dict(zip(("bos_token", "eos_token", "pad_token", "unk_token"), SPECIAL, strict=False))
+    names |= tokens
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **names)
 
 
 def write_texts(*texts: str) -> list[Document]:
-    return [
-        Document(id=f"d{number}", source="s", format="text", text=text)
-        for number, text in enumerate(texts)
-    ]
+    return [document(text, f"d{number}") for number, text in enumerate(texts)]
 
 
 def write_chats(count: int) -> list[Document]:
-    turns = (Message(role="user", content="how"), Message(role="assistant", content="so"))
-    return [
-        Document(id=f"d{number}", source="s", format="messages", messages=turns)
-        for number in range(count)
-    ]
+    return [document(turns("how", "so"), f"d{number}") for number in range(count)]
 
 
 class ModelConfig:
@@ -99,15 +87,8 @@ def lint(
     **data: Any,
 ) -> list[TokenFault]:
     settings = DataConfig(**{"train": ("x",), "seq_len": 64, **data})
-    tokenized = list(
-        tokenize_documents(
-            documents,
-            tokenizer,
-            append_eos=settings.append_eos,
-            max_tokens=settings.max_document_tokens,
-            setting="data",
-        )
-    )
+    cut = {"append_eos": settings.append_eos, "max_tokens": settings.max_document_tokens}
+    tokenized = tokenize(documents, tokenizer, **cut)
     model = ModelConfig(len(tokenizer) if vocab_size is None else vocab_size, stop_ids)
     faults = find_training_faults(Tokens.of_documents(tokenized), tokenizer, model, settings)
     corpus = Tokens.of_corpus(make_corpus(tokenized))
@@ -204,22 +185,16 @@ def test_ids_without_an_embedding_are_refused() -> None:
 
 
 def test_prompts_that_are_cut_from_their_completion_are_told() -> None:
-    def pair(prompt: str) -> list[Document]:
-        pairs = (prompt, "bcd"), ("a", "b")
-        return [
-            Document(
-                id=f"d{number}", source="s", format="prompt_completion", prompt=p, completion=c
-            )
-            for number, (p, c) in enumerate(pairs)
-        ]
+    def write_pairs(prompt: str) -> list[Document]:
+        return [pair(prompt, "bcd", "d0"), pair("a", "b", "d1")]
 
     # 45 tokens are cut in three pieces of 15; the completion and EOS are in the last.
-    said = say(lint(pair("a" * 40), build_tokenizer(), seq_len=16), "labels")
+    said = say(lint(write_pairs("a" * 40), build_tokenizer(), seq_len=16), "labels")
     assert said.startswith(
         "1 of 2 documents have pieces in which no token receives loss (2 in all)"
     )
     assert "raise 'data.seq_len'" in said
-    assert lint(pair("a" * 11), build_tokenizer(), seq_len=16) == []
+    assert lint(write_pairs("a" * 11), build_tokenizer(), seq_len=16) == []
     # All of a text is supervised.
     assert lint(write_texts("a" * 40), build_tokenizer(), seq_len=16) == []
 

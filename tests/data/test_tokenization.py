@@ -9,14 +9,15 @@ from array import array
 
 import numpy as np
 import pytest
+from document_examples import document, pair, tokenize, turns
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from memguard.data import tokenization
-from memguard.data.documents import Document, Message
-from memguard.data.tokenization import hash_tokens, hmac_text, tokenize_documents
+from memguard.data.documents import Document
+from memguard.data.tokenization import hash_tokens, hmac_text
 from memguard.errors import DataError
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 
 CHATML = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\n' }}{{ m.content + '<|end|>' }}"
@@ -61,35 +62,6 @@ def build_tokenizer(template=None, *, post_processor=None, **tokens):
         tokenizer_object=backend,
         **({"bos_token": "<s>", "eos_token": "</s>"} | tokens),
         chat_template=template,
-    )
-
-
-def turns(*contents, first="user"):
-    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
-    return tuple(Message(role=roles[i % 2], content=content) for i, content in enumerate(contents))
-
-
-def document(content, name="d"):
-    kind = "text" if isinstance(content, str) else "messages"
-    return Document(id=name, source="s", format=kind, **{kind: content})
-
-
-def pair(prompt, completion, name="d"):
-    return Document(
-        id=name, source="s", format="prompt_completion", prompt=prompt, completion=completion
-    )
-
-
-def tokenize(documents, tokenizer, *, append_eos=True, max_tokens=None, **others):
-    return list(
-        tokenize_documents(
-            documents,
-            tokenizer,
-            append_eos=append_eos,
-            max_tokens=max_tokens,
-            setting="data",
-            **others,
-        )
     )
 
 

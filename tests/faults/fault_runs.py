@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from unittest import mock
 
 import pyarrow.parquet as pq
@@ -159,6 +159,18 @@ def run_main(arguments: Sequence[str]) -> None:
     main()
 
 
+def exit_as_main(arguments: Sequence[str]) -> NoReturn:
+    """Be `memguard ARGUMENTS` in a fork, which then does nothing of what its parent ends with."""
+    try:
+        run_main(arguments)
+    except SystemExit as stop:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(stop.code if isinstance(stop.code, int) else 1)
+    finally:
+        os._exit(1)
+
+
 class ForkedRank:
     """What the launcher uses of `subprocess.Popen`: a rank that is a fork of the launcher."""
 
@@ -187,11 +199,7 @@ class ForkedRank:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if stderr is not None:
                 os.dup2(stderr.fileno(), 2)
-            run_main(command[3:])
-        except SystemExit as stop:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(stop.code if isinstance(stop.code, int) else 1)
+            exit_as_main(command[3:])
         finally:
             os._exit(1)
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fault_runs import environment, run_main
+from fault_runs import environment, exit_as_main
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _REMOUNT = 32
@@ -83,14 +83,7 @@ def _run(log: Path, stage: str | None, num_bytes_left: int) -> None:
         os.dup2(handle, 2)
         if stage is not None:
             _fill_at(stage, num_bytes_left)
-        try:
-            run_main(["train", "run.yaml"])
-        except SystemExit as stop:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(stop.code if isinstance(stop.code, int) else 1)
-        finally:
-            os._exit(1)
+        exit_as_main(["train", "run.yaml"])
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with log.open("a") as file:
         file.write(f"\n{code}")

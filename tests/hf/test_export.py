@@ -13,7 +13,6 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from memguard.data.tokenization import train_bpe
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model, gather_tensor, list_replica_ranks
 from memguard.hf.load import count_parameters, load_model
@@ -22,18 +21,6 @@ from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import AxisName, MeshShape
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_bpe(["a cat and a dog"], vocab_size=300)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A good checkpoint folder, to be changed."""
-    build("llama").save_pretrained(tmp_path / "original")
-    return tmp_path / "original"
 
 
 def export(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:

@@ -14,7 +14,7 @@ from tiny_adapters import save_adapter
 from tiny_families import VOCAB_SIZE, build
 
 from memguard.errors import ModelError
-from memguard.hf.export_merged import (
+from memguard.hf.adapter_export import (
     LogitDifference,
     compare_logits,
     refuse_difference,

@@ -15,7 +15,6 @@ from test_load_sharded import load
 from tiny_families import build
 from torch import distributed as dist
 
-from memguard.data.tokenization import train_bpe
 from memguard.hf import export
 from memguard.hf.assembly import ShardedLayer
 from memguard.hf.checkpoint import load_tokenizer
@@ -28,13 +27,6 @@ CARD = "# card, naïve\n"
 NUM_RANKS = {(1, 1, 1, 1): 1, (1, 2, 1, 1): 2, (2, 1, 1, 2): 4, (1, 1, 1, 4): 4, (1, 2, 2, 2): 8}
 # Tied or not; the others with `-m mesh`.
 BY_DEFAULT = [((1, 1, 1, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 2), True)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(["a cat and a dog"], vocab_size=300).save_pretrained(folder)
-    return str(folder)
 
 
 def load_and_export(

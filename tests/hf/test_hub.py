@@ -27,10 +27,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
 
 @pytest.mark.parametrize("load", [load_config, load_tokenizer, lambda path: get_folder(path, None)])
 def test_a_hub_that_does_not_answer_is_told_at_once(
-    load: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Nothing listens on the port for discarded data.
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)

@@ -1,7 +1,5 @@
 """Folders and configurations into modules: exact, or refused with a reason in one line."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,43 +7,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from damages import LOADED, change_config
 from tiny_families import build
 
-from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
-from memguard.hf import tokenizer_files
+from memguard.hf import checkpoint
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
-from memguard.hf.load import build_scratch_model, load_model
+from memguard.hf.from_config import build_scratch_model
+from memguard.hf.load import load_model
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     # A name that is no folder must not be looked for on the network.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_bpe(["a cat and a dog"], vocab_size=300)
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    build("llama").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    """A good checkpoint folder, to be damaged."""
-    return Path(shutil.copytree(original, tmp_path / "model"))
-
-
-def change_config(folder: Path, **fields: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def test_a_folder_is_loaded_as_it_was_saved(folder: Path) -> None:
@@ -77,90 +52,9 @@ def test_a_family_without_sdpa_is_loaded_with_eager_attention(tmp_path: Path) ->
     assert load_model(str(tmp_path)).config._attn_implementation == "eager"
 
 
-def break_weights(folder: Path, content: Callable[[bytes], bytes]) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(content(file.read_bytes()))
-
-
-def drop_weights(folder: Path, *parts: str) -> None:
-    file = folder / "model.safetensors"
-    state = load_file(file)
-    save_file(
-        {k: v for k, v in state.items() if not any(p in k for p in parts)}, file, {"format": "pt"}
-    )
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no folder": (shutil.rmtree, r"there is no folder"),
-    "no config": (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
-    "config cut off": (
-        lambda f: (f / "config.json").write_text('{"model_type": "lla'),
-        r"config\.json is not JSON",
-    ),
-    "config not text": (
-        lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"),
-        r"config\.json is not JSON",
-    ),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), r"must be a JSON object"),
-    "config a number": (lambda f: (f / "config.json").write_text("3"), r"must be a JSON object"),
-    "no model type": (lambda f: (f / "config.json").write_text("{}"), r"model_type"),
-    "unknown model type": (
-        lambda f: change_config(f, model_type="foo"),
-        r"(no usable config|cannot be loaded).*foo",
-    ),
-    "not a causal model": (lambda f: change_config(f, model_type="t5"), r"cannot be loaded.*T5"),
-    "a field of the wrong kind": (
-        lambda f: change_config(f, hidden_size="wide"),
-        r"'hidden_size'.*expected int, got str",
-    ),
-    "a field that divides by zero": (
-        lambda f: change_config(f, num_attention_heads=0),
-        r"'num_attention_heads' must be a whole number from 1 to 1,048,576; got 0",
-    ),
-    "remote code": (
-        lambda f: change_config(
-            f, model_type="foo", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}
-        ),
-        r"it needs custom code, and remote code is never run",
-    ),
-    "no weights": (
-        lambda f: (f / "model.safetensors").unlink(),
-        r"safetensors; it has none at all",
-    ),
-    "pickled only": (
-        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        r"only pickled ones, which are never read.*save_pretrained",
-    ),
-    "weights cut off": (
-        lambda f: break_weights(f, lambda content: content[: len(content) // 2]),
-        r"cannot be loaded.*its header describes [\d,]+ bytes of tensors, and it has",
-    ),
-    "weights of a few bytes": (
-        lambda f: break_weights(f, lambda content: content[:4]),
-        r"cannot be loaded.*header",
-    ),
-    "weights that are something else": (
-        lambda f: break_weights(f, lambda _: b"version https://git-lfs.github.com/spec/v1\n"),
-        r"cannot be loaded.*header",
-    ),
-    "a weight missing": (
-        lambda f: drop_weights(f, "layers.1.mlp.up"),
-        r"1 weights are missing .*model\.layers\.1\.mlp\.up_proj\.weight.*would be random",
-    ),
-    "many weights missing": (
-        lambda f: change_config(f, num_hidden_layers=4),
-        r"18 weights are missing .* and 10 more",
-    ),
-    "weights of another size": (
-        lambda f: change_config(f, intermediate_size=64),
-        r"mlp\.down_proj\.weight \[32, 48\] instead of \[32, 64\]",
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", LOADED)
 def test_what_cannot_be_loaded_is_refused_in_one_line(folder: Path, damage: str) -> None:
-    break_it, message = DAMAGES[damage]
+    break_it, message = LOADED[damage]
     break_it(folder)
     with pytest.raises(ModelError, match=message) as caught:
         load_model(str(folder))
@@ -214,7 +108,7 @@ def test_a_tokenizer_that_is_missing_or_broken(
     # Whether its libraries are installed or not, transformers advises another one, tiktoken.
     (folder / "tokenizer.json").rename(folder / "kept.json")
     (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
-    monkeypatch.setattr(tokenizer_files, "_LIBRARIES", {"sentencepiece": "no_such_module"})
+    monkeypatch.setattr(checkpoint, "_LIBRARIES", {"sentencepiece": "no_such_module"})
     with pytest.raises(ModelError, match=r"is of SentencePiece.*pip install sentencepiece"):
         load_tokenizer(str(folder))
     (folder / "tokenizer.model").unlink()

@@ -1,20 +1,17 @@
 """A folder onto a mesh: every shard is the rectangle of what transformers itself loads."""
 
 import importlib
-import json
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from damages import LOADED, REFUSED, change_config, edit_weights
 from meshes import mesh_of
 from safetensors.torch import load_file, save_file
-from test_checkpoint_files import REFUSED
-from test_load import DAMAGES
 from tiny_families import build
 
 from memguard.errors import ModelError
@@ -222,11 +219,6 @@ def test_frequencies_are_those_of_transformers(ranks: Any, tmp_path: Path) -> No
 # -- what does not fit -------------------------------------------------------------------------
 
 
-def change_config(folder: Path, **fields: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-
-
 def refusals(folders: list[str]) -> list[tuple[str, str]]:
     """On a rank: how each folder is refused."""
     found = []
@@ -243,7 +235,7 @@ def refusals(folders: list[str]) -> list[tuple[str, str]]:
 def test_what_cannot_be_loaded_is_refused_as_on_one_process(
     ranks: Any, llamas: list[Path], tmp_path: Path
 ) -> None:
-    folders, damages = [], {**DAMAGES, **REFUSED}
+    folders, damages = [], {**LOADED, **REFUSED}
     for number, (break_it, _) in enumerate(damages.values()):
         folders.append(Path(shutil.copytree(llamas[0], tmp_path / f"damaged{number}")))
         break_it(folders[-1])
@@ -255,12 +247,6 @@ def test_what_cannot_be_loaded_is_refused_as_on_one_process(
             assert len(message) < 1000, damage
             with pytest.raises(ModelError, match=damages[damage][1]):
                 raise ModelError(message)
-
-
-def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
 def test_the_table_of_differences_is_the_same_as_on_one_process(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from damages import edit_weights
 from safetensors.torch import load_file
-from test_load_sharded import Degrees, edit_weights, load
+from test_load_sharded import Degrees, load
 from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
 
-from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly, ShardedLayer
 from memguard.hf.checkpoint import load_tokenizer
@@ -37,13 +37,6 @@ CASES = [
     pytest.param((1, 3, 1, 1), MORE, marks=pytest.mark.mesh),
     pytest.param((2, 2, 1, 1), MORE, marks=pytest.mark.mesh),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_bpe(["a cat and a dog"], vocab_size=300).save_pretrained(folder)
-    return str(folder)
 
 
 def compare(layer: ShardedLayer, reference: Any) -> list[str]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ModelError
-from memguard.hf.meta_build import build_on_meta, outline_model
+from memguard.hf.from_config import build_on_meta, describe_model
 
 _LENGTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _SMALL = {
@@ -129,7 +129,7 @@ def test_tied_weights_stay_one_parameter() -> None:
 def test_an_outline_leaves_its_configuration_alone() -> None:
     config = build("llama").config
     config.dtype = torch.float16
-    assert isinstance(outline_model(config, name="m"), nn.Module)
+    assert isinstance(describe_model(config, name="m"), nn.Module)
     assert config.dtype == torch.float16
 
 
@@ -137,5 +137,5 @@ def test_a_model_of_another_kind_is_refused_in_one_line() -> None:
     with pytest.raises(
         ModelError, match=r"^model 'm' cannot be loaded as a causal language model: "
     ) as caught:
-        outline_model(transformers.AutoConfig.for_model("clip"), name="model 'm'")
+        describe_model(transformers.AutoConfig.for_model("clip"), name="model 'm'")
     assert "\n" not in str(caught.value)

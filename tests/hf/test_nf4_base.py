@@ -92,11 +92,7 @@ def load_in_nf4(
 ) -> Any:
     """Return the model that is trained on one process."""
     assembly = Assembly(
-        mesh=None,
-        device=torch.device("cpu"),
-        dtype=dtype,
-        adapter=adapter,
-        quantization="nf4",
+        mesh=None, device=torch.device("cpu"), dtype=dtype, adapter=adapter, quantization="nf4"
     )
     return load_assembled(str(base), assembly).model
 
@@ -293,13 +289,7 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_run(
         folder,
         model={"path": str(base)},
-        adapter={
-            "name": "lora",
-            "r": 4,
-            "lora_alpha": 8,
-            "use_dora": True,
-            "quantization": "nf4",
-        },
+        adapter={"name": "lora", "r": 4, "lora_alpha": 8, "use_dora": True, "quantization": "nf4"},
         audit={"enabled": False},
     )
     succeed("train", path)

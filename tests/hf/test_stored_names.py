@@ -12,13 +12,13 @@ from tiny_families import build
 from transformers.core_model_loading import WeightConverter
 
 from memguard.errors import ModelError
+from memguard.hf.adapter_export import write_merged
 from memguard.hf.adapter_files import check_model
-from memguard.hf.export_merged import write_merged
+from memguard.hf.export import StoredForm
+from memguard.hf.from_config import build_on_meta
 from memguard.hf.load import load_model
 from memguard.hf.merged_weights import open_merged
-from memguard.hf.meta_build import build_on_meta
 from memguard.hf.safetensors import FolderWeights
-from memguard.hf.stored_form import StoredForm
 from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.layout import ShardSlice
 
@@ -135,7 +135,7 @@ def test_a_way_of_storing_that_is_not_known_is_refused(monkeypatch: pytest.Monke
 
     calls: list[str] = []
     monkeypatch.setattr(WeightConverter, "convert", change)
-    with pytest.raises(ModelError, match="cannot be exported from a mesh: this version") as caught:
+    with pytest.raises(ModelError, match="cannot be exported from a mesh: transformers") as caught:
         StoredForm(build_on_meta(build("mixtral").config), dtype=torch.float32)
     assert "\n" not in str(caught.value)
 

@@ -8,7 +8,6 @@
 Documents are cycles of six words, which a model learns in a few steps.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,7 +21,6 @@ import torch
 import trainer_program as program
 import transformers
 from ranks import RankPool
-from torch import distributed
 
 NUM_DOCUMENTS, NUM_WORDS, NUM_CYCLES = 6, 6, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "autocast": torch.float32}
@@ -142,11 +140,7 @@ def call(
 def _call_on_a_rank(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a function with what torchrun leaves in the environment."""
-    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
-    os.environ.update(
-        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    )
+    program.act_as_rank()
     warnings.simplefilter("ignore")
     return function(*args, **kwargs)
 
@@ -199,18 +193,14 @@ def _open_trl(kind: Kind, training: Training, callbacks: Sequence[Any]) -> Any:
 
 
 def _set_up(kind: Kind, training: Training) -> dict[str, Any]:
-    settings: dict[str, Any] = {
+    settings: dict[str, Any] = program.USUAL | {
         "output_dir": str(training.output),
-        "use_cpu": True,
         "per_device_train_batch_size": training.batch,
         "gradient_accumulation_steps": training.accumulation,
         "max_steps": training.steps,
         "learning_rate": training.learning_rate,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
         "bf16": training.precision == "autocast",
         program.RECOMPUTE: training.checkpointing,
     }

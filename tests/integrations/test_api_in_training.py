@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import peft
 import pytest
 import torch
@@ -28,11 +27,6 @@ SETTINGS: dict[str, Any] = {
     "seed": 3,
 }
 STEPS, AUDITED_STEP = 4, 2
-
-
-def draw_documents(seed: int) -> list[str]:
-    draw = np.random.default_rng(seed)
-    return [" ".join(f"w{id}" for id in draw.integers(2, 64, 30)) for _ in range(6)]
 
 
 def read_logprobs(result: api.AuditResult) -> list[float]:
@@ -63,15 +57,15 @@ def audit(model: Any) -> api.AuditResult:
     return api.audit(
         model=model,
         **in_memory,
-        members=draw_documents(1),
-        nonmembers=draw_documents(2),
+        members=program.draw_words(1, 6),
+        nonmembers=program.draw_words(2, 6),
         **SETTINGS,
     )
 
 
 def train(base: Path, output: Path, *, checkpointing: bool, auditor: Any = None) -> list[float]:
     transformers.set_seed(0)
-    rows = [program.build_tokenizer()(text).input_ids for text in draw_documents(1)]
+    rows = [program.build_tokenizer()(text).input_ids for text in program.draw_words(1, 6)]
     trainer = trl.SFTTrainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
         args=trl.SFTConfig(

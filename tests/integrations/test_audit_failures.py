@@ -207,7 +207,7 @@ def test_steps_beyond_the_end_leave_the_audit_at_the_end(base: Path, tmp_path: P
 
 @pytest.mark.parametrize("every_steps", [pytest.param(2, marks=_LONG), None])
 def test_the_report_of_the_best_model_is_that_of_its_step(
-    every_steps: int | None, base: Path, tmp_path: Path
+    every_steps: int | None, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the end the Trainer loads another checkpoint than that of the last step."""
     training = Training(kind="plain", base=base, output=tmp_path, steps=4, evaluates=True)
@@ -218,6 +218,8 @@ def test_the_report_of_the_best_model_is_that_of_its_step(
     assert best.name == "checkpoint-2", "the other texts are never as likely again"
     names = [folder.name for folder in callback.folders]
     assert names == (["step-2"] if every_steps is None else ["step-2", "step-4"])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.endswith("step-2/report.html"), "also where a later step was audited too"
     report = callback.reports[0]
     saved = api.audit(
         model=best, members=kinds.members(), nonmembers=kinds.nonmembers(), **kind_runs.SETTINGS

@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 # Log-probabilities of a continuation (nats). fp32: the same numbers, added by a merged weight or by
 # base and adapter one after the other. bf16: 2e-2 a token and two steps of 8 bits of the sum,
-# because a merged weight is rounded, and DoRA divides by the norm of rounded weights; documents that
-# were learned differ by less than 0.04.
+# because a merged weight is rounded, and DoRA divides by the norm of rounded weights; documents
+# that were learned differ by less than 0.04.
 _TOLERANCES = {
     "fp32": {"rtol": 0.0, "atol": 1e-4},
     "bf16": {"rtol": 2**-7, "atol": 2e-2 * kind_runs.SETTINGS["continuation_tokens"]},

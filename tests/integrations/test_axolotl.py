@@ -201,7 +201,7 @@ def test_the_block_passes_axolotls_validation(module: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "needs the block 'memguard'"),
+        ("{}", "'memguard' should hold settings; got null"),
         ("memguard: {}", "'memguard' needs 'goldfish' or 'audit'"),
         ("memguard: on", "'memguard' should hold settings; got True"),
         ("memguard: {goldfisch: {k: 4}}", "'memguard.goldfisch' is not a setting"),

@@ -1,7 +1,6 @@
 """Collator and losses in transformers' Trainer against memguard's own step, on the same rows."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import transformers
 from plain_losses import reduce_plainly
 from ranks import RankPool
 from step_examples import make_batch, make_step
-from torch import distributed
 
 from memguard.config.mitigations import FocalConfig, GoldfishConfig
 from memguard.data.loader import Batch
@@ -91,10 +89,7 @@ def test_trl_has_our_losses(tmp_path: Path, loss: str, micro_batch: int, accumul
 
 def train_on_a_rank(output: Path, micro_batch: int, accumulation: int) -> list[float]:
     """Train as one of the processes that torchrun starts, by what it leaves in the environment."""
-    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
-    os.environ.update(
-        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    )
+    program.act_as_rank()
     return program.train(output, micro_batch, accumulation, "function")
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import rich.console
 import trainer_program as program
@@ -17,11 +16,6 @@ from memguard.errors import ConfigError, DataError
 from memguard.integrations.split import split_for_audit
 from memguard.runtime import Console
 from memguard.workflows.training.data import list_audit_needs
-
-
-def draw_texts(size: int, words: int = 70, seed: int = 0) -> list[str]:
-    draw = np.random.default_rng(seed)
-    return [" ".join(f"w{id}" for id in draw.integers(2, 64, words)) for _ in range(size)]
 
 
 def draw_of_run(folder: Path, rows: list[dict[str, Any]], seed: int, *, needs: bool) -> set[str]:
@@ -52,7 +46,7 @@ def draw_of_run(folder: Path, rows: list[dict[str, Any]], seed: int, *, needs: b
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
 def test_the_control_is_that_of_a_run(tmp_path: Path, has_tokenizer: bool) -> None:
-    texts = draw_texts(90)
+    texts = program.draw_words(0, 90, 70)
     # Near-duplicates: the second half of other texts. Short texts: below the audit's 55 tokens.
     texts += [" ".join([*text.split()[35:], "w2"]) for text in texts[:30]]
     rows = [{"id": f"d{number}", "text": text} for number, text in enumerate(texts)]
@@ -71,7 +65,7 @@ def test_the_control_is_that_of_a_run(tmp_path: Path, has_tokenizer: bool) -> No
 
 
 def test_the_seed_decides() -> None:
-    dataset = datasets.Dataset.from_dict({"text": draw_texts(60)})
+    dataset = datasets.Dataset.from_dict({"text": program.draw_words(0, 60, 70)})
     one, same, other = (split_for_audit(dataset, seed) for seed in (1, 1, 2))
     assert one.control["text"] == same.control["text"] != other.control["text"]
     # A fifth of a small dataset.
@@ -86,7 +80,7 @@ def test_the_fraction_of_a_large_dataset() -> None:
 
 
 def make_rows(kind: str) -> list[dict[str, Any]]:
-    texts = draw_texts(20)
+    texts = program.draw_words(0, 20, 70)
     if kind == "messages":
         return [
             {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": t}]}
@@ -118,7 +112,7 @@ def test_what_cannot_be_split_is_refused() -> None:
         with pytest.raises(kind, match=message):
             split_for_audit(dataset, **settings)
 
-    texts = draw_texts(30)
+    texts = program.draw_words(0, 30, 70)
     dataset = datasets.Dataset.from_dict({"text": texts})
     refuse(ConfigError, "'fraction' should be above 0 and at most 0.1; got 0", dataset, fraction=0)
     refuse(ConfigError, "got 0.2", dataset, fraction=0.2)
@@ -140,7 +134,7 @@ def test_what_cannot_be_split_is_refused() -> None:
     )
     copies = datasets.Dataset.from_dict({"text": texts[:1] * 30})
     refuse(DataError, "30 documents in clusters of near-duplicates", copies)
-    short = datasets.Dataset.from_dict({"text": draw_texts(30, words=20)})
+    short = datasets.Dataset.from_dict({"text": program.draw_words(0, 30, 20)})
     assert len(split_for_audit(short).control) == 6
     refuse(
         DataError,

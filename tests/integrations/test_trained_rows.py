@@ -21,7 +21,6 @@ import trainer_program as program
 import transformers
 import trl
 from ranks import RankPool
-from torch import distributed
 
 from memguard.data.documents import load_documents, make_table
 from memguard.data.tokenization import tokenize_documents
@@ -100,6 +99,11 @@ class Recorder(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps[state.global_step], self._open = self._open, []
 
+    @property
+    def runs(self) -> list[Run]:
+        """Of all steps."""
+        return [run for step in self.steps.values() for run in step]
+
 
 def list_runs(inputs: dict[str, Any]) -> Iterator[Run]:
     """Tokens between restarts of the positions, token by token, padding left out."""
@@ -155,7 +159,7 @@ def build(
         processing_class=program.build_tokenizer(),
     )
     documents = tokenise(dataset if rows is None else rows)
-    counted = TrainedRows.from_trainer_arguments(documents, arguments, eos_id=EOS)
+    counted = TrainedRows(documents, RowFormat.of_trainer(arguments, eos_id=EOS))
     trainer.add_callback(Counting(counted, Runtime()))
     return trainer, counted, Recorder(trainer)
 
@@ -185,8 +189,7 @@ def test_counts_are_those_of_the_batches(tmp_path: Path, way: str) -> None:
     trainer.train()
     counts = rows.counts(Runtime())
     documents = tokenise(dataset)
-    runs = [run for step in recorder.steps.values() for run in step]
-    runs = [run for run in runs if run != (0,)]  # Padding that fills a padding-free row.
+    runs = [run for run in recorder.runs if run != (0,)]  # Padding that fills a padding-free row.
     size = settings["max_length"]
     kept = documents
     if way in ("cut", "bfd", "completion"):
@@ -207,9 +210,8 @@ def test_equal_rows_have_the_sum_of_their_repetitions(tmp_path: Path) -> None:
     trainer, rows, recorder = build(tmp_path, equal, **settings)
     trainer.train()
     counts = rows.counts(Runtime())
-    runs = [run for step in recorder.steps.values() for run in step]
     # The test's count finds a run in each of the documents that have it.
-    expected = count_plainly(runs, tokenise(equal), size=MAX_LENGTH)
+    expected = count_plainly(recorder.runs, tokenise(equal), size=MAX_LENGTH)
     assert counts.num_repetitions == expected
     assert sorted(Counter(expected.values()).items()) == [(2, 28), (4, 2), (6, 3)]
     assert counts.num_equal == 5
@@ -223,11 +225,10 @@ def test_a_document_counts_once_all_its_pieces_are_trained(tmp_path: Path, way: 
     trainer.train()
     counts = rows.counts(Runtime())
     documents = tokenise(TEXTS)
-    runs = [run for step in recorder.steps.values() for run in step]
     if way == "wrapped":
-        expected = count_in_stream(runs, documents, list(range(30)))
+        expected = count_in_stream(recorder.runs, documents, list(range(30)))
     else:
-        expected = count_plainly(runs, documents, size=MAX_LENGTH)
+        expected = count_plainly(recorder.runs, documents, size=MAX_LENGTH)
     # Three steps of four rows are about a third of the documents.
     assert set(expected.values()) == {0, 1}
     assert counts.num_repetitions == expected
@@ -260,8 +261,7 @@ def test_wrapped_rows_are_slices_of_the_stream(tmp_path: Path, is_shuffled: bool
     counts = rows.counts(Runtime())
     documents = tokenise(TEXTS)
     order = TEXTS.add_column("row", list(range(30))).shuffle(seed=5)["row"]
-    runs = [run for step in recorder.steps.values() for run in step]
-    expected = count_in_stream(runs, documents, list(order) if is_shuffled else range(30))
+    expected = count_in_stream(recorder.runs, documents, list(order) if is_shuffled else range(30))
     assert counts.num_repetitions == expected == dict.fromkeys(expected, 2)
     assert (counts.num_unmatched, counts.num_equal, counts.reason) == (0, 0, "")
     assert counts.piece == "split"
@@ -337,7 +337,7 @@ def build_plain(
         train_dataset=[{"input_ids": tokens} for _, tokens in documents],
         data_collator=pad,
     )
-    rows = TrainedRows.from_trainer_arguments(documents, arguments, eos_id=EOS)
+    rows = TrainedRows(documents, RowFormat.of_trainer(arguments, eos_id=EOS))
     trainer.add_callback(Counting(rows, detect_runtime()))
     return trainer, rows, Recorder(trainer)
 
@@ -353,8 +353,7 @@ def test_sampling_with_replacement_and_workers(tmp_path: Path) -> None:
     )
     trainer.train()
     counts = rows.counts(Runtime())
-    runs = [run for step in recorder.steps.values() for run in step]
-    assert counts.num_repetitions == count_plainly(runs, documents, size=None)
+    assert counts.num_repetitions == count_plainly(recorder.runs, documents, size=None)
     assert sum(counts.num_repetitions.values()) == counts.num_runs == 40
     assert len(set(counts.num_repetitions.values())) > 3
 
@@ -409,10 +408,8 @@ def test_a_killed_and_resumed_training_counts_each_batch_once(tmp_path: Path) ->
 
 def count_on_a_rank(folder: Path) -> tuple[list[list[Run]], TrainedCounts, str]:
     """Train and count as one of two processes that torchrun starts."""
-    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
-    os.environ.update(
-        RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, MASTER_ADDR="localhost", MASTER_PORT="0"
-    )
+    program.act_as_rank()
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0")
     settings = {"num_train_epochs": 2, "save_strategy": "epoch"}
     trainer, rows, recorder = build_plain(folder, list_documents(), **settings)
     trainer.train()
@@ -444,15 +441,20 @@ def test_two_processes_are_counted_together(tmp_path: Path, ranks: RankPool) -> 
 # -- the hook --------------------------------------------------------------------------------------
 
 
+def watch(documents: Sequence[tuple[str, list[int]]], **settings: Any) -> tuple[TrainedRows, Any]:
+    """Rows that watch a model in training."""
+    rows, model = make_rows(documents, **settings), program.build_model().train()
+    rows.watch(model)
+    return rows, model
+
+
 def make_rows(documents: Sequence[tuple[str, list[int]]], **settings: Any) -> TrainedRows:
-    return TrainedRows(documents, eos_id=EOS, **settings)
+    return TrainedRows(documents, RowFormat(eos_id=EOS, **settings))
 
 
 def test_equal_documents_are_counted_together() -> None:
     documents = [("a", [5, 6, 7]), ("b", [5, 6, 7]), ("c", [8, 9]), ("d", [5, 6, 7, 2, 3])]
-    rows = make_rows(documents, max_length=3)
-    model = program.build_model().train()
-    rows.watch(model)
+    rows, model = watch(documents, max_length=3)
     model(input_ids=torch.tensor([[5, 6, 7], [5, 6, 7]]))
     model(input_ids=torch.tensor([[8, 9, EOS]]))
     rows.end_step()
@@ -464,9 +466,8 @@ def test_equal_documents_are_counted_together() -> None:
 
 
 def test_a_document_of_equal_pieces_is_counted_once_a_training() -> None:
-    rows = make_rows([("a", [5, 6, 5, 6, 7, 8]), ("b", [])], max_length=2, packing="bfd_split")
-    model = program.build_model().train()
-    rows.watch(model)
+    documents = [("a", [5, 6, 5, 6, 7, 8]), ("b", [])]
+    rows, model = watch(documents, max_length=2, packing="bfd_split")
     positions = torch.tensor([[0, 1, 0, 1, 0, 1, 0]])
     for _ in range(3):
         # TRL's pieces of the document and its EOS, which is a piece of its own.
@@ -539,8 +540,7 @@ def test_only_forwards_of_training_are_counted(kind: str) -> None:
 
 @pytest.mark.quick
 def test_a_step_that_the_optimizer_skipped_is_not_counted() -> None:
-    rows, model = make_rows(list_documents()), program.build_model().train()
-    rows.watch(model)
+    rows, model = watch(list_documents())
     model(input_ids=torch.tensor([list_documents()[0][1]]))
     rows.end_step(was_skipped=True)
     assert rows.counts(Runtime()).reason == "no training step has ended"
@@ -548,8 +548,7 @@ def test_a_step_that_the_optimizer_skipped_is_not_counted() -> None:
 
 def test_what_is_not_recognised_is_told() -> None:
     documents = list_documents()
-    rows, model = make_rows(documents), program.build_model().train()
-    rows.watch(model)
+    rows, model = watch(documents)
     for _, tokens in documents * 8:
         model(input_ids=torch.tensor([tokens]))
     model(input_ids=torch.tensor([[9, 9, 9]]))
@@ -573,8 +572,7 @@ def test_what_is_not_recognised_is_told() -> None:
 
 def test_a_tally_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     documents = list_documents()
-    rows, model = make_rows(documents), program.build_model().train()
-    rows.watch(model)
+    rows, model = watch(documents)
     model(input_ids=torch.tensor([documents[0][1]]))
     rows.end_step()
     (tmp_path / "memguard-tally-1-of-2.npz").write_bytes(b"of another training")

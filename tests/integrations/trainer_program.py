@@ -4,6 +4,7 @@ python trainer_program.py RESULT.json MICRO_BATCH ACCUMULATION LOSS
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,18 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from torch import distributed
 
 from memguard.config import OptimConfig
 from memguard.integrations.transformers import GoldfishCollator, MitigatedLoss, goldfish_loss_func
 
+USUAL: dict[str, Any] = {
+    "use_cpu": True,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+}
+"""Arguments of every trainer."""
 VOCAB, NUM_TOKENS, NUM_ROWS, NUM_STEPS = 64, 20, 8, 3
 GOLDFISH = {"k": 3, "context_width": 4}
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.0, max_grad_norm=1.0)
@@ -65,6 +74,18 @@ def draw_texts() -> list[list[int]]:
     return [[*draw.integers(2, VOCAB, size - 1).tolist(), 1] for size in sizes]
 
 
+def draw_words(seed: int, size: int = 8, words: int = 30) -> list[str]:
+    """Texts of as many random words."""
+    draw = np.random.default_rng(seed)
+    return [" ".join(f"w{id}" for id in draw.integers(2, VOCAB, words)) for _ in range(size)]
+
+
+def act_as_rank() -> None:
+    """Set what torchrun leaves in the environment of a rank."""
+    rank, size = (str(each()) for each in (distributed.get_rank, distributed.get_world_size))
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+
+
 def train(output: Path, micro_batch: int, accumulation: int, loss: str) -> list[float]:
     """Return the loss that the Trainer tells of each step."""
     arguments = transformers.TrainingArguments(**set_up(output, micro_batch, accumulation))
@@ -104,9 +125,8 @@ def train_by_trl(output: Path, micro_batch: int, accumulation: int, loss: str) -
 
 def set_up(output: Path, micro_batch: int, accumulation: int) -> dict[str, Any]:
     """Return the arguments of both: memguard's optimizer, rows in their order."""
-    return {
+    return USUAL | {
         "output_dir": str(output),
-        "use_cpu": True,
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "max_steps": NUM_STEPS,
@@ -119,9 +139,6 @@ def set_up(output: Path, micro_batch: int, accumulation: int) -> dict[str, Any]:
         "max_grad_norm": OPTIM.max_grad_norm or 0.0,
         "train_sampling_strategy": "sequential",
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
     }
 
 
@@ -134,11 +151,10 @@ def run(trainer: transformers.Trainer) -> list[float]:
 if __name__ == "__main__":
     result, micro_batch, accumulation, loss = sys.argv[1:]
     losses = train(Path(result).parent, int(micro_batch), int(accumulation), loss)
-    if torch.distributed.is_initialized():
-        rank = torch.distributed.get_rank()
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-    else:
-        rank = 0
+    rank = 0
+    if distributed.is_initialized():
+        rank = distributed.get_rank()
+        distributed.barrier()
+        distributed.destroy_process_group()
     if rank == 0:
         Path(result).write_text(json.dumps(losses))

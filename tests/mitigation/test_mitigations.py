@@ -54,17 +54,6 @@ def test_masks_are_made_of_input_ids_and_never_of_labels(data: st.DataObject, id
     assert (full[input_ids == 7] == 7).all()
 
 
-def test_documents_of_a_packed_row_are_masked_as_if_alone() -> None:
-    mitigations = build_mitigations([config(k=2)], special_ids=[])
-    draw = np.random.default_rng(0)
-    one, other = draw.integers(0, 99, 30), draw.integers(0, 99, 20)
-    packed = np.concatenate([one, other])
-    numbers = np.repeat([4, 2], [30, 20])
-    row = mitigations.mask_labels(packed, packed, document_ids=numbers, generator=draw)
-    alone = [mitigations.mask_labels(ids, ids, generator=draw) for ids in (one, other)]
-    np.testing.assert_array_equal(row, np.concatenate(alone))
-
-
 def test_drop_rates_of_several_settings_combine_as_independent() -> None:
     dropout = TokenDropoutConfig(name="token_dropout", rate=0.25)
     mitigations = build_mitigations([config(k=2, mode="random"), dropout], special_ids=[])

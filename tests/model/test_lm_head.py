@@ -36,7 +36,7 @@ def test_it_is_kept_only_beside_ten_times_its_size(
     monkeypatch: pytest.MonkeyPatch, free_bytes: float, is_kept: bool
 ) -> None:
     # 6 x 4 weights of 4 bytes: 96 bytes.
-    monkeypatch.setattr(lm_head, "_count_free_bytes", lambda device: free_bytes)
+    monkeypatch.setattr(lm_head, "count_free_bytes", lambda device: free_bytes)
     wide, weight_VD = WideWeight(), torch.randn(6, 4).bfloat16()
     first = wide.widen(weight_VD, torch.float32)
     assert (wide.widen(weight_VD, torch.float32) is first) == is_kept

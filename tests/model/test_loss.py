@@ -1,6 +1,6 @@
 """Losses over a sharded vocabulary against autograd through all logits at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,13 @@ def our_terms(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
     assert terms.entropy_N is not None
     assert terms.mean_logprob_N is not None
     return torch.stack([terms.nll_N, terms.entropy_N, terms.mean_logprob_N])
+
+
+def sum_losses(kind: str, head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+    """The sum of the losses by either function."""
+    if kind == "sum":
+        return sum_nll(head, hidden_ND, labels_N)
+    return token_terms(head, hidden_ND, labels_N).nll_N.sum()
 
 
 def draw_factors(num_tokens: int) -> Tensor:
@@ -135,10 +142,7 @@ def test_autocast_computes_in_bf16_and_keeps_the_parameters_dtype() -> None:
     for kind in ("sum", "terms"):
         head, hidden_ND = cut_whole(whole, chunk_tokens=6)
         with Matmuls() as matmuls, torch.autocast("cpu", dtype=torch.bfloat16):
-            if kind == "sum":
-                loss = sum_nll(head, hidden_ND, labels_N)
-            else:
-                loss = token_terms(head, hidden_ND, labels_N).nll_N.sum()
+            loss = sum_losses(kind, head, hidden_ND, labels_N)
             loss.backward()
         assert matmuls.dtypes == {torch.bfloat16}
         assert loss.dtype == torch.float32
@@ -164,10 +168,7 @@ def test_gradients_of_a_bf16_head_are_summed_in_fp32() -> None:
     functional.cross_entropy(functional.linear(*leaves), whole.labels_N, reduction="sum").backward()
     for kind in ("sum", "terms"):
         head, hidden_ND = cut_whole(whole, chunk_tokens=2)
-        if kind == "sum":
-            sum_nll(head, hidden_ND, whole.labels_N).backward()
-        else:
-            token_terms(head, hidden_ND, whole.labels_N).nll_N.sum().backward()
+        sum_losses(kind, head, hidden_ND, whole.labels_N).backward()
         for gradient, leaf in zip((head.weight_VD.grad, head.bias_V.grad), leaves[1:], strict=True):
             assert gradient.dtype == torch.bfloat16
             # What is rounded once is off by .2 %; summed in bf16, by 1.4 and 2.2 %.
@@ -244,8 +245,8 @@ def test_a_frozen_head_passes_gradients_on() -> None:
     for parameter in (frozen[0].weight_VD, frozen[0].bias_V):
         parameter.requires_grad_(False)
     for head, hidden_ND in (expected, frozen):
-        sum_nll(head, hidden_ND, whole.labels_N).backward()
-        token_terms(head, hidden_ND, whole.labels_N).nll_N.sum().backward()
+        for kind in ("sum", "terms"):
+            sum_losses(kind, head, hidden_ND, whole.labels_N).backward()
     total: Any = sum_nll(*frozen, whole.labels_N)
     assert total.grad_fn.gradients.weight_VD is total.grad_fn.gradients.bias_V is None
     assert torch.equal(frozen[1].grad, expected[1].grad)  # type: ignore[arg-type]
@@ -256,26 +257,20 @@ def record_costs(degrees: tuple[int, int] | None) -> dict[str, tuple[int, list[t
     axes = () if degrees is None else cut_here(degrees)
     whole = draw_whole(32, 131, dim=4)
     head, hidden_ND = cut_whole(whole, axes, chunk_tokens=8)
-    costs = {}
+    given, costs = (head, hidden_ND, whole.labels_N), {}
 
-    def note(name: str, recorder: Recorder) -> None:
+    def note(name: str, work: Callable[[], Any]) -> Any:
+        with Recorder() as recorder:
+            result = work()
         costs[name] = (recorder.largest, recorder.collectives)
+        return result
 
-    with Recorder() as recorder, torch.no_grad():
-        sum_nll(head, hidden_ND, whole.labels_N)
-    note("sum without gradients", recorder)
-    with Recorder() as recorder:
-        total = sum_nll(head, hidden_ND, whole.labels_N)
-    note("sum", recorder)
-    with Recorder() as recorder:
-        total.backward()
-    note("sum backward", recorder)
-    with Recorder() as recorder:
-        terms = our_terms(head, hidden_ND, whole.labels_N)
-    note("terms", recorder)
-    with Recorder() as recorder:
-        terms.sum().backward()
-    note("terms backward", recorder)
+    with torch.no_grad():
+        note("sum without gradients", lambda: sum_nll(*given))
+    total = note("sum", lambda: sum_nll(*given))
+    note("sum backward", total.backward)
+    terms = note("terms", lambda: our_terms(*given))
+    note("terms backward", lambda: terms.sum().backward())
     return costs
 
 

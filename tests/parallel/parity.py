@@ -6,6 +6,7 @@ transformers' own upcasts to fp32, of norms, softmax and routers, turned into fl
 """
 
 import copy
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,13 @@ EXACT_WEIGHTS = 1e-9
 SINGLE = 1e-5
 
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=1.0)
+# 131 and 97 divide by neither 2 nor 4: the last rank has fewer rows of the vocabulary.
+TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
+UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +149,12 @@ def check(ranks: RankPool, degrees: Degrees, cases: list[Case], tolerance: float
     """Assert that each case has the numbers of one process on a mesh, on every rank."""
     world_size = torch.Size(degrees).numel()
     results = ranks(compare, world_size, degrees, cases, timeout_s=280)
-    for case, *worst in zip(cases, *results, strict=True):
-        for each in worst:
-            assert each == worst[0], "all ranks agree on every figure"
-        assert worst[0].loss <= tolerance, (degrees, case, worst[0])
-        assert worst[0].gradient <= tolerance, (degrees, case, worst[0])
-        assert worst[0].norm <= tolerance, (degrees, case, worst[0])
-        assert worst[0].router <= tolerance, (degrees, case, worst[0])
+    for case, first, *others in zip(cases, *results, strict=True):
+        assert all(each == first for each in others), "all ranks agree on every figure"
+        largest = max(first.loss, first.gradient, first.norm, first.router)
+        assert largest <= tolerance, (degrees, case, first)
         if tolerance == EXACT:
-            assert worst[0].weight <= EXACT_WEIGHTS, (degrees, case, worst[0])
+            assert first.weight <= EXACT_WEIGHTS, (degrees, case, first)
 
 
 def _compare(degrees: Degrees, case: Case, *, is_first: bool) -> Worst:
@@ -323,11 +328,8 @@ def _wrap_in_peft(case: Case, model: Any, lm: CausalLM) -> Any:
         parameter = found[name]
         if not isinstance(parameter, DTensor):
             return full
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
         full = orders[name].to_mesh(full) if name in orders else full
-        return full[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+        return full[own_piece(parameter)]
 
     for name, parameter in found.items():
         if name in magnitudes:
@@ -377,6 +379,14 @@ class _Masked(nn.Module):
         return input_MK * torch.cat(rows) / (1 - self.rate)
 
 
+def own_piece(tensor: DTensor) -> tuple[slice, ...]:
+    """Return torch's own account of what this rank stores; ours is what the loader went by."""
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))
+
+
 def _distances(
     parameters: Any, local: dict[str, Tensor], full: dict[str, Tensor], floor: float
 ) -> list[tuple[str, float]]:
@@ -387,13 +397,9 @@ def _distances(
         if not isinstance(source, DTensor):
             squares.append((ours - theirs).double().pow(2).sum())
             continue
-        # torch's own account of what this rank stores; ours is what the loader went by.
-        shape, offset = compute_local_shape_and_global_offset(
-            source.shape, source.device_mesh, source.placements
-        )
-        assert tuple(shape) == tuple(ours.shape), each.name
         theirs = theirs if each.order is None else each.order.to_mesh(theirs)
-        theirs = theirs[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+        theirs = theirs[own_piece(source)]
+        assert theirs.shape == ours.shape, each.name
         squares.append((ours - theirs).double().pow(2).sum() / each.num_copies)
     sums = torch.stack(squares)
     dist.all_reduce(sums)

@@ -17,8 +17,8 @@ from varlen_reference import reference_varlen
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel import attention_flex
 from memguard.parallel.attention_flex import attend_flex, make_block_mask, make_block_masks
+from memguard.parallel.attention_pieces import Packing, find_first_keys, make_dense_mask
 from memguard.parallel.hf_plan import find_blocks
-from memguard.parallel.packed_rows import Packing, find_first_keys, make_dense_mask
 
 pytestmark = pytest.mark.slow
 

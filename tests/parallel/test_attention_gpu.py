@@ -17,7 +17,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
 from memguard.parallel.attention import attend_varlen
 from memguard.parallel.attention_flex import attend_flex, make_block_masks
-from memguard.parallel.packed_rows import Packing, find_first_keys, make_dense_mask
+from memguard.parallel.attention_pieces import Packing, find_first_keys, make_dense_mask
 from memguard.parallel.shard import Checkpointing, checkpoint_blocks, compile_blocks
 
 pytestmark = [

@@ -16,7 +16,7 @@ from transformers import masking_utils
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel import attention_flex
 from memguard.parallel.attention import _WINDOW_IN_MASK, choose_attention
-from memguard.parallel.packed_rows import Packing
+from memguard.parallel.attention_pieces import Packing
 
 pytestmark = pytest.mark.slow
 
@@ -83,27 +83,22 @@ def test_without_packing_there_is_a_mask(searches: list[Tensor]) -> None:
     assert len(searches) == 1
 
 
-def test_fp32_keeps_the_masks() -> None:
-    with fake_gpu():
+@pytest.mark.parametrize("autocast", [False, True])
+def test_fp32_keeps_the_masks_and_autocast_counts_as_half_precision(autocast: bool) -> None:
+    with (
+        fake_gpu(),
+        mock.patch("torch.is_autocast_enabled", return_value=autocast),
+        mock.patch("torch.get_autocast_dtype", return_value=torch.bfloat16),
+    ):
         lm = build_on_gpu("llama", torch.float32)
         ids = torch.ones(1, 8, dtype=torch.int64, device="cuda")
         packing = Packing.of_equal_documents(2, 4, device=torch.device("cuda"))
         arguments = lm.attention.arguments(ids, ids, packing, compute_dtype=torch.float32)
     assert lm.attention.kernel == "varlen"
-    assert arguments == {"attention_mask": None, "position_ids": ids}
-
-
-def test_autocast_counts_as_half_precision() -> None:
-    with fake_gpu():
-        lm = build_on_gpu("llama", torch.float32)
-        ids = torch.ones(1, 8, dtype=torch.int64, device="cuda")
-        packing = Packing.of_equal_documents(2, 4, device=torch.device("cuda"))
-        with (
-            mock.patch("torch.is_autocast_enabled", return_value=True),
-            mock.patch("torch.get_autocast_dtype", return_value=torch.bfloat16),
-        ):
-            arguments = lm.attention.arguments(ids, ids, packing, compute_dtype=torch.float32)
-    assert arguments["cu_seq_lens_q"] is packing.cu_seqlens
+    if autocast:
+        assert arguments["cu_seq_lens_q"] is packing.cu_seqlens
+    else:
+        assert arguments == {"attention_mask": None, "position_ids": ids}
 
 
 class Flex:
@@ -170,20 +165,24 @@ def test_families_have_the_kernels_of_the_table(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "changes"),
+    ("family", "changes", "kernel"),
     [
-        ("llama", {"attention_dropout": 0.1}),
-        ("gpt2", {"attn_pdrop": 0.1}),
-        ("llama", {"head_dim": 12}),
-        ("llama", {"head_dim": 512}),
-        ("gemma3_text", {"use_bidirectional_attention": True}),
+        ("llama", {"attention_dropout": 0.1}, "pieces"),
+        ("gpt2", {"attn_pdrop": 0.1}, "pieces"),
+        ("llama", {"head_dim": 12}, "pieces"),
+        ("llama", {"head_dim": 512}, "pieces"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "pieces"),
+        # Flex attention has no smaller heads.
+        ("gemma2", {"head_dim": 8}, "own"),
+        # Eager attention stays where it was chosen.
+        ("llama", {"attn": "eager"}, "own"),
     ],
     ids=str,
 )
 def test_what_flash_attention_cannot_compute_has_a_mask(
-    family: str, changes: dict[str, Any]
+    family: str, changes: dict[str, Any], kernel: str
 ) -> None:
-    assert choose_attention(build(family, **changes), "cuda") == "pieces"
+    assert choose_attention(build(family, **changes), "cuda") == kernel
 
 
 def test_families_pass_their_window_on_to_attention() -> None:
@@ -202,14 +201,6 @@ def test_families_pass_their_window_on_to_attention() -> None:
         transformers.PhimoeConfig(**{**FAMILIES["llama"], **config, "sliding_window": 4})
     )
     assert choose_attention(model, "cuda") == "pieces"
-
-
-def test_flex_attention_has_no_smaller_heads() -> None:
-    assert choose_attention(build("gemma2", head_dim=8), "cuda") == "own"
-
-
-def test_eager_attention_stays_where_it_was_chosen() -> None:
-    assert choose_attention(build("llama", attn="eager"), "cuda") == "own"
 
 
 def test_a_model_on_several_devices_keeps_its_masks() -> None:

@@ -15,7 +15,7 @@ from varlen_reference import reference_varlen
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.attention import attend_varlen
-from memguard.parallel.packed_rows import Packing
+from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.shard import Checkpointing, checkpoint_blocks, compile_blocks
 
 pytestmark = pytest.mark.slow

@@ -30,8 +30,11 @@ class Operators(TorchDispatchMode):
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if "c10d" in operation.namespace:
-            self.names.append(f"{operation.namespace}.{operation._schema.name.split('::')[1]}")
+            self.note(f"{operation.namespace}.{operation._schema.name.split('::')[1]}", args)
         return operation(*args, **(kwargs or {}))
+
+    def note(self, name: str, args: Any) -> None:
+        self.names.append(name)
 
 
 def draw(rank: int, *shape: int) -> Tensor:

@@ -8,6 +8,7 @@ from fake_mesh import simulated_mesh
 from parity import OPTIM, make_batch, share
 from ranks import RankPool
 from test_collectives import draw
+from test_shard import make_layer
 from tiny_families import build
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -16,8 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from memguard.config import TrainConfig
-from memguard.hf.assembly import Assembly, allocate, build_meta_layer, fill_layer
-from memguard.hf.safetensors import ModuleWeights
+from memguard.hf.assembly import Assembly, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
 from memguard.parallel.local_parameters import (
     LocalParameter,
@@ -148,9 +148,7 @@ def check_sharded_layer() -> list[str]:
     """On a rank of (data=2, z=2, x=2): what is wrong."""
     torch.manual_seed(0)
     plain = build("qwen2")
-    mesh = build_mesh(MeshShape(data=2, z=2, x=2), "cpu")
-    layer = build_meta_layer(plain.config, Assembly(mesh=mesh, device=torch.device("cpu")))
-    fill_layer(layer, ModuleWeights(plain), name="test")
+    layer = make_layer(MeshShape(data=2, z=2, x=2), plain)
     parameters = find_local_parameters(layer.lm.model)
     full = dict(plain.named_parameters())
     wrong = [] if [each.name for each in parameters] == list(full) else ["names"]
@@ -170,7 +168,6 @@ def check_sharded_layer() -> list[str]:
     if num_elements.item() != sum(p.numel() for p in full.values()):
         wrong.append(f"{num_elements.item()} elements without copies")
     # Between forward and backward the root's parameters are gathered ones.
-    layer.lm.model.train()
     ids = torch.ones(1, 4, dtype=torch.long)
     layer.lm(lambda: layer.lm.hidden_states(ids))
     try:
@@ -257,11 +254,7 @@ def train_with_noise() -> list[Tensor]:
     mesh = build_mesh(MeshShape(y=2, x=2), "cpu")
     found = []
     for family in ("qwen2", "qwen3"):
-        model = build(family)
-        assembly = Assembly(mesh=mesh, device=torch.device("cpu"))
-        layer = build_meta_layer(model.config, assembly)
-        fill_layer(layer, ModuleWeights(model), name="noise")
-        layer.lm.model.train()
+        layer = make_layer(mesh, build(family))
         for name, module in layer.lm.model.named_modules():
             if name.endswith("o_proj"):
                 module.register_full_backward_hook(

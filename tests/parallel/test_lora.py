@@ -9,16 +9,15 @@ import peft
 import pytest
 import torch
 from fake_mesh import simulated_mesh
-from parity import Case, Degrees, check
+from parity import TIED, UNTIED, Case, Degrees, check
 from ranks import RankPool
+from test_collectives import Operators
+from test_shard import make_layer
 from tiny_families import build
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memguard.errors import MemguardError
-from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
-from memguard.hf.safetensors import ModuleWeights
 from memguard.parallel.lora import (
     DropoutMasks,
     LoraSpec,
@@ -28,13 +27,10 @@ from memguard.parallel.lora import (
     is_adapter_parameter,
     shorten_targets,
 )
-from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
 pytestmark = pytest.mark.slow
 
-_UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
-_TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
 _LORA = LoraSpec(r=3, alpha=5)
 _RSLORA = LoraSpec(r=4, alpha=8, use_rslora=True, target_modules=("q_proj", "v_proj", "down_proj"))
 _DORA = LoraSpec(r=3, alpha=5, use_dora=True)
@@ -50,9 +46,9 @@ def cases_of(degrees: Degrees) -> list[Case]:
         Case(family=family, changes=(*changes, *tied), adapter=adapter, micro_batch_size=micro)
         for family, changes in _FAMILIES.items()
         for tied, adapter, micro in (
-            (_TIED, _LORA, rows // 2),
-            (_TIED, _DORA, None),
-            (_UNTIED, _RSLORA, None),
+            (TIED, _LORA, rows // 2),
+            (TIED, _DORA, None),
+            (UNTIED, _RSLORA, None),
         )
     ]
 
@@ -77,8 +73,8 @@ def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
 def test_one_process_equals_peft(ranks: RankPool) -> None:
     cases = cases_of((1, 1, 1, 1))
     cases += [
-        Case(changes=_UNTIED, adapter=_DROPOUT),
-        Case(changes=_UNTIED, adapter=_DORA, checkpointing="selective"),
+        Case(changes=UNTIED, adapter=_DROPOUT),
+        Case(changes=UNTIED, adapter=_DORA, checkpointing="selective"),
     ]
     check(ranks, (1, 1, 1, 1), [replace(case, plain=True) for case in cases])
 
@@ -92,14 +88,14 @@ def test_every_mesh_equals_peft(ranks: RankPool, degrees: Degrees) -> None:
 @pytest.mark.mesh
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_shared_key_value_heads_equal_peft(ranks: RankPool, family: str) -> None:
-    changes = (*_FAMILIES[family], *_UNTIED, ("num_key_value_heads", 2))
+    changes = (*_FAMILIES[family], *UNTIED, ("num_key_value_heads", 2))
     case = Case(family=family, changes=changes, adapter=_LORA)
     check(ranks, (1, 1, 1, 4), [replace(case, adapter=spec) for spec in (_LORA, _DORA, _RSLORA)])
 
 
 @pytest.mark.mesh
 def test_recomputation_changes_no_number(ranks: RankPool) -> None:
-    full = Case(changes=_UNTIED, adapter=_DROPOUT, checkpointing="full")
+    full = Case(changes=UNTIED, adapter=_DROPOUT, checkpointing="full")
     selective = replace(full, checkpointing="selective", adapter=_DORA)
     check(ranks, (1, 1, 2, 1), [full, selective])
     check(ranks, (1, 1, 1, 1), [replace(full, plain=True), replace(selective, plain=True)])
@@ -111,7 +107,7 @@ def test_dropped_features_are_the_same_on_all_ranks_that_share_an_input(
     ranks: RankPool, degrees: Degrees
 ) -> None:
     """Peft's side drops what the ranks along the input's axis drop, whatever the other rank."""
-    check(ranks, degrees, [Case(changes=_UNTIED, adapter=_DROPOUT)])
+    check(ranks, degrees, [Case(changes=UNTIED, adapter=_DROPOUT)])
 
 
 def test_masks_differ_by_layer_sample_and_rank_and_keep_their_share() -> None:
@@ -144,11 +140,7 @@ def test_nothing_is_dropped_in_evaluation() -> None:
 def read_initial(degrees: Degrees, spec: LoraSpec) -> dict[str, torch.Tensor]:
     """On a rank: the whole initial factors of a sharded model."""
     data, z, y, x = degrees
-    shape = MeshShape(data=data, z=z, y=y, x=x)
-    model = build("llama")
-    sharding = Assembly(mesh=build_mesh(shape, "cpu"), device=torch.device("cpu"), adapter=spec)
-    layer = build_meta_layer(model.config, sharding)
-    fill_layer(layer, ModuleWeights(model), name="tiny")
+    layer = make_layer(MeshShape(data=data, z=z, y=y, x=x), build("llama"), adapter=spec)
     return {
         name: parameter.full_tensor()
         for name, parameter in layer.lm.model.named_parameters()
@@ -252,31 +244,24 @@ def test_peft_refuses_the_layer_that_kernels_read() -> None:
     assert find_targets(build("mamba"), ("in_proj", "x_proj"))
 
 
-class SizedOperators(TorchDispatchMode):
-    """Lists the collectives that are called under it, with the number of elements of each."""
+class SizedOperators(Operators):
+    """Lists the number of elements of each collective too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[str, int]] = []
+        self.sizes: list[int] = []
 
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = operation._schema.name.partition("::")[2]
-        if "c10d" in operation.namespace and "wait" not in name:
-            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            self.calls.append((name, sum(tensor.numel() for tensor in tensors)))
-        return operation(*args, **(kwargs or {}))
+    def note(self, name: str, args: Any) -> None:
+        super().note(name, args)
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        self.sizes.append(sum(tensor.numel() for tensor in tensors))
 
 
 def list_collectives(shape: MeshShape, adapter: LoraSpec | None) -> list[tuple[str, int]]:
     """Return the collectives of forward and backward of one micro-batch on rank 0, sorted."""
-    model = build("llama")
     # The other ranks are simulated, which changes the values and no call.
     with simulated_mesh(shape) as mesh:
-        sharding = Assembly(mesh=mesh, device=torch.device("cpu"), adapter=adapter)
-        layer = build_meta_layer(model.config, sharding)
-        fill_layer(layer, ModuleWeights(model), name="tiny")
+        layer = make_layer(mesh, build("llama"), adapter=adapter)
         ids, labels = torch.arange(24).reshape(2, 12), torch.arange(24)
 
         def work() -> torch.Tensor:
@@ -284,7 +269,8 @@ def list_collectives(shape: MeshShape, adapter: LoraSpec | None) -> list[tuple[s
 
         with SizedOperators() as operators:
             layer.lm(work).backward()  # type: ignore[no-untyped-call]
-    return sorted(operators.calls)
+    calls = zip(operators.names, operators.sizes, strict=True)
+    return sorted((name, size) for name, size in calls if "wait" not in name)
 
 
 def test_adapters_add_no_collective_and_a_frozen_base_is_not_reduced() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_sizes import LLAMA_8B, LLAMA_405B
 
 from memguard.config import ParallelConfig
 from memguard.errors import ConfigError
@@ -35,8 +36,6 @@ def make_sizes(hidden: int, heads: int, kv_heads: int, width: int, **others: int
 
 
 # As published in their config.json.
-LLAMA_405B = make_sizes(16384, 128, 8, 53248)
-LLAMA_8B = make_sizes(4096, 32, 8, 14336)
 QWEN25_7B = make_sizes(3584, 28, 4, 18944, vocab_size=152064)
 QWEN3_06B = make_sizes(1024, 16, 8, 3072, head_dim=128, vocab_size=151936)
 GEMMA_2B = make_sizes(2048, 8, 1, 16384, head_dim=256, vocab_size=256000)

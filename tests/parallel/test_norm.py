@@ -75,7 +75,7 @@ def make_norm(case: Case, weight_D: Tensor, bias_D: Tensor | None, **axes: Any) 
     return norm
 
 
-def differences(pairs: list[tuple[Tensor | None, Tensor | None]]) -> float:
+def differences(pairs: list[tuple[Any, Any]]) -> float:
     found = []
     for one, other in pairs:
         assert one.shape == other.shape
@@ -88,29 +88,32 @@ def run_cases(degree: int, cases: list[Case]) -> list[float]:
     return [run_case(case, axis) for case in cases]
 
 
+def restate_case(case: Case, *shape: int) -> tuple[Tensor, ...]:
+    """Draw input, gradient of the output, weight and bias; run the whole norm.
+
+    Returns:
+        Output, input, gradient of the output, weight, and the bias if there is one.
+    """
+    x_MD = (draw(0, *shape, case.num_features) + 0.5).requires_grad_()
+    weight_D = draw(1, case.num_features).requires_grad_()
+    bias = (draw(2, case.num_features).requires_grad_(),) if case.bias else ()
+    grad_MD = draw(3, *shape, case.num_features)
+    expected_MD = case.restate(x_MD, weight_D, bias[0] if bias else None)
+    expected_MD.backward(grad_MD)
+    return expected_MD, x_MD, grad_MD, weight_D, *bias
+
+
 def run_case(case: Case, axis: Any) -> float:
     """On a rank: the largest difference of output and gradients from the whole norm's."""
-    x_MD = (draw(0, 2, 3, case.num_features) + 0.5).requires_grad_()
-    weight_D = draw(1, case.num_features).requires_grad_()
-    bias_D = draw(2, case.num_features).requires_grad_() if case.bias else None
-    grad_MD = draw(3, 2, 3, case.num_features)
-    expected_MD = case.restate(x_MD, weight_D, bias_D)
-    expected_MD.backward(grad_MD)
-    local = None if bias_D is None else piece(bias_D.detach(), 0, axis)
-    norm = make_norm(case, piece(weight_D.detach(), 0, axis), local, feature_axis=axis)
+    expected_MD, x_MD, grad_MD, weight_D, *bias = restate_case(case, 2, 3)
+    parts = [piece(each.detach(), 0, axis) for each in (weight_D, *bias)]
+    norm = make_norm(case, parts[0], parts[1] if bias else None, feature_axis=axis)
     local_MD = piece(x_MD.detach(), -1, axis).requires_grad_()
     output_MD = norm(local_MD)
     output_MD.backward(piece(grad_MD, -1, axis))
-    assert x_MD.grad is not None
-    assert weight_D.grad is not None
-    pairs: list[tuple[Tensor | None, Tensor | None]] = [
-        (output_MD, piece(expected_MD, -1, axis)),
-        (local_MD.grad, piece(x_MD.grad, -1, axis)),
-        (norm.weight.grad, piece(weight_D.grad, 0, axis)),
-    ]
-    if bias_D is not None:
-        assert bias_D.grad is not None
-        pairs.append((norm.bias.grad, piece(bias_D.grad, 0, axis)))
+    pairs = [(output_MD, piece(expected_MD, -1, axis)), (local_MD.grad, piece(x_MD.grad, -1, axis))]
+    for ours, theirs in zip(norm.parameters(), (weight_D, *bias), strict=True):
+        pairs.append((ours.grad, piece(theirs.grad, 0, axis)))
     return differences(pairs)
 
 
@@ -127,20 +130,14 @@ def run_heads(cases: list[Case]) -> list[float]:
     axis = mesh.axis("x")
     found = []
     for case in cases:
-        x_MHD = draw(0, 3, 4, case.num_features).requires_grad_()
-        weight_D = draw(1, case.num_features).requires_grad_()
-        bias_D = draw(2, case.num_features).requires_grad_() if case.bias else None
-        grad_MHD = draw(3, 3, 4, case.num_features)
-        case.restate(x_MHD, weight_D, bias_D).backward(grad_MHD)
-        norm = make_norm(
-            case, weight_D.detach(), None if bias_D is None else bias_D.detach(), gradient_axis=axis
-        )
+        _, x_MHD, grad_MHD, weight_D, *bias = restate_case(case, 3, 4)
+        whole = [each.detach() for each in (weight_D, *bias)]
+        norm = make_norm(case, whole[0], whole[1] if bias else None, gradient_axis=axis)
         local_MHD = piece(x_MHD.detach(), 1, axis).requires_grad_()
         norm(local_MHD).backward(piece(grad_MHD, 1, axis))
-        assert x_MHD.grad is not None
-        pairs = [(local_MHD.grad, piece(x_MHD.grad, 1, axis)), (norm.weight.grad, weight_D.grad)]
-        if bias_D is not None:
-            pairs.append((norm.bias.grad, bias_D.grad))
+        pairs = [(local_MHD.grad, piece(x_MHD.grad, 1, axis))]
+        for ours, theirs in zip(norm.parameters(), (weight_D, *bias), strict=True):
+            pairs.append((ours.grad, theirs.grad))
         found.append(differences(pairs))
     return found
 

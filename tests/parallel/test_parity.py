@@ -1,13 +1,12 @@
 """Every mesh gives the numbers of one process: loss, gradients, norm, weights after each step."""
 
 import itertools
-import shutil
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from parity import SINGLE, Case, Degrees, check, compare
+from parity import SINGLE, TIED, UNTIED, Case, Degrees, check, compare, needs_compiler
 from ranks import RankPool
 
 from memguard.config.mitigations import (
@@ -24,12 +23,9 @@ from memguard.config.mitigations import (
 
 pytestmark = pytest.mark.slow
 
-# 131 and 97 divide by neither 2 nor 4: the last rank has fewer rows of the vocabulary.
-_TIED = (("tie_word_embeddings", True), ("vocab_size", 131))
-_UNTIED = (("tie_word_embeddings", False), ("vocab_size", 97))
 # For what happens in one layer, or before or after all of them.
 _ONE_LAYER = (("num_hidden_layers", 1),)
-_LOSS = Case(changes=_UNTIED + _ONE_LAYER)
+_LOSS = Case(changes=UNTIED + _ONE_LAYER)
 
 _ALL: list[Degrees] = list(itertools.product((1, 2), repeat=4))
 _SAMPLE: list[Degrees] = [(1, 1, 2, 2), (2, 2, 1, 1)]
@@ -45,7 +41,7 @@ def cases_of(degrees: Degrees) -> list[Case]:
     rows = 8 // (degrees[0] * degrees[1])
     return [
         Case(changes=changes, micro_batch_size=micro, num_steps=3)
-        for changes in (_TIED, _UNTIED)
+        for changes in (TIED, UNTIED)
         for micro in (None, rows // 2)
     ]
 
@@ -68,11 +64,11 @@ def test_ranks_share_key_value_heads_where_x_has_more_ranks_than_heads(
     ranks: RankPool, kv_heads: int
 ) -> None:
     kv: tuple[tuple[str, Any], ...] = (("num_key_value_heads", kv_heads), *_ONE_LAYER)
-    check(ranks, (1, 1, 1, 4), [Case(changes=_TIED + kv), Case(changes=_UNTIED + kv)])
+    check(ranks, (1, 1, 1, 4), [Case(changes=TIED + kv), Case(changes=UNTIED + kv)])
 
 
 def test_families_equal_one_process(ranks: RankPool) -> None:
-    cases = [Case(family=each, changes=(*_FAMILIES[each], *_UNTIED)) for each in _FAMILIES]
+    cases = [Case(family=each, changes=(*_FAMILIES[each], *UNTIED)) for each in _FAMILIES]
     check(ranks, (1, 1, 2, 2), cases)
 
 
@@ -84,28 +80,26 @@ def test_families_equal_one_process(ranks: RankPool) -> None:
 def test_families_equal_one_process_on_more_meshes(
     ranks: RankPool, family: str, degrees: Degrees
 ) -> None:
-    cases = [Case(family=family, changes=(*_FAMILIES[family], *tied)) for tied in (_TIED, _UNTIED)]
+    cases = [Case(family=family, changes=(*_FAMILIES[family], *tied)) for tied in (TIED, UNTIED)]
     check(ranks, degrees, cases)
 
 
 def test_settings_that_save_memory_change_no_number(ranks: RankPool) -> None:
     cases = [
-        Case(changes=_UNTIED, checkpointing="full"),
-        Case(changes=_TIED, checkpointing="selective"),
-        Case(changes=_UNTIED, reshard_after_forward=False, chunk_tokens=1000),
+        Case(changes=UNTIED, checkpointing="full"),
+        Case(changes=TIED, checkpointing="selective"),
+        Case(changes=UNTIED, reshard_after_forward=False, chunk_tokens=1000),
     ]
     check(ranks, (1, 2, 1, 2), cases)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
-)
+@needs_compiler
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gpt2"])
 def test_compiled_blocks_with_selective_checkpointing_equal_one_process(
     fresh_ranks: RankPool, family: str
 ) -> None:
-    changes = (*_FAMILIES.get(family, ()), *_UNTIED)
+    changes = (*_FAMILIES.get(family, ()), *UNTIED)
     case = Case(family=family, changes=changes, checkpointing="selective", compile=True)
     check(fresh_ranks, (1, 1, 2, 2), [replace(case, micro_batch_size=4)])
 
@@ -159,8 +153,8 @@ def test_losses_that_compare_with_the_start_equal_one_process(
 
 
 _NOISE = (NeftuneConfig(name="neftune", alpha=5.0),)
-_UNTIED_NOISE = Case(changes=_UNTIED + _ONE_LAYER, mitigations=_NOISE, micro_batch_size=2)
-_RECOMPUTED_NOISE = Case(changes=_TIED + _ONE_LAYER, mitigations=_NOISE, checkpointing="full")
+_UNTIED_NOISE = Case(changes=UNTIED + _ONE_LAYER, mitigations=_NOISE, micro_batch_size=2)
+_RECOMPUTED_NOISE = Case(changes=TIED + _ONE_LAYER, mitigations=_NOISE, checkpointing="full")
 
 
 @pytest.mark.quick
@@ -173,7 +167,7 @@ def test_noise_on_embeddings_is_that_of_one_process(ranks: RankPool) -> None:
 @pytest.mark.mesh
 def test_noise_on_embeddings_on_more_meshes(ranks: RankPool) -> None:
     check(ranks, (1, 1, 2, 2), [replace(_UNTIED_NOISE, micro_batch_size=None)])
-    check(ranks, (1, 2, 2, 1), [replace(_UNTIED_NOISE, changes=_TIED)])
+    check(ranks, (1, 2, 2, 1), [replace(_UNTIED_NOISE, changes=TIED)])
 
 
 # 6 heads of 8 features, FFN 66; z = 3 cuts 48 rows evenly and 131 unevenly.
@@ -186,34 +180,34 @@ _ODD = (
 
 
 def test_three_ranks_and_sizes_that_do_not_divide(ranks: RankPool) -> None:
-    check(ranks, (1, 1, 1, 3), [Case(changes=_UNTIED + _ODD)])
-    check(ranks, (1, 1, 3, 1), [Case(changes=_TIED + _ODD)])
+    check(ranks, (1, 1, 1, 3), [Case(changes=UNTIED + _ODD)])
+    check(ranks, (1, 1, 3, 1), [Case(changes=TIED + _ODD)])
 
 
 @pytest.mark.mesh
 def test_three_ranks_and_a_tied_head_that_does_not_divide(ranks: RankPool) -> None:
-    check(ranks, (1, 1, 1, 3), [Case(changes=_TIED + _ODD)])
+    check(ranks, (1, 1, 1, 3), [Case(changes=TIED + _ODD)])
 
 
 def test_the_order_of_ranks_changes_no_number(ranks: RankPool) -> None:
-    check(ranks, (1, 2, 1, 2), [Case(changes=_UNTIED, order=("x", "z", "data", "y"))])
+    check(ranks, (1, 2, 1, 2), [Case(changes=UNTIED, order=("x", "z", "data", "y"))])
 
 
 def test_single_precision_stays_within_its_rounding(ranks: RankPool) -> None:
     # Here the other side is transformers untouched. One step: AdamW magnifies what differs.
-    llama = [Case(changes=each, dtype=torch.float32, num_steps=1) for each in (_TIED, _UNTIED)]
+    llama = [Case(changes=each, dtype=torch.float32, num_steps=1) for each in (TIED, UNTIED)]
     check(ranks, (1, 2, 2, 1), llama, SINGLE)
 
 
 @pytest.mark.mesh
 def test_single_precision_of_another_family_stays_within_its_rounding(ranks: RankPool) -> None:
-    qwen3 = Case(family="qwen3", changes=_UNTIED, dtype=torch.float32, num_steps=1)
+    qwen3 = Case(family="qwen3", changes=UNTIED, dtype=torch.float32, num_steps=1)
     check(ranks, (1, 1, 1, 2), [qwen3], SINGLE)
 
 
 def test_bf16_arithmetic_stays_near(ranks: RankPool) -> None:
     # 8 bits of mantissa: 4e-3 an operation. Weights and optimizer are fp32, as the other side's.
-    case = Case(changes=_UNTIED, dtype=torch.float32, compute_dtype=torch.bfloat16, num_steps=1)
+    case = Case(changes=UNTIED, dtype=torch.float32, compute_dtype=torch.bfloat16, num_steps=1)
     for each in ranks(compare, 4, (1, 2, 1, 2), [case])[0]:
         assert each.loss < 5e-3
         assert each.norm < 3e-2

@@ -4,13 +4,12 @@ The coefficients are those of tiny configurations times a thousand: at 0.001 the
 loss would be a share of the whole that hides errors of a few percent of it.
 """
 
-import shutil
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from parity import SINGLE, Case, Degrees, check
+from parity import SINGLE, Case, Degrees, check, needs_compiler
 from ranks import RankPool
 from tiny_families import LEAKING
 
@@ -49,9 +48,7 @@ def test_meshes_equal_one_process(ranks: RankPool, degrees: Degrees, mode: str) 
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
-)
+@needs_compiler
 def test_compiled_blocks_have_it_too(fresh_ranks: RankPool) -> None:
     """In fp32: patched upcasts to float64 do not reach compiled code."""
     cases = [

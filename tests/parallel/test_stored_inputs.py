@@ -1,7 +1,6 @@
 """Inputs of checkpointed blocks are stored in parts over x, and gathered once in backward."""
 
 import gc
-import shutil
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import pytest
 import torch
 from fake_mesh import Allocations, observe, simulated_mesh
 from fake_step import _allocate
-from parity import Case, Degrees, Worst, case_of, check
+from parity import Case, Degrees, Worst, case_of, check, needs_compiler
 from ranks import RankPool
 from test_collectives import Operators
 from test_shard import make_layer, sum_loss
@@ -143,17 +142,12 @@ def test_gradients_are_those_of_whole_inputs_on_more_meshes(
         ranks(compare_storage, 4, family, shape, mode)
 
 
-_needs_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler to compile with"
-)
-
-
 def compare_compiled(mode: str) -> None:
     compare_storage("llama", MeshShape(x=2), mode, compile=True)
 
 
 @pytest.mark.long
-@_needs_compiler
+@needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_gradients_of_compiled_blocks_are_those_of_whole_inputs(
@@ -255,7 +249,7 @@ def test_every_compared_family_equals_one_process(ranks: RankPool, family: str, 
 
 
 @pytest.mark.long
-@_needs_compiler
+@needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_compiled_blocks_equal_one_process(fresh_ranks: RankPool, mode: str) -> None:

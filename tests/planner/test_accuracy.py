@@ -2,9 +2,8 @@
 
 import pytest
 
-from memguard.planner.accuracy import ROW_CLASSES, describe_spread
+from memguard.planner.assumptions import ROW_CLASSES, describe_spread, list_assumptions
 from memguard.planner.machine import detect_machine, load_machine
-from memguard.planner.plan import list_assumptions
 
 
 def test_each_length_of_rows_has_one_class() -> None:

@@ -8,6 +8,7 @@ import torch
 import transformers
 from planner_models import TINY
 from published_sizes import LLAMA_405B
+from step_flops import count_flops
 from torch.utils.flop_counter import FlopCounterMode
 
 from memguard.parallel.mesh_shape import MeshShape
@@ -16,12 +17,14 @@ from memguard.parallel.shard import checkpoint_blocks
 from memguard.planner.compute import (
     ATTENTION_SHARE,
     ELEMENT_SHARE,
+    KERNEL_S,
     MATMUL_SHARE,
+    MEMORY_SHARE,
     ComputeTimes,
-    count_flops,
+    attention_curve,
     estimate_compute,
+    time_matmul,
 )
-from memguard.planner.kernels import KERNEL_S, MEMORY_SHARE, attention_curve, time_matmul
 from memguard.planner.machine import Machine, load_machine
 from memguard.planner.step_settings import StepSettings
 

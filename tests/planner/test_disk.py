@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from memguard.planner.disk import (
+from memguard.planner.dry_run import (
+    Remark,
     count_bytes,
     find_existing_parent,
     format_bytes,
     remark_on_disk,
 )
-from memguard.planner.dry_run import Remark
 
 
 def remark(**changes: Any) -> Remark:

@@ -7,6 +7,7 @@ import pytest
 
 from memguard.parallel.mesh_shape import MeshShape, list_meshes
 from memguard.parallel.model_sizes import ModelSizes
+from memguard.planner.assumptions import list_assumptions
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import (
     Fit,
@@ -17,7 +18,7 @@ from memguard.planner.fit import (
     rank_meshes,
 )
 from memguard.planner.machine import Machine, load_machine
-from memguard.planner.plan import list_assumptions, make_mesh_plan
+from memguard.planner.plan import make_mesh_plan
 from memguard.planner.step_settings import Work
 
 pytestmark = pytest.mark.slow
@@ -65,16 +66,11 @@ def needs_gib(mesh: MeshShape = MESH, work: Work = WORK) -> float:
 
 def test_with_ample_memory_nothing_is_recomputed() -> None:
     fit = find_fit(SIZES, MESH, WORK, PLENTY)
-    assert fit.settings.checkpointing == "none"
-    assert fit.micro_batch_size == 16, "all rows of a rank at once"
-    assert fit.settings.num_micro_batches == 1
-    assert fit.settings.num_tokens == 16 * 1024
-    assert fit.settings.num_labels == 16 * 1023
     assert fit.fits
-
-
-def test_needed_memory_is_the_peak_and_an_allowance_for_temporary_buffers() -> None:
-    fit = find_fit(SIZES, MESH, WORK, PLENTY)
+    assert fit.settings.checkpointing == "none"
+    assert (fit.micro_batch_size, fit.settings.num_micro_batches) == (16, 1), "all rows at once"
+    assert (fit.settings.num_tokens, fit.settings.num_labels) == (16 * 1024, 16 * 1023)
+    # What is needed is the peak, and an allowance for temporary buffers.
     peak = fit.memory.peak
     going = peak.activations + peak.nll_chunk + peak.buffers
     assert fit.allowance_bytes == pytest.approx(PLENTY.fragmentation * going, abs=1)
@@ -145,11 +141,8 @@ def test_the_micro_batch_is_the_largest_that_fits(mode: Any, share: float) -> No
 def test_a_given_micro_batch_is_used_up_to_the_rows_of_a_rank() -> None:
     for requested, taken, num_micro_batches in ((4, 4, 4), (16, 16, 1), (32, 16, 1)):
         fit = find_fit(SIZES, MESH, replace(WORK, micro_batch_size=requested), PLENTY)
-        assert fit.micro_batch_size == taken
-        assert fit.settings.num_micro_batches == num_micro_batches
-
-
-def test_without_a_batch_each_rank_has_one_row() -> None:
+        assert (fit.micro_batch_size, fit.settings.num_micro_batches) == (taken, num_micro_batches)
+    # Without a batch each rank has one row.
     fit = find_fit(SIZES, MESH, Work(seq_len=1024), PLENTY)
     assert (fit.micro_batch_size, fit.settings.num_micro_batches) == (1, 1)
     assert fit.settings.num_tokens == 1024

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from memguard.assets import find_asset, list_assets
 from memguard.errors import ConfigError
+from memguard.planner.assumptions import list_assumptions
 from memguard.planner.machine import (
     THIS_MACHINE,
     Machine,
@@ -16,7 +17,6 @@ from memguard.planner.machine import (
     find_gpu,
     load_machine,
 )
-from memguard.planner.plan import list_assumptions
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = {

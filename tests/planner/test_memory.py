@@ -2,25 +2,20 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
-import transformers
-from fake_step import SimulatedStep, simulate_step
+from fake_step import SimulatedStep
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_models import MODEL
 from published_sizes import LLAMA_405B
 from ranks import RankPool
+from step_cases import MODES, ONE, Case, check_memory, simulate_all
 
-from memguard.config import TrainConfig
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import count_parameters
-from memguard.planner.memory import MemoryEstimate, estimate_memory
-from memguard.planner.parameters import block_unit, other_units
+from memguard.planner.memory import estimate_memory
 from memguard.planner.step_settings import StepSettings
 
 pytestmark = pytest.mark.slow
@@ -37,67 +32,9 @@ LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6}
 UNEVEN = {"vocab_size": 4097}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A step of one rank."""
-
-    mesh: tuple[int, int, int, int] = (2, 2, 2, 2)
-    family: str = "llama"
-    fields: dict[str, Any] = field(default_factory=dict)
-    checkpointing: Any = "none"
-    is_bf16: bool = True
-    num_rows: int = 1
-    """Of a step on one rank."""
-    micro_batch_size: int = 1
-    seq_len: int = 512
-    reshard: bool = True
-    rank: int = 0
-
-    @property
-    def shape(self) -> MeshShape:
-        data, z, y, x = self.mesh
-        return MeshShape(data=data, z=z, y=y, x=x)
-
-    @property
-    def config(self) -> Any:
-        return transformers.AutoConfig.for_model(self.family, **{**MODEL, **self.fields})
-
-    @property
-    def train(self) -> TrainConfig:
-        return TrainConfig(
-            batch_size=self.num_rows * self.shape.num_batch_ways,
-            micro_batch_size=self.micro_batch_size,
-            precision="bf16" if self.is_bf16 else "fp32",
-            activation_checkpointing=self.checkpointing,
-        )
-
-    @property
-    def settings(self) -> StepSettings:
-        return StepSettings(
-            num_tokens=self.micro_batch_size * self.seq_len,
-            num_labels=self.micro_batch_size * (self.seq_len - 1),
-            num_micro_batches=self.num_rows // self.micro_batch_size,
-            chunk_tokens=self.train.nll_chunk_tokens,
-            compute_bytes=2 if self.is_bf16 else 4,
-            checkpointing=self.checkpointing,
-            reshard_after_forward=self.reshard,
-        )
-
-    def __str__(self) -> str:
-        changed = [
-            f"{key}={value}"
-            for key, value in vars(self).items()
-            if key != "mesh" and value != getattr(Case(), key)
-        ]
-        return " ".join([str(self.mesh), *changed])
-
-
-_ONE = (1, 1, 1, 1)
-_MODES = ("none", "selective", "full")
-
 QUICK = [
-    *(Case(checkpointing=mode) for mode in _MODES),
-    Case(mesh=_ONE),
+    *(Case(checkpointing=mode) for mode in MODES),
+    Case(mesh=ONE),
     Case(family="mistral", is_bf16=False, fields=SMALL),
     Case(family="qwen2", fields=TIED, checkpointing="full"),
     # Two ranks share a key/value head, each has two query heads.
@@ -113,19 +50,19 @@ MORE = [
     Case(mesh=(1, 3, 1, 2), fields=UNEVEN),
     *(
         Case(mesh=mesh, family=family, fields=fields, checkpointing=mode)
-        for mesh in (_ONE, (1, 2, 2, 2))
+        for mesh in (ONE, (1, 2, 2, 2))
         for family, fields in (("llama", {}), ("mistral", TIED), ("qwen2", TIED), ("qwen3", {}))
-        for mode in _MODES
+        for mode in MODES
     ),
     *(
         Case(mesh=mesh, checkpointing=mode, is_bf16=is_bf16)
         for mesh in ((1, 1, 1, 4), (1, 1, 4, 1), (1, 4, 1, 1), (4, 1, 1, 1), (1, 1, 1, 8))
-        for mode, is_bf16 in (*((mode, True) for mode in _MODES), ("none", False))
+        for mode, is_bf16 in (*((mode, True) for mode in MODES), ("none", False))
     ),
     *(
         Case(mesh=mesh, checkpointing=mode, **changes)
-        for mesh in (_ONE, (1, 2, 2, 2))
-        for mode in _MODES
+        for mesh in (ONE, (1, 2, 2, 2))
+        for mode in MODES
         for changes in (
             {"is_bf16": False},
             {"num_rows": 4},
@@ -136,91 +73,34 @@ MORE = [
             {"fields": LARGE},
         )
     ),
-    *(Case(mesh=(1, 4, 2, 1), checkpointing=mode, reshard=False) for mode in _MODES),
+    *(Case(mesh=(1, 4, 2, 1), checkpointing=mode, reshard=False) for mode in MODES),
     *(
         Case(mesh=(1, 3, 2, 2), checkpointing=mode, fields=UNEVEN, rank=rank, family="qwen3")
-        for mode in _MODES
+        for mode in MODES
         for rank in (0, 11)
     ),
 ]
 
 
-def simulate(case: Case) -> SimulatedStep:
-    return simulate_step(
-        case.config,
-        case.shape,
-        train=case.train,
-        seq_len=case.seq_len,
-        rank=case.rank,
-        reshard_after_forward=case.reshard,
-    )
-
-
-def simulate_all(cases: Sequence[Case]) -> list[SimulatedStep]:
-    return [simulate(case) for case in cases]
-
-
-def estimate(case: Case) -> MemoryEstimate:
-    sizes = ModelSizes.from_config(case.config)
-    return estimate_memory(sizes, case.shape, case.settings, seq_len=case.seq_len)
-
-
 @pytest.fixture(scope="module")
 def quick(ranks: RankPool) -> dict[str, SimulatedStep]:
-    return dict(zip(map(str, QUICK), ranks(simulate_all, 1, QUICK)[0], strict=True))
+    return simulate_all(ranks, QUICK)
 
 
 @pytest.fixture(scope="module")
 def more(ranks: RankPool) -> dict[str, SimulatedStep]:
-    steps = ranks(simulate_all, 1, MORE, timeout_s=290)[0]
-    return dict(zip(map(str, MORE), steps, strict=True))
-
-
-def count_tensors(case: Case) -> int:
-    sizes = ModelSizes.from_config(case.config)
-    in_block = len(block_unit(sizes, case.shape).shapes)
-    others = other_units(sizes, case.shape)
-    return sizes.num_layers * in_block + sum(len(unit.shapes) for unit in others)
-
-
-def check_stored(case: Case, step: SimulatedStep) -> None:
-    predicted = estimate(case)
-    pairs = [
-        (predicted.peak.weights, step.weight_bytes),
-        (predicted.gradient_bytes, step.gradient_bytes),
-        # AdamW also counts the steps of each parameter, in four bytes.
-        (predicted.peak.optimizer, step.optimizer_bytes - 4 * count_tensors(case)),
-    ]
-    for mine, its in pairs:
-        if case.rank == 0:
-            assert mine == its
-        else:
-            # The last rank has less of what is uneven; the estimate is of the rank that has most.
-            assert its <= mine <= 1.05 * its
-
-
-def check_peak(case: Case, step: SimulatedStep) -> None:
-    predicted = estimate(case).peak
-    assert predicted.total == pytest.approx(step.peak_bytes, rel=PEAK_TOLERANCE)
-    # Of what is known exactly nothing is lost: the peak cannot be right by chance alone.
-    assert predicted.weights + predicted.optimizer < step.peak_bytes
+    return simulate_all(ranks, MORE)
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
-def test_weights_gradients_and_moments(quick: dict[str, SimulatedStep], case: Case) -> None:
-    check_stored(case, quick[str(case)])
-
-
-@pytest.mark.parametrize("case", QUICK, ids=str)
-def test_the_peak(quick: dict[str, SimulatedStep], case: Case) -> None:
-    check_peak(case, quick[str(case)])
+def test_memory_is_that_of_the_engine(quick: dict[str, SimulatedStep], case: Case) -> None:
+    check_memory(case, quick[str(case)], PEAK_TOLERANCE)
 
 
 @pytest.mark.mesh
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_more_meshes_and_models(more: dict[str, SimulatedStep], case: Case) -> None:
-    check_stored(case, more[str(case)])
-    check_peak(case, more[str(case)])
+    check_memory(case, more[str(case)], PEAK_TOLERANCE)
 
 
 # -- by hand ---------------------------------------------------------------------------------------
@@ -324,7 +204,7 @@ def draw_steps(draw: st.DrawFn) -> StepSettings:
         num_micro_batches=draw(st.integers(1, 3)),
         chunk_tokens=1024,
         compute_bytes=draw(st.sampled_from([2, 4])),
-        checkpointing=draw(st.sampled_from(_MODES)),
+        checkpointing=draw(st.sampled_from(MODES)),
         reshard_after_forward=draw(st.booleans()),
     )
 
@@ -368,7 +248,7 @@ def test_recomputing_more_needs_no_more_memory(
     sizes = replace(sizes, num_layers=max(8, sizes.num_layers))
     step = replace(step, num_tokens=65536, num_labels=65535)
     none, selective, full = (
-        total(sizes, mesh, replace(step, checkpointing=mode)) for mode in _MODES
+        total(sizes, mesh, replace(step, checkpointing=mode)) for mode in MODES
     )
     assert full <= selective
     assert full <= none

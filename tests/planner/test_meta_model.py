@@ -7,15 +7,16 @@ from tiny_llama import TINY_LLAMA
 from transformers import AutoConfig
 
 from memguard.errors import ModelError
-from memguard.hf.load import build_scratch_model, count_parameters, make_scratch_config
-from memguard.planner.meta_model import may_share_rows, outline_model
+from memguard.hf.from_config import build_scratch_model, make_scratch_config
+from memguard.hf.load import count_parameters
+from memguard.planner.meta_model import describe_model, may_share_rows
 
 
 def test_a_configuration_alone_has_the_parameters_of_its_model() -> None:
     for tied in (True, False):
         config = {**TINY_LLAMA, "tie_word_embeddings": tied}
         model = build_scratch_model(config, vocab_size=300, tokenizer=None, seed=0, attn=None)
-        outline = outline_model(model.config, name="m")
+        outline = describe_model(model.config, name="m")
         assert outline.num_parameters == count_parameters(model)
         assert outline.vocab_size == 300
 
@@ -27,7 +28,7 @@ def test_large_models_are_outlined_without_memory(shared_data: Path) -> None:
     width, ffn, lm = 16_384, 53_248, 128_256
     block = 2 * width**2 + 2 * width * width // 16 + 3 * width * ffn + 2 * width
     num_parameters = 126 * block + 2 * lm * width + width
-    assert outline_model(config, name="m").num_parameters == num_parameters
+    assert describe_model(config, name="m").num_parameters == num_parameters
     assert may_share_rows(config, None) is True
 
 
@@ -39,6 +40,6 @@ def test_families_that_mix_documents_of_a_row_are_known_without_weights() -> Non
 
 def test_what_is_no_causal_model_is_refused() -> None:
     with pytest.raises(ModelError, match="'m' cannot be loaded as a causal language model"):
-        outline_model(AutoConfig.for_model("clip"), name="m")
+        describe_model(AutoConfig.for_model("clip"), name="m")
     with pytest.raises(ModelError, match="not a causal language model"):
         may_share_rows(AutoConfig.for_model("bert"), None)

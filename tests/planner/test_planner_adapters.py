@@ -1,35 +1,33 @@
 """The planner's figures of LoRA: against the engine's own step on fake tensors, and by hand."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from fake_mesh import Calls
-from fake_step import SimulatedStep, simulate_step
-from planner_models import MODEL, TINY
+from fake_step import SimulatedStep
+from planner_models import TINY
 from published_sizes import LLAMA_8B
 from ranks import RankPool
+from step_cases import MODES, ONE, Case, check_memory, check_traffic, simulate_all
+from step_flops import count_flops
 from torch.utils.flop_counter import FlopCounterMode
 
-from memguard.config import TrainConfig
 from memguard.config.adapters import LoraConfig
 from memguard.parallel.lora import LoraSpec, attach_lora
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.parallel.shard import checkpoint_blocks
-from memguard.planner.compute import count_flops, estimate_compute
+from memguard.planner.compute import estimate_compute
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import count_parameters, find_enough_gpus, find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.memory import estimate_memory
-from memguard.planner.meta_model import outline_model
+from memguard.planner.meta_model import describe_model
 from memguard.planner.parameters import find_trained
 from memguard.planner.step_settings import LINEAR_LAYERS, AdapterSizes, StepSettings, Work
-from memguard.planner.traffic import list_collectives
 
 pytestmark = pytest.mark.slow
 
@@ -43,64 +41,9 @@ QUERY_VALUE = ("q_proj", "v_proj")
 _RANK_16 = AdapterSizes(r=16)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A step of rank 0."""
+# Two rows at a time on rank 0.
+make_case = partial(Case, mesh=(1, 2, 2, 2), num_rows=2, micro_batch_size=2, adapter=_RANK_16)
 
-    mesh: tuple[int, int, int, int] = (1, 2, 2, 2)
-    family: str = "llama"
-    fields: dict[str, Any] = field(default_factory=dict)
-    checkpointing: Any = "none"
-    is_bf16: bool = True
-    num_micro_batches: int = 1
-    seq_len: int = 512
-    adapter: AdapterSizes = _RANK_16
-
-    @property
-    def shape(self) -> MeshShape:
-        data, z, y, x = self.mesh
-        return MeshShape(data=data, z=z, y=y, x=x)
-
-    @property
-    def config(self) -> Any:
-        return transformers.AutoConfig.for_model(self.family, **{**MODEL, **self.fields})
-
-    @property
-    def sizes(self) -> ModelSizes:
-        return ModelSizes.from_config(self.config)
-
-    @property
-    def settings(self) -> StepSettings:
-        return StepSettings(
-            num_tokens=2 * self.seq_len,
-            num_labels=2 * (self.seq_len - 1),
-            num_micro_batches=self.num_micro_batches,
-            chunk_tokens=1024,
-            compute_bytes=2 if self.is_bf16 else 4,
-            checkpointing=self.checkpointing,
-            adapter=self.adapter,
-        )
-
-    @property
-    def spec(self) -> LoraSpec:
-        return LoraSpec(
-            r=self.adapter.r,
-            alpha=8,
-            target_modules=self.adapter.targets,
-            dropout=0.1 if self.adapter.has_dropout else 0.0,
-            use_dora=self.adapter.use_dora,
-        )
-
-    def __str__(self) -> str:
-        changed = [
-            f"{key}={value}"
-            for key, value in vars(self).items()
-            if key != "mesh" and value != getattr(Case(), key)
-        ]
-        return " ".join([str(self.mesh), *changed])
-
-
-_ONE = (1, 1, 1, 1)
 _DORA = AdapterSizes(r=16, use_dora=True)
 _DROPOUT = AdapterSizes(r=16, has_dropout=True)
 _FEW = AdapterSizes(r=16, targets=QUERY_VALUE)
@@ -110,119 +53,72 @@ _NF4 = AdapterSizes(r=16, is_nf4=True)
 _ODD = {"intermediate_size": 1411, "vocab_size": 4097}
 
 QUICK = [
-    Case(mesh=_ONE),
-    Case(mesh=_ONE, checkpointing="selective", is_bf16=False),
-    Case(checkpointing="selective"),
-    Case(mesh=(2, 2, 2, 2), num_micro_batches=2),
-    Case(adapter=_DORA, family="qwen2"),
-    Case(adapter=_FEW, checkpointing="full", family="qwen3"),
-    Case(adapter=_DORA, checkpointing="full", mesh=(1, 1, 2, 2)),
-    Case(adapter=_SOME_BLOCKS, mesh=(2, 2, 1, 1)),
-    Case(adapter=_NF4, mesh=_ONE),
-    Case(adapter=_NF4, mesh=(2, 3, 1, 1), fields=_ODD, num_micro_batches=2),
+    make_case(mesh=ONE),
+    make_case(mesh=ONE, checkpointing="selective", is_bf16=False),
+    make_case(checkpointing="selective"),
+    make_case(mesh=(2, 2, 2, 2), num_rows=4),
+    make_case(adapter=_DORA, family="qwen2"),
+    make_case(adapter=_FEW, checkpointing="full", family="qwen3"),
+    make_case(adapter=_DORA, checkpointing="full", mesh=(1, 1, 2, 2)),
+    make_case(adapter=_SOME_BLOCKS, mesh=(2, 2, 1, 1)),
+    make_case(adapter=_NF4, mesh=ONE),
+    make_case(adapter=_NF4, mesh=(2, 3, 1, 1), fields=_ODD, num_rows=4),
 ]
 MORE = [
     *(
-        Case(mesh=mesh, checkpointing=mode, is_bf16=is_bf16)
-        for mesh in (_ONE, (1, 2, 2, 2), (1, 4, 1, 1), (1, 1, 1, 4), (1, 1, 4, 1))
-        for mode in ("none", "selective", "full")
+        make_case(mesh=mesh, checkpointing=mode, is_bf16=is_bf16)
+        for mesh in (ONE, (1, 2, 2, 2), (1, 4, 1, 1), (1, 1, 1, 4), (1, 1, 4, 1))
+        for mode in MODES
         for is_bf16 in (True, False)
     ),
     *(
-        Case(mesh=mesh, checkpointing=mode, adapter=adapter)
-        for mesh in (_ONE, (1, 2, 2, 2))
-        for mode in ("none", "selective", "full")
+        make_case(mesh=mesh, checkpointing=mode, adapter=adapter)
+        for mesh in (ONE, (1, 2, 2, 2))
+        for mode in MODES
         for adapter in (_DORA, _DROPOUT, _FEW, AdapterSizes(r=128))
     ),
     *(
-        Case(mesh=mesh, checkpointing=mode, adapter=adapter, is_bf16=is_bf16)
-        for mesh in (_ONE, (1, 4, 1, 1))
-        for mode in ("none", "selective", "full")
+        make_case(mesh=mesh, checkpointing=mode, adapter=adapter, is_bf16=is_bf16)
+        for mesh in (ONE, (1, 4, 1, 1))
+        for mode in MODES
         for is_bf16 in (True, False)
         for adapter in (_NF4, AdapterSizes(r=16, is_nf4=True, use_dora=True))
     ),
     *(
-        Case(mesh=mesh, checkpointing=mode, adapter=_SOME_BLOCKS)
-        for mesh in (_ONE, (1, 2, 2, 2))
+        make_case(mesh=mesh, checkpointing=mode, adapter=_SOME_BLOCKS)
+        for mesh in (ONE, (1, 2, 2, 2))
         for mode in ("none", "full")
     ),
     *(
-        Case(mesh=mesh, family=family, fields={"tie_word_embeddings": True})
-        for mesh in (_ONE, (1, 2, 2, 2))
+        make_case(mesh=mesh, family=family, fields={"tie_word_embeddings": True})
+        for mesh in (ONE, (1, 2, 2, 2))
         for family in ("qwen2", "qwen3", "mistral")
     ),
 ]
 
 
-def simulate_all(cases: Sequence[Case]) -> list[SimulatedStep]:
-    steps = []
-    for case in cases:
-        train = TrainConfig(
-            batch_size=2 * case.num_micro_batches * case.shape.num_batch_ways,
-            micro_batch_size=2,
-            precision="bf16" if case.is_bf16 else "fp32",
-            activation_checkpointing=case.checkpointing,
-        )
-        steps.append(
-            simulate_step(
-                case.config,
-                case.shape,
-                train=train,
-                seq_len=case.seq_len,
-                adapter=case.spec,
-                quantization="nf4" if case.adapter.is_nf4 else None,
-            )
-        )
-    return steps
-
-
 @pytest.fixture(scope="module")
 def quick(ranks: RankPool) -> dict[str, SimulatedStep]:
-    return dict(zip(map(str, QUICK), ranks(simulate_all, 1, QUICK, timeout_s=280)[0], strict=True))
+    return simulate_all(ranks, QUICK)
 
 
 @pytest.fixture(scope="module")
 def more(ranks: RankPool) -> dict[str, SimulatedStep]:
-    steps = ranks(simulate_all, 1, MORE, timeout_s=290)[0]
-    return dict(zip(map(str, MORE), steps, strict=True))
-
-
-def count_tensors(sizes: ModelSizes, adapter: AdapterSizes) -> int:
-    blocks = find_trained(sizes, MeshShape(), adapter).blocks
-    return sum(len(block.adapted) for block in blocks) * (3 if adapter.use_dora else 2)
-
-
-def check(case: Case, step: SimulatedStep) -> None:
-    memory = estimate_memory(case.sizes, case.shape, case.settings, seq_len=case.seq_len)
-    assert memory.peak.weights == step.weight_bytes
-    assert memory.gradient_bytes == step.gradient_bytes
-    # AdamW also counts the steps of each parameter, in four bytes.
-    num_tensors = count_tensors(case.sizes, case.adapter)
-    assert memory.peak.optimizer == step.optimizer_bytes - 4 * num_tensors
-    assert memory.peak.total == pytest.approx(step.peak_bytes, rel=PEAK_TOLERANCE)
-
-
-def check_traffic(case: Case, step: SimulatedStep) -> None:
-    expected: Calls = Counter()
-    for call in list_collectives(case.sizes, case.shape, case.settings):
-        # The simulation recognizes the update by float64; gradients of adapters are fp32.
-        phase = "forward" if call.what == "gradients of adapters" else call.phase
-        expected[phase, call.axis, call.operation, call.num_bytes] += call.num_calls
-    assert step.calls == expected
+    return simulate_all(ranks, MORE)
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_memory_and_traffic_are_those_of_the_engine(
     quick: dict[str, SimulatedStep], case: Case
 ) -> None:
-    check(case, quick[str(case)])
+    check_memory(case, quick[str(case)], PEAK_TOLERANCE)
     check_traffic(case, quick[str(case)])
 
 
 @pytest.mark.mesh
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_more_meshes_and_adapters(more: dict[str, SimulatedStep], case: Case) -> None:
-    check(case, more[str(case)])
+    check_memory(case, more[str(case)], PEAK_TOLERANCE)
 
 
 # -- operations ------------------------------------------------------------------------------------
@@ -355,8 +251,8 @@ def test_sizes_are_read_from_the_settings(changes: dict[str, Any], expected: Ada
 def test_only_adapters_count_for_checkpoints() -> None:
     config = transformers.LlamaConfig(**TINY, tie_word_embeddings=False)
     sizes, adapter = ModelSizes.from_config(config), AdapterSizes(r=4, use_dora=True)
-    full = outline_model(config, name="m")
+    full = describe_model(config, name="m")
     assert full.num_trained == full.num_parameters
-    adapted = outline_model(config, name="m", adapter=LoraSpec(r=4, alpha=4, use_dora=True))
+    adapted = describe_model(config, name="m", adapter=LoraSpec(r=4, alpha=4, use_dora=True))
     assert adapted.num_parameters == full.num_parameters
     assert adapted.num_trained == find_trained(sizes, MeshShape(), adapter).stored

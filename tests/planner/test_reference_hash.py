@@ -12,9 +12,9 @@ from memguard.config import GoldfishConfig
 from memguard.config.mitigations import FocalConfig
 from memguard.data.corpus import Corpus
 from memguard.mitigation.goldfish import Goldfish
-from memguard.planner import reference_hash
+from memguard.planner import rows
 from memguard.planner.dry_run import Remark
-from memguard.planner.reference_hash import remark_on_reference_hash
+from memguard.planner.rows import remark_on_reference_hash
 
 
 class _Names:
@@ -55,7 +55,7 @@ def test_the_windows_are_counted_as_plain_python_counts_them(
     width: int, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few that documents are read in several portions.
-    monkeypatch.setattr(reference_hash, "_TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr(rows, "_TOKENS_AT_ONCE", 50)
     corpus = put_zeros(make_corpus([30, 3, 64, 13, 14, 41]), every)
     num_zero, num_windows = count_plainly(corpus, width)
     (remark,) = remarks(corpus, context_width=width)

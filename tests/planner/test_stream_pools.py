@@ -11,10 +11,9 @@ from published_sizes import LLAMA_8B
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.fit import find_fit
 from memguard.planner.machine import detect_machine, load_machine
-from memguard.planner.memory import estimate_memory
+from memguard.planner.memory import count_gathers, count_reductions, estimate_memory
 from memguard.planner.parameters import Unit
 from memguard.planner.step_settings import StepSettings, Work
-from memguard.planner.stream_pools import count_gathers, count_reductions
 
 STEP = StepSettings(
     num_tokens=65536, num_labels=65535, checkpointing="none", has_mask=False, has_streams=True

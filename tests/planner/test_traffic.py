@@ -1,28 +1,24 @@
 """The formula of what a step sends, against steps that were recorded: every call, to the byte."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from fake_mesh import Calls, simulated_mesh
-from fake_step import simulate_step
 from planner_models import sum_by_axis
 from published_sizes import LLAMA_405B as SIZES_405B
 from ranks import RankPool
 from recorded import record_forward_backward
+from step_cases import MODES, Case, check_traffic, count_calls, simulate_all
 from tiny_families import FAMILIES
 
-from memguard.config import TrainConfig
 from memguard.hf.assembly import Assembly, build_meta_layer
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.step_settings import StepSettings, stores_parts
-from memguard.planner.traffic import Collective, list_collectives
+from memguard.planner.traffic import list_collectives
 
 pytestmark = pytest.mark.slow
 
@@ -49,102 +45,63 @@ MANY_HEADS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A forward and a backward pass."""
-
-    mesh: tuple[int, int, int, int]
-    family: str = "llama"
-    fields: dict[str, Any] = field(default_factory=lambda: FAMILIES["llama"])
-    is_bf16: bool = False
-    checkpointing: Any = "none"
-    reshard: bool = True
-    is_tied: bool = False
-    sums_nll: bool = True
-    num_rows: int = 2
-    seq_len: int = 12
-    chunk_tokens: int = 16
-
-    @property
-    def shape(self) -> MeshShape:
-        data, z, y, x = self.mesh
-        return MeshShape(data=data, z=z, y=y, x=x)
-
-    @property
-    def config(self) -> Any:
-        fields = {**self.fields, "tie_word_embeddings": self.is_tied}
-        return transformers.AutoConfig.for_model(self.family, **fields)
-
-    @property
-    def settings(self) -> StepSettings:
-        return StepSettings(
-            num_tokens=self.num_rows * self.seq_len,
-            num_labels=self.num_rows * (self.seq_len - 1),
-            chunk_tokens=self.chunk_tokens,
-            compute_bytes=2 if self.is_bf16 else 4,
-            checkpointing=self.checkpointing,
-            reshard_after_forward=self.reshard,
-            sums_nll=self.sums_nll,
-        )
-
-    def __str__(self) -> str:
-        changed = [
-            f"{key}={value}"
-            for key, value in vars(self).items()
-            if key not in ("mesh", "fields") and value != getattr(Case, key)
-        ]
-        return " ".join([str(self.mesh), *changed])
+def make_case(mesh: tuple[int, int, int, int], *, family: str = "llama", **fields: Any) -> Case:
+    """A forward and a backward pass of two short rows, in fp32 if not said otherwise."""
+    values = {"fields": FAMILIES[family], "is_bf16": False, "seq_len": 12, "chunk_tokens": 16}
+    rows = {"num_rows": 2, "micro_batch_size": 2}
+    return Case(mesh=mesh, family=family, **{**values, **rows, **fields})
 
 
 _WHOLE = (2, 2, 2, 2)
+TIED = {**FAMILIES["llama"], "tie_word_embeddings": True}
 _405B: dict[str, Any] = {
     "fields": LLAMA_405B,
     "is_bf16": True,
     "num_rows": 1,
+    "micro_batch_size": 1,
     "seq_len": 2048,
     "chunk_tokens": 1024,
 }
 _MANY: dict[str, Any] = {"fields": MANY_HEADS, "is_bf16": True}
-_MODES = ("none", "full", "selective")
 
 QUICK = [
-    Case(mesh=(1, 1, 1, 2)),
-    Case(mesh=(1, 1, 2, 1), checkpointing="full"),
-    Case(mesh=(1, 2, 1, 1)),
-    *(Case(mesh=_WHOLE, checkpointing=mode) for mode in _MODES),
+    make_case((1, 1, 1, 2)),
+    make_case((1, 1, 2, 1), checkpointing="full"),
+    make_case((1, 2, 1, 1)),
+    *(make_case(_WHOLE, checkpointing=mode) for mode in MODES),
     # With x = 4 two ranks share a key/value head.
-    Case(mesh=(1, 1, 2, 4), checkpointing="full"),
-    Case(mesh=(2, 3, 2, 16), checkpointing="full", **_MANY),
-    Case(mesh=_WHOLE, family="qwen2", fields=FAMILIES["qwen2"]),
-    Case(mesh=_WHOLE, family="qwen3", fields=FAMILIES["qwen3"], checkpointing="full"),
-    Case(mesh=_WHOLE, is_tied=True, reshard=False),
-    Case(mesh=_WHOLE, sums_nll=False),
-    Case(mesh=(1, 1, 4, 8), **_405B),
+    make_case((1, 1, 2, 4), checkpointing="full"),
+    make_case((2, 3, 2, 16), checkpointing="full", **_MANY),
+    make_case(_WHOLE, family="qwen2"),
+    make_case(_WHOLE, family="qwen3", checkpointing="full"),
+    make_case(_WHOLE, fields=TIED, reshard=False),
+    make_case(_WHOLE, sums_nll=False),
+    make_case((1, 1, 4, 8), **_405B),
 ]
 MORE = [
-    *(Case(mesh=(1, 1, 2, 4), checkpointing=mode) for mode in _MODES),
+    *(make_case((1, 1, 2, 4), checkpointing=mode) for mode in MODES),
     *(
-        Case(mesh=mesh, checkpointing=mode)
-        for mode in _MODES
+        make_case(mesh, checkpointing=mode)
+        for mode in MODES
         for mesh in ((1, 1, 1, 2), (1, 1, 2, 1), (1, 1, 2, 2), (1, 2, 1, 1), (2, 1, 1, 1))
     ),
     *(
-        Case(mesh=mesh, checkpointing=mode, **_MANY)
-        for mode in _MODES
+        make_case(mesh, checkpointing=mode, **_MANY)
+        for mode in MODES
         for mesh in ((1, 1, 1, 32), (1, 1, 4, 8), (2, 3, 2, 16))
     ),
     *(
-        Case(mesh=_WHOLE, family=family, fields=FAMILIES[family], checkpointing=mode)
-        for mode in _MODES
+        make_case(_WHOLE, family=family, checkpointing=mode)
+        for mode in MODES
         for family in ("mistral", "qwen2", "qwen3")
     ),
-    Case(mesh=_WHOLE, is_tied=True),
-    Case(mesh=_WHOLE, reshard=False),
-    Case(mesh=_WHOLE, is_tied=True, reshard=False, checkpointing="full"),
-    Case(mesh=_WHOLE, sums_nll=False, is_bf16=True, checkpointing="full"),
+    make_case(_WHOLE, fields=TIED),
+    make_case(_WHOLE, reshard=False),
+    make_case(_WHOLE, fields=TIED, reshard=False, checkpointing="full"),
+    make_case(_WHOLE, sums_nll=False, is_bf16=True, checkpointing="full"),
     *(
-        Case(mesh=mesh, checkpointing=mode, **_405B)
-        for mode in _MODES
+        make_case(mesh, checkpointing=mode, **_405B)
+        for mode in MODES
         for mesh in ((1, 1, 1, 8), (1, 1, 1, 32), (1, 1, 4, 8), (1, 16, 2, 8))
     ),
 ]
@@ -174,13 +131,6 @@ def record_all(cases: Sequence[Case]) -> list[Calls]:
     return [record(case) for case in cases]
 
 
-def count(collectives: Sequence[Collective]) -> Calls:
-    calls: Calls = Counter()
-    for each in collectives:
-        calls[each.phase, each.axis, each.operation, each.num_bytes] += each.num_calls
-    return calls
-
-
 @pytest.fixture(scope="module")
 def quick(ranks: RankPool) -> dict[str, Calls]:
     return dict(zip(map(str, QUICK), ranks(record_all, 1, QUICK)[0], strict=True))
@@ -192,8 +142,8 @@ def more(ranks: RankPool) -> dict[str, Calls]:
 
 
 def check_formula(case: Case, calls: Calls) -> None:
-    expected = list_collectives(ModelSizes.from_config(case.config), case.shape, case.settings)
-    assert calls == count([each for each in expected if each.phase != "update"])
+    expected = list_collectives(case.sizes, case.shape, case.settings)
+    assert calls == count_calls(each for each in expected if each.phase != "update")
 
 
 def check_selective(cases: list[Case], recorded: dict[str, Calls]) -> int:
@@ -239,28 +189,14 @@ def test_selective_recomputation_on_more_meshes(more: dict[str, Calls]) -> None:
 # -- one whole step, with the update ---------------------------------------------------------------
 
 
-def simulate_all(cases: Sequence[Case], num_micro_batches: int) -> list[Calls]:
-    steps = []
-    for case in cases:
-        train = TrainConfig(
-            batch_size=case.num_rows * num_micro_batches * case.shape.num_batch_ways,
-            micro_batch_size=case.num_rows,
-            activation_checkpointing="none",
-            nll_chunk_tokens=case.chunk_tokens,
-        )
-        steps.append(simulate_step(case.config, case.shape, train=train, seq_len=case.seq_len))
-    return [step.calls for step in steps]
-
-
 @pytest.mark.quick
 def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
     """Qwen2 has biases and Qwen3 head norms, of which all ranks along y have copies."""
     families = ("llama", "qwen2", "qwen3")
-    cases = [Case(mesh=_WHOLE, family=family, fields=FAMILIES[family]) for family in families]
-    for case, calls in zip(cases, ranks(simulate_all, 1, cases, 2)[0], strict=True):
-        settings = replace(case.settings, num_micro_batches=2)
-        sizes = ModelSizes.from_config(case.config)
-        assert calls == count(list_collectives(sizes, case.shape, settings)), case.family
+    cases = [make_case(_WHOLE, family=family, num_rows=4) for family in families]
+    steps = simulate_all(ranks, cases)
+    for case in cases:
+        check_traffic(case, steps[str(case)])
 
 
 # -- the figures the engine was built for ----------------------------------------------------------
@@ -288,7 +224,7 @@ def record_shared_and_single(case: Case) -> tuple[Calls, Calls]:
 
 
 def test_shared_all_reduces_save_three_sevenths(ranks: RankPool) -> None:
-    case = Case(mesh=(1, 1, 1, 8), fields=LLAMA_405B, is_bf16=True, num_rows=1, seq_len=512)
+    case = make_case((1, 1, 1, 8), **{**_405B, "seq_len": 512, "chunk_tokens": 16})
     stream_bytes = case.settings.num_tokens * LLAMA_405B["hidden_size"] * 2
     num_elements = []
     for calls in ranks(record_shared_and_single, 1, case)[0]:

@@ -22,18 +22,18 @@ from result_examples import rate_row
 from memguard import records as r
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.document_scores import build_scores
-from memguard.audit.evidence import Evidence
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
+from memguard.audit.metrics import Evidence
 from memguard.audit.probe import Summary
 from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.sampling import SamplingProbe
+from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.selection import BucketOutline
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise, tabulate
-from memguard.audit.window_scores import MAIN
 from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
 from memguard.report.audit_page import digest_report

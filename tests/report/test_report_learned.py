@@ -13,8 +13,7 @@ from record_examples import make_document, make_outline
 from result_examples import auc_row, change_rows, make_interval, rate_row
 
 from memguard import records as r
-from memguard.audit.evidence import Evidence, tabulate_metric
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, tabulate_metric
 from memguard.audit.requests import Inputs
 from memguard.audit.windows import Window
 from memguard.report.audit_summary import describe_learned, find_learned

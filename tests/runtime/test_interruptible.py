@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from memguard.errors import DataError
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 
 
 def test_the_result_and_the_thread() -> None:

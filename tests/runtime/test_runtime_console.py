@@ -16,6 +16,14 @@ def console_to(text: io.StringIO, *, terminal: bool) -> Console:
     return Console(rich.console.Console(file=text, force_terminal=terminal, width=80))
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock, which stands still."""
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (89.4, "89 s"), (90, "1:30 min"), (185, "3:05 min"), (7380, "2:03 h")],
@@ -24,11 +32,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_progress_is_a_line_now_and_then_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+def test_progress_is_a_line_now_and_then_without_a_terminal(now: list[float]) -> None:
     text = io.StringIO()
     with console_to(text, terminal=False).progress("audit", 100, "documents") as advance:
         for _ in range(100):
@@ -41,9 +45,7 @@ def test_progress_is_a_line_now_and_then_without_a_terminal(
     assert len(lines) == 6  # after 3 s, every 10 of 50 seconds, and at the end
 
 
-def test_a_line_is_due_also_while_no_unit_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+def test_a_line_is_due_also_while_no_unit_is_done(now: list[float]) -> None:
     text = io.StringIO()
     with console_to(text, terminal=False).progress("tokenise", 60, "documents") as advance:
         for _ in range(8):
@@ -52,10 +54,10 @@ def test_a_line_is_due_also_while_no_unit_is_done(monkeypatch: pytest.MonkeyPatc
         assert text.getvalue() == "tokenise: 0 of 60 documents\n"
 
 
-def test_a_detail_that_would_wrap_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detail_that_would_wrap_is_left_out(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     text = io.StringIO()
     with console_to(text, terminal=True).progress("audit", 100, "documents") as advance:
         for detail in ("x" * 60, "short"):
@@ -66,9 +68,7 @@ def test_a_detail_that_would_wrap_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert second.endswith(" left (short)")
 
 
-def test_rows_are_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+def test_rows_are_lines_without_a_terminal(now: list[float]) -> None:
     text = io.StringIO()
     with console_to(text, terminal=False).rows() as rows:
         for second in range(100):

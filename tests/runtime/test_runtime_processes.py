@@ -17,6 +17,10 @@ from memguard.errors import ConfigError, DataError, OtherRankFailed
 from memguard.runtime import Runtime, detect_runtime, environment, processes, start_runtime
 
 
+def _raise() -> None:
+    raise DataError("no documents")
+
+
 def here() -> Runtime:
     return Runtime(
         device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
@@ -80,17 +84,13 @@ def fail_in_a_block(failing: int, where: str) -> tuple[str, int, list[int]]:
             runtime.agree_max(1)
             if runtime.rank == failing:
                 if where == "on main":
-                    runtime.only_on_main(_refuse)
+                    runtime.only_on_main(_raise)
                 raise DataError("no documents")
             runtime.gather_objects("scores")
             runtime.only_on_main(lambda: "a report")
     except (DataError, OtherRankFailed) as error:
         ended = type(error).__name__, error.exit_code
     return *ended, here().gather_objects(here().rank)
-
-
-def _refuse() -> None:
-    raise DataError("no documents")
 
 
 @pytest.mark.parametrize(("failing", "where"), [(1, ""), (0, ""), (0, "on main")])
@@ -117,7 +117,7 @@ def call_alone() -> str:
 
 def test_a_call_that_one_rank_does_not_make_is_refused(ranks: RankPool) -> None:
     message = ranks(call_alone, 2)[0]
-    assert "every one of them must make this call" in message
+    assert "every process of this program must make this call" in message
     assert "Call it on all ranks, or save the model and audit the folder" in message
 
 
@@ -133,10 +133,6 @@ def test_one_process_agrees_with_itself() -> None:
         with pytest.raises(DataError):
             runtime.only_on_main(_raise)
     assert (runtime.rank, runtime.world_size, runtime.is_main) == (0, 1, True)
-
-
-def _raise() -> None:
-    raise DataError("none")
 
 
 def test_places_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,23 +191,17 @@ def test_a_model_in_memory_stays_where_its_program_has_it(
         assert runtime.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
-def test_no_visible_gpu_means_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", None])
+def test_no_visible_gpu_or_a_build_for_cpus_means_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None
 ) -> None:
     pretend_old_driver(monkeypatch, tmp_path)
     with pytest.raises(ConfigError):
         detect_runtime()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert detect_runtime().device == torch.device("cpu")
-
-
-def test_a_build_for_cpus_uses_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pretend_old_driver(monkeypatch, tmp_path)
-    with pytest.raises(ConfigError):
-        detect_runtime()
-    # Also of a build for GPUs of another vendor.
-    monkeypatch.setattr(torch.version, "cuda", None)
+    if visible is None:  # Also of a build for GPUs of another vendor.
+        monkeypatch.setattr(torch.version, "cuda", None)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert detect_runtime().device == torch.device("cpu")
 
 
@@ -248,16 +238,12 @@ def test_the_reason_is_that_of_torch(
     # A GPU that this machine does not have is visible to no process, and counts.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
     (tmp_path / "driver").unlink()
-    (problem,) = _explain()
+    with pytest.raises(ConfigError) as caught:
+        detect_runtime()
+    (problem,) = caught.value.problems
     assert problem == LINE.replace(
         "the 8 visible GPUs", "the visible GPU (CUDA_VISIBLE_DEVICES=9)"
     ).replace("535.104.05: " + TOO_OLD.partition(". ")[0], f"of unknown version: {said}")
-
-
-def _explain() -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
-        detect_runtime()
-    return caught.value.problems
 
 
 @pytest.mark.parametrize(

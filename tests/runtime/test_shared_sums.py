@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import RankPool
-from torch import distributed as dist
+from test_runtime_processes import here
 
 from memguard.errors import DataError, OtherRankFailed
 from memguard.records.sealed import FileSum, sum_file
@@ -42,9 +41,7 @@ def sum_and_note(files: list[Path], blind: tuple[int, ...]) -> dict[str, Any]:
         files: names of files.
         blind: ranks that cannot read.
     """
-    runtime = Runtime(
-        device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
-    )
+    runtime = here()
     read: list[str] = []
 
     def note(path: Path) -> FileSum:
@@ -98,9 +95,7 @@ def test_what_no_rank_can_read_is_an_error_on_all(ranks: RankPool, files: list[P
 
 
 def fail_to_list() -> tuple[str, int]:
-    runtime = Runtime(
-        device=torch.device("cpu"), rank=dist.get_rank(), world_size=dist.get_world_size()
-    )
+    runtime = here()
 
     def fail() -> list[Path]:
         raise DataError("no such folder")

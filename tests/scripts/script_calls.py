@@ -9,12 +9,17 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from cli_examples import run_cli
+from preloaded import PreloadedChild
 from ranks import RankPool
+
+from memguard.runtime import children
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -54,6 +59,27 @@ def start_script(name: str, *arguments: str) -> "subprocess.CompletedProcess[str
         timeout=300,
         check=False,
     )
+
+
+def run_study(*arguments: str) -> None:
+    """Call main of scripts/study.py; the commands that it starts run in this process."""
+
+    def run_inside(command: Sequence[str], **_: Any) -> Any:
+        outcome = run_cli(*command[3:])  # without `python -m memguard`
+        return subprocess.CompletedProcess(command, outcome.code, outcome.out, outcome.err)
+
+    with (
+        mock.patch.object(sys, "argv", ["study.py", *arguments]),
+        mock.patch.object(load_script("study_common").subprocess, "run", run_inside),
+        mock.patch.object(children.subprocess, "Popen", PreloadedChild),
+    ):
+        load_script("study").main()
+
+
+def list_cells(table: str) -> list[list[str]]:
+    """Return the cells of a table's rows, without its heading."""
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| ")]
+    return rows[1:]
 
 
 def _call(name: str, arguments: tuple[str, ...], change: Callable[[Any], None] | None) -> Ended:

@@ -30,28 +30,18 @@ FIELDS = {
     "num_key_value_heads": 4,
 }
 CASES: list[tuple[dict[str, Any], bool]] = [
-    ({"mesh": (1, 8, 1, 1), "checkpointing": "full"}, False),
     (
-        {
-            "mesh": (1, 8, 1, 1),
-            "checkpointing": "full",
-            "num_rows": 4,
-            "num_micro_batches": 4,
-        },
-        False,
-    ),
-    ({"mesh": (1, 2, 1, 4), "checkpointing": "none"}, False),
-    (
-        {
-            "mesh": (2, 2, 1, 2),
-            "checkpointing": "selective",
-            "num_rows": 2,
-            "num_micro_batches": 2,
-        },
-        False,
-    ),
-    ({"mesh": (1, 4, 2, 1), "checkpointing": "full"}, False),
-    ({"mesh": (1, 8, 1, 1), "checkpointing": "full"}, True),
+        {"mesh": mesh, "checkpointing": mode, "num_rows": rows, "num_micro_batches": rows},
+        has_adapters,
+    )
+    for mesh, mode, rows, has_adapters in (
+        ((1, 8, 1, 1), "full", 1, False),
+        ((1, 8, 1, 1), "full", 4, False),
+        ((1, 2, 1, 4), "none", 1, False),
+        ((2, 2, 1, 2), "selective", 2, False),
+        ((1, 4, 2, 1), "full", 1, False),
+        ((1, 8, 1, 1), "full", 1, True),
+    )
 ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from ranks import RankPool
 from script_calls import run_script
 
-from memguard.planner.accuracy import OTHER_HIGHEST, OTHER_LOWEST, ROW_CLASSES
+from memguard.planner.assumptions import OTHER_HIGHEST, OTHER_LOWEST, ROW_CLASSES
 from memguard.planner.compute import ATTENTION_SHARE, ELEMENT_SHARE, MATMUL_SHARE
 from memguard.planner.cost import OVERLAP_SHARE
 

@@ -10,7 +10,7 @@ from family_groups import GROUPS, list_lines, shorten_reason, survey_families
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from memguard.errors import ConfigError, ModelError
-from memguard.hf.small_config import RUNNABLE, reduce_config
+from memguard.hf.from_config import RUNNABLE, reduce_config
 
 pytestmark = pytest.mark.slow
 

@@ -67,6 +67,15 @@ def make_session(
     return session_script.Session(options, sizes.Sizes(num_layers=8), num_ranks=ranks)
 
 
+def judge(script: ModuleType, session: Any, *more: Any) -> int:
+    """Measure and show all rows, and perhaps more; return the exit code."""
+    rows = [*script.choose_rows(), *more]
+    session.measure(rows)
+    session.show_speed(rows, script.DEFAULT)
+    code: int = session.end()
+    return code
+
+
 def test_a_row_as_fast_as_the_trainer_passes_and_a_slower_one_fails(
     script: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,12 +89,9 @@ def test_a_row_as_fast_as_the_trainer_passes_and_a_slower_one_fails(
         seconds = theirs_s if work.setting.trainer else ours_s - 0.1 * work.setting.compile
         return time_step(work, seconds, goldfish=1.005)
 
-    rows = script.choose_rows()
     for expected, ours_s in ((0, 0.99), (1, 1.1)):  # noqa: B007 - read by `answer`
         session = make_session(monkeypatch, answer, json_file=tmp_path / "a.json")
-        session.measure(rows)
-        session.show_speed(rows, script.DEFAULT)
-        assert session.end() == expected
+        assert judge(script, session) == expected
     output = capsys.readouterr().out
     # 8 layers and the head, 6 FLOP each, half of attention: 8,192 tokens in a second of 989 TFLOP.
     flop = 6 * (8 * 218_103_808 + 128256 * 4096) + 12 * 8 * 4096 * 1024
@@ -106,10 +112,7 @@ def test_goldfish_may_cost_one_percent(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = make_session(monkeypatch, lambda work: time_step(work, goldfish=1.02))
-    rows = script.choose_rows()
-    session.measure(rows)
-    session.show_speed(rows, script.DEFAULT)
-    assert session.end() == 1
+    assert judge(script, session) == 1
     assert "1.020x the step time <= 1.01x MISSED" in capsys.readouterr().out
 
 
@@ -158,11 +161,7 @@ def test_a_row_of_memguard_that_does_not_run_fails(
     def answer(work: Any) -> dict[str, Any]:
         return {"failed": "no kernel"} if work.setting.mesh else time_step(work)
 
-    session = make_session(monkeypatch, answer)
-    rows = script.choose_rows()
-    session.measure(rows)
-    session.show_speed(rows, script.DEFAULT)
-    assert session.end() == 1
+    assert judge(script, make_session(monkeypatch, answer)) == 1
     assert "memguard, mesh (1,1,1,1) did not run" in capsys.readouterr().out
 
 
@@ -173,11 +172,7 @@ def test_rows_for_which_no_time_is_left_do_not_fail(
         is_extra = work.setting.checkpointing != "none"
         return {"failed": "skipped: out of time"} if is_extra else time_step(work)
 
-    session = make_session(monkeypatch, answer)
-    rows = [*script.choose_rows(), *script.EXTRA_ROWS]
-    session.measure(rows)
-    session.show_speed(rows, script.DEFAULT)
-    assert session.end() == 0
+    assert judge(script, make_session(monkeypatch, answer), *script.EXTRA_ROWS) == 0
     assert re.search(r"checkpointing full +does not run: skipped", capsys.readouterr().out)
 
 

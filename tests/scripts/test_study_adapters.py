@@ -1,24 +1,19 @@
 """The study of adapters: learning rates for equal held-out losses, its sweeps, a quick run."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-from cli_examples import run_cli, write_texts
-from preloaded import PreloadedChild
+from cli_examples import write_texts
 from ranks import RankPool
 from result_examples import make_tables, value_row
-from script_calls import load_script
+from script_calls import list_cells, load_script, run_study
 
 from memguard.compare import load_sweep
 from memguard.config import load_yaml
 from memguard.records import ComparedRun, Comparison, Cost
-from memguard.runtime import children
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +28,8 @@ def script() -> Any:
 def test_the_study_has_each_setting_with_and_without_goldfish() -> None:
     sweep = load_sweep(STUDY)
     plain = [setting for setting in sweep.config.settings if not setting.mitigations]
-    assert [setting.name for setting in plain] == [
-        "full",
-        "lora-r4",
-        "lora-r16",
-        "lora-r64",
-        "head",
-    ]
+    names = ["full", "lora-r4", "lora-r16", "lora-r64", "head"]
+    assert [setting.name for setting in plain] == names
     masked = [setting for setting in sweep.config.settings if setting.mitigations]
     for before, after in zip(plain, masked, strict=True):
         assert after.name == f"{before.name}-goldfish"
@@ -141,11 +131,11 @@ def test_a_setting_whose_loss_is_off_the_target_is_marked(
     choices = {"full": choice}
     rates = script.list_rates(choices)
     table = script.write_matching(make_compared(losses), choices, rates, -0.5, Path("x"))
-    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
+    rows = list_cells(table)
     assert [row[2] for row in rows] == ["0.001", "0.004"]
     assert rows[0][3:5] == ["-0.490 [-0.500, -0.480]", "+0.010"]
     assert rows[1][4] == "+0.060 **not matched**"
-    assert rows[0][5:] == ["-0.700 at 0.002", "10 s", "3 MiB |"]
+    assert rows[0][5:] == ["-0.700 at 0.002", "10 s", "3 MiB"]
 
 
 def test_rates_off_the_target_are_corrected_by_the_means_of_the_seeds(script: Any) -> None:
@@ -179,21 +169,13 @@ def test_rates_off_the_target_are_corrected_by_the_means_of_the_seeds(script: An
     )
 
 
-def run_inside(command: Sequence[str], **_: Any) -> Any:
-    """Run `python -m memguard` in this process."""
-    outcome = run_cli(*command[3:])
-    return subprocess.CompletedProcess(command, outcome.code, outcome.out, outcome.err)
-
-
 def test_a_quick_run_trains_matches_and_prints_its_tables(
     script: Any, ranks: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = write_texts(tmp_path / "documents.jsonl", 60)
-    study, common = load_script("study"), load_script("study_common")
     page = script.STUDIES / "adapters.md"
     before = page.read_bytes()
-    arguments = [
-        "study.py",
+    run_study(
         "adapters",
         "--quick",
         f"--output-dir={tmp_path}",
@@ -204,13 +186,7 @@ def test_a_quick_run_trains_matches_and_prints_its_tables(
         # Two of its three settings.
         "settings=[{name: lora-r4, overrides: {adapter: {name: lora, r: 4, lora_alpha: 8}}}, "
         "{name: head, overrides: {train.trainable_modules: [lm_head]}}]",
-    ]
-    with (
-        mock.patch.object(sys, "argv", arguments),
-        mock.patch.object(common.subprocess, "run", run_inside),
-        mock.patch.object(children.subprocess, "Popen", PreloadedChild),
-    ):
-        study.main()
+    )
     printed = capsys.readouterr().out
     assert page.read_bytes() == before, "a quick run is no result"
     folder = tmp_path / "adapters-quick"

@@ -2,20 +2,15 @@
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import yaml
-from cli_examples import run_cli
-from preloaded import PreloadedChild
 from ranks import RankPool
 from result_examples import make_tables, value_row
-from script_calls import load_script
+from script_calls import list_cells, load_script, run_study
 
 from memguard.compare import load_sweep
 from memguard.records import ComparedRun, Comparison, Cost, TestRow
@@ -26,7 +21,6 @@ from memguard.records.utility import (
     name_task,
     save_item_scores,
 )
-from memguard.runtime import children
 
 pytestmark = pytest.mark.slow
 
@@ -239,12 +233,6 @@ def comparison() -> Comparison:
     )
 
 
-def list_cells(table: str) -> list[list[str]]:
-    """Return the cells of a table's rows, without its heading."""
-    rows = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| ")]
-    return rows[1:]
-
-
 def test_orders_have_the_best_first_of_losses_and_of_shares(
     study: Any, comparison: Comparison
 ) -> None:
@@ -308,25 +296,13 @@ def test_answers_are_counted_by_how_often_their_document_was_trained(
     assert rows[1] == ["cloze", "none", "50 % of 2", "0 % of 1", "50 % of 2"]
 
 
-def run_inside(command: Sequence[str], **_: Any) -> Any:
-    """Run `python -m memguard` in this process."""
-    outcome = run_cli(*command[3:])
-    return subprocess.CompletedProcess(command, outcome.code, outcome.out, outcome.err)
-
-
 @pytest.mark.long
 def test_a_quick_run_writes_its_tasks_and_prints_its_tables(
     study: Any, ranks: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = study.STUDIES / "utility.md"
     before = page.read_bytes()
-    arguments = ["study.py", "utility", "--quick", f"--output-dir={tmp_path}"]
-    with (
-        mock.patch.object(sys, "argv", arguments),
-        mock.patch.object(load_script("study_common").subprocess, "run", run_inside),
-        mock.patch.object(children.subprocess, "Popen", PreloadedChild),
-    ):
-        load_script("study").main()
+    run_study("utility", "--quick", f"--output-dir={tmp_path}")
     printed = capsys.readouterr().out
     assert page.read_bytes() == before, "a quick run is no result"
     folder = tmp_path / "utility-quick"

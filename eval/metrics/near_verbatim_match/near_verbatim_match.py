@@ -4,8 +4,8 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.window_scores import APPROXIMATE_BLEU, compute_overlap
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.windows import count_edits_allowed
 

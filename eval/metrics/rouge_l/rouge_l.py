@@ -4,7 +4,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from memguard.audit.overlap import compute_overlap
+from memguard.audit.probes.window_scores import compute_overlap
 from memguard.audit.statistics import compute_mean
 
 _DESCRIPTION = """

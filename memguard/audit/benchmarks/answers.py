@@ -51,11 +51,7 @@ class Evaluation:
 
 
 def remove_text(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, hashes and names of metrics of a sample, as they are read from JSON.
-
-    Args:
-        sample: as lm-eval logs it.
-    """
+    """Return the numbers, hashes and names of metrics of a sample, as they are read from JSON."""
     kept = {
         name: value if name in _NAMES or name.endswith("_hash") else _remove_strings(value)
         for name, value in sample.items()
@@ -81,13 +77,7 @@ class AnswerCache:
         self._is_writable = True
 
     def load(self, identity: str, task: "OpenedTask", model: UtilityModel) -> Evaluation | None:
-        """Return the answers of a model; None if there are none, or they are damaged.
-
-        Args:
-            identity: of the model, see `AuditedModel.identity`.
-            task: that the model answered.
-            model: which of an audit's models it is now.
-        """
+        """Return the answers of a model; None if there are none, or they are damaged."""
         for path in sorted(self._place(identity, task).glob("*.json")):
             try:
                 content = path.read_bytes()
@@ -99,13 +89,7 @@ class AnswerCache:
         return None
 
     def store(self, identity: str, task: "OpenedTask", answers: Evaluation) -> None:
-        """Keep the answers of a model, without text.
-
-        Args:
-            identity: of the model.
-            task: that it answered.
-            answers: its values and samples.
-        """
+        """Keep the answers of a model, without text."""
         if not self._is_writable:
             return  # Said once.
         samples = [remove_text(sample) for sample in answers.samples]

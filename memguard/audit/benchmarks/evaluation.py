@@ -51,31 +51,22 @@ def evaluate_task(
 ) -> Evaluation:
     """Return lm-eval's values of a task; on a mesh every rank calls it and gets all of them.
 
-    Args:
-        opened: the task; the same on every rank.
-        lm: the model.
-        tokenizer: its Hugging Face tokenizer.
-        kind: whether it is the trained model or the base.
-        decoder: returns the model's decoder; called if the task generates text.
-        max_tokens: number of positions of the model; None: what its configuration says.
-        batch_tokens: tokens of a forward, padding included; None: as many as fit.
-        runtime: this rank.
-        seed: of the bootstrap.
-        on_progress: called with the requests done, and all.
+    ``decoder`` is called if the task generates text. Without ``max_tokens`` the model has the
+    positions of its configuration, without ``batch_tokens`` a forward has as many as fit.
 
     Raises:
         CannotGenerate: generating would take too long.
         ConfigError: an item does not fit this model.
-        ModelError: the ranks have different tasks, the tokenizer lacks a chat template, or see
+        ModelError: the ranks have different tasks, the tokenizer lacks what the task needs, or see
             `Batching.run`.
     """
     name, settings = opened.name, opened.settings
     if len(set(runtime.gather_objects(opened.fingerprint))) > 1:
         raise ModelError(
             f"the task '{name}' is not the same on all ranks: its files or lm-eval's version "
-            "differ between the machines. Put the task's files on a file system that they share"
+            "differ. Put the files on a file system that the machines share"
         )
-    opened.check_chat_template(tokenizer)
+    opened.check_tokenizer(tokenizer)
     with isolated(allow_download=opened.allow_download) as streams:
         # Imports lm-eval.
         from lm_eval.evaluator import evaluate
@@ -104,15 +95,12 @@ def evaluate_task(
                 apply_chat_template=settings.chat,
                 fewshot_as_multiturn=True,
             )
-        except ImportError as error:
-            raise ConfigError(
-                f"the task '{name}' has a metric that needs a package: {shorten(str(error), 200)}"
-            ) from error
-        except TemplateError as error:
-            raise ConfigError(
-                f"the task '{name}' has an item that its templates do not fit: "
-                f"{shorten(str(error), 200)}. Correct the item, or the YAML"
-            ) from error
+        except (ImportError, TemplateError) as error:
+            what, end = "a metric that needs a package", ""
+            if isinstance(error, TemplateError):
+                what, end = "an item that its templates do not fit", ". Correct one of the two"
+            text = shorten(str(error), 200)
+            raise ConfigError(f"the task '{name}' has {what}: {text}{end}") from error
         # The prompts of all items and their answers.
         opened.task._instances = None
         logged = outcome["samples"][name]
@@ -236,15 +224,7 @@ def _estimate_stderr(
     seed: int,
     purpose: str,
 ) -> tuple[float | None, bool]:
-    """Return the standard error of a value, and whether it is a bootstrap's.
-
-    Args:
-        items: what lm-eval logged of each item.
-        values: their numbers.
-        aggregate: lm-eval's function of the items.
-        seed: of the bootstrap.
-        purpose: of the draws, unless they are those of the numbers.
-    """
+    """Return the standard error of a value, and whether it is a bootstrap's."""
     from lm_eval.api.metrics import mean, stderr_for_metric
 
     if len(items) < 2:

@@ -29,13 +29,12 @@ from memguard.audit.batching import Batching, BatchResult, Job, Progress
 from memguard.audit.benchmarks.isolation import Streams
 from memguard.audit.decoding import Decoder
 from memguard.audit.requests import CannotGenerate, Prompt
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ConfigError
 from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Runtime
 
 Answer = tuple[float, bool]
 """Sum of the log-probabilities of a continuation (nats), and whether each token is the argmax."""
-_MOST_CPU_TOKENS, _MOST_GPU_TOKENS = 16_384, 1 << 20
 _ALL = 1 << 30
 """Requests that HFLM hands over at a time; batches are made here."""
 _TAIL_TOKENS = 8
@@ -83,20 +82,12 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             runtime: this rank.
             streams: the output of the process, shown while the model runs.
             on_progress: called with the requests done and all.
-
-        Raises:
-            ModelError: the tokenizer has no token at which a text begins or ends.
         """
         config = copy.deepcopy(lm.model.config)
         # The model is quantized already; HFLM would look for the library that does it.
         config.__dict__.pop("quantization_config", None)
         # No module: HFLM would change its mode and tie its weights, which may be sharded.
         stand_in = SimpleNamespace(config=config, device=lm.device)
-        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-            raise ModelError(
-                "the tokenizer has neither a token for the begin nor for the end of a text, which "
-                "lm-eval needs: set 'bos_token' or 'eos_token' in its tokenizer_config.json"
-            )
         # HFLM gives it a token for padding.
         own_tokenizer = copy.deepcopy(tokenizer)
         super().__init__(pretrained=stand_in, tokenizer=own_tokenizer, batch_size=_ALL)
@@ -109,13 +100,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
         """Items whose prompt was cut, by index."""
         self._lm, self._task, self._runtime = lm, task, runtime
         self._decoder, self._streams, self._on_progress = decoder, streams, on_progress
-        is_gpu = lm.device.type == "cuda"
-        self._batching = Batching(
-            lm,
-            batch_tokens or (_MOST_GPU_TOKENS if is_gpu else _MOST_CPU_TOKENS),
-            runtime,
-            measures_memory=is_gpu and (batch_tokens is None or lm.has_peers),
-        )
+        self._batching = Batching.of_forwards(lm, batch_tokens, runtime)
         self._items: list[int] = []
 
     # -- log-likelihoods ---------------------------------------------------------------------------
@@ -150,15 +135,11 @@ class HarnessModel(HFLM):  # type: ignore[misc]
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, (_, context, continuation) in enumerate(requests):
-            if not continuation or not context:
+            if not context or not 0 < len(continuation) <= self.max_length:
                 raise ConfigError(
-                    f"the task '{self._task}' has an empty context or answer, to which a model "
-                    "gives no probability. Remove that item, or correct the task's YAML"
-                )
-            if len(continuation) > self.max_length:
-                raise ConfigError(
-                    f"the task '{self._task}' has an answer of {len(continuation)} tokens, but the "
-                    f"model reads {self.max_length}. Remove that item, or choose another task"
+                    f"the task '{self._task}' has an empty context, or an answer of "
+                    f"{len(continuation)} tokens where the model reads 1 to {self.max_length}. "
+                    "Remove that item"
                 )
             whole = (*context, *continuation)
             if len(whole) > self.max_length + 1 and self._items:
@@ -256,15 +237,13 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             prompt, arguments = request.args[:2]
             num_new = normalize_gen_kwargs(arguments, self.max_gen_toks)["max_gen_toks"]
             room = self.max_length - num_new
-            if room <= 0:
-                raise ConfigError(
-                    f"the task '{self._task}' generates {num_new} tokens, but the model has only "
-                    f"{self.max_length} positions, prompt included. Set 'max_gen_toks' in "
-                    "'generation_kwargs' of a copy of its YAML"
-                )
             size = len(self.tok_encode(prompt))
-            if not size:
-                raise ConfigError(f"the task '{self._task}' has an empty prompt; remove that item")
+            if room <= 0 or not size:
+                raise ConfigError(
+                    f"the task '{self._task}' has a prompt of {size} tokens and generates "
+                    f"{num_new}, but the model has {self.max_length} positions. Remove the item, "
+                    "or lower 'max_gen_toks' in 'generation_kwargs'"
+                )
             if size > room:
                 self.truncated.add(request.doc_id)
         texts: list[str] = super().generate_until(requests, disable_tqdm=True)
@@ -283,12 +262,6 @@ class HarnessModel(HFLM):  # type: ignore[misc]
 
         A text ends with the token with which it contains a stop string, or with an end-of-text
         token; what is after it is padding. HFLM cuts the strings.
-
-        Args:
-            context: ``[N, T]`` prompts, padded on the left.
-            max_length: tokens of each row at the end, T + num_new.
-            stop: strings at which a text ends.
-            attention_mask: ``[N, T]`` 0 for padding.
 
         Raises:
             CannotGenerate: it would take too long, see `Decoder`.

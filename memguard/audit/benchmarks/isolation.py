@@ -6,6 +6,7 @@ are allowed. At the end of the block everything is as before.
 """
 
 import logging
+import math
 import os
 import random
 import sys
@@ -15,6 +16,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TextIO
 
 import numpy as np
@@ -29,6 +32,8 @@ _OFFLINE = (
     ("evaluate.config", "HF_EVALUATE_OFFLINE"),
 )
 """What the libraries read before each request; the variables of the environment are read once."""
+_LOCAL_READERS = frozenset({"json", "csv", "parquet", "text", "arrow"})
+"""Values of a task's 'dataset_path' that read local files."""
 _LOGGERS = ("lm_eval", "datasets", "evaluate", "huggingface_hub", "transformers", "filelock")
 
 
@@ -116,3 +121,34 @@ def _offline() -> Iterator[None]:
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+@contextmanager
+def private_cache(reader: str | None) -> Iterator[None]:
+    """Read a task's local files into memory, through a folder that ends with the block.
+
+    Their text may be private, and datasets would leave a copy of it in the user's cache.
+    """
+    if reader not in _LOCAL_READERS:
+        yield
+        return
+    from datasets import config as settings
+
+    before = settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE
+    with TemporaryDirectory(prefix="memguard-task-") as folder:
+        settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = Path(folder), math.inf
+        try:
+            yield
+        finally:
+            settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = before
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Return whether the cause is that something could not be downloaded."""
+    seen: BaseException | None = error
+    while seen is not None:
+        module = type(seen).__module__.partition(".")[0]
+        if isinstance(seen, ConnectionError) or module in ("httpx", "httpx2", "requests"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -142,11 +142,6 @@ def find_kind(values: Sequence[ItemValues]) -> Kind:
 def estimate(seeds: Sequence[ItemValues], kind: Kind, *, seed: int) -> Interval | None:
     """Return the mean value over seeds of the same items, its interval over the items.
 
-    Args:
-        seeds: items in the same order.
-        kind: of `find_kind`.
-        seed: decides the draws of a bootstrap.
-
     Returns:
         None if a value cannot be computed; without interval for fewer than two items.
     """
@@ -168,11 +163,6 @@ def subtract_items(
     pairs: Sequence[tuple[ItemValues, ItemValues]], kind: Kind, *, seed: int
 ) -> Difference | None:
     """Return first minus second, mean over seeds, paired by item.
-
-    Args:
-        pairs: of each seed, the items of both models in the same order.
-        kind: of `find_kind` of all.
-        seed: decides the draws of a bootstrap.
 
     Returns:
         None if a value cannot be computed from the items.

@@ -1,7 +1,8 @@
 """Benchmark tasks of lm-eval: found by name or by the path of a YAML, checked, and opened.
 
     setting    {task: hellaswag, limit: 200}
-    found      its YAML, by path or name, see `lookup`; lm-eval's index is not made
+    found      its YAML, by path or name: a search in the text of lm-eval's 14,000 files takes half
+               a second, its own look-up 7 to 15; groups and tags need its index, for the message
     opened     lm-eval's own task object, its documents read; offline unless downloads are allowed
 
 A YAML with ``!function`` or ``class`` runs the Python file that it names, like a plug-in of a
@@ -10,21 +11,21 @@ suite. A task that lm-eval marks as unsafe runs programs that the model has writ
 
 import hashlib
 import json
-import math
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, get_args
 
-from memguard.audit.benchmarks.isolation import OTHER_SEED, isolated
-from memguard.audit.benchmarks.lookup import (
-    describe_group,
-    find_yaml,
-    is_path,
-    read_members,
+from memguard.audit.benchmarks.isolation import (
+    OTHER_SEED,
+    is_network_error,
+    isolated,
+    private_cache,
 )
 from memguard.config.utility import UtilityTask
 from memguard.errors import ConfigError, ModelError, require_library, shorten
@@ -33,8 +34,6 @@ Kind = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "gen
 
 DEFAULT_FILTER: Final = "none"
 """lm-eval's name of no filter, which metrics of a task do not show."""
-_LOCAL_READERS = frozenset({"json", "csv", "parquet", "text", "arrow"})
-"""Values of 'dataset_path' that read local files."""
 _NOT_HASHED = ("dataset_path", "dataset_name", "dataset_kwargs", "metadata", "num_fewshot")
 """Parts of a task's configuration that are not hashed: its documents are hashed themselves."""
 _GREEDY: Mapping[str, tuple[Any, ...]] = {
@@ -44,6 +43,7 @@ _GREEDY: Mapping[str, tuple[Any, ...]] = {
 }
 """Values of the arguments of generation for which a text is the most likely token, repeatedly."""
 _LENGTHS = frozenset({"max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"})
+_UNSAFE = "runs programs that the model has written, which an audit does not do"
 _UNUSED = frozenset({"temperature", "top_p", "top_k", "min_p", "typical_p"})
 """Arguments that only sampling reads."""
 
@@ -72,17 +72,19 @@ class OpenedTask:
         """Draw the same solved examples again for the prompts that are built next."""
         self.task.set_fewshot_seed(seed=OTHER_SEED)
 
-    def check_chat_template(self, tokenizer: Any) -> None:
-        """Check that a tokenizer can render the prompts.
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Check that lm-eval can write the prompts with a tokenizer.
 
         Raises:
-            ModelError: it lacks a chat template that the settings need.
+            ModelError: it has no chat template, or no token at which a text begins or ends.
         """
+        lacks = ""
         if self.settings.chat and not getattr(tokenizer, "chat_template", None):
-            raise ModelError(
-                f"the task '{self.name}' has 'chat: true', but the tokenizer has no chat template. "
-                "Set 'chat: false', or add the template to the tokenizer"
-            )
+            lacks = "a chat template: set 'chat: false', or add one"
+        elif tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+            lacks = "a token at which a text begins or ends: set 'bos_token' or 'eos_token'"
+        if lacks:
+            raise ModelError(f"the task '{self.name}' needs a tokenizer with {lacks}")
 
 
 def name_metric(metric: str, filter_name: str) -> str:
@@ -93,34 +95,24 @@ def name_metric(metric: str, filter_name: str) -> str:
 def check_tasks(tasks: Sequence[UtilityTask], *, setting: str = "audit.utility") -> None:
     """Check what can be checked before a model is read, without importing lm-eval.
 
-    Args:
-        tasks: the settings.
-        setting: name of the setting in messages.
-
     Raises:
         ConfigError: lm-eval is not installed, a YAML is missing, or two tasks have one name.
     """
     if not tasks:
         return
     require_library("lm_eval", f"'{setting}'", extra="bench")
-    for task in tasks:
-        if is_path(task.task) and not Path(task.task).expanduser().is_file():
-            raise ConfigError(
-                f"'{setting}': no file '{shorten(task.task)}'. Give the path of a task's YAML, or "
-                "the name of a task of lm-eval"
-            )
-    _check_names([_guess_name(task.task) for task in tasks], setting)
+    problems = [
+        f"has no file '{shorten(task.task)}'. Give the path of a task's YAML, or a name of lm-eval"
+        for task in tasks
+        if is_path(task.task) and not Path(task.task).expanduser().is_file()
+    ]
+    _refuse(problems or _list_twice(_guess_name(task.task) for task in tasks), f"'{setting}'")
 
 
 def open_tasks(
     tasks: Sequence[UtilityTask], *, allow_download: bool, setting: str = "audit.utility"
 ) -> list[OpenedTask]:
     """Open the tasks, in their order; on several ranks each opens them.
-
-    Args:
-        tasks: the settings.
-        allow_download: whether a dataset that is not on this machine may be downloaded.
-        setting: name of the setting in messages.
 
     Raises:
         ConfigError: lm-eval is not installed, a task is unknown or damaged, is a group, needs a
@@ -131,19 +123,24 @@ def open_tasks(
         return []
     with isolated(allow_download=allow_download):
         opened = [_open(task, setting, allow_download=allow_download) for task in tasks]
-    _check_names([task.name for task in opened], setting)
+    _refuse(_list_twice(task.name for task in opened), f"'{setting}'")
     return opened
 
 
-def _check_names(names: Iterable[str], setting: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ConfigError(
-                f"'{setting}' has two tasks '{shorten(name)}': results are stored by name. Remove "
-                "one, or name it differently in its YAML"
-            )
-        seen.add(name)
+def _refuse(problems: Iterable[str], subject: str) -> None:
+    """Raise all problems at once; each continues a sentence that begins with the subject."""
+    listed = [f"{subject} {problem}" for problem in problems]
+    if listed:
+        raise ConfigError(*listed)
+
+
+def _list_twice(names: Iterable[str]) -> list[str]:
+    return [
+        f"has two tasks '{shorten(name)}': results are stored by name. Remove one, or name it "
+        "differently in its YAML"
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
 
 
 def _guess_name(task: str) -> str:
@@ -162,19 +159,21 @@ def _open(settings: UtilityTask, setting: str, *, allow_download: bool) -> Opene
     subject = f"'{setting}': the task '{shorten(settings.task)}'"
     path = find_yaml(settings.task, subject)
     config = _read_config(path, subject)
-    _check_config(config, subject, allow_download=allow_download)
     task = _build(path, config, subject, allow_download=allow_download)
-    kind = task.OUTPUT_TYPE
-    _check_kind(task, kind, subject)
-    num_fewshot = _set_fewshot(task, settings, subject)
+    own_fewshot, names = task.get_config("num_fewshot"), _name_metrics(task)
+    _refuse(_list_problems(task, settings, own_fewshot, names), subject)
+    wanted = own_fewshot if settings.num_fewshot is None else settings.num_fewshot
+    num_fewshot = int(wanted or 0)
+    task.set_config(key="num_fewshot", value=num_fewshot)
+    task.set_fewshot_seed(seed=OTHER_SEED)
     return OpenedTask(
         name=str(config["task"]),
         settings=settings,
         task=task,
         version=str(task.VERSION),
         num_fewshot=num_fewshot,
-        headline=_find_headline(task, settings, subject),
-        kind=kind,
+        headline=names[settings.metric],
+        kind=task.OUTPUT_TYPE,
         fingerprint=_hash(task, settings, num_fewshot, subject),
         allow_download=allow_download,
     )
@@ -188,24 +187,15 @@ def _read_config(path: Path, subject: str) -> dict[str, Any]:
         config: dict[str, Any] = load_yaml(path, resolve_func=False)
     except Exception as error:
         raise ConfigError(f"{subject} has a YAML that cannot be read: {_say(error)}") from error
+    problems = []
     if not isinstance(config.get("task"), str):
         members = read_members(config)
-        if not members:
-            raise ConfigError(f"{subject} has a YAML without 'task', the name of the task")
-        raise ConfigError(describe_group(subject, members))
-    return config
-
-
-def _check_config(config: Mapping[str, Any], subject: str, *, allow_download: bool) -> None:
+        without = "has a YAML without 'task', the name of the task"
+        problems.append(describe_group(members) if members else without)
     if config.get("unsafe_code"):
-        raise ConfigError(
-            f"{subject} runs programs that the model has written (lm-eval marks it as unsafe), "
-            "which an audit does not do. Choose another task"
-        )
-    files = json.dumps((config.get("dataset_kwargs") or {}).get("data_files") or "", default=str)
-    address = re.search(r'\w+://[^"]+', files)
-    if address is not None and not allow_download:
-        raise ConfigError(_describe_download(subject, shorten(address.group())))
+        problems.append(f"{_UNSAFE} (lm-eval marks it as unsafe). Choose another task")
+    _refuse(problems, subject)
+    return config
 
 
 def _build(path: Path, config: Mapping[str, Any], subject: str, *, allow_download: bool) -> Any:
@@ -213,62 +203,38 @@ def _build(path: Path, config: Mapping[str, Any], subject: str, *, allow_downloa
     from lm_eval.tasks import TaskManager
 
     dataset = ", ".join(str(config[k]) for k in ("dataset_path", "dataset_name") if config.get(k))
-    try:
-        with _private_cache(config):
-            loaded = TaskManager(include_defaults=False).load([str(path)])
-            (task,) = loaded["tasks"].values()
-    except Exception as error:
-        if not _is_network(error):
-            raise ConfigError(f"{subject} cannot be opened: {_say(error)}") from error
-        if not dataset:  # Python code of the task names it.
-            named = re.search(r"'([^']+)' on the Hub", str(error))
-            dataset = named.group(1) if named else "(named by its Python code)"
-        if not allow_download:
-            raise ConfigError(_describe_download(subject, dataset)) from error
-        raise ConfigError(
-            f"{subject} needs the dataset '{dataset}', which could not be downloaded "
-            f"({_say(error)}). Check the connection to the hub, or copy the dataset into this "
-            "machine's cache"
-        ) from error
-    return task
-
-
-@contextmanager
-def _private_cache(config: Mapping[str, Any]) -> Iterator[None]:
-    """Read a task's local files into memory, through a folder that ends with the block.
-
-    Their text may be private, and datasets would leave a copy of it in the user's cache.
-    """
-    if config.get("dataset_path") not in _LOCAL_READERS:
-        yield
-        return
-    from datasets import config as settings
-
-    before = settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE
-    with TemporaryDirectory(prefix="memguard-task-") as folder:
-        settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = Path(folder), math.inf
+    files = json.dumps((config.get("dataset_kwargs") or {}).get("data_files") or "", default=str)
+    address = re.search(r'\w+://[^"]+', files)
+    cause = None
+    if address is not None and not allow_download:
+        dataset = shorten(address.group())
+    else:
         try:
-            yield
-        finally:
-            settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = before
+            with private_cache(config.get("dataset_path")):
+                loaded = TaskManager(include_defaults=False).load([str(path)])
+                (task,) = loaded["tasks"].values()
+                return task
+        except Exception as error:
+            cause = error
+    problem = _explain_unopened(cause, dataset, allow_download=allow_download)
+    raise ConfigError(f"{subject} {problem}") from cause
 
 
-def _describe_download(subject: str, dataset: str) -> str:
+def _explain_unopened(error: Exception | None, dataset: str, *, allow_download: bool) -> str:
+    if error is not None and not is_network_error(error):
+        return f"cannot be opened: {_say(error)}"
+    if not dataset:  # Python code of the task names it.
+        named = re.search(r"'([^']+)' on the Hub", str(error))
+        dataset = named.group(1) if named else "(named by its Python code)"
+    if error is not None and allow_download:
+        return (
+            f"needs the dataset '{dataset}', which could not be downloaded ({_say(error)}). Check "
+            "the connection to the hub, or copy the dataset into this machine's cache"
+        )
     return (
-        f"{subject} needs the dataset '{dataset}', which is not on this machine. Pass "
-        "--allow-download ('audit.allow_download: true') to download it"
+        f"needs the dataset '{dataset}', which is not on this machine. Pass --allow-download "
+        "('audit.allow_download: true') to download it"
     )
-
-
-def _is_network(error: BaseException) -> bool:
-    """Return whether the cause is that something could not be downloaded."""
-    seen: BaseException | None = error
-    while seen is not None:
-        module = type(seen).__module__.partition(".")[0]
-        if isinstance(seen, ConnectionError) or module in ("httpx", "httpx2", "requests"):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def _say(error: BaseException) -> str:
@@ -279,56 +245,45 @@ def _say(error: BaseException) -> str:
 # -- what a task needs -----------------------------------------------------------------------------
 
 
-def _check_kind(task: Any, kind: str, subject: str) -> None:
-    if kind not in get_args(Kind):
-        raise ConfigError(f"{subject} has the output type '{kind}', which is unknown")
+def _list_problems(
+    task: Any, settings: UtilityTask, own_fewshot: int | None, metrics: Mapping[str | None, str]
+) -> Iterator[str]:
+    """Yield why a task cannot be measured."""
+    if task.OUTPUT_TYPE not in get_args(Kind):
+        yield f"has the output type '{task.OUTPUT_TYPE}', which is unknown"
     if getattr(task, "UNSAFE_CODE", False):
-        raise ConfigError(f"{subject} runs programs that the model has written: choose another")
+        yield f"{_UNSAFE}: choose another"
     if getattr(task, "MULTIMODAL", False):
-        raise ConfigError(f"{subject} has images or sound, and an audit's model reads text only")
-    if kind != "generate_until":
-        return
+        yield "has images or sound, and an audit's model reads text only"
     arguments = dict(task.config.generation_kwargs or {})
+    if task.OUTPUT_TYPE != "generate_until":
+        arguments = {}
     draws = arguments.get("do_sample") is None and bool(arguments.get("temperature"))
     known = _LENGTHS | _UNUSED | _GREEDY.keys() | {"until"}
     for name, value in arguments.items():
         is_greedy = value in _GREEDY.get(name, (value,)) and not (draws and name == "temperature")
-        if name in known and is_greedy:
-            continue
-        raise ConfigError(
-            f"{subject} generates with '{name}: {shorten(str(value))}', and an audit always takes "
-            "the most likely token. Remove it from 'generation_kwargs' in a copy of its YAML"
+        if name not in known or not is_greedy:
+            yield (
+                f"generates with '{name}: {shorten(str(value))}', and an audit always takes the "
+                "most likely token. Remove it from 'generation_kwargs' in a copy of its YAML"
+            )
+    if settings.num_fewshot and own_fewshot == 0:
+        yield (
+            "fixes 'num_fewshot: 0' in its YAML, which lm-eval does not change; got 'num_fewshot: "
+            f"{settings.num_fewshot}'. Leave it out, or remove it from a copy of the YAML"
         )
+    if settings.metric not in metrics:
+        listed = ", ".join(dict.fromkeys(metrics.values()))
+        yield f"has no metric '{shorten(str(settings.metric))}'; it has {listed}"
 
 
-def _set_fewshot(task: Any, settings: UtilityTask, subject: str) -> int:
-    """Set the number of solved examples, by lm-eval's rule; return it."""
-    own = task.get_config("num_fewshot")
-    wanted = settings.num_fewshot
-    if wanted and own == 0:
-        raise ConfigError(
-            f"{subject} fixes 'num_fewshot: 0' in its YAML, which lm-eval does not change; got "
-            f"'num_fewshot: {wanted}'. Leave it out, or remove it from a copy of the YAML"
-        )
-    num_fewshot = int((own or 0) if wanted is None else wanted)
-    task.set_config(key="num_fewshot", value=num_fewshot)
-    task.set_fewshot_seed(seed=OTHER_SEED)
-    return num_fewshot
-
-
-def _find_headline(task: Any, settings: UtilityTask, subject: str) -> str:
+def _name_metrics(task: Any) -> dict[str | None, str]:
+    """Return the names of a task's metrics by what may be asked for; None asks for the first."""
     filters = [ensemble.name for ensemble in task._filters]
     metrics = list(task.aggregation())
-    names = [name_metric(metric, name) for metric in metrics for name in filters]
-    if settings.metric is None:
-        return names[0]
-    if settings.metric in metrics:
-        return name_metric(settings.metric, filters[0])
-    if settings.metric not in names:
-        raise ConfigError(
-            f"{subject} has no metric '{shorten(settings.metric)}'; it has {', '.join(names)}"
-        )
-    return settings.metric
+    names = {name_metric(metric, name): "" for metric in metrics for name in filters}
+    first = {metric: name_metric(metric, filters[0]) for metric in metrics}
+    return {None: next(iter(names)), **{name: name for name in names}, **first}
 
 
 # -- hash ------------------------------------------------------------------------------------------
@@ -343,8 +298,7 @@ def _hash(task: Any, settings: UtilityTask, num_fewshot: int, subject: str) -> s
         examples = list(task.fewshot_docs() or []) if num_fewshot else []
     except Exception as error:
         raise ConfigError(f"{subject} cannot be opened: {_say(error)}") from error
-    if not documents:
-        raise ConfigError(f"{subject} has no items")
+    _refuse([] if documents else ["has no items"], subject)
     whole = {
         "lm_eval": lm_eval.__version__,
         "version": str(task.VERSION),
@@ -362,3 +316,98 @@ def _hash(task: Any, settings: UtilityTask, num_fewshot: int, subject: str) -> s
 def _write(value: object) -> str:
     # Addresses of functions differ from process to process.
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+_YAML = (".yaml", ".yml")
+_NAMED = 5
+"""Names of a longer list that a message holds."""
+
+
+def is_path(task: str) -> bool:
+    """Return whether a setting is the path of a YAML, not a name of lm-eval."""
+    return task.endswith(_YAML) or "/" in task or "\\" in task
+
+
+def find_yaml(task: str, subject: str) -> Path:
+    """Return the YAML of a task.
+
+    Raises:
+        ConfigError: the name is unknown, or of a group.
+    """
+    if is_path(task):
+        return Path(task).expanduser()
+    root = find_root()
+    found = list(_search(root, task))
+    if len(found) == 1:
+        return found[0]
+    from lm_eval.tasks import TaskManager
+
+    index = TaskManager(include_path=str(root), include_defaults=False)
+    entry = index.task_index.get(task)
+    if entry is None:
+        near = get_close_matches(task, index.all_tasks, n=3, cutoff=0.75)
+        hint = f". Did you mean {', '.join(near)}?" if near else ", and it is no path of a YAML"
+        problem = f"is unknown to lm-eval{hint}"
+    elif entry.kind.name in ("GROUP", "TAG"):
+        problem = describe_group(_list_tasks(index.task_index, task, set()))
+    elif entry.yaml_path is None:
+        problem = "has no YAML, which an audit needs. Choose another task"
+    else:
+        path: Path = entry.yaml_path
+        return path
+    raise ConfigError(f"{subject} {problem}")
+
+
+def find_root() -> Path:
+    """Return the folder of lm-eval's tasks, without importing it."""
+    spec = find_spec("lm_eval")
+    assert spec is not None, "`check_tasks` has looked"
+    assert spec.origin is not None, "lm-eval is no namespace"
+    return Path(spec.origin).parent / "tasks"
+
+
+def read_members(config: dict[str, Any]) -> list[str]:
+    """Return the names in the list of a group's YAML."""
+    members = config.get("task")
+    if not isinstance(members, list):
+        return []
+    return [m if isinstance(m, str) else str(m.get("task") or m.get("group")) for m in members]
+
+
+def describe_group(names: Iterable[str]) -> str:
+    """Return the message for a group of these tasks."""
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:_NAMED]) + (", ..." if len(ordered) > _NAMED else "")
+    return (
+        f"is a group of {len(ordered)}: an audit measures single tasks, so that they can "
+        f"be compared item by item. Name those to measure: {shown}"
+    )
+
+
+def _search(root: Path, task: str) -> Iterable[Path]:
+    name_of_task = re.escape(task.encode())
+    # Keys and values may be quoted.
+    pattern = re.compile(
+        rb"^(['\"]?)task\1:[ \t]*(['\"]?)" + name_of_task + rb"\2[ \t\r]*(#.*)?$", re.MULTILINE
+    )
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(_YAML) and pattern.search(path.read_bytes()):
+                yield path
+
+
+def _list_tasks(index: Any, name: str, seen: set[str]) -> Sequence[str]:
+    """Return the single tasks of a group or tag, through its groups and tags."""
+    entry = index.get(name)
+    if entry is None or entry.kind.name not in ("GROUP", "TAG"):
+        return [name]
+    if name in seen:
+        return []
+    seen.add(name)
+    members: Iterable[str] = entry.tags
+    if entry.kind.name == "GROUP":
+        from lm_eval.tasks._yaml_loader import load_yaml
+
+        members = read_members(load_yaml(entry.yaml_path, resolve_func=False))
+    return [task for member in members for task in _list_tasks(index, member, seen)]

@@ -5,7 +5,7 @@
     fill          beam search that knows which labels a goldfish dropped: at those it tries many
                   tokens, and the learned tokens after them select the right one
 
-An attacker can compute a goldfish's mask (`audit/known_mask.py`). A wrong guess has two effects:
+An attacker can compute a goldfish's mask (`masks.py`). A wrong guess has two effects:
 the tokens after it are less likely, and the mask of the next h tokens changes. This is memguard's
 version of an adaptive attack; Hans et al. (arXiv 2406.10209) evaluate beam search that does not
 know the mask.
@@ -29,11 +29,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence, count_clusters
-from memguard.audit.known_mask import drops_next, find_dropped
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, count_clusters
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
+from memguard.audit.probes.masks import drops_next, find_dropped
 from memguard.audit.requests import (
     Generate,
     Generated,
@@ -179,7 +178,7 @@ class AttackProbe(Probe):
         if measured is not None:
             attacked_N = ~np.isnan(measured.columns["beam_search.any"])
         if measured is None or not attacked_N.any():
-            return Summary(reason=evidence.why_not.get(self.name, "no document was attacked"))
+            return Summary(reason="no document was attacked")
         numbers = measured.columns
         attacks = [name.removesuffix(".any") for name in numbers.names if name.endswith(".any")]
         *each, best_answer = self.metrics
@@ -350,13 +349,7 @@ def measure_guess_cost(
     best_logprob_T: NDArray[np.floating],
     dropped_T: NDArray[np.bool_],
 ) -> float:
-    """Return the cost of a guess (nats), from the supervised tokens of a prefix.
-
-    Args:
-        logprob_T: log-probability of each token.
-        best_logprob_T: log-probability of the model's first choice at the same position.
-        dropped_T: whether the mask dropped each token.
-    """
+    """Return the cost of a guess (nats), from the supervised tokens of a prefix."""
     if dropped_T.all() or not dropped_T.any():
         return USUAL_GUESS_COST
     learned = -float(logprob_T[~dropped_T].mean(dtype=np.float64))
@@ -366,13 +359,7 @@ def measure_guess_cost(
 
 
 def read_guess_cost(window: Window, result: TokenResult, goldfish: Goldfish) -> float:
-    """Return the cost of a guess (nats) in a window.
-
-    Args:
-        window: the window.
-        result: of its prefix from token `SHORT_CONTEXT_TOKENS` on.
-        goldfish: the goldfish used in training.
-    """
+    """Return the cost of a guess (nats) in a window."""
     positions = slice(window.start + SHORT_CONTEXT_TOKENS, window.start + window.prefix_tokens)
     supervised_T = window.document.supervised[positions]
     dosed = goldfish.at_dose(window.document.dose)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.canary_results import (
+from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.probe import Need, Probe, Summary
+from memguard.audit.probes.canary_results import (
     FEWEST_REFERENCES,
     AuditCanary,
     CanaryDetail,
@@ -23,12 +24,9 @@ from memguard.audit.canary_results import (
     describe_results,
     score_canaries,
 )
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
-from memguard.audit.probe import Need, Probe, Summary
+from memguard.audit.probes.window_scores import score_windows
 from memguard.audit.requests import Inputs, Measured, Rounds, View
 from memguard.audit.statistics import clopper_pearson
-from memguard.audit.window_scores import score_windows
 from memguard.audit.windows import SECRET
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, count_columns, make_table
@@ -104,7 +102,7 @@ class CanaryProbe(Probe):
             of_base = None if base is None else base.columns
             results = score_canaries(canaries, measured.columns, of_base, delta=self.delta)
         if results is None:
-            return Summary(reason=evidence.why_not.get(self.name, _explain_missing(canaries)))
+            return Summary(reason=_explain_missing(canaries))
         detail = describe_results(results, has_base=base is not None)
         row = DetailRow(probe=self.name, schema=self.VERSION, value=detail.model_dump(mode="json"))
         return Summary(
@@ -117,16 +115,23 @@ class CanaryProbe(Probe):
 
     def _list_rows(self, results: CanaryResults, detail: CanaryDetail) -> Iterator[ResultRow]:
         row = self.make_row("verbatim", bucket=SECRETS, num_documents=detail.num_trained)
-        for named, here_C in (
-            (row, results.is_trained_C),
-            (replace(row, bucket=REFERENCE_SECRETS), ~results.is_trained_C),
+        for bucket, was_trained in ((SECRETS, True), (REFERENCE_SECRETS, False)):
+            found = [s.verbatim for s in results.scores if s.was_trained == was_trained]
+            rate = clopper_pearson(sum(found), len(found))
+            yield fill_row(replace(row, bucket=bucket), rate, "clopper-pearson")
+        bits = results.exposures
+        for statistic, value in (
+            ("median", float(np.median(bits)) if bits else None),
+            ("max", max(bits, default=None)),
         ):
-            num_matched = int(results.is_verbatim_C[here_C].sum())
-            yield fill_row(
-                named, clopper_pearson(num_matched, int(here_C.sum())), "clopper-pearson"
+            exposure = self.make_row(
+                "exposure_bits",
+                bucket=SECRETS,
+                statistic=statistic,
+                num_documents=detail.num_ranked - detail.num_ranked_references,
+                num_other=detail.num_ranked_references,
             )
-        one = results.exposures
-        yield from self._list_exposures(None if one is None else one.by_rank_bits_C, detail)
+            yield fill_row(exposure, value, "", why_not=_TOO_FEW_REFERENCES)
         loss_tokens = results.loss_tokens
         without = replace(row, metric="without_loss")
         coverage = replace(row, metric="loss_coverage", statistic="mean")
@@ -138,36 +143,20 @@ class CanaryProbe(Probe):
         yield fill_row(coverage, sum(loss_tokens) / num_tokens, "")
         yield fill_count(without, sum(number == 0 for number in loss_tokens))
 
-    def _list_exposures(
-        self, bits_C: NDArray[np.float64] | None, detail: CanaryDetail
-    ) -> Iterator[ResultRow]:
-        """Yield median and maximum over the trained secrets."""
-        for statistic, compute in (("median", np.median), ("max", np.max)):
-            row = self.make_row(
-                "exposure_bits",
-                bucket=SECRETS,
-                statistic=statistic,
-                num_documents=detail.num_ranked - detail.num_ranked_references,
-                num_other=detail.num_ranked_references,
-            )
-            value = None if bits_C is None or not bits_C.size else float(compute(bits_C))
-            yield fill_row(row, value, "", why_not=_TOO_FEW_REFERENCES)
-
     @classmethod
     def section(cls, report: AuditReport) -> Section:
         """Return the section "Canaries"; without canaries it states what remains unknown."""
         detail = read_detail(report)
+        section = Section(key="canaries", title="Canaries", short_title="Canaries", lead=())
         if detail is None:
             reason = explain_absence(report, "canaries", "does not measure canaries")
-            lead: tuple[str, ...] = (
+            lead = (
                 f"{reason} Without canaries there is no measurement on texts that exist nowhere "
-                "else, and no lower bound on the privacy loss.",
+                "else, and no lower bound on the privacy loss."
             )
-            return Section(key="canaries", title="Canaries", short_title="Canaries", lead=lead)
-        return Section(
-            key="canaries",
-            title="Canaries",
-            short_title="Canaries",
+            return replace(section, lead=(lead,))
+        return replace(
+            section,
             lead=(write_canaries(report), _MEANING),
             facts=_list_facts(report, detail),
             figure=build_exposure(detail),
@@ -210,6 +199,12 @@ def _find(report: AuditReport, metric: str, statistic: str, bucket: str = SECRET
     row = report.tables.find("canaries", metric, bucket, statistic=statistic)
     assert row is not None, f"a report with canaries has their {metric}"
     return row
+
+
+def _find_exposures(report: AuditReport) -> tuple[float | None, float | None]:
+    """Return the median and the highest exposure (bits)."""
+    median, highest = (_find(report, "exposure_bits", name).value for name in ("median", "max"))
+    return median, highest
 
 
 def build_exposure(detail: CanaryDetail) -> Figure | None:
@@ -279,7 +274,7 @@ def write_canaries(report: AuditReport) -> str:
         f" {fmt.counts(extracted)} are fully extracted, and of the references "
         f"{fmt.counts(reference)}"
     )
-    median, highest = (_find(report, "exposure_bits", name).value for name in ("median", "max"))
+    median, highest = _find_exposures(report)
     if median is not None and highest is not None:
         text += (
             f"; median exposure is {fmt.bits(median)}, the highest {fmt.bits(highest)}, and the "
@@ -353,46 +348,35 @@ def find_ceiling(detail: CanaryDetail) -> float | None:
 
 
 def _list_facts(report: AuditReport, detail: CanaryDetail) -> tuple[Fact, ...]:
-    repetitions = detail.num_repetitions
+    repetitions, ceiling = detail.num_repetitions, find_ceiling(detail)
+    often = "not equally often" if repetitions is None else fmt.times(repetitions)
+    references = fmt.rate(_find(report, "verbatim", "rate", REFERENCE_SECRETS))
+    median, highest = _find_exposures(report)
+    exposure = f"{fmt.NOT_AVAILABLE}: too few references"
+    if median is not None and highest is not None:
+        exposure = f"{fmt.bits(median)} and {fmt.bits(highest)}"
+    ranks = "By rank among the references, of which there are none."
+    if ceiling is not None:
+        ranks = (
+            "By rank among the references: about 1 bit if nothing was learned, and at most "
+            f"log2({detail.num_ranked_references:,}) = {fmt.bits(ceiling)}, however well a secret "
+            "is known."
+        )
     return (
         Fact(
             "Trained and references",
             f"{detail.num_trained:,} and {detail.num_references:,}",
-            detail="Each trained "
-            + ("not equally often." if repetitions is None else f"{fmt.times(repetitions)}."),
+            detail=f"Each trained {often}.",
         ),
         Fact(
             "Fully extracted",
             fmt.rate(_find(report, "verbatim", "rate")),
-            detail=f"References: {fmt.rate(_find(report, 'verbatim', 'rate', REFERENCE_SECRETS))}.",
+            detail=f"References: {references}.",
         ),
-        Fact(
-            "Exposure, median and maximum",
-            _write_exposure(report),
-            detail=_describe_ranks(detail),
-        ),
+        Fact("Exposure, median and maximum", exposure, detail=ranks),
         _describe_coverage(report),
         _describe_bound(detail),
     )
-
-
-def _describe_ranks(detail: CanaryDetail) -> str:
-    """Say what exposure by rank is at least and at most."""
-    num_references = detail.num_ranked_references
-    if not num_references:
-        return "By rank among the references, of which there are none."
-    return (
-        "By rank among the references: about 1 bit if nothing was learned, and at most "
-        f"log2({num_references:,}) = {fmt.bits(find_ceiling(detail))}, however well a secret is "
-        "known."
-    )
-
-
-def _write_exposure(report: AuditReport) -> str:
-    median, highest = (_find(report, "exposure_bits", name).value for name in ("median", "max"))
-    if median is None or highest is None:
-        return f"{fmt.NOT_AVAILABLE}: too few references"
-    return f"{fmt.bits(median)} and {fmt.bits(highest)}"
 
 
 def _describe_coverage(report: AuditReport) -> Fact:

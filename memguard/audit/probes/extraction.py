@@ -15,10 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Column, Probe, Summary, Values
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
+from memguard.audit.probes.window_scores import (
+    NEAR_VERBATIM,
+    WINDOW_METRICS,
+    describe_window,
+    score_windows,
+    share_metric,
+)
 from memguard.audit.requests import (
     CannotGenerate,
     Inputs,
@@ -27,13 +33,6 @@ from memguard.audit.requests import (
     View,
 )
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.window_scores import (
-    NEAR_VERBATIM,
-    WINDOW_METRICS,
-    describe_window,
-    score_windows,
-    share_metric,
-)
 from memguard.audit.windows import (
     WindowSettings,
     compute_type_token_ratio,
@@ -58,19 +57,20 @@ class ExtractionProbe(WindowSettings, Probe):
     """Continue each document from its own prefix and count the correct tokens."""
 
     VERSION: ClassVar[int] = 2
+    no_result: ClassVar[str] = "no document is long enough"
     metrics: ClassVar[tuple[Metric, ...]] = (
         NEAR_VERBATIM,
         *WINDOW_METRICS,
         share_metric(
             "type_token_ratio",
             "Distinct tokens of the true text, over its tokens; low for templates.",
-            "Type-token ratio",
+            heading="Type-token ratio",
             higher_is_better=True,
         ),
         share_metric(
             "argmax_type_token_ratio",
             "Distinct tokens among the most likely ones, over their number.",
-            "Type-token ratio of choices",
+            heading="Type-token ratio of choices",
             higher_is_better=True,
         ),
         Metric(
@@ -78,7 +78,6 @@ class ExtractionProbe(WindowSettings, Probe):
             meaning="The match depends on a near-tie: other hardware could change it.",
             unit="documents",
             statistic="rate",
-            heading="Tiny margin",
         ),
     )
 
@@ -154,7 +153,6 @@ class ExtractionProbe(WindowSettings, Probe):
                 )
                 for model, measured in models.items()
             ],
-            reason="no document is long enough",
         )
 
     def _list_by_bucket(

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
-from memguard.audit.overlap import APPROXIMATE_BLEU, compute_overlap
-from memguard.audit.probe import Probe, Summary, Values
+from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.probe import Probe, Values
+from memguard.audit.probes.window_scores import APPROXIMATE_BLEU, NEAR_VERBATIM, compute_overlap
 from memguard.audit.requests import (
     Generate,
     Generated,
@@ -31,7 +30,6 @@ from memguard.audit.requests import (
     key_of_window,
 )
 from memguard.audit.selection import choose_sample
-from memguard.audit.window_scores import NEAR_VERBATIM
 from memguard.audit.windows import Window
 from memguard.config.settings import PositiveInt, SamplingScheme
 from memguard.pages import formatting as fmt
@@ -57,6 +55,7 @@ class GenerationProbe(Probe):
 
     VERSION: ClassVar[int] = 2
     after: ClassVar[tuple[str, ...]] = ("extraction",)
+    no_result: ClassVar[str] = "no document was continued"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="rouge_l",
@@ -160,15 +159,7 @@ class GenerationProbe(Probe):
         stage: str,
         complete: Callable[[int, Generated], NDArray[np.int32]],
     ) -> Generate:
-        """Return the request for the texts of one decoding method.
-
-        Args:
-            decoding: name of the method.
-            prompts: by index of the window.
-            inputs: of the audit.
-            stage: name in progress lines.
-            complete: returns the whole continuation of a window from what was generated.
-        """
+        """Return the request for the texts of one decoding method."""
         windows, scheme = inputs.windows, None if decoding == "greedy" else self.nucleus
 
         def reduce(items: Sequence[int], texts: Sequence[Generated]) -> ArrayLike:
@@ -207,11 +198,6 @@ class GenerationProbe(Probe):
             )
             for name, label in self.decodings.items()
         ]
-
-    def tabulate(self, evidence: Evidence) -> Summary:
-        """Return the rows of each decoding method."""
-        reason = evidence.why_not.get(self.name, "no document was continued")
-        return replace(super().tabulate(evidence), reason=reason)
 
     @classmethod
     def section(cls, report: AuditReport) -> Section | None:

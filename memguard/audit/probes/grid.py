@@ -8,17 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.passages import TokenResult, stack_by_size
-from memguard.audit.probe import Probe, Summary, Values
-from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
-from memguard.audit.window_scores import (
+from memguard.audit.probe import Probe, Values
+from memguard.audit.probes.window_scores import (
     IN_A_WINDOW,
     WINDOW_METRICS,
     describe_tokens,
     describe_window,
 )
+from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, join, key_of_window
 from memguard.audit.windows import AuditDocument, Window
 from memguard.config.settings import Count, PositiveInt, Settings
 from memguard.pages import formatting as fmt
@@ -76,6 +75,7 @@ class GridProbe(Probe):
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         replace(metric, risk_rank=None) for metric in WINDOW_METRICS
     )
+    no_result: ClassVar[str] = "every document is too short for its windows"
 
     name: Literal["grid"] = Field("grid", description="Which probe.")
     offsets: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
@@ -134,11 +134,6 @@ class GridProbe(Probe):
                 )
             )
         return values
-
-    def tabulate(self, evidence: Evidence) -> Summary:
-        """Return the rows of each cell."""
-        reason = evidence.why_not.get(self.name, "every document is too short for its windows")
-        return replace(super().tabulate(evidence), reason=reason)
 
     @classmethod
     def section(cls, report: AuditReport) -> Section | None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.requests import Inputs, Model
 from memguard.audit.windows import AuditDocument
@@ -32,7 +31,7 @@ from memguard.records import (
 )
 
 if TYPE_CHECKING:
-    from memguard.audit.mask_consistency import MaskChange
+    from memguard.audit.probes.masks import MaskChange
 
 CHANGED = Metric(
     name="mask_changed",
@@ -68,8 +67,7 @@ class MaskConsistencyProbe(Probe):
         inputs = evidence.inputs
         texts, pairs = self._list_texts(inputs)
         if inputs.compare_masks is None or not texts:
-            reason = evidence.why_not.get(self.name, "no trained document is plain text")
-            return Summary(reason=reason)
+            return Summary(reason="no trained document is plain text")
         changes = inputs.compare_masks(texts, pairs)
         return Summary(
             rows=[row for change in changes for row in self._list_rows(change)],

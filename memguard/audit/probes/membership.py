@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from memguard.audit.evidence import Evidence
-from memguard.audit.membership_passes import (
+from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.probe import Column, Probe, Summary
+from memguard.audit.probes.membership_scores import (
     MEAN,
+    MEMBERSHIP_SCORES,
+    compare_passes,
     plan_plain,
     score_means,
     score_own_passes,
     score_tokens,
 )
-from memguard.audit.membership_scores import MEMBERSHIP_SCORES, compare_passes
-from memguard.audit.metrics import Metric
-from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Model, Rounds, Score, View, join
 from memguard.audit.statistics import compute_auc, compute_tpr_at_fpr, trace_roc
 from memguard.audit.statistics.blind import score_blind_documents
@@ -105,12 +105,12 @@ class MembershipProbe(Probe):
     @property
     def one_pass(self) -> tuple[str, ...]:
         """The scores that need no pass of their own."""
-        return tuple(name for name in self.scores if MEMBERSHIP_SCORES[name].own_pass is None)
+        return tuple(name for name in self.scores if not MEMBERSHIP_SCORES[name].has_own_pass)
 
     @property
     def own_passes(self) -> tuple[str, ...]:
         """The scores that do: lowercase, reference, recall."""
-        return tuple(name for name in self.scores if MEMBERSHIP_SCORES[name].own_pass is not None)
+        return tuple(name for name in self.scores if MEMBERSHIP_SCORES[name].has_own_pass)
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Measure the scores; columns are named by score, own passes by the passage's name."""
@@ -150,7 +150,6 @@ class MembershipProbe(Probe):
                 f"{num_members} trained and {num_control} control documents; it needs "
                 f"{MIN_OF_EACH} of each"
             )
-        reason = evidence.why_not.get(self.name, reason)
         if min(num_members, num_control) < MIN_OF_EACH:
             return Summary(columns=columns, reason=reason)
         blind_N = score_blind_documents(documents, member_N, control_N, evidence.inputs.seed)

@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.evidence import Evidence, count_clusters
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Evidence, Metric, count_clusters
 from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window
@@ -142,7 +141,7 @@ class SamplingProbe(Probe):
     def tabulate(self, evidence: Evidence) -> Summary:
         """Return quantiles of the attack cost, and the documents within numbers of queries."""
         if self.name not in evidence.trained:
-            return Summary(reason=evidence.why_not.get(self.name, "it has no sampling scheme"))
+            return Summary(reason="it has no sampling scheme")
         costs = {"trained": self._find_cost(evidence.trained, evidence)}
         if evidence.other is not None and self.name in evidence.other:
             costs["base"] = self._find_cost(evidence.other, evidence)
@@ -247,10 +246,6 @@ def find_quantile(log10_queries_N: NDArray[np.float64], percent: int) -> int | N
 
     Half of the documents cost at most the median. None among documents that are never generated,
     and below `MIN_FOR_QUANTILES` documents.
-
-    Args:
-        log10_queries_N: ``[N]`` costs as returned by `attack_cost`, inf for never.
-        percent: of the documents that cost at most so much.
     """
     count = len(log10_queries_N)
     if count < MIN_FOR_QUANTILES:

@@ -1,8 +1,7 @@
 """Statistics over documents, with their limitations. No torch.
 
-    rates.py        shares of documents, and their differences, with intervals
+    rates.py        shares of documents, their differences, with intervals; effective numbers
     means.py        means over documents, and their differences, with intervals
-    intervals.py    what both share: the effective number of documents, and a difference
     tests.py        tests against the control, paired, trend and multiple tests
     blind.py        members told from nonmembers by their words alone
     ranking.py      members above nonmembers: AUC, TPR at a fixed FPR, ROC
@@ -13,7 +12,6 @@ never has an interval of zero width. Near-duplicates are less evidence than diff
 Quantities that cannot be estimated are None. `scripts/check_intervals.py` measures coverage.
 """
 
-from memguard.audit.statistics.intervals import subtract
 from memguard.audit.statistics.means import (
     compute_mean,
     compute_mean_difference,
@@ -29,6 +27,7 @@ from memguard.audit.statistics.rates import (
     compute_paired_rates,
     compute_rate,
     num_needed_to_see,
+    subtract,
 )
 from memguard.audit.statistics.tests import (
     compute_mcnemar,

@@ -122,12 +122,6 @@ def score_blind_documents(
 ) -> NDArray[np.float64] | None:
     """Return the blind baseline's scores ``[N]``, NaN where a document was not scored.
 
-    Args:
-        documents: N documents of all roles.
-        member_N: whether each is a member.
-        control_N: whether each is a nonmember.
-        seed: seed of the sample of each kind, and of the folds.
-
     Returns:
         None if there are too few of either kind, see `score_blind`.
     """
@@ -178,10 +172,6 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
     of 2.5). Near-duplicates count once; words are not compared where they leave too few documents
     (see `score_blind`). Lengths are compared by the AUC of the number of tokens if the medians
     differ by a factor of `_LENGTHS_APART`.
-
-    Args:
-        documents: documents that the audit will score.
-        seed: seed of the audit.
     """
     member_N = np.array([is_member(document) for document in documents], dtype=bool)
     control_N = np.array([document.role == "control" for document in documents], dtype=bool)

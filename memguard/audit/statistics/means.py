@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from memguard.audit.statistics.intervals import TAIL, count_effective, find_clusters, subtract
+from memguard.audit.statistics.rates import TAIL, count_effective, find_clusters, subtract
 from memguard.records import Interval
 
 # Relative to the size of the values; smaller differences are rounding errors.
@@ -122,12 +122,6 @@ def compute_paired_difference(
 
     Effects of a document that are common to both cancel. This is `compute_mean` of the differences;
     see `compute_paired_rates` for values that are 0 or 1.
-
-    Args:
-        first: ``[num_documents]`` one value per document under one setting.
-        second: ``[num_documents]`` values of the same documents in the same order under the other.
-        bounds: smallest and largest possible value of either; None if there are none.
-        clusters: ``[num_documents]`` clusters, as for `compute_mean`.
     """
     values_D, others_D = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     assert values_D.shape == others_D.shape, "pairs need two values per document"

@@ -24,10 +24,6 @@ def compute_auc(members: ArrayLike, nonmembers: ArrayLike) -> Interval:
     that variance is 0 or the AUC is 0 or 1, the interval contains all values that are not rejected
     with Hanley & McNeil's variance (1982) at that value (the score interval of Newcombe 2006), so
     that perfect separation of few documents is not treated as certain.
-
-    Args:
-        members: scores of trained documents, at least two.
-        nonmembers: scores of control documents, at least two.
     """
     wins_M = _placements(members, nonmembers)
     wins_N = 1 - _placements(nonmembers, members)
@@ -61,11 +57,6 @@ def compute_tpr_at_fpr(members: ArrayLike, nonmembers: ArrayLike, fpr: float) ->
     .01, .05 and .1; normal and t(3) scores, 0, 1 and 2.5 apart; 2,000 samples each). The exact
     interval without the error of the threshold covers .34 to .90; a bootstrap of both kinds .74 to
     .98.
-
-    Args:
-        members: scores of trained documents.
-        nonmembers: scores of control documents.
-        fpr: between 0 and 1, both excluded.
     """
     assert 0 < fpr < 1, f"a threshold needs an FPR between 0 and 1, got {fpr}"
     ranked_N = np.sort(_as_scores(nonmembers))
@@ -108,10 +99,6 @@ def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> RocPoints:
 
     Up to ten nonmembers, every number has a point. The thresholds are those of
     `compute_tpr_at_fpr`. The counts are ranks: no score can be computed from them.
-
-    Args:
-        members: scores of trained documents.
-        nonmembers: scores of control documents, at least one.
     """
     ranked_N, ranked_M = np.sort(_as_scores(nonmembers)), np.sort(_as_scores(members))
     count = len(ranked_N)

@@ -3,7 +3,7 @@
 Near-duplicates are memorised together, so n documents in clusters of copies are less evidence than
 n different texts. A rate keeps its counts, and every interval is computed at the effective number
 of documents, `count_effective`, with the same rate: it contains the rate, and without copies it is
-the usual one.
+the usual one. Intervals of means share this number, and the difference of two estimates.
 
 Coverage of nominal 95 % by `scripts/check_intervals.py`, exact, for 12 to 100 documents and rates
 from 0 to 1: the lowest of all cases, and the lowest of their means. Copies are in pairs, in fours,
@@ -23,8 +23,63 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from memguard.audit.statistics.intervals import TAIL, Z, count_effective, find_clusters, subtract
 from memguard.records import Interval, Rate, Texts
+
+TAIL = 0.025
+"""Probability outside either end of an interval."""
+Z = float(special.ndtri(1 - TAIL))
+
+
+def count_effective(size_C: NDArray[np.int64]) -> float:
+    """Return the effective number of documents in clusters of copies.
+
+        (sum of sizes)^2 / sum of squared sizes
+
+    The share of so many independent documents varies as much as that of these, if the copies of a
+    cluster match together (Kish 1965). It is the number of documents if no cluster has two, and
+    above 1 if there are two clusters.
+
+    Args:
+        size_C: documents of each cluster; at least one cluster.
+    """
+    return float(int(size_C.sum()) ** 2 / int(np.square(size_C).sum()))
+
+
+def find_clusters(
+    num_documents: int, clusters: ArrayLike | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the cluster of each document, counted from 0, and the size of each cluster.
+
+    Args:
+        num_documents: D.
+        clusters: ``[D]`` names or numbers; None: every document is its own cluster.
+    """
+    if clusters is None:
+        return np.arange(num_documents), np.ones(num_documents, dtype=np.int64)
+    names_D = np.asarray(clusters)
+    assert names_D.shape == (num_documents,), "each document needs one cluster"
+    _, cluster_D, size_C = np.unique(names_D, return_inverse=True, return_counts=True)
+    return cluster_D.astype(np.int64), size_C.astype(np.int64)
+
+
+def subtract(first: Interval, second: Interval, bounds: tuple[float, float]) -> Interval:
+    """Return first minus second, two independent estimates, from the interval of each.
+
+    Newcombe's method 10 (1998) for any two estimates (Zou & Donner 2008). With intervals l to u of
+    values x:
+
+        x1 - x2 - hypot(x1 - l1, u2 - x2)   to   x1 - x2 + hypot(u1 - x1, x2 - l2)
+
+    If neither interval leaves its range, the difference's does not either, because a hypotenuse is
+    not longer than the two other sides. There is no interval if one of them has none.
+    """
+    value = first.value - second.value
+    if first.ci is None or second.ci is None:
+        return Interval(value=value, ci=None)
+    low = value - math.hypot(first.value - first.ci[0], second.ci[1] - second.value)
+    high = value + math.hypot(first.ci[1] - first.value, second.value - second.ci[0])
+    return Interval(value=value, ci=(max(low, bounds[0]), min(high, bounds[1])))
+
 
 _RANGE = (-1.0, 1.0)
 _HALVINGS = 60
@@ -81,14 +136,9 @@ def clopper_pearson(num_matched: int, num_documents: int, texts: Texts | None = 
 def compute_exact_interval(
     num_matched: int, num_documents: int, num_effective: float
 ) -> tuple[float, float] | None:
-    """Return Clopper and Pearson's interval of a share at an effective number of documents.
+    """Return Clopper and Pearson's interval of a share at an effective number above 1, else None.
 
     The binomial tails are those of incomplete beta functions, which take any real counts.
-
-    Args:
-        num_matched: k.
-        num_documents: n; the share is k / n.
-        num_effective: number of independent documents with the same share; None at 1 or below.
     """
     assert 0 <= num_matched <= num_documents, f"{num_matched} of {num_documents} is not a share"
     if num_effective <= 1:
@@ -138,11 +188,6 @@ def compute_paired_rates(
     If b or c is 0, the interval also covers Clopper and Pearson's of the other of n; else, if b + c
     is n, that of b of n, of which the difference is 2 b / n - 1. None without documents; no
     interval below two texts.
-
-    Args:
-        first: ``[num_documents]`` 1 or true where a document matches under one setting, else 0.
-        second: the same documents in the same order under the other setting.
-        clusters: ``[num_documents]`` near-duplicate clusters; None: every document is its own.
     """
     first_D, second_D = _as_matches(first), _as_matches(second)
     assert first_D.shape == second_D.shape, "pairs need two values per document"
@@ -160,14 +205,7 @@ def compute_paired_rates(
 def compute_paired_interval(
     only_first: int, only_second: int, num_documents: int, num_effective: float
 ) -> tuple[float, float] | None:
-    """Return the interval of `compute_paired_rates` from counts; None at one document.
-
-    Args:
-        only_first: documents that match only under the first setting.
-        only_second: documents that match only under the second setting.
-        num_documents: all documents.
-        num_effective: their effective number.
-    """
+    """Return the interval of `compute_paired_rates` from counts; None at one document."""
     if num_effective <= 1:
         return None
     joined = [_find_tango(only_first, only_second, num_documents, num_effective)]
@@ -217,10 +255,6 @@ def num_needed_to_see(rate: float, power: float = 0.95) -> int | None:
     """Return the number of documents with a match among them with probability ``power``.
 
     The smallest n with ``1 - (1 - rate)^n >= power``; None for a rate of 0.
-
-    Args:
-        rate: the true share of documents, 0 to 1.
-        power: between 0 and 1, both excluded.
     """
     assert 0 <= rate <= 1, f"{rate} is not a share"
     assert 0 < power < 1, f"power must be between 0 and 1, got {power}"

@@ -117,11 +117,6 @@ def compute_trend(
     The test depends on the spacing of the doses: pass log(1 + num_repetitions) to give each
     doubling equal weight. Adding a constant to the doses or scaling them has no effect.
 
-    Args:
-        num_matched: matched documents of each bucket.
-        num_documents: documents of each bucket.
-        doses: dose of each bucket, in any order.
-
     Returns:
         None if the test is undefined: no documents, none or all matched, or a single dose.
     """

@@ -18,8 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memguard.audit.document_scores import save_scores
-from memguard.audit.findings import save_findings
+from memguard.audit.document_scores import save_findings, save_scores
 from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.selection import describe_cut, find_cut
 from memguard.audit.suite import load_audit_suite

@@ -17,7 +17,7 @@ from memguard.config import (
     validate,
 )
 from memguard.config.settings import Seed, Settings
-from memguard.data.format_ways import Style
+from memguard.data.formats import Style
 from memguard.data.identity_key import (
     IdentityKey,
     check_key_place,

@@ -32,16 +32,16 @@ from memguard.hf.checkpoint import find_positions, load_config
 from memguard.hf.identity import hash_sums, list_model_files, split_sums, sum_model
 from memguard.hf.load import (
     count_parameters,
+    find_quantization,
     load_assembled,
     load_model,
     load_sharded,
     plan_devices,
 )
 from memguard.hf.load_as import LoadedForm
-from memguard.hf.stored_model import find_quantization
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.planner.meta_model import outline_model
+from memguard.planner.meta_model import describe_model
 from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
 from memguard.runtime import Console, Runtime
@@ -148,7 +148,7 @@ class LazyModel:
         if isinstance(self._model, ModelInMemory):
             return count_parameters(self._model.model)
         if self._num_parameters is None:
-            self._num_parameters = outline_model(self._config, name=self._model).num_parameters
+            self._num_parameters = describe_model(self._config, name=self._model).num_parameters
         return self._num_parameters
 
     @property

@@ -7,7 +7,7 @@ import memguard
 from memguard.audit.benchmarks.rows import tabulate_utility
 from memguard.audit.plan import AuditPlan
 from memguard.audit.run import AuditOutcome
-from memguard.audit.training import tabulate_training
+from memguard.audit.summary import tabulate_training
 from memguard.config import AuditConfig
 from memguard.records import (
     PRIVATE_MODE,

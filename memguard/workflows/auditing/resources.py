@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext, OnProgress, Stage
-from memguard.audit.mask_consistency import MaskChange, measure_mask_consistency
-from memguard.audit.membership_scores import Codec
+from memguard.audit.passages import Codec
 from memguard.audit.plan import AuditPlan
+from memguard.audit.probes.masks import MaskChange, measure_mask_consistency
 from memguard.audit.requests import CompareMasks
 from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
-from memguard.data.chat import find_special_ids
+from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import build_decoder, list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer

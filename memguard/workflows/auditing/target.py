@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memguard.audit.canary_results import AuditCanary
 from memguard.audit.plan import AuditPlan
+from memguard.audit.probes.canary_results import AuditCanary
 from memguard.audit.selection import Identity, WhichWindow, choose_part, list_pieces
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import Suite, load_audit_suite

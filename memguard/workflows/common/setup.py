@@ -19,16 +19,9 @@ from memguard.hf.assembly import Assembly, ShardedLayer, assemble_loaded, find_s
 from memguard.hf.checkpoint import find_positions, get_folder, load_config, load_tokenizer
 from memguard.hf.config_fields import check_positions
 from memguard.hf.export import export_model, export_sharded
+from memguard.hf.from_config import build_scratch_model, describe_model, make_scratch_config
 from memguard.hf.identity import list_model_files, sum_model
-from memguard.hf.load import (
-    build_scratch_model,
-    load_assembled,
-    load_model,
-    load_sharded,
-    make_scratch_config,
-    shard_scratch_model,
-)
-from memguard.hf.meta_build import outline_model
+from memguard.hf.load import load_assembled, load_model, load_sharded, shard_scratch_model
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.lora import LoraSpec, find_targets
 from memguard.parallel.mesh import Mesh4D, build_mesh
@@ -172,7 +165,7 @@ def check_layers(config: RunConfig) -> None:
     adapter = make_lora(config)
     if adapter is None:
         return
-    model = outline_model(read_model_config(config), name=f"model '{config.model.path}'")
+    model = describe_model(read_model_config(config), name=f"model '{config.model.path}'")
     find_targets(model, adapter.target_modules)
 
 

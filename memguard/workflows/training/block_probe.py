@@ -25,8 +25,7 @@ from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.loader import Batch, Loader
 from memguard.errors import shorten
 from memguard.hf.assembly import Assembly, allocate, assemble, build_meta_layer
-from memguard.hf.meta_build import build_on_meta
-from memguard.hf.small_config import reduce_config
+from memguard.hf.from_config import build_on_meta, reduce_config
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.linear import to_local

@@ -13,9 +13,9 @@ from memguard.audit.selection import Identity
 from memguard.audit.suite import load_audit_suite
 from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
-from memguard.data.chat import find_special_ids
 from memguard.data.corpus import Corpus, CorpusDocument
 from memguard.data.documents import Document
+from memguard.data.encoding import find_special_ids
 from memguard.data.loader import Loader
 from memguard.data.packing import plan_rows
 from memguard.data.prepare import AuditNeeds

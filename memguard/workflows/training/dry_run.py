@@ -23,26 +23,24 @@ from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
 from memguard.errors import ConfigError, DataError, RecordError
-from memguard.planner.disk import (
-    count_bytes,
-    find_existing_parent,
-    remark_on_disk,
-)
 from memguard.planner.dry_run import (
     BucketPrediction,
     DocumentCounts,
     DryRun,
     Remark,
+    count_bytes,
+    find_existing_parent,
     note,
+    remark_on_disk,
     warn,
 )
-from memguard.planner.meta_model import Outline, may_share_rows, outline_model
-from memguard.planner.reference_hash import remark_on_reference_hash
+from memguard.planner.meta_model import Outline, describe_model, may_share_rows
 from memguard.planner.rows import (
     FirstRow,
     count_labels,
     measure_length,
     read_first_row,
+    remark_on_reference_hash,
     remark_on_rows,
 )
 from memguard.records.percent import format_percent
@@ -207,7 +205,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         corpus, tokenizer = prepared.corpus, prepared.tokenizer
         model = read_model_config(config, tokenizer)
         name = config.model.path or "model.scratch"
-        outline = outline_model(
+        outline = describe_model(
             model,
             name=name,
             adapter=make_lora(config),

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from memguard.data.corpus import load_corpus
 from memguard.errors import UnreadableError
-from memguard.hf.checkpoint import find_positions, has_tokenizer, load_config, load_tokenizer
-from memguard.hf.export_merged import (
+from memguard.hf.adapter_export import (
     LogitDifference,
     WrittenWeights,
     compare_logits,
     refuse_difference,
     write_merged,
 )
+from memguard.hf.checkpoint import find_positions, has_tokenizer, load_config, load_tokenizer
 from memguard.hf.identity import hash_sums, hash_weights, split_sums, sum_model
 from memguard.hf.merged_weights import open_merged
 from memguard.records.record import atomic_folder, clear_left_folders, list_left_folders

@@ -30,7 +30,7 @@ from memguard.records.run_files import CARD, load_trained
 from memguard.records.sealed import FileSum, sum_file
 from memguard.report.hub_card import render_hub_card
 from memguard.runtime import Console
-from memguard.runtime.interruptible import call_interruptibly
+from memguard.runtime.children import call_interruptibly
 from memguard.workflows.bundle import check_same_run
 from memguard.workflows.common.folder import check_finished, load_own_config
 from memguard.workflows.verify import OnRead

@@ -32,12 +32,12 @@ from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.fit import PlanInputs, find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.plan import ModelStorage, make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.runtime.environment import count_gpus, is_cpu_build
 from memguard.workflows.common.checks import explain_one_process, read_local_sizes
-from memguard.workflows.plan import plan_model, read_run_model
+from memguard.workflows.plan import read_run_model
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -95,7 +95,7 @@ def check_memory(
         exact = machine.model_copy(update={"fragmentation": 0.0})
         if find_fit(model, mesh, inputs.work, exact).fits:
             return
-    plan_model(model, inputs).refuse_misfit()
+    make_plan(model, inputs).refuse_misfit()
 
 
 def resolve_auto_settings(

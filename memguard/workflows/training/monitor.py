@@ -10,9 +10,9 @@ import numpy as np
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Decoder
 from memguard.audit.generation_time import GenerationLimit
-from memguard.audit.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.windows import Window

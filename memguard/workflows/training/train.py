@@ -23,7 +23,7 @@ from memguard.model.router_loss import explain_missing, has_flag
 from memguard.parallel.flash_attention_3 import flash_attention_3
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.planner.reference_hash import remark_on_reference_hash
+from memguard.planner.rows import remark_on_reference_hash
 from memguard.records import ManifestEntry, save_manifest, write_atomically
 from memguard.records.run_files import (
     find_weights_folder,

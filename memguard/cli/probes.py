@@ -1,15 +1,21 @@
-"""Lists the probes that a suite can name: memguard's, and those of installed packages."""
+"""`memguard audit --list-probes`: memguard's probes, and those of installed packages."""
 
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 
+import rich.console
 from pydantic import Field
+from rich.table import Table
+from rich.text import Text
 
 from memguard.audit.plugins import contain, list_points, load_foreign, name_package
 from memguard.audit.probe import Probe
 from memguard.audit.suite import PROBES
+from memguard.cli.options import print_json
+from memguard.cli.screens import LOG_WIDTH
 from memguard.errors import ConfigError
+from memguard.pages import formatting as fmt
 from memguard.records.record import Record
 
 
@@ -59,4 +65,34 @@ def _describe(kind: type[Probe], name: str, package: str) -> ListedProbe:
         package=package,
         needs=list(kind.needs),
         metrics=[metric.name for metric in kind.metrics],
+    )
+
+
+def print_probes(*, as_json: bool) -> None:
+    """Print the probes that a suite can name, as a table or as JSON."""
+    probes = list_probes()
+    if as_json:
+        print_json([probe.model_dump(mode="json") for probe in probes])
+    else:
+        render_probes(probes, rich.console.Console(highlight=False))
+
+
+def render_probes(probes: Sequence[ListedProbe], out: rich.console.Console) -> None:
+    """Print one row for each probe: name, package, needs, metrics or why it cannot be used."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("probe", no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("package", max_width=18, overflow="fold")
+    table.add_column("needs", max_width=9, overflow="fold")
+    table.add_column("metrics", overflow="fold")
+    for probe in probes:
+        name, package = fmt.clean_name(probe.name, 24), fmt.clean_text(probe.package, 60)
+        metrics = Text(fmt.clean_text(", ".join(probe.metrics)))
+        if probe.reason is not None:
+            metrics = Text(fmt.clean_text(probe.reason), style="yellow")
+        table.add_row(Text(name), Text(package), Text(", ".join(probe.needs) or "-"), metrics)
+    width = out.width if out.is_terminal else LOG_WIDTH
+    out.print(table, width=width, highlight=False)
+    out.print(
+        Text("A probe does not run without what it needs; the report then says so."),
+        width=width,
     )

@@ -12,6 +12,14 @@ A template may leave out the turns of roles that it does not know. Such document
 conversation is rendered once more with a mark at the end of each turn's text, and every mark must
 arrive. The text itself is not searched for: templates strip it, escape it, or leave out the
 reasoning of earlier answers, and a short text also occurs in other turns.
+
+A long text of which only the first tokens are kept is cut before it is encoded (`Shortener`): a
+tokenizer takes a second and 200 MB for a million characters, even if most tokens are discarded.
+
+    text       a prefix as long as `max_tokens` of the longest tokens, then twice that, and so on
+    accepted   when two prefixes agree in the first `max_tokens` ids, so that the text after them
+               has no influence. Tokenizers look ahead by a word; one that drops or joins characters
+               needs a longer prefix, which the doubling provides
 """
 
 import re
@@ -19,8 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memguard.data.documents import Message
-from memguard.data.format_ways import list_names
+from memguard.data.documents import Document, Message, name_ids
+from memguard.data.formats import list_names
+from memguard.errors import DataError
 
 _MARK = "73029415860194"
 """Digits, which no template escapes or strips; the number of the turn follows."""
@@ -55,24 +64,14 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
-def marks_generation(template: str) -> bool:
-    """Return whether a chat template marks the text that the assistant generates."""
-    return _GENERATION_MARK.search(template) is not None
-
-
 def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: set[int]) -> Encoded:
     """Encode a conversation; assistant turns and their end-of-turn tokens are supervised.
-
-    Args:
-        messages: the turns.
-        tokenizer: a fast tokenizer with a chat template.
-        special: its `find_special_ids`.
 
     Raises:
         TemplateFailure: the template rejects the turns, leaves out the text of one, or renders
             earlier turns differently when later ones are added.
     """
-    if marks_generation(tokenizer.get_chat_template()):
+    if _GENERATION_MARK.search(tokenizer.get_chat_template()):
         marked = _apply(messages, tokenizer, return_dict=True, return_assistant_tokens_mask=True)
         _refuse_dropped(messages, tokenizer)
         return Encoded(
@@ -91,10 +90,9 @@ def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: se
 def encode_reply(
     prompt: Sequence[Message], completion: Sequence[Message], tokenizer: Any, special: set[int]
 ) -> Encoded:
-    """Encode a prompt and its completion; all text after the rendered prompt is supervised.
+    """Encode a prompt and its completion; see `encode_conversation`.
 
-    Raises:
-        TemplateFailure: see `encode_conversation`.
+    All text after the rendered prompt is supervised.
     """
     whole = _render([*prompt, *completion], tokenizer)
     _refuse_dropped([*prompt, *completion], tokenizer)
@@ -230,3 +228,78 @@ def _apply(messages: Sequence[Message], tokenizer: Any, **how: Any) -> Any:
         if not reason or reason not in str(tokenizer.chat_template):
             reason = type(error).__name__
         raise TemplateFailure(f"that the chat template rejects ({reason})") from error
+
+
+MAX_CHARACTERS = 10_000_000
+"""Limit for a document that is encoded as a whole; it takes ten seconds and two gigabytes."""
+_MARGIN_TOKENS = 16
+"""Tokens beyond those that are kept: a tokenizer may append EOS."""
+
+
+def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, setting: str) -> None:
+    """Reject documents that are too long to be encoded as a whole.
+
+    Texts are cut to ``max_tokens`` and may be of any length; None: not cut.
+
+    Raises:
+        DataError: with the number of documents that are too long and how to fix it.
+    """
+    too_long = [
+        document.id
+        for document in documents
+        if _count_characters(document, max_tokens) > MAX_CHARACTERS
+    ]
+    if too_long:
+        ways = ["cut them into several documents"]
+        if not setting.startswith("--") and max_tokens is None:
+            ways.insert(0, "set 'data.max_document_tokens'")
+        raise DataError(
+            f"'{setting}' has {len(too_long)} of {len(documents)} documents of more than "
+            f"{MAX_CHARACTERS:,} characters, too long to be encoded: {name_ids(too_long)}. "
+            f"{' or '.join(ways).capitalize()}."
+        )
+
+
+def _count_characters(document: Document, max_tokens: int | None) -> int:
+    """Return the number of characters that must be encoded as a whole."""
+    if document.text is not None:
+        return len(document.text) if max_tokens is None else 0
+    if isinstance(document.prompt, str) and isinstance(document.completion, str):
+        return len(document.prompt) + (len(document.completion) if max_tokens is None else 0)
+    turns = [*(document.messages or ()), *(document.prompt or ()), *(document.completion or ())]
+    return sum(len(turn.content) for turn in turns if not isinstance(turn, str))
+
+
+class Shortener:
+    """Cuts texts to a prefix with the same first tokens."""
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        """Choose the first prefix length from the vocabulary's longest token."""
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self._first = (max_tokens + _MARGIN_TOKENS) * longest
+
+    def shorten(self, text: str, before: str = "") -> str:
+        """Return the text, or a prefix of it that has the same first tokens after ``before``."""
+        size = self._first
+        ids: list[list[int]] | None = None
+        # The result is encoded again, so that cutting pays off only for longer texts.
+        while 4 * size < len(text):
+            # Also without `before`: if a token would span both, the text is encoded alone.
+            cut = text[:size]
+            variants = dict.fromkeys((before + cut, cut))
+            shorter, ids = ids, [self._encode(variant) for variant in variants]
+            if shorter is not None and all(map(self._agree, shorter, ids)):
+                return cut
+            size *= 2
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        encoded = self._tokenizer(text, return_attention_mask=False, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+    def _agree(self, shorter: Sequence[int], longer: Sequence[int]) -> bool:
+        count = self._max_tokens
+        return len(shorter) >= count + _MARGIN_TOKENS and shorter[:count] == longer[:count]

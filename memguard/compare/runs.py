@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.benchmarks.items import ItemValues
 from memguard.audit.statistics import compute_rate
-from memguard.compare.tasks import RunTask, load_tasks
 from memguard.errors import RecordError
 from memguard.records import (
     AuditReport,
@@ -34,6 +34,7 @@ from memguard.records.compile_choice import load_compile_choice
 from memguard.records.documents import DocumentTable
 from memguard.records.run_files import has_trained, load_trained
 from memguard.records.sealed import find_damage
+from memguard.records.utility import ITEM_SCORES, TaskDetail, list_task_details, load_item_scores
 
 _NUMBERS = (
     "continuation_tokens",
@@ -81,6 +82,20 @@ class Documents:
     None if not measured."""
     attacks: Mapping[str, Rate]
     """Share of the attacked documents that each attack extracted verbatim."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunTask:
+    """A task as the trained model of one run answered it."""
+
+    detail: TaskDetail
+    metrics: Mapping[str, ItemValues]
+    """Items of each metric, in lm-eval's order."""
+
+    @property
+    def headline(self) -> ItemValues:
+        """The items of the metric that stands for the task."""
+        return self.metrics[self.detail.headline]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -146,7 +161,15 @@ def load_audited_run(run: FinishedRun) -> AuditedRun:
         canaries=_load_trained_canaries(audit),
         removed=_find_removed(run),
         is_compiled=None if compiled is None else compiled.is_on,
-        tasks=load_tasks(audit, report),
+        tasks=_load_tasks(audit, report),
+    )
+
+
+def find_shared_seeds(runs: Sequence[AuditedRun]) -> set[int]:
+    """Return the seeds that every setting has."""
+    names = {run.run.name for run in runs}
+    return set.intersection(
+        *({run.run.seed for run in runs if run.run.name == name} for name in names)
     )
 
 
@@ -193,24 +216,25 @@ def find_extracted(folder: Path) -> dict[str, bool]:
 
 def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketRow]:
     buckets: dict[int, BucketRow] = {}
+    why_not = ""
     for bucket in report.tables.buckets:
-        if bucket.role not in ("trained", "control"):
+        if bucket.role not in ("trained", "control") or why_not:
             continue
         count = 0 if bucket.role == "control" else bucket.num_repetitions
         if count is None:
-            raise RecordError(
-                f"{run.label} cannot be compared: the documents of bucket '{bucket.bucket}' were "
-                "not trained equally often, or the repetitions were not recorded. Train the run "
-                "to its end."
+            why_not = (
+                f"the documents of bucket '{bucket.bucket}' were not trained equally often, or the "
+                "repetitions were not recorded. Train the run to its end."
             )
-        if count in buckets:
-            raise RecordError(
-                f"{run.label} cannot be compared: buckets '{buckets[count].bucket}' and "
-                f"'{bucket.bucket}' both have {count} repetitions."
-            )
-        buckets[count] = bucket
-    if not any(buckets):
-        raise RecordError(f"{run.label} cannot be compared: its audit has no trained documents.")
+        elif count in buckets:
+            names = f"'{buckets[count].bucket}' and '{bucket.bucket}'"
+            why_not = f"buckets {names} both have {count} repetitions."
+        else:
+            buckets[count] = bucket
+    if not why_not and not any(buckets):
+        why_not = "its audit has no trained documents."
+    if why_not:
+        raise RecordError(f"{run.label} cannot be compared: {why_not}")
     return dict(sorted(buckets.items()))
 
 
@@ -267,4 +291,43 @@ def _build_documents(
         if is_costed
         else None,
         attacks=attacks,
+    )
+
+
+def _load_tasks(audit: Path, report: AuditReport) -> dict[str, RunTask]:
+    """Return the tasks of an audit by name; empty if none ran.
+
+    Raises:
+        RecordError: the scores of the items are missing, damaged, or not those of the report.
+    """
+    details = list_task_details(report.tables)
+    if not details:
+        return {}
+    check_audit_file(audit, ITEM_SCORES)
+    items: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
+    for score in load_item_scores(audit / ITEM_SCORES):
+        if score.model == "trained":
+            value = np.nan if score.value is None else score.value
+            items.setdefault((score.task, score.metric), []).append((value, score.weight))
+    tasks = {}
+    for detail in details:
+        metrics = {}
+        for metric, aggregation in detail.aggregations.items():
+            scores = items.get((detail.task, metric), [])
+            if len(scores) != detail.num_items:
+                raise RecordError(
+                    f"'{audit / ITEM_SCORES}' does not belong to its report: task '{detail.task}' "
+                    f"has {len(scores)} items, not {detail.num_items}. Audit the run again."
+                )
+            metrics[metric] = _make_items(aggregation, scores)
+        tasks[detail.task] = RunTask(detail=detail, metrics=metrics)
+    return tasks
+
+
+def _make_items(aggregation: str, scores: Sequence[tuple[float, float | None]]) -> ItemValues:
+    weights = [weight for _, weight in scores if weight is not None]
+    return ItemValues(
+        aggregation=aggregation,
+        value_N=np.array([value for value, _ in scores], dtype=np.float64),
+        weight_N=np.array(weights) if scores and len(weights) == len(scores) else None,
     )

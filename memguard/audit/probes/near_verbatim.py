@@ -121,13 +121,6 @@ def find_near_verbatim(
 ) -> Generator[Sequence[Request], Sequence[ScoreMatrix], NearVerbatim | NotGenerated]:
     """Find the documents that greedy decoding extracts within the allowed number of edits.
 
-    Args:
-        inputs: of the audit.
-        view: the model.
-        numbers: `window_scores.MAIN` of the windows.
-        floor: teacher-forced accuracy below which only a sample is generated.
-        num_below_floor: documents of each bucket in that sample.
-
     Returns:
         `NotGenerated`, with what was found, if the limit of generation time was reached.
     """
