@@ -506,16 +506,16 @@ MODELS = (
 ARGUMENTS = (
     _wrong("unknown command", _say("trian"), "Did you mean 'train'?"),
     _wrong("no config", _say("train"), "CONFIG"),
-    _wrong("unknown option", _audit("--nope"), "No such option: --nope"),
+    _wrong("unknown option", _audit("--nope"), "'--nope' is no option"),
     _wrong("no processes", _override("--nproc", "0"), "--nproc"),
     _wrong("100,000 processes", _override("--nproc", "100000"), "'--nproc'", "core"),
     _wrong("an audit's 100,000 processes", _audit("--nproc", "100000"), "'--nproc'", "core"),
     _wrong("a sweep's 100,000 jobs", _compare("--jobs", "100000"), "'--jobs'", "core"),
-    _wrong("a word for a number", _audit("--continuation-tokens", "x"), "--continuation-tokens"),
-    _wrong("unknown mesh", _audit("--mesh", "w=2"), "'--mesh' must give each of"),
-    _wrong("mesh of no ranks", _audit("--mesh", "z=0"), "should be 1 or more"),
+    _wrong("a word for a number", _audit("audit.continuation_tokens=x"), "valid integer"),
+    _wrong("unknown mesh", _audit("parallel.w=2"), "'parallel.w' is not a setting"),
+    _wrong("mesh of no ranks", _audit("parallel.z=0"), "should be 1 or more"),
     _wrong(
-        "device_map on two processes", _audit("--nproc", 2, "--device-map", "auto"), "device_map"
+        "device_map on two processes", _audit("--nproc", 2, "audit.device_map=auto"), "device_map"
     ),
     _wrong("dropout on two processes", _override("--nproc", "2", "train.dropout=0.1"), "dropout"),
     _wrong(
@@ -523,14 +523,14 @@ ARGUMENTS = (
         _override("--nproc", "2", "mitigations=[{name: dp_sgd}]"),
         "dp_sgd",
     ),
-    _wrong("audit of nothing", _say("audit"), "give either the folder of a RUN"),
+    _wrong("audit of nothing", _say("audit"), "RUN or --model is required"),
     _wrong("audit without documents", _say("audit", "--model", "m"), "--model needs", lines=2),
     _wrong("audit of no run", _say("audit", "nowhere"), "is not the folder of a run"),
     _wrong("report in a name of bytes", _audit("--out", "o\udce9"), "'--out'", "not UTF-8"),
     _wrong("run in a name of bytes", _run_named_by_bytes, "'RUN'", "not UTF-8"),
     _unfit("members of bytes", _audit("--members", "a\udcff.jsonl"), "'--members'", "not UTF-8"),
     _unfit("base of bytes", _audit("--base", "a\udcff"), "'--base'", "not UTF-8"),
-    _wrong("reference of bytes", _audit("--reference", "./\udcff"), "--reference", "UTF-8"),
+    _wrong("reference of bytes", _audit("audit.reference=./a\udcff"), "UTF-8"),
     _wrong("export to bytes", _say("export", "a", "o\udce9", "--merge"), "'OUT'", "not UTF-8"),
     _unfit("audit of a FIFO", lambda f: _audit("--nonmembers", _fifo(f))(f), "FIFO"),
     _wrong("plan of 10^12 GPUs", _say("plan", "--model", "m", "--gpus", 10**12), "--gpus"),
