@@ -91,9 +91,9 @@ def export(
         )
     if out is None:
         raise ConfigError("OUT, the folder of the merged model, is missing")
-    from memguard.workflows.common.requests import ExportRequest
+    from memguard.workflows.training.checks import ExportRequest
 
-    merged = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
+    merged = ExportRequest(folder=folder, out=out, dtype=dtype, base=base)
     merged.check()
     say("export: loading torch, transformers and peft")
     from memguard.workflows.training.export import export_merged

@@ -25,8 +25,8 @@ from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
+from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import FREE_IN_TRAIN, load_own_config
-from memguard.workflows.common.requests import make_command
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 """Parts of a run's configuration that do not distinguish settings: name, computation, audit."""

@@ -41,8 +41,8 @@ from memguard.workflows.auditing.audit import is_current
 from memguard.workflows.auditing.pages import show_verdict
 from memguard.workflows.common.folder import check_finished, check_same_settings
 from memguard.workflows.common.launch import launch
-from memguard.workflows.common.processes import choose_num_processes
 from memguard.workflows.compare_runs import compare_folders
+from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.train import train_run
 
 
@@ -117,17 +117,18 @@ def _train(config: RunConfig, num_processes: int | None, console: Console) -> No
     """
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder, console)
+    run = check_run(config, nproc=num_processes)
     path = folder.with_name(f"{config.name}.yaml")
     write_atomically(path, dump_yaml(config).encode())
     console.info(f"trained: {folder}, by {path}")
-    chosen, why_fewer = choose_num_processes(config, num_processes)
-    if why_fewer:
-        console.info(why_fewer)
-    if chosen == 1:
-        train_run(config)
+    for note in run.notes:
+        console.info(note)
+    if run.num_to_start == 1:
+        train_run(run)
         return
     # Standard output is for the result of this command.
-    code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen, stdout=2)
+    command = [sys.executable, "-m", "memguard", "train", str(path)]
+    code = launch(command, run.num_to_start, stdout=2)
     if code:
         raise SystemExit(code)
 

@@ -46,7 +46,7 @@ from memguard.runtime.children import (
     start_child,
 )
 from memguard.runtime.console import Rows
-from memguard.workflows.common.requests import make_command
+from memguard.workflows.common.checks import make_command
 from memguard.workflows.compare_runs import publish
 from memguard.workflows.report_links import link_reports
 from memguard.workflows.sweep_progress import read_progress, show_run

@@ -12,6 +12,7 @@ from tiny_llama import TINY_LLAMA
 from memguard.config import RunConfig
 from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
+from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.train import train_run
 
 
@@ -47,6 +48,11 @@ def make_run(folder: Path, *, name: str = "run", **changes: Any) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
+def train_checked(config: RunConfig) -> None:
+    """Check the settings and train, as `memguard train` does on the processes that there are."""
+    train_run(check_run(config))
+
+
 def copy_run(config: RunConfig, folder: Path) -> RunConfig:
     """Return the run in a folder of its own, as `cp -a` leaves it."""
     copied = config.model_copy(update={"output_dir": str(folder / "runs")})
@@ -71,4 +77,4 @@ def kill_after(step: int, config: RunConfig) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_timed_step", timed_step)
         with pytest.raises(Killed):
-            train_run(config)
+            train_checked(config)

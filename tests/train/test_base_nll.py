@@ -10,7 +10,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from ranks import RankPool
-from run_examples import copy_run, make_run, write_documents
+from run_examples import copy_run, make_run, train_checked, write_documents
 
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
@@ -20,7 +20,6 @@ from memguard.records.run_files import find_reference_damage
 from memguard.train import base_nll
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -68,14 +67,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunConfig:
     config = make(folder, "finished")
-    train_run(config)
+    train_checked(config)
     return config
 
 
 @pytest.mark.quick
 def test_it_equals_transformers_on_each_piece(folder: Path, finished: RunConfig) -> None:
     start = make(folder, "start", train={"max_steps": 1}, optim={"lr": 1e-30}, mitigations=[])
-    train_run(start)
+    train_checked(start)
     model = transformers.AutoModelForCausalLM.from_pretrained(run_folder(start) / "model")
     corpus, reference = load_corpus(run_folder(finished)), read_reference(finished)
     assert reference.dtype == np.float32
@@ -112,7 +111,7 @@ def test_steps_tell_how_much_is_beyond_the_margin(finished: RunConfig) -> None:
 
 def test_what_is_gained_stays_nearer_to_the_margin(folder: Path, finished: RunConfig) -> None:
     config = make(folder, "plain", mitigations=[])
-    train_run(config)
+    train_checked(config)
     assert not (run_folder(config) / "reference_nll.npy").exists()
     plain, held = read_steps(config), read_steps(finished)
     assert {line.penalised_share for line in plain} == {None}
@@ -133,7 +132,7 @@ def stop_after(config: RunConfig, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_timed_step", timed_step)
         with pytest.raises(Interrupted):
-            train_run(config)
+            train_checked(config)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +146,7 @@ def test_a_resumed_run_reads_it(stopped: RunConfig, finished: RunConfig, tmp_pat
     config = copy_run(stopped, tmp_path)
     path = run_folder(config) / "reference_nll.npy"
     before = path.stat().st_mtime_ns
-    train_run(config)
+    train_checked(config)
     assert path.stat().st_mtime_ns == before
     assert [line.loss for line in read_steps(config)] == [
         line.loss for line in read_steps(finished)
@@ -172,7 +171,7 @@ def test_where_it_is_damaged_it_is_measured_again(
         base_nll._save(np.zeros_like(np.load(path)), "another", run_folder(config))
     if damage != "other-run":
         assert find_reference_damage(run_folder(config))
-    train_run(config)
+    train_checked(config)
     assert find_reference_damage(run_folder(config)) == []
     np.testing.assert_array_equal(read_reference(config), read_reference(finished))
     assert [line.loss for line in read_steps(config)] == [
@@ -192,6 +191,6 @@ def test_every_mesh_measures_the_same(
     # fp32: sums in another order.
     np.testing.assert_allclose(read_reference(config), read_reference(finished), atol=1e-4)
     # It goes on on one process, with what the mesh has measured.
-    train_run(make(folder, name))
+    train_checked(make(folder, name))
     ours, theirs = ([line.loss for line in read_steps(each)] for each in (config, finished))
     np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-3)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, train_checked, write_documents
 from safetensors.torch import load_file, save_file
 from test_train_mesh import curve, stop_after
 
@@ -24,7 +24,6 @@ from memguard.records.run_files import (
     find_weights_folder,
     load_trained,
 )
-from memguard.workflows.training.train import train_run
 from memguard.workflows.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a trained base model."""
     folder = tmp_path_factory.mktemp("adapters")
     write_documents(folder / "documents.jsonl", 27)
-    train_run(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
+    train_checked(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
     return folder
 
 
@@ -60,7 +59,7 @@ def run_of(config: RunConfig) -> Path:
 def alone(folder: Path) -> RunConfig:
     config = make(folder, name="alone")
     before = sum_model(folder / "runs/base/model")
-    train_run(config)
+    train_checked(config)
     assert sum_model(folder / "runs/base/model") == before
     return config
 
@@ -123,7 +122,7 @@ def test_a_damaged_adapter_is_exported_again(folder: Path, alone: RunConfig) -> 
     assert [item.file for item in find_trained_damage(run_of(alone))] == [
         "adapter/adapter_model.safetensors"
     ]
-    train_run(alone)
+    train_checked(alone)
     assert path.read_bytes() == before
 
 
@@ -132,7 +131,7 @@ def test_a_mesh_trains_the_adapter_of_one_process(
     folder: Path, alone: RunConfig, ranks: RankPool
 ) -> None:
     config = make(folder, name="sharded", mesh={"z": 2, "y": 1, "x": 2})
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     # fp32: sums in another order, magnified by 6 steps of AdamW.
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
     ours, theirs = (
@@ -149,7 +148,7 @@ def test_a_run_resumes_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
     stop_after(ranks, make(folder, name="moving", mesh={"data": 2, "x": 2}), 4, 2)
     stop_after(ranks, make(folder, name="moving", mesh={"y": 2}), 2, 4)
     last = make(folder, name="moving", audit={"enabled": False})
-    train_run(last)
+    train_checked(last)
     np.testing.assert_allclose(curve(last), curve(alone), rtol=2e-4)
 
 
@@ -161,7 +160,7 @@ def test_a_run_does_not_resume_on_a_changed_base(folder: Path, ranks: RankPool) 
     tensors["model.norm.weight"] *= 2
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(RecordError, match=r"another base model: its model\.safetensors was chang"):
-        train_run(config.model_copy(update={"parallel": ParallelConfig()}))
+        train_checked(config.model_copy(update={"parallel": ParallelConfig()}))
 
 
 @pytest.mark.long
@@ -171,10 +170,10 @@ def test_recomputation_and_bf16_train_too(folder: Path, alone: RunConfig, ranks:
         ("selective", {"activation_checkpointing": "selective", "micro_batch_size": 4}),
     ):
         config = make(folder, name=name, train=train, audit={"enabled": False})
-        train_run(config)
+        train_checked(config)
         np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
     narrow = make(folder, name="narrow", train={"precision": "bf16"}, audit={"enabled": False})
-    train_run(narrow)
+    train_checked(narrow)
     # 8 bits of mantissa in every operation; the loss is near 6 nats.
     np.testing.assert_allclose(curve(narrow), curve(alone), rtol=2e-2)
     both = make(
@@ -184,5 +183,5 @@ def test_recomputation_and_bf16_train_too(folder: Path, alone: RunConfig, ranks:
         train={"precision": "bf16"},
         audit={"enabled": False},
     )
-    ranks(train_run, 2, both)
+    ranks(train_checked, 2, both)
     np.testing.assert_allclose(curve(both), curve(narrow), rtol=1e-2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import Killed, copy_run, kill_after, make_run, write_documents
+from run_examples import Killed, copy_run, kill_after, make_run, train_checked, write_documents
 from safetensors.torch import load_file
 
 from memguard.config import RunConfig
@@ -21,7 +21,6 @@ from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.resources import open_audit_context
 from memguard.workflows.auditing.target import describe_run
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -108,21 +107,21 @@ def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
 @pytest.fixture(scope="module")
 def watched(folder: Path) -> RunConfig:
     config = make(folder, "watched", None)
-    train_run(config)
+    train_checked(config)
     return config
 
 
 @pytest.fixture(scope="module")
 def tightened(folder: Path) -> RunConfig:
     config = make(folder, "tightened", TIGHTEN, audit_at_end=False)
-    train_run(config)
+    train_checked(config)
     return config
 
 
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> RunConfig:
     config = make(folder, "stopped", STOP)
-    train_run(config)
+    train_checked(config)
     return config
 
 
@@ -132,7 +131,7 @@ def test_looking_changes_nothing(
     config = make(folder, "unwatched", None, audit_at_end=False, audit_every_steps=None)
     interrupt_after(23, monkeypatch)
     with pytest.raises(Interrupted):
-        train_run(config)
+        train_checked(config)
     # To the bit, after three audits of the other one.
     assert read_losses(config) == read_losses(watched)[:23]
     assert not read_audits(config)
@@ -179,7 +178,7 @@ def test_a_near_verbatim_budget_that_would_gather_for_each_token_is_refused_befo
     monkeypatch.setattr(CausalLM, "fits_gathered", fits)
     config = make(folder, "gathers", TIGHTEN | {"metric": "near_verbatim"}, audit_at_end=False)
     with pytest.raises(ConfigError, match=r"'budget\.metric' near_verbatim generates text"):
-        train_run(config)
+        train_checked(config)
     # Gradients and moments of all weights come later.
     assert reserved[0] >= 12 * 1000
     assert not (run_folder(config) / "metrics.jsonl").exists()
@@ -276,8 +275,8 @@ def test_an_interrupted_run_decides_the_same(
         build_nothing_ahead(patch)
         interrupt_after(step, patch)
         with pytest.raises(Interrupted):
-            train_run(config)
-    train_run(config)
+            train_checked(config)
+    train_checked(config)
     assert_same_weights(config, whole)
     assert read_end(config).step == read_end(whole).step
 
@@ -289,7 +288,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     config = make(folder, "killed-early", TIGHTEN, audit_at_end=False)
     kill_after(13, config)
     assert [audit.step for audit in read_audits(config)] == [0, 10]
-    train_run(config)
+    train_checked(config)
     assert_same_weights(config, tightened)
     audits = [audit.model_copy(update={"audit_s": 0}) for audit in read_audits(config)]
     assert audits == [each.model_copy(update={"audit_s": 0}) for each in read_audits(tightened)]
@@ -310,9 +309,9 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
     with monkeypatch.context() as patch:
         patch.setattr("memguard.workflows.training.train.save_manifest", die)
         with pytest.raises(Killed):
-            train_run(config)
+            train_checked(config)
     assert (run_folder(config) / "checkpoints" / f"step-{newer:08d}").is_dir()
-    train_run(config)
+    train_checked(config)
     assert read_end(config).step == end.step
     assert [each.step for each in read_audits(config)] == [
         each.step for each in read_audits(stopped)
@@ -329,17 +328,17 @@ def test_a_run_goes_on_only_with_what_it_has_asked_so_far(
     with monkeypatch.context() as patch:
         interrupt_after(12, patch)
         with pytest.raises(Interrupted):
-            train_run(config)
+            train_checked(config)
     for audit in ({"continuation_tokens": 6}, {"prefix_tokens": 6}):
         other = config.model_copy(update={"audit": config.audit.model_copy(update=audit)})
         with pytest.raises(ConfigError, match=r"'audit.suite' and the lengths in 'audit'"):
-            train_run(other)
+            train_checked(other)
 
 
 def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_path: Path) -> None:
     changed = {"audit": stopped.audit.model_copy(update={"continuation_tokens": 6})}
     config = copy_run(stopped, tmp_path).model_copy(update=changed)
-    train_run(config)
+    train_checked(config)
     assert_same_weights(config, stopped)
     report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
     assert report.method.continuation_tokens == 6
@@ -358,12 +357,12 @@ def test_a_stopped_run_whose_weights_are_damaged_says_so(
     with monkeypatch.context() as patch:
         interrupt_after(last_good + 3, patch)
         with pytest.raises(Interrupted):
-            train_run(config)
+            train_checked(config)
     checkpoints = run_folder(config) / "checkpoints"
     assert len(list(checkpoints.iterdir())) == max(keep, 2)
     (checkpoints / f"step-{last_good:08d}" / "manifest.json").unlink()
     with pytest.raises(RecordError, match=rf"weights of step {last_good}, .* delete that folder"):
-        train_run(config)
+        train_checked(config)
     assert not (run_folder(config) / "model").exists()
 
 
@@ -371,7 +370,7 @@ def test_a_limit_broken_before_the_first_audit_is_told(folder: Path, stopped: Ru
     late = read_end(stopped).step + 30
     config = make(folder, "late", STOP, audit_every_steps=late)
     with pytest.raises(ConfigError, match=rf"'train.audit_every_steps' must be below {late}"):
-        train_run(config)
+        train_checked(config)
     assert not (run_folder(config) / "model").exists()
 
 
@@ -381,7 +380,7 @@ def test_a_budget_that_would_act_after_the_last_step_is_refused(
 ) -> None:
     config = make(folder, "too-late", budget, audit_every_steps=100)
     with pytest.raises(ConfigError, match=r"is 100, and the run has 100 steps: .* Lower it"):
-        train_run(config)
+        train_checked(config)
     assert not (run_folder(config) / "metrics.jsonl").exists()
 
 
@@ -390,7 +389,7 @@ def test_ranks_decide_alike(folder: Path, ranks: RankPool, tightened: RunConfig)
     config = make(folder, "sharded", TIGHTEN).model_copy(
         update={"parallel": tightened.parallel.model_copy(update={"z": 2, "x": 2, "data": 1})}
     )
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     ours, theirs = read_audits(config), read_audits(tightened)
     assert [audit.step for audit in ours] == [audit.step for audit in theirs]
     # Sums in another order: a token more or less, seldom a document.

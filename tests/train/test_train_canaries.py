@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, write_documents
+from run_examples import make_run, train_checked, write_documents
 
 from memguard.config import RunConfig
 from memguard.records import AuditReport, ManifestEntry, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +42,7 @@ def read_canaries(config: RunConfig) -> list[ManifestEntry]:
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> RunConfig:
     config = make(folder, "plain", audit={"enabled": True}, data={"canaries": {"count": 8}})
-    train_run(config)
+    train_checked(config)
     return config
 
 
@@ -81,7 +80,7 @@ def test_the_record_shows_what_a_mitigation_dropped(folder: Path, mode: str) -> 
         data={"canaries": {"num_repetitions": 6}},
         train={"epochs": 1},
     )
-    train_run(config)
+    train_checked(config)
     winners = [entry for entry in read_canaries(config) if entry.bucket == "canary-in"]
     for entry in winners:
         assert entry.num_repetitions == 6
@@ -114,8 +113,8 @@ def test_a_resumed_run_has_the_same_record(
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_show", stop)
         with pytest.raises(KeyboardInterrupt):
-            train_run(config)
-    train_run(config)
+            train_checked(config)
+    train_checked(config)
     metrics = read_metrics(Path(config.output_dir) / "resumed" / "metrics.jsonl")
     assert sum(isinstance(line, StepMetrics) for line in metrics) > 10
     for one, other in zip(read_canaries(config), read_canaries(plain), strict=True):
@@ -125,7 +124,7 @@ def test_a_resumed_run_has_the_same_record(
 def test_a_run_cut_short_shows_who_was_reached(folder: Path) -> None:
     data = {"canaries": {"num_repetitions": 20}}
     config = make(folder, "short", data=data, train={"max_steps": 9, "batch_size": 2})
-    train_run(config)
+    train_checked(config)
     winners = [entry for entry in read_canaries(config) if entry.bucket == "canary-in"]
     counts = {entry.num_repetitions for entry in winners}
     assert max(count or 0 for count in counts) < 20
@@ -138,10 +137,10 @@ def test_a_run_cut_short_shows_who_was_reached(folder: Path) -> None:
 
 def test_an_export_that_is_gone_is_written_again_without_a_step(folder: Path) -> None:
     config = make(folder, "export", train={"max_steps": 2})
-    train_run(config)
+    train_checked(config)
     run = Path(config.output_dir) / "export"
     before = (run / "metrics.jsonl").read_text()
     shutil.rmtree(run / "model")
-    train_run(config)
+    train_checked(config)
     assert (run / "model" / "config.json").exists()
     assert (run / "metrics.jsonl").read_text() == before

@@ -10,7 +10,7 @@ import torch
 import transformers
 from cli_examples import make_texts
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, train_checked, write_documents
 from safetensors.torch import load_file
 from test_train_mesh import curve
 from tiny_families import build
@@ -26,7 +26,6 @@ from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import AuditReport, load_record
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +90,7 @@ def make(folder: Path, model: Path, *, name: str, mesh: dict[str, int]) -> RunCo
 def train(config: RunConfig) -> None:
     # BitNet's arithmetic is compiled by transformers, which takes a minute here.
     with torch.compiler.set_stance("force_eager"):
-        train_run(config)
+        train_checked(config)
 
 
 def check_run(ranks: RankPool, folder: Path, model: Path, mesh: dict[str, int]) -> RunConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import copy_run, make_run
+from run_examples import copy_run, make_run, train_checked
 from tiny_llama import TINY_LLAMA
 from torch import Tensor
 from torch import distributed as dist
@@ -28,7 +28,6 @@ from memguard.workflows.training import compile_choice
 from memguard.workflows.training.block_probe import find_compile_problem
 from memguard.workflows.training.data import build_training_data, prepare
 from memguard.workflows.training.memory import resolve_auto_for_documents
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +100,7 @@ def train_as_on_a_gpu(
         patch.setattr(compile_choice, "estimate_run_s", lambda *_: planned_s)
         patch.setattr(compile_choice, "find_compile_problem", find)
         patch.setattr(Trainer, "run", run)
-        train_run(config)
+        train_checked(config)
     return compiler, num_tried, compiled, num_groups
 
 
@@ -146,7 +145,7 @@ def test_where_the_compiler_fails_in_backward_on_one_rank_all_go_on_eagerly(
     )
     # The steps are those of a run that never tried; the same operations in the same order.
     plain = make_run(tmp_path, name="plain", **short)
-    ranks(train_run, 2, plain)
+    ranks(train_checked, 2, plain)
     assert read_losses(config) == read_losses(plain)
 
 
@@ -207,7 +206,7 @@ def test_on_a_cpu_nothing_is_tried_and_nothing_said(
 ) -> None:
     monkeypatch.setattr(compile_choice, "find_compile_problem", pytest.fail)
     config = make_run(tmp_path, train={"max_steps": 1}, **NO_AUDIT)
-    train_run(config)
+    train_checked(config)
     assert load_choice(config) == CompileChoice(is_on=False, reason="the run began on a CPU")
     assert "compile" not in capsys.readouterr().err
 

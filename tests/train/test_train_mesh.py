@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, train_checked, write_documents
 from tiny_llama import TINY_LLAMA
 from torch import distributed
 
@@ -24,7 +24,6 @@ from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit_request
 from memguard.workflows.auditing.checks import AuditRequest
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -69,14 +68,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
     config = make(folder, name="alone")
-    train_run(config)
+    train_checked(config)
     return config
 
 
 @pytest.fixture(scope="module")
 def sharded(folder: Path, ranks: RankPool) -> RunConfig:
     config = make(folder, name="sharded", mesh={"z": 2, "x": 2})
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     return config
 
 
@@ -101,7 +100,7 @@ def test_a_run_goes_on_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
     second = make(folder, name="moving", mesh={"y": 2})
     stop_after(ranks, second, 2, 4)
     third = make(folder, name="moving", audit={"enabled": False})
-    train_run(third)
+    train_checked(third)
     assert len(curve(third)) == 6
     np.testing.assert_allclose(curve(third), curve(alone), rtol=2e-4)
 
@@ -118,7 +117,7 @@ def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: R
         content = bytearray((run / file).read_bytes())
         content[len(content) // 2] ^= 1
         (run / file).write_bytes(content)
-    ranks(train_run, 2, config)
+    ranks(train_checked, 2, config)
     assert find_trained_damage(run) == find_prepared_damage(run) == []
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
 
@@ -127,7 +126,7 @@ def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: R
 def test_a_run_goes_on_on_eight_ranks(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     stop_after(ranks, make(folder, name="growing", mesh={"data": 2, "x": 2}), 4, 2)
     config = make(folder, name="growing", mesh={"z": 2, "y": 2, "x": 2})
-    ranks(train_run, 8, config, timeout_s=250)
+    ranks(train_checked, 8, config, timeout_s=250)
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
 
 
@@ -148,7 +147,7 @@ def train_until(config: RunConfig, step: int) -> None:
     # For this process only, which ends with the test.
     Trainer._timed_step = timed_step  # type: ignore[method-assign]
     with pytest.raises(Interrupted) as stopped:
-        train_run(config)
+        train_checked(config)
     assert stopped.value.exit_code == 143
 
 
@@ -237,10 +236,10 @@ def test_layers_of_several_projections_go_on_and_are_audited_on_a_mesh(
     """From a mesh to one process, whose audit another mesh repeats, with a cache of keys."""
     model = {"scratch": {"config": _FUSED[family], "vocab_size": 400}}
     alone = make(folder, name=f"{family}-alone", model=model)
-    train_run(alone)
+    train_checked(alone)
     config = make(folder, name=f"{family}-moving", mesh={"y": 2, "x": 2}, model=model)
     stop_after(ranks, config, 4, 2)
-    train_run(make(folder, name=f"{family}-moving", model=model, audit={"enabled": False}))
+    train_checked(make(folder, name=f"{family}-moving", model=model, audit={"enabled": False}))
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
     run, out = Path(alone.output_dir) / alone.name, folder / f"audit {family}"
     ranks(audit, 2, run, out, "x=2")

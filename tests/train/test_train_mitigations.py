@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, write_documents
+from run_examples import make_run, train_checked, write_documents
 
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +39,7 @@ def train(folder: Path, name: str, mitigations: list[dict[str, Any]], **optim: A
         optim=optim,
         train={"epochs": 6, "log_every_steps": 1},
     )
-    train_run(config)
+    train_checked(config)
     return config
 
 
@@ -93,7 +92,7 @@ def test_copies_are_not_fed_and_are_told(tmp_path: Path) -> None:
     copies = ({"id": f"copy-{n}", "text": f"{rows[n]['text']} again"} for n in range(20))
     source.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows, *copies)))
     config = make_run(tmp_path, mitigations=[{"name": "deduplicate"}])
-    train_run(config)
+    train_checked(config)
     folder = Path(config.output_dir) / config.name
     manifest = load_manifest(folder / "manifest.jsonl")
     removed = [entry for entry in manifest if entry.role == "removed"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from ranks import RankPool
-from run_examples import kill_after, make_run
+from run_examples import kill_after, make_run, train_checked
 from safetensors.torch import load_file
 
 from memguard.cli import main
@@ -32,7 +32,8 @@ from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read
 from memguard.train.optim import build_optimizer
 from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import prepare_run, train_run
+from memguard.workflows.training.checks import check_run
+from memguard.workflows.training.train import prepare_run
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunConfig:
     config = make_run(folder, name="finished", mitigations=GOLDFISH)
-    train_run(config)
+    train_checked(config)
     return config
 
 
@@ -128,7 +129,7 @@ def test_accumulation_changes_only_the_order_of_sums(folder: Path, finished: Run
         train={"micro_batch_size": 2},
         audit={"enabled": False},
     )
-    train_run(config)
+    train_checked(config)
     for name, tensor in weights(config).items():
         # fp32 sums in another order differ by 1e-7; AdamW divides by sqrt(v), which magnifies
         # them where gradients are nearly zero.
@@ -145,7 +146,7 @@ def test_small_chunks_and_activation_checkpointing_train_the_same(
         train={"nll_chunk_tokens": 37, "activation_checkpointing": "full"},
         audit={"enabled": False},
     )
-    train_run(config)
+    train_checked(config)
     for name, tensor in weights(config).items():
         torch.testing.assert_close(tensor, weights(finished)[name], rtol=0, atol=2e-4)
 
@@ -161,12 +162,12 @@ def test_a_run_equals_a_plain_loop_over_documents(folder: Path) -> None:
         optim={"lr": 1e-3, "warmup_fraction": 0, "min_lr_fraction": 1.0, "max_grad_norm": None},
         audit={"enabled": False},
     )
-    prepared = prepare_run(config)
+    prepared = prepare_run(check_run(config))
     start = make_run(folder, name="start", train={"max_steps": 1}, optim={"lr": 1e-30},
                      data={"train": str(folder / "documents.jsonl"), "control_fraction": 0},
                      audit={"enabled": False})  # fmt: skip
-    train_run(start)
-    train_run(config)
+    train_checked(start)
+    train_checked(config)
 
     rows, schedule = plan_rows(
         prepared.corpus.manifest, seq_len=128, background_ratio=1.0, seed=config.seed
@@ -196,7 +197,7 @@ def test_a_run_equals_a_plain_loop_over_documents(folder: Path) -> None:
 
 def test_heldout_loss_equals_transformers_own(finished: RunConfig) -> None:
     run = Path(finished.output_dir) / finished.name
-    prepared = prepare_run(finished)
+    prepared = prepare_run(check_run(finished))
     model = transformers.AutoModelForCausalLM.from_pretrained(run / "model")
     total, count = 0.0, 0
     for index, entry in enumerate(prepared.corpus.manifest):
@@ -268,7 +269,7 @@ def long_run(folder: Path, name: str) -> RunConfig:
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> RunConfig:
     config = long_run(folder, "uninterrupted")
-    train_run(config)
+    train_checked(config)
     return config
 
 
@@ -292,7 +293,7 @@ def test_stopped_and_resumed_ends_with_the_same_bits(
     assert not (run / "model").exists(), "stopped in mid-run"
     if number != signal.SIGKILL:
         assert "run the same command again to resume" in message
-    train_run(config)
+    train_checked(config)
     assert_same_steps_and_weights(config, uninterrupted)
     assert len(list((run / "checkpoints").iterdir())) <= 2
 
@@ -321,7 +322,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    train_run(config)
+    train_checked(config)
     assert f"{newest.name} is skipped" in capsys.readouterr().err.replace("\n", " ")
     assert_same_steps_and_weights(config, uninterrupted)
 
@@ -343,13 +344,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(OSError, match="No space left"):
-        train_run(config)
+        train_checked(config)
     checkpoints = Path(config.output_dir) / config.name / "checkpoints"
     assert [path.name for path in sorted(checkpoints.iterdir())] == [
         "step-00000004", "step-00000008",
     ]  # fmt: skip
     monkeypatch.undo()
-    train_run(config)
+    train_checked(config)
     assert_same_weights(config, uninterrupted)
 
 
@@ -359,13 +360,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(
 def test_a_folder_with_other_settings_is_refused(folder: Path, finished: RunConfig) -> None:
     other = make_run(folder, name="finished", mitigations=GOLDFISH, optim={"lr": 1e-3})
     with pytest.raises(ConfigError, match=r"optim\.lr \(0\.003 there, 0\.001 here\)"):
-        train_run(other)
+        train_checked(other)
 
 
 @pytest.mark.quick
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
-    train_run(config)
+    train_checked(config)
     run = Path(config.output_dir) / config.name
     checkpoint = run / "checkpoints" / "step-00000002"
     manifest = load_checkpoint_manifest(checkpoint)
@@ -375,7 +376,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RecordError, match=r"step-00000002' is from a run with other settings.*delete"
     ):
-        train_run(config)
+        train_checked(config)
 
 
 def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None:
@@ -383,20 +384,20 @@ def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         with pytest.raises(ConfigError, match="another process is using"):
-            train_run(finished)
+            train_checked(finished)
     finally:
         os.close(lock)
 
 
 def test_other_audit_settings_audit_again_but_do_not_train(tmp_path: Path) -> None:
     config = make_run(tmp_path)
-    train_run(config)
+    train_checked(config)
     page = tmp_path / "runs" / "run" / "audit" / "report.html"
     model = tmp_path / "runs" / "run" / "model" / "model.safetensors"
     before = page.stat().st_mtime_ns, model.stat().st_mtime_ns
-    train_run(config)
+    train_checked(config)
     assert before == (page.stat().st_mtime_ns, model.stat().st_mtime_ns), "nothing to do"
-    train_run(make_run(tmp_path, audit={"continuation_tokens": 5}))
+    train_checked(make_run(tmp_path, audit={"continuation_tokens": 5}))
     assert before[1] == model.stat().st_mtime_ns
     report = load_record(AuditReport, page.with_suffix(".json"))
     assert report.method.continuation_tokens == 5
@@ -405,30 +406,30 @@ def test_other_audit_settings_audit_again_but_do_not_train(tmp_path: Path) -> No
 def test_other_log_settings_are_not_other_settings(folder: Path, finished: RunConfig) -> None:
     again = make_run(folder, name="finished", mitigations=GOLDFISH, train={"log_every_steps": 1})
     before = (Path(finished.output_dir) / "finished" / "model" / "model.safetensors").stat()
-    train_run(again)
+    train_checked(again)
     after = (Path(finished.output_dir) / "finished" / "model" / "model.safetensors").stat()
     assert before.st_mtime_ns == after.st_mtime_ns, "not trained again"
 
 
 def test_documents_that_changed_meanwhile_are_refused(tmp_path: Path) -> None:
     config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
-    train_run(config)
+    train_checked(config)
     source = tmp_path / "documents.jsonl"
     lines = source.read_text().splitlines()
     lines[5] = json.dumps({"id": "doc-5", "text": "quite another text " * 10})
     source.write_text("\n".join(lines))
     with pytest.raises(DataError, match="documents have changed"):
-        train_run(config)
+        train_checked(config)
 
 
 def test_a_manifest_that_contradicts_the_steps_is_counted_again(tmp_path: Path) -> None:
     config = make_run(tmp_path)
-    train_run(config)
+    train_checked(config)
     run = Path(config.output_dir) / config.name
     manifest = run / "manifest.jsonl"
     counted = manifest.read_text()
     manifest.write_text(counted.replace('"num_repetitions":2', '"num_repetitions":5', 1))
-    train_run(config)
+    train_checked(config)
     assert manifest.read_text() == counted
 
 
@@ -447,6 +448,6 @@ def test_a_deterministic_run_trains_with_deterministic_algorithms(
     for deterministic in (True, False):
         train = {"deterministic": deterministic, "max_steps": 1}
         name = f"deterministic-{deterministic}"
-        train_run(make_run(folder, name=name, train=train, audit={"enabled": False}))
+        train_checked(make_run(folder, name=name, train=train, audit={"enabled": False}))
     assert seen == [True, False]
     assert not torch.are_deterministic_algorithms_enabled()

@@ -22,9 +22,13 @@ from memguard.hf.adapter_files import is_adapter
 from memguard.records import QUANTISING_LIBRARIES, LoadAs, format_now
 from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.auditing.pages import is_own_audit
-from memguard.workflows.common.checks import check_device_map, has_ternary_weights
+from memguard.workflows.common.checks import (
+    check_device_map,
+    check_paths,
+    has_ternary_weights,
+    read_mesh,
+)
 from memguard.workflows.common.folder import check_outside_runs, load_own_config
-from memguard.workflows.common.requests import check_paths, read_mesh
 from memguard.workflows.common.trained_counts import TrainedCounts
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
-"""One training run, in this order: memory, data, training, audits meanwhile, export.
+"""One training run, in this order: checks, documents, model, training, export, audit.
 
+checks.py          `CheckedRun`: settings that passed every check that needs no torch
 train.py           a run: prepares, trains, exports, audits
 memory.py          replaces `auto`, refuses a run that cannot fit, explains a lack of memory
 data.py            documents and rows of a run, for training and for the dry run

@@ -52,6 +52,7 @@ from memguard.workflows.auditing.target import list_audited, name_buckets
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.folder import check_same_settings
 from memguard.workflows.common.setup import make_lora, read_model_config
+from memguard.workflows.training.checks import CheckedRun
 from memguard.workflows.training.control import remark_on_control
 from memguard.workflows.training.data import build_training_data, prepare
 from memguard.workflows.training.memory import resolve_auto_for_documents
@@ -176,7 +177,7 @@ class DryRunResult:
     """Contains text of documents."""
 
 
-def dry_run(config: RunConfig, console: Console) -> DryRunResult:
+def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
     """Run every stage of training that needs no weights, and leave no folder behind.
 
     Raises:
@@ -185,7 +186,7 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         DataError: as in training: no documents, no supervised token, too few for the buckets.
         ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
     """
-    folder = Path(config.output_dir) / config.name
+    config, folder = run.config, run.folder
     if config.audit.enabled:
         # A task that cannot be opened would end training.
         open_alone(config.audit)

@@ -29,15 +29,15 @@ from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
-from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.fit import PlanInputs, find_fit, list_micro_batches
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
+from memguard.planner.fit import SCRATCH, PlanInputs, find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.plan import Plan, make_least_plan, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.planner.storage import ModelStorage
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.runtime.environment import count_gpus, is_cpu_build
-from memguard.workflows.common.checks import explain_one_process, read_local_sizes
-from memguard.workflows.plan import plan_model, read_run_model
+from memguard.workflows.common.checks import explain_one_process
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -46,20 +46,18 @@ _AMD_DRIVER = Path("/dev/kfd")
 _GIB = 2**30
 
 
-def check_memory_early(config: RunConfig, num_processes: int) -> None:
-    """Refuse a run that cannot fit, without torch, if model and device are known by then.
+def check_memory_early(config: RunConfig, sizes: ModelSizes | None, num_processes: int) -> None:
+    """Refuse a run that cannot fit, without torch, if the device is known by then.
 
     Args:
         config: the run's settings.
+        sizes: of its model; None if they are not known yet, or there is no estimate.
         num_processes: number of training processes.
 
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
     """
-    if has_trained(Path(config.output_dir) / config.name):
-        return
-    sizes = read_local_sizes(config)
-    if sizes is None:
+    if sizes is None or has_trained(Path(config.output_dir) / config.name):
         return
     has_gpus = count_gpus() > 0 and not is_cpu_build()
     if not has_gpus and _AMD_DRIVER.exists():
@@ -96,6 +94,47 @@ def check_memory(
         if find_fit(model, mesh, inputs.work, exact).fits:
             return
     plan_model(model, inputs).refuse_misfit()
+
+
+def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan:
+    """Return the plan of a model; of one whose step is not predicted, what it needs at least."""
+    if isinstance(model, ModelStorage):
+        return make_least_plan(model, inputs)
+    return make_plan(model, inputs)
+
+
+def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
+    """Return the sizes of a run's model; if its memory cannot be estimated, its parameters.
+
+    Raises:
+        ModelError: no such configuration.
+    """
+    from memguard.workflows.common.setup import read_model_config  # imports torch
+
+    config = read_model_config(run)
+    # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
+    is_eager = run.model.attn_implementation == "eager"
+    if not is_eager and config.get_text_config().model_type in ESTIMATED_FAMILIES:
+        return ModelSizes.from_config(config)
+    return measure_model(config, run.model.path or SCRATCH, is_eager=is_eager)
+
+
+def measure_model(config: Any, name: str, *, is_eager: bool = False) -> ModelStorage:
+    """Return the parameters of a model whose step cannot be estimated, and why it cannot."""
+    from memguard.runtime import quiet_libraries
+
+    quiet_libraries()
+    from memguard.planner.meta_model import measure_storage  # imports torch
+
+    family = config.get_text_config().model_type
+    if is_eager and family in ESTIMATED_FAMILIES:
+        unknown = "the planner has no formula for eager attention"
+    else:
+        unknown = (
+            f"the planner has no formula for layers of '{family}', only for those of "
+            f"{', '.join(ESTIMATED_FAMILIES)}"
+        )
+    return measure_storage(config, name=name, unknown=unknown)
 
 
 def resolve_auto_settings(

@@ -16,6 +16,7 @@ from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus
 from memguard.data.loader import Loader
 from memguard.data.token_checks import check_vocabulary
+from memguard.errors import ConfigError
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -46,7 +47,7 @@ from memguard.workflows.auditing.audit import audit_run, find_current_report
 from memguard.workflows.auditing.pages import show_verdict
 from memguard.workflows.auditing.target import warn_of_faults
 from memguard.workflows.auditing.utility import open_alone
-from memguard.workflows.common.checks import check_processes
+from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
     TrainedState,
     check_same_settings,
@@ -55,7 +56,6 @@ from memguard.workflows.common.folder import (
     locked,
 )
 from memguard.workflows.common.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
-from memguard.workflows.common.requests import make_command
 from memguard.workflows.common.setup import (
     DistributedContext,
     StartedModel,
@@ -65,6 +65,7 @@ from memguard.workflows.common.setup import (
     read_sizes,
     start_model,
 )
+from memguard.workflows.training.checks import CheckedRun
 from memguard.workflows.training.compile_choice import choose_compile, set_compile
 from memguard.workflows.training.control import report_control
 from memguard.workflows.training.data import PreparedRun, build_training_data, prepare
@@ -82,7 +83,7 @@ from memguard.workflows.training.monitor import build_monitor
 from memguard.workflows.training.row_clipping import build_row_clipping
 
 
-def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRun:
+def prepare_run(run: CheckedRun, console: Console | None = None) -> PreparedRun:
     """Create the run folder, then load, tokenise and place its documents.
 
     Raises:
@@ -90,8 +91,8 @@ def prepare_run(config: RunConfig, console: Console | None = None) -> PreparedRu
         DataError: see `prepare`.
         ModelError: no usable checkpoint or tokenizer.
     """
-    config = resolve_auto_for_documents(config, detect_runtime().device.type)
-    with locked(Path(config.output_dir) / config.name):
+    config = resolve_auto_for_documents(run.config, detect_runtime().device.type)
+    with locked(run.folder):
         return _prepare(config, console or Console())
 
 
@@ -106,14 +107,13 @@ def _prepare(config: RunConfig, console: Console) -> PreparedRun:
     return prepared
 
 
-def train_run(config: RunConfig) -> dict[str, Any]:
+def train_run(run: CheckedRun) -> dict[str, Any]:
     """Train a run to its end, export the model and audit it; finished stages are skipped.
 
     Returns:
         Paths of run, model and report, and the verdict, for `--json`.
     """
-    console = Console()
-    folder = Path(config.output_dir) / config.name
+    console, config, folder = Console(), run.config, run.folder
     audits = config.audit.enabled
     if config.train.deterministic:
         set_deterministic_defaults()
@@ -124,7 +124,10 @@ def train_run(config: RunConfig) -> dict[str, Any]:
         ExitStack() as lock,
     ):
         runtime = distributed.runtime
-        check_processes(config, runtime.world_size)
+        if runtime.world_size != run.num_processes:
+            raise ConfigError(
+                f"the run was checked for {run.num_processes} processes; got {runtime.world_size}"
+            )
         if (dp_sgd := find_mitigation(config.mitigations, DpSgdConfig)) is not None:
             # Needed at the end of the run: a broken installation is reported before it begins.
             dp_sgd.check_library(by_import=True)
