@@ -21,7 +21,7 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.seeds import derive_secret_generator
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.metrics import EndMetrics, read_metrics
-from memguard.workflows.training import row_clipping
+from memguard.workflows.training import train as train_module
 
 X = -100
 
@@ -215,7 +215,7 @@ def test_noise_is_of_the_identity_key_and_the_run(
         seeds.append(noise_seed)
         raise Stopped
 
-    monkeypatch.setattr(row_clipping, "RowClipping", stop)
+    monkeypatch.setattr(train_module, "RowClipping", stop)
     for name, key, seed in (
         ("one", "my.key", 3),
         ("one", "my.key", 3),

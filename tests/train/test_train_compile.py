@@ -24,8 +24,8 @@ from memguard.runtime import Console, Runtime
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.setup import DistributedContext
-from memguard.workflows.training import compile_choice
-from memguard.workflows.training.block_probe import find_compile_problem
+from memguard.workflows.training import compile as compile_module
+from memguard.workflows.training.compile import find_compile_problem
 from memguard.workflows.training.data import build_training_data, prepare
 from memguard.workflows.training.memory import resolve_auto_for_documents
 
@@ -78,7 +78,7 @@ def train_as_on_a_gpu(
     compiler = StandIn(fails=rank in failing_ranks)
     compiled: list[bool] = []
     num_tried, num_groups = 0, 0
-    train, choose = Trainer.run, compile_choice.find_compile_problem
+    train, choose = Trainer.run, compile_module.find_compile_problem
 
     def run(self: Trainer) -> None:
         nonlocal num_tried
@@ -96,9 +96,9 @@ def train_as_on_a_gpu(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", compiler)
-        patch.setattr(compile_choice, "_find_device_type", lambda _: "cuda")
-        patch.setattr(compile_choice, "estimate_run_s", lambda *_: planned_s)
-        patch.setattr(compile_choice, "find_compile_problem", find)
+        patch.setattr(compile_module, "_find_device_type", lambda _: "cuda")
+        patch.setattr(compile_module, "estimate_run_s", lambda *_: planned_s)
+        patch.setattr(compile_module, "find_compile_problem", find)
         patch.setattr(Trainer, "run", run)
         train_checked(config)
     return compiler, num_tried, compiled, num_groups
@@ -204,7 +204,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path: Path, capsys: pytest.CaptureFi
 def test_on_a_cpu_nothing_is_tried_and_nothing_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_choice, "find_compile_problem", pytest.fail)
+    monkeypatch.setattr(compile_module, "find_compile_problem", pytest.fail)
     config = make_run(tmp_path, train={"max_steps": 1}, **NO_AUDIT)
     train_checked(config)
     assert load_choice(config) == CompileChoice(is_on=False, reason="the run began on a CPU")

@@ -53,8 +53,7 @@ from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.folder import check_same_settings
 from memguard.workflows.common.setup import make_lora, read_model_config
 from memguard.workflows.training.checks import CheckedRun
-from memguard.workflows.training.control import remark_on_control
-from memguard.workflows.training.data import build_training_data, prepare
+from memguard.workflows.training.data import build_training_data, prepare, remark_on_control
 from memguard.workflows.training.memory import resolve_auto_for_documents
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl")

@@ -13,7 +13,7 @@
 
 Where the planner cannot estimate the memory of a model, a GPU uses micro-batches of one row and
 full checkpointing. `train.compile: auto` is decided later, when the number of steps is known
-(compile_choice.py).
+(compile.py).
 
 A run is refused only if the planner's estimate of its peak, without an allowance for fragmentation,
 exceeds the memory of a GPU, or of this machine divided by its processes. For models whose memory
