@@ -9,8 +9,7 @@ from rich.text import Text
 
 from memguard.cli.options import print_indented, print_title
 from memguard.planner.disk import format_bytes
-from memguard.workflows.backends import Backend, Check, State
-from memguard.workflows.collective_checks import DTYPES, OPERATIONS
+from memguard.workflows.collective_checks import DTYPES, OPERATIONS, Backend, Check, State
 from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library
 
 _SHORT: dict[State, tuple[str, str]] = {

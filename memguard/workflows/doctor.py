@@ -24,8 +24,13 @@ from torch.nn.attention.varlen import varlen_attn
 from memguard.errors import MemguardError
 from memguard.records.record import Record
 from memguard.runtime.processes import explain_unusable_gpus
-from memguard.workflows.backends import LIMIT_S, Backend, check_backend, skip_backend
-from memguard.workflows.collective_checks import say_first_line
+from memguard.workflows.collective_checks import (
+    LIMIT_S,
+    Backend,
+    check_backend,
+    say_first_line,
+    skip_backend,
+)
 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "dp": (("opacus",), "the mitigation dp_sgd"),
