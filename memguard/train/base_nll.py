@@ -41,13 +41,8 @@ def find_reference(
 ) -> NDArray[np.float32]:
     """Return the initial model's NLL of each token of the corpus; every rank calls this.
 
-    Stored losses are read; missing or damaged ones are measured again.
-
-    Args:
-        step: the model with its initial weights, and the precision of training.
-        loader: builds the run's rows.
-        run: its folder is on a file system shared by all ranks.
-        num_steps: number of steps whose rows are measured.
+    Stored losses are read; missing or damaged ones are measured again, with the initial weights
+    that ``step`` has.
 
     Raises:
         ModelError: a loss is not finite.

@@ -178,11 +178,7 @@ def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None
 
 
 def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
-    """Run this rank's part; fail on every rank if any rank fails, so that none waits for it.
-
-    Raises:
-        OtherRankFailed: another rank failed.
-    """
+    """Run this rank's part; fail on every rank if any rank fails, so that none waits for it."""
     try:
         result = work()
     except Exception:
@@ -262,11 +258,7 @@ def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointMan
 
 
 def _check(path: Path, read: SumFile) -> CheckpointManifest:
-    """Verify a checkpoint and return its manifest.
-
-    Raises:
-        RecordError: the checkpoint's files were changed after writing, or its metadata is invalid.
-    """
+    """Verify a checkpoint and return its manifest."""
     damages = find_checkpoint_damage(path, read=read)
     if damages:
         raise RecordError("; ".join(str(damage) for damage in damages[:3]))
@@ -284,13 +276,6 @@ def check_belongs(
     base: Mapping[str, FileSum],
 ) -> None:
     """Refuse a checkpoint that does not belong to this run.
-
-    Args:
-        path: of the checkpoint.
-        manifest: of the checkpoint.
-        run_key: of the run that would resume from it.
-        sample_sha256: of the sample that this run audits during training; None without audits.
-        base: the files of the model that the run's adapters belong to; empty without adapters.
 
     Raises:
         ConfigError: the checkpoint's run audited another sample during training.

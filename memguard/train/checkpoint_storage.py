@@ -89,11 +89,7 @@ class JsonReader(FileSystemReader):
 
     # The signature has no keyword arguments, so torch does not try another metadata file.
     def read_metadata(self) -> Metadata:
-        """Return the locations of the tensors.
-
-        Raises:
-            RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.
-        """
+        """Return the locations of the tensors."""
         stored = load_metadata(self._folder, self._files)
         metadata = Metadata(
             state_dict_metadata={},
@@ -118,10 +114,6 @@ class JsonReader(FileSystemReader):
 
 def load_metadata(folder: Path, files: Mapping[str, FileSum]) -> CheckpointMetadata:
     """Read metadata.json of a checkpoint.
-
-    Args:
-        folder: of the checkpoint.
-        files: listed in the checkpoint's manifest.
 
     Raises:
         RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.

@@ -65,21 +65,12 @@ class RowClipping:
     """Sums the clipped gradients of rows, one after the other, and computes their noisy mean."""
 
     def __init__(self, config: DpSgdConfig, *, noise_seed: int) -> None:
-        """Start with empty sums.
-
-        Args:
-            config: clipping norm and noise.
-            noise_seed: a secret of 128 bits or more.
-        """
+        """Start with empty sums; the seed is a secret of 128 bits or more."""
         self.config, self._noise_seed = config, noise_seed
         self._sums: dict[str, Tensor] = {}
 
     def add_row(self, parameters: Sequence[LocalParameter]) -> None:
-        """Clip the gradients of a row's backward pass, add them to the sums and clear them.
-
-        Args:
-            parameters: of a model on one process.
-        """
+        """Clip the gradients of a row's backward pass, add them to the sums and clear them."""
         gradients = {
             parameter.name: parameter.local.grad
             for parameter in parameters

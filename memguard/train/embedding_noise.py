@@ -61,12 +61,7 @@ def draw_noise(
 
 @contextmanager
 def added_to_embeddings(lm: CausalLM, noise_BTD: Tensor) -> Iterator[None]:
-    """Add noise to the output of the token embedding during the forward pass in this context.
-
-    Args:
-        lm: plain or sharded.
-        noise_BTD: ``[B, T, D/y]`` in any dtype.
-    """
+    """Add noise to the output of the token embedding during the forward pass in this context."""
 
     def add(_module: object, _inputs: object, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD + noise_BTD.to(hidden_BTD)

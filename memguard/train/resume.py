@@ -49,15 +49,7 @@ class Checkpoints:
         monitor: MemorizationMonitor | None,
         keep: int,
     ) -> None:
-        """Set the objects whose state is saved and restored.
-
-        Args:
-            run: its folder has `checkpoints/`, which contain copies of its log.
-            step: model and optimizer.
-            loader: has the tally of trained pieces.
-            monitor: audits during training; None without audits.
-            keep: number of newest checkpoints to keep.
-        """
+        """Set the objects whose state is saved and restored."""
         self.folder = run.folder / "checkpoints"
         self.log = b""
         """Log of the checkpoint that was loaded, on rank 0."""
@@ -97,9 +89,6 @@ class Checkpoints:
 
     def save(self, totals: Totals) -> None:
         """Save the current state.
-
-        Args:
-            totals: totals of the run so far.
 
         Raises:
             OSError: the checkpoint could not be written.

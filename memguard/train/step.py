@@ -130,18 +130,7 @@ class TrainStep:
         runtime: Runtime,
         row_clipping: RowClipping | None = None,
     ) -> None:
-        """Set up steps on a model whose weights are loaded; the optimizer state starts empty.
-
-        Args:
-            lm: plain or sharded model.
-            mitigations: how losses are reduced.
-            train: micro-batches and precision.
-            optim: AdamW and clipping.
-            seed: seed of the run; on one process it also seeds dropout.
-            runtime: device and ranks.
-            row_clipping: makes the gradients differentially private, on one process only; None
-                leaves them unchanged.
-        """
+        """Set up steps on a model whose weights are loaded; the optimizer state starts empty."""
         assert row_clipping is None or lm.mesh is None, "a row is clipped by one process"
         self.row_clipping = row_clipping
         self.lm, self.mitigations = lm, mitigations
@@ -262,10 +251,6 @@ class TrainStep:
         """Run forward and backward of a micro-batch without an update, to find whether they work.
 
         Adds to the gradients. Nothing is sent but by the model itself.
-
-        Args:
-            batch: this rank's rows.
-            rows: which of them.
         """
         parts = self._sum_loss(batch, rows)
         self._backward(parts.loss, parts.router, 1)

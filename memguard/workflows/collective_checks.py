@@ -258,13 +258,7 @@ class Backend(Record):
 
 
 def check_backend(name: Literal["gloo", "nccl"], num_ranks: int, *, limit_s: float) -> Backend:
-    """Run all checks on new ranks.
-
-    Args:
-        name: the backend; ranks of gloo see no GPU.
-        num_ranks: number of processes, at least 2.
-        limit_s: longest wait for one collective.
-    """
+    """Run all checks on new ranks, at least 2; those of gloo see no GPU."""
     checks = [(operation, dtype) for operation in OPERATIONS for dtype in DTYPES]
     states: dict[str, tuple[State, str]] = {}
     left = [name_check(*check) for check in checks]

@@ -109,12 +109,7 @@ def fix_run(
 
 
 def _train(config: RunConfig, num_processes: int | None, console: Console) -> None:
-    """Write a run's settings next to its folder and train it.
-
-    Raises:
-        ConfigError: the folder has another run; nothing is written then.
-        SystemExit: its processes failed, after printing the error.
-    """
+    """Write a run's settings next to its folder and train it."""
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder, console)
     run = check_run(config, nproc=num_processes)

@@ -85,9 +85,6 @@ class Planned:
 def plan(request: PlanRequest) -> Planned:
     """Plan the meshes that fit a training step; of other families what a step needs at least.
 
-    Args:
-        request: the checked arguments.
-
     Raises:
         ConfigError: no such machine; or no mesh of this many GPUs, or not the requested
             one, is valid for model and batch.
@@ -158,11 +155,7 @@ def _choose_degrees(plan: Plan) -> dict[str, int] | None:
 
 
 def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
-    """Read the sizes from a config.json, or from the folder that contains it.
-
-    Raises:
-        ModelError: no such file, or no causal language model that transformers knows.
-    """
+    """Read the sizes from a config.json, or from the folder that contains it."""
     file = find_config(path) if path.is_dir() else path
     try:
         fields = json.loads(file.read_bytes())

@@ -67,13 +67,6 @@ _MOST_OF_NAME = 22
 def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
     """Train and audit the unfinished runs, then compare all runs.
 
-    Args:
-        sweep: the runs.
-        num_jobs: number of simultaneous runs; 'pretrain' always runs alone.
-
-    Returns:
-        The comparison's page and the comparison.
-
     Raises:
         ConfigError: several jobs on a machine with a GPU.
         ChildFailed: a run failed.
@@ -132,12 +125,6 @@ class _Child:
 
 def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console: Console) -> None:
     """Train and audit some runs of a sweep, and mark each as finished at its end.
-
-    Args:
-        sweep: the whole sweep, for numbering the runs.
-        runs: in the order in which they start.
-        num_jobs: maximum number of simultaneous runs.
-        console: reports when a run starts and ends.
 
     Raises:
         ChildFailed: a run failed; the first one if there are several.
@@ -297,11 +284,7 @@ class RunProgress:
         return self.step is not None and self.line.startswith("step ")
 
     def describe(self, width: int | None) -> str:
-        """Return a line for a log.
-
-        Args:
-            width: columns for it; None for any number.
-        """
+        """Return a line for a log."""
         if self.step is None or not self.is_training:
             return self.line[:width]
         line = self.step.describe(self.tokens_per_s, width=width)
@@ -311,11 +294,7 @@ class RunProgress:
         return f"{step} {self.describe_briefly(width)}"[:width]
 
     def describe_briefly(self, width: int | None) -> str:
-        """Return the text next to the bar of its steps.
-
-        Args:
-            width: columns of the terminal; None for any number.
-        """
+        """Return the text next to the bar of its steps."""
         if self.step is None or not self.is_training:
             return self.line
         left_s = self.step.elapsed_s / self.step.step * (self.step.num_steps - self.step.step)
@@ -327,14 +306,7 @@ class RunProgress:
 
 
 def show_run(rows: Rows, name: str, progress: RunProgress, width: int | None) -> None:
-    """Show what a run does in its row.
-
-    Args:
-        rows: rows of all runs.
-        name: name of the run.
-        progress: what it does.
-        width: columns of the terminal; None for a file or a pipe.
-    """
+    """Show what a run does in its row."""
     if not rows.is_live:
         if width is not None and len(name) > _MOST_OF_NAME:
             name = f"{name[: _MOST_OF_NAME - 1]}…"
@@ -349,10 +321,7 @@ def show_run(rows: Rows, name: str, progress: RunProgress, width: int | None) ->
 def read_progress(run_folder: Path, log: Path, log_start: int) -> RunProgress:
     """Read what a run does; files that are missing or half-written count as empty.
 
-    Args:
-        run_folder: folder of the run.
-        log: file of its process's standard error.
-        log_start: size of the log when the process was started (bytes).
+    ``log_start`` is the size of the log when the process was started (bytes).
     """
     steps = []
     for line in _read_tail(run_folder / "metrics.jsonl"):

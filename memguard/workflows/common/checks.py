@@ -38,9 +38,6 @@ def make_command(*arguments: str) -> str:
     """Return the user's command for a record, with absolute paths shortened to their end.
 
     Records are shared with others; full local paths must not be.
-
-    Args:
-        arguments: of the command; by default those that the user typed.
     """
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
@@ -51,15 +48,7 @@ def make_command(*arguments: str) -> str:
 
 
 def read_mesh(text: str, *, command: str) -> ParallelConfig:
-    """Parse a mesh; axes that are not given have one rank.
-
-    Args:
-        text: degrees of axes, ``z=2,x=2``.
-        command: command of the option, for messages.
-
-    Raises:
-        ConfigError: an unknown axis, or a value that is not a number.
-    """
+    """Parse a mesh, ``z=2,x=2``; axes that are not given have one rank."""
     names: tuple[str, ...] = get_args(AxisName)
     parts = [part.partition("=") for part in text.split(",")]
     degrees: dict[str, Any] = {axis.strip(): degree.strip() for axis, _, degree in parts}
@@ -148,11 +137,7 @@ def explain_one_process(config: RunConfig) -> str | None:
 
 
 def check_device_map(settings: AuditConfig, *, world_size: int, is_adapter: bool) -> None:
-    """Reject device_map with an adapter, which is merged on one device, or with several processes.
-
-    Raises:
-        ConfigError: says how to fix it.
-    """
+    """Reject device_map with an adapter, which is merged on one device, or several processes."""
     if settings.device_map is None or not (is_adapter or world_size > 1):
         return
     raise ConfigError(

@@ -62,11 +62,6 @@ def open_distributed(
 ) -> Iterator[DistributedContext]:
     """Check the mesh, then start the process group.
 
-    Args:
-        parallel: the requested mesh.
-        sizes: of the model; may be None for a single process.
-        batch_size: rows of an optimizer step; None if nothing is trained.
-
     Raises:
         ConfigError: the mesh does not match the number of processes or the model.
     """
@@ -94,10 +89,6 @@ def read_sizes(config: RunConfig) -> Sizes | None:
 
 def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
     """Return the transformers configuration of a run's model.
-
-    Args:
-        config: the run's settings.
-        tokenizer: of a model with random weights; None if it is not trained yet.
 
     Raises:
         ModelError: no such checkpoint, or the fields are not a valid model configuration.
@@ -131,15 +122,7 @@ class StartedModel:
     def export(
         self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
     ) -> None:
-        """Export the weights, or the adapters if there are any; every rank must call this.
-
-        Args:
-            tokenizer: written to the folder.
-            folder: the target.
-            dtype: of the weights; adapters are fp32.
-            card: text of README.md.
-            runtime: this rank.
-        """
+        """Export the weights, or the adapters if there are any; every rank must call this."""
         if self.adapter is not None:
             assert self.base is not None, "adapters belong to a checkpoint"
             tensors = gather_adapter(self.lm.model)

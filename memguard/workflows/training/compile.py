@@ -69,14 +69,7 @@ _BACKEND = re.compile(r"backend=.* raised:$")
 def choose_compile(
     config: RunConfig, prepared: PreparedRun, distributed: DistributedContext, console: Console
 ) -> CompileChoice:
-    """Decide whether a run's blocks are compiled, the same on all ranks, and print it.
-
-    Args:
-        config: the run's settings, without `auto` but for `train.compile`.
-        prepared: its documents and tokenizer.
-        distributed: this process and its mesh; every rank must call this.
-        console: shows the choice.
-    """
+    """Decide whether a run's blocks are compiled, the same on all ranks, and print it."""
     runtime = distributed.runtime
     device_type = _find_device_type(distributed)
     # Families whose time can be estimated mask attention between the documents of a row.
@@ -125,11 +118,7 @@ def decide_compile(
 ) -> CompileChoice:
     """Decide by everything but the compiler itself.
 
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-        kept: the choice when the run began; None if it begins now.
-        estimate: returns the planned time of the run (seconds); None if it is not known.
+    ``kept`` is the choice when the run began, ``estimate`` the planned time of the run (seconds).
     """
     setting = config.train.compile
     if setting != "auto":
@@ -169,11 +158,6 @@ def estimate_run_s(
     config: RunConfig, loader: Loader, distributed: DistributedContext
 ) -> float | None:
     """Return the planned time of a run's steps on this machine, without compiling (seconds).
-
-    Args:
-        config: the run's settings.
-        loader: builds its rows.
-        distributed: this process and its mesh.
 
     Returns:
         None if the planner has no formula for the model, or cannot describe this machine.

@@ -100,11 +100,7 @@ def prepare(
 
 
 def list_audit_needs(config: RunConfig) -> AuditNeeds:
-    """Return what the audit of a run requires of its documents.
-
-    Raises:
-        ConfigError: no such suite.
-    """
+    """Return what the audit of a run requires of its documents."""
     probe = load_audit_suite(config.audit).extraction
 
     def is_auditable(document: TokenizedDocument | CorpusDocument) -> bool:
@@ -140,10 +136,7 @@ def build_training_data(
 ) -> TrainingData:
     """Pack the documents into rows, order the rows, and mask their labels.
 
-    Args:
-        config: the run's settings.
-        prepared: its documents and tokenizer.
-        share_rows: whether the model masks attention between documents of one row.
+    ``share_rows``: the model masks attention between documents of one row.
     """
     corpus, tokenizer = prepared.corpus, prepared.tokenizer
     # dp_sgd protects rows, so a row must not contain parts of several documents.
@@ -181,13 +174,7 @@ def build_training_data(
 
 
 def report_control(config: RunConfig, corpus: Corpus, console: Console) -> None:
-    """Print what the control can show, or why there is none; nothing if the user turned it off.
-
-    Args:
-        config: the run's settings.
-        corpus: its documents.
-        console: prints the line.
-    """
+    """Print what the control can show, or why there is none; nothing if the user turned it off."""
     has_control = any(entry.role == "control" for entry in corpus.manifest)
     if not _wants_control(config.data) or (has_control and not config.audit.enabled):
         return
@@ -215,13 +202,7 @@ def count_audited_control(config: RunConfig, corpus: Corpus) -> int:
 
 
 def remark_on_control(config: RunConfig, corpus: Corpus, num_audited: int) -> Remark:
-    """Return what the control of a run can show, or why there is none, with the way out.
-
-    Args:
-        config: the run's settings.
-        corpus: its documents.
-        num_audited: control documents that will be scored.
-    """
+    """Return what the control of a run can show, or why there is none, with the way out."""
     num_control = sum(entry.role == "control" for entry in corpus.manifest)
     if not num_control:
         return warn("audit", _explain_missing(config, corpus))

@@ -66,13 +66,7 @@ _RARE = 0.01
 def predict_audit_intervals(
     corpus: Corpus, counts: Sequence[int], selection: Selection | None
 ) -> list[BucketPrediction]:
-    """Return how many documents of each bucket will be audited, with the resulting intervals.
-
-    Args:
-        corpus: documents of the run.
-        counts: times each document will have been trained in full.
-        selection: what the audit measures; None if there is none.
-    """
+    """Return how many documents of each bucket will be audited, with the resulting intervals."""
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
     outlook = []
@@ -114,14 +108,7 @@ def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketOutline]]
 def remark_on_audit(
     config: RunConfig, corpus: Corpus, buckets: Sequence[BucketPrediction], *, is_cut: bool
 ) -> list[Remark]:
-    """Warn if the audit will be refused or will have low statistical power.
-
-    Args:
-        config: of the run.
-        corpus: its documents.
-        buckets: result of `predict_audit_intervals`.
-        is_cut: whether 'train.max_steps' ends the run early.
-    """
+    """Warn if the audit will be refused or will have low statistical power."""
     remarks = []
     num_trained = sum(
         bucket.num_documents - bucket.num_not_auditable
@@ -264,13 +251,7 @@ def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
 
 
 def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
-    """Return what a run's audit will measure; None if the run has no audit.
-
-    Args:
-        config: of the run.
-        corpus: its documents.
-        counts: times each document will have been trained in full.
-    """
+    """Return what a run's audit will measure; None if the run has no audit."""
     if not config.audit.enabled:
         return None
     return select_windows(

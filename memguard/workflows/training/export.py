@@ -65,9 +65,6 @@ class MergedExport:
 def export_merged(request: ExportRequest) -> MergedExport:
     """Merge an adapter into its base and write the model, if it gives the same logits.
 
-    Args:
-        request: checked.
-
     Raises:
         ModelError: the adapter or its base cannot be read, or the merged model differs by more than
             rounding; nothing is written then.

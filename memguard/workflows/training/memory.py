@@ -49,11 +49,6 @@ _GIB = 2**30
 def check_memory_early(config: RunConfig, sizes: ModelSizes | None, num_processes: int) -> None:
     """Refuse a run that cannot fit, without torch, if the device is known by then.
 
-    Args:
-        config: the run's settings.
-        sizes: of its model; None if they are not known yet, or there is no estimate.
-        num_processes: number of training processes.
-
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
     """
@@ -71,12 +66,6 @@ def check_memory(
     config: RunConfig, model: ModelSizes | ModelStorage, machine: Machine, num_processes: int
 ) -> None:
     """Refuse a run that cannot fit.
-
-    Args:
-        config: the run's settings.
-        model: sizes of its model; or its parameters, if only their memory can be estimated.
-        machine: the machine it runs on.
-        num_processes: number of training processes.
 
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
@@ -104,11 +93,7 @@ def plan_model(model: ModelSizes | ModelStorage, inputs: PlanInputs) -> Plan:
 
 
 def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
-    """Return the sizes of a run's model; if its memory cannot be estimated, its parameters.
-
-    Raises:
-        ModelError: no such configuration.
-    """
+    """Return the sizes of a run's model; if its memory cannot be estimated, its parameters."""
     from memguard.workflows.common.setup import read_model_config  # imports torch
 
     config = read_model_config(run)
@@ -186,13 +171,6 @@ def resolve_auto(
 ) -> RunConfig:
     """Return the settings without `auto`, but for `train.compile`.
 
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-        sizes: sizes of the model; None if its memory cannot be estimated.
-        machine: the machine that the run uses; None if its memory is not known.
-        world_size: number of ranks.
-
     Raises:
         ConfigError: the mesh does not match the number of ranks or the model.
     """
@@ -218,12 +196,7 @@ def resolve_auto(
 
 
 def resolve_auto_for_documents(config: RunConfig, device_type: str) -> RunConfig:
-    """Replace `auto` for a command that only reads documents, perhaps where there is no GPU.
-
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-    """
+    """Replace `auto` for a command that only reads documents, perhaps where there is no GPU."""
     config = keep_precision(config, Path(config.output_dir) / config.name)
     return resolve_auto(config, device_type=device_type, sizes=None, machine=None, world_size=1)
 
@@ -267,14 +240,7 @@ def explain_halving(config: RunConfig, shape: MeshShape, half: int) -> str:
 def explain_out_of_memory(
     config: RunConfig, shape: MeshShape, device_type: str, *, is_loaded: bool
 ) -> str:
-    """Return an error message that names only changes that can help.
-
-    Args:
-        config: the run's settings, without `auto`.
-        shape: the run's mesh.
-        device_type: "cuda" or "cpu".
-        is_loaded: whether the model was loaded before memory ran out.
-    """
+    """Return an error message that names only changes that can help."""
     train = config.train
     ways = []
     smaller = find_half(config, shape)

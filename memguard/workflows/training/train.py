@@ -329,11 +329,7 @@ def _build_trainer(
 def _build_row_clipping(
     run: OpenedRun, prepared: PreparedRun, key: str, num_rows: int
 ) -> RowClipping | None:
-    """Return the clipping of a run with dp_sgd; its noise is derived from the identity key.
-
-    Raises:
-        ConfigError, DataError: see `load_identity_key`.
-    """
+    """Return the clipping of a run with dp_sgd; its noise is derived from the identity key."""
     config, runtime = run.config, run.distributed.runtime
     dp_sgd = find_mitigation(config.mitigations, DpSgdConfig)
     if dp_sgd is None:
@@ -428,12 +424,7 @@ def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> Non
 
 
 def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
-    """Return the manifest with the counts of fed tokens, and for canaries of tokens with loss.
-
-    Args:
-        loader: after the last step.
-        num_samples: number of rows fed since the start of the run.
-    """
+    """Return the manifest with the counts of fed tokens, and for canaries of tokens with loss."""
     corpus = loader.corpus
     repetitions = loader.realised_repetitions().tolist()
     fed = loader.count_fed_tokens().tolist()
