@@ -237,7 +237,7 @@ def _list_listed(path: Path) -> list[Path]:
     """Return the files of a checkpoint whose hashes decide whether it is intact."""
     try:
         files = load_checkpoint_manifest(path).files
-    except RecordError:  # Reported by `_check`.
+    except RecordError:  # Reported by `_check_or_warn`.
         return []
     # A name with a separator is damage. Of other sizes than written, files are not compared.
     own = {path / name: file_sum for name, file_sum in files.items() if Path(name).name == name}
@@ -251,20 +251,15 @@ def _list_listed(path: Path) -> list[Path]:
 def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointManifest | None:
     """Return the manifest of a checkpoint; None, with a warning, if it is damaged."""
     try:
-        return _check(path, read)
+        why = "; ".join(str(damage) for damage in find_checkpoint_damage(path, read=read)[:3])
+        if not why:
+            manifest = load_checkpoint_manifest(path)
+            load_metadata(path, manifest.files)
+            return manifest
     except RecordError as error:
-        console.warn(f"checkpoint {path.name} is skipped: {error}")
-        return None
-
-
-def _check(path: Path, read: SumFile) -> CheckpointManifest:
-    """Verify a checkpoint and return its manifest."""
-    damages = find_checkpoint_damage(path, read=read)
-    if damages:
-        raise RecordError("; ".join(str(damage) for damage in damages[:3]))
-    manifest = load_checkpoint_manifest(path)
-    load_metadata(path, manifest.files)
-    return manifest
+        why = str(error)
+    console.warn(f"checkpoint {path.name} is skipped: {why}")
+    return None
 
 
 def check_belongs(

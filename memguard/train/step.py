@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.config import OptimConfig, TrainConfig
-from memguard.data.loader import Batch
+from memguard.data.loader import Batch, Loader
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
@@ -75,6 +75,16 @@ class StepResult:
     contain; None if the model does not train with it."""
     shared: tuple[float, ...] = ()
     """Sums of the caller's numbers over the ranks that split the batch."""
+
+
+def build_own_batch(
+    loader: Loader, step: int, lm: CausalLM, reference_nll: NDArray[np.float32] | None = None
+) -> Batch:
+    """Build this rank's rows of a step, from 0."""
+    samples = loader.samples(step)
+    num_rows = -(-len(samples) // lm.num_batch_ways)
+    mine = samples[lm.batch_rank * num_rows :][:num_rows]
+    return loader.batch(mine, num_rows=num_rows, reference_nll=reference_nll)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

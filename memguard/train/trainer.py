@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from memguard.config import RunConfig
-from memguard.data.loader import Batch
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.model.causal_lm import CausalLM
 from memguard.records.percent import format_percent
@@ -36,7 +35,7 @@ from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher
 from memguard.train.resume import Checkpoints, Totals
 from memguard.train.run_state import RunState, TrainingData
-from memguard.train.step import TrainStep
+from memguard.train.step import TrainStep, build_own_batch
 from memguard.train.stop_request import StopRequest
 
 _HELDOUT_BATCH_TOKENS = 4096
@@ -100,7 +99,9 @@ class Trainer:
         )
         self._reference_nll: NDArray[np.float32] | None = None
         self.stop_request = StopRequest(run.console)
-        self._batches = Prefetcher(self._build_batch)
+        self._batches = Prefetcher(
+            lambda step: build_own_batch(self.loader, step, lm, self._reference_nll)
+        )
         self._signal_number = 0
         """Signal that any rank had received in the last step; 0 for none."""
         self._labels: tuple[float, float] | None = None
@@ -161,13 +162,6 @@ class Trainer:
         finally:
             log.close()
             self.lm.model.eval()
-
-    def _build_batch(self, step: int) -> Batch:
-        """Build this rank's rows of a step, from 0."""
-        samples = self.loader.samples(step)
-        num_rows = -(-len(samples) // self.lm.num_batch_ways)
-        mine = samples[self.lm.batch_rank * num_rows :][:num_rows]
-        return self.loader.batch(mine, num_rows=num_rows, reference_nll=self._reference_nll)
 
     def _timed_step(self) -> StepMetrics:
         started = time.perf_counter()

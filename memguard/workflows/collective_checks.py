@@ -283,8 +283,15 @@ def check_backend(name: Literal["gloo", "nccl"], num_ranks: int, *, limit_s: flo
         # Later ranks may fail to connect after a collective that hung.
         reason=None if states else reason,
         checks=tuple(
-            _make_check(name, check, states.get(name_check(*check), ("not tested", untested)))
-            for check in checks
+            Check(
+                operation=operation,
+                dtype=dtype,
+                state=state,
+                reason=why or None,
+                is_needed=dtype in _NEEDED_OF[name].get(operation, ()),
+            )
+            for operation, dtype in checks
+            for state, why in [states.get(name_check(operation, dtype), ("not tested", untested))]
         ),
     )
 
@@ -292,18 +299,6 @@ def check_backend(name: Literal["gloo", "nccl"], num_ranks: int, *, limit_s: flo
 def skip_backend(name: Literal["gloo", "nccl"], reason: str) -> Backend:
     """Return a backend that cannot be tested on this machine."""
     return Backend(name=name, num_ranks=0, reason=reason, checks=())
-
-
-def _make_check(backend: str, check: tuple[str, str], result: tuple[State, str]) -> Check:
-    operation, dtype = check
-    state, reason = result
-    return Check(
-        operation=operation,
-        dtype=dtype,
-        state=state,
-        reason=reason or None,
-        is_needed=dtype in _NEEDED_OF[backend].get(operation, ()),
-    )
 
 
 _Line = Mapping[str, Any]

@@ -10,7 +10,6 @@ from memguard.compare import (
     describe_compiled,
     list_comparison_rows,
 )
-from memguard.config import RunConfig
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
 from memguard.records.comparison import (
@@ -103,7 +102,8 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
     first: Mapping[str, Any] = {}
     for number, folder in enumerate(folders):
         config = load_own_config(Path(folder))
-        settings = _flatten(_list_settings(config))
+        values = config.model_dump(mode="json", exclude={"train": set(FREE_IN_TRAIN)})
+        settings = _flatten({key: v for key, v in values.items() if key not in _NO_SETTING})
         first = settings if number == 0 else first
         decided = {**settings, "mitigations": config.mitigations}
         name = next((name for name, other in known if other == decided), None)
@@ -125,11 +125,6 @@ def _choose_name(folder: Path, taken: Set[str]) -> str:
     parts = folder.parts[1:]
     names = (escape_name("/".join(parts[-count:])) for count in range(1, len(parts) + 1))
     return next((name for name in names if name not in taken), str(folder))
-
-
-def _list_settings(config: RunConfig) -> dict[str, Any]:
-    values = config.model_dump(mode="json", exclude={"train": set(FREE_IN_TRAIN)})
-    return {key: value for key, value in values.items() if key not in _NO_SETTING}
 
 
 def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:

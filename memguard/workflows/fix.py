@@ -165,7 +165,10 @@ def _count_copies(
             folder,
             trained,
             cache_dir=default_cache_dir(),
-            has_chat_template=lambda: _has_chat_template(folder),
+            has_chat_template=lambda: (
+                getattr(load_tokenizer(str(find_weights_folder(folder))), "chat_template", None)
+                is not None
+            ),
         )
     except (ConfigError, DataError) as error:
         console.warn(f"copies are not searched for: {error}")
@@ -189,9 +192,3 @@ def _count_copies(
         num_extracted=len(extracted),
         num_extracted_with_copy=sum(e.id in extracted and e.cluster in copied for e in trained),
     )
-
-
-def _has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer of a finished run has a chat template."""
-    tokenizer = load_tokenizer(str(find_weights_folder(folder)))
-    return getattr(tokenizer, "chat_template", None) is not None

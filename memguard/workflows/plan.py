@@ -164,8 +164,8 @@ def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
             f"'--model' must be a config.json or a folder with one; '{file}' cannot be read: "
             f"{error.strerror}"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"'--model' must be a config.json; '{file}' is not JSON") from error
+    except (ValueError, RecursionError):
+        fields = None
     if not isinstance(fields, dict):
         raise ModelError(f"'--model' must be a config.json; '{file}' is not a JSON object")
     if path.is_dir() and not is_adapter(path):

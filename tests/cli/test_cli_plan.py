@@ -239,7 +239,7 @@ def test_no_such_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{not json", "is not JSON"),
+        ("{not json", "is not a JSON object"),
         ("[1, 2]", "is not a JSON object"),
         ("{}", "'model_type' must be one that transformers"),
         ('{"model_type": "t5"}', "cannot be loaded as a causal language model"),
@@ -257,7 +257,7 @@ def test_a_model_that_is_none(tmp_path: Path, text: str, said: str) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(b"\xff\xfe\x00binary")
-    check_refusal(plan("--model", path), 3, "is not JSON")
+    check_refusal(plan("--model", path), 3, "is not a JSON object")
 
 
 def test_a_machine_that_is_wrong(tmp_path: Path, model: Path) -> None:

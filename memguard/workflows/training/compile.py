@@ -48,10 +48,10 @@ from memguard.planner.machine import THIS_MACHINE, load_machine
 from memguard.records import IGNORE_LABEL
 from memguard.records.compile_choice import CompileChoice, load_compile_choice
 from memguard.runtime import Console, format_duration
-from memguard.train.step import TrainStep
+from memguard.train.step import TrainStep, build_own_batch
 from memguard.workflows.common.setup import DistributedContext, read_model_config
 from memguard.workflows.training.data import PreparedRun, build_training_data
-from memguard.workflows.training.memory import read_run_model
+from memguard.workflows.training.memory import read_run_model, set_train
 
 LONG_RUN_S = 600.0
 """Planned time from which on compiling is worth its own time (seconds)."""
@@ -101,12 +101,6 @@ def choose_compile(
         before = ", as when the run began" if is_auto and choice == kept else ""
         console.info(f"compile: decoder blocks are {state}{before} ({choice.reason})")
     return choice
-
-
-def set_compile(config: RunConfig, choice: CompileChoice) -> RunConfig:
-    """Return the settings with the choice instead of `auto`."""
-    train = config.train.model_copy(update={"compile": choice.is_on})
-    return config.model_copy(update={"train": train})
 
 
 def decide_compile(
@@ -228,8 +222,7 @@ def _run_block(
     distributed: DistributedContext,
 ) -> None:
     # Which modules are trained is left out: their names may be those of other layers.
-    changes = {"compile": True, "trainable_modules": None}
-    train = config.train.model_copy(update=changes)
+    train = set_train(config, compile=True, trainable_modules=None).train
     runtime = distributed.runtime
     assembly = Assembly.for_training(
         train,
@@ -273,10 +266,7 @@ def _fill(lm: CausalLM) -> None:
 
 def _build_batch(loader: Loader, step: int, lm: CausalLM) -> Batch:
     """Build this rank's rows of a step, from 0, with tokens of the small vocabulary."""
-    samples = loader.samples(step)
-    num_rows = -(-len(samples) // lm.num_batch_ways)
-    mine = samples[lm.batch_rank * num_rows :][:num_rows]
-    batch = loader.batch(mine, num_rows=num_rows)
+    batch = build_own_batch(loader, step, lm)
     labels = np.where(batch.labels == IGNORE_LABEL, IGNORE_LABEL, batch.labels % lm.vocab_size)
     return replace(batch, input_ids=batch.input_ids % lm.vocab_size, labels=labels)
 

@@ -27,7 +27,7 @@ from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.planner.dry_run import Remark, note, warn
-from memguard.records import write_atomically
+from memguard.records import ManifestEntry, write_atomically
 from memguard.records.percent import format_percent
 from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
@@ -165,6 +165,32 @@ def build_training_data(
         seed=config.seed,
     )
     return TrainingData(loader=loader, k_schedule=k_schedule)
+
+
+def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
+    """Return the manifest with the counts of fed tokens, and for canaries of tokens with loss."""
+    corpus = loader.corpus
+    repetitions = loader.realised_repetitions().tolist()
+    fed = loader.count_fed_tokens().tolist()
+    updates = [
+        {"num_repetitions": count, "num_tokens_fed": num_tokens}
+        for count, num_tokens in zip(repetitions, fed, strict=True)
+    ]
+    canaries = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
+    losses = loader.count_losses(canaries, num_samples=num_samples)
+    for index, losses_N in zip(canaries, losses, strict=True):
+        document = corpus.document(index)
+        secret = document.supervised.copy()
+        secret[document.num_content_tokens :] = False
+        updates[index] |= {
+            "num_supervised_tokens": int(secret.sum()),
+            "num_loss_tokens": int((losses_N[secret] > 0).sum()),
+            "num_losses": int(losses_N[secret].sum()),
+        }
+    return [
+        entry.model_copy(update=update)
+        for entry, update in zip(corpus.manifest, updates, strict=True)
+    ]
 
 
 # -- the control ----------------------------------------------------------------------------------

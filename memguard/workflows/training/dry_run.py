@@ -221,7 +221,15 @@ def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
         remarks.append(_check_disk(config, folder, outline, length.num_steps))
-        selection = _select_audited(config, corpus, counts)
+        selection = None
+        if config.audit.enabled:
+            selection = select_windows(
+                list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len),
+                load_audit_suite(config.audit).extraction,
+                seed=config.seed,
+                min_documents=0,
+                max_documents_per_bucket=config.audit.max_documents_per_bucket,
+            )
         buckets = predict_audit_intervals(corpus, counts, selection)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
@@ -248,19 +256,6 @@ def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
             record=record,
             first_row=read_first_row(training_data.loader, tokenizer),
         )
-
-
-def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
-    """Return what a run's audit will measure; None if the run has no audit."""
-    if not config.audit.enabled:
-        return None
-    return select_windows(
-        list_audited(corpus, counts, config.audit, seq_len=config.data.seq_len),
-        load_audit_suite(config.audit).extraction,
-        seed=config.seed,
-        min_documents=0,
-        max_documents_per_bucket=config.audit.max_documents_per_bucket,
-    )
 
 
 @contextmanager

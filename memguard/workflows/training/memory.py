@@ -127,23 +127,15 @@ def resolve_auto_settings(
 ) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
-    A run that was begun before keeps its precision.
-
-    Args:
-        config: the run's settings.
-        runtime: this process's device and ranks; every rank must call this.
-        halve: use half of the micro-batch that `auto` chooses, because it did not fit.
-
-    Raises:
-        ConfigError: names what would fit.
+    Every rank must call this. A run that was begun before keeps its precision. ``halve``: with half
+    of the micro-batch that `auto` chooses, because it did not fit.
     """
     machine = _describe_machine(runtime)
 
     def decide() -> RunConfig:
         folder = Path(config.output_dir) / config.name
         resumed = keep_precision(config, folder)
-        sizes = None
-        num_ranks = runtime.world_size
+        sizes, num_ranks = None, runtime.world_size
         with contextlib.suppress(ModelError):
             model = read_run_model(resumed)
             sizes = model if isinstance(model, ModelSizes) else None
@@ -156,7 +148,10 @@ def resolve_auto_settings(
             machine=machine,
             world_size=num_ranks,
         )
-        return _halve(resolved, num_ranks) if halve else resolved
+        if not halve:
+            return resolved
+        half = find_half(resolved, resolve_mesh(resolved.parallel, num_ranks))
+        return resolved if half is None else set_train(resolved, micro_batch_size=half)
 
     return runtime.broadcast_object(runtime.only_on_main(decide))
 
@@ -192,7 +187,13 @@ def resolve_auto(
             changes["micro_batch_size"] = None if is_private else rows
         if train.activation_checkpointing == "auto":
             changes["activation_checkpointing"] = mode
-    return config.model_copy(update={"train": train.model_copy(update=changes)})
+    return set_train(config, **changes)
+
+
+def set_train(config: RunConfig, **changes: Any) -> RunConfig:
+    """Return the settings with other values of `train`."""
+    train = config.train.model_copy(update=changes)
+    return config.model_copy(update={"train": train})
 
 
 def resolve_auto_for_documents(config: RunConfig, device_type: str) -> RunConfig:
@@ -207,7 +208,7 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
         return config
     stored = load_yaml(folder / "config.yaml").values
     changes = {"precision": stored["train"]["precision"]}
-    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
+    return set_train(config, **changes)
 
 
 # -- after an out-of-memory error ----------------------------------------------------------------
@@ -264,34 +265,24 @@ def explain_out_of_memory(
 
 
 def _describe_step(config: RunConfig, shape: MeshShape) -> str:
-    num_rows = _count_rows(config, shape)
-    rows = min(config.train.count_micro_rows(num_rows), num_rows)
-    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
-        rows = 1
+    rows = _count_rows(config, shape)[1]
     return f"with {rows} row{'s' if rows > 1 else ''} of {config.data.seq_len:,} tokens at a time"
 
 
 def find_half(config: RunConfig, shape: MeshShape) -> int | None:
     """Return the largest micro-batch of at most half the rows; None if it cannot be smaller."""
-    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
-        return None  # Each row has its own pass.
-    num_rows = _count_rows(config, shape)
-    now = min(config.train.count_micro_rows(num_rows), num_rows)
+    num_rows, now = _count_rows(config, shape)
     if now == 1:
         return None
     return next(rows for rows in list_micro_batches(num_rows) if 2 * rows <= now)
 
 
-def _halve(config: RunConfig, num_ranks: int) -> RunConfig:
-    half = find_half(config, resolve_mesh(config.parallel, num_ranks))
-    if half is None:
-        return config
-    train = config.train.model_copy(update={"micro_batch_size": half})
-    return config.model_copy(update={"train": train})
-
-
-def _count_rows(config: RunConfig, shape: MeshShape) -> int:
-    return -(-config.train.batch_size // shape.num_batch_ways)
+def _count_rows(config: RunConfig, shape: MeshShape) -> tuple[int, int]:
+    """Return the rows of a step and of a micro-batch, on one rank."""
+    num_rows = -(-config.train.batch_size // shape.num_batch_ways)
+    # With dp_sgd each row has its own pass.
+    is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
+    return num_rows, 1 if is_private else min(config.train.count_micro_rows(num_rows), num_rows)
 
 
 # -- the machine ---------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus
 from memguard.data.identity_key import load_identity_key
-from memguard.data.loader import Loader
 from memguard.data.token_checks import check_vocabulary
 from memguard.errors import ConfigError
 from memguard.hf.load import count_parameters
@@ -37,7 +36,7 @@ from memguard.parallel.flash_attention_3 import flash_attention_3
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.reference_hash import remark_on_reference_hash
-from memguard.records import ManifestEntry, save_manifest, write_atomically
+from memguard.records import save_manifest, write_atomically
 from memguard.records.run_files import (
     find_weights_folder,
     list_trained_files,
@@ -80,10 +79,11 @@ from memguard.workflows.common.setup import (
     start_model,
 )
 from memguard.workflows.training.checks import CheckedRun
-from memguard.workflows.training.compile import choose_compile, set_compile
+from memguard.workflows.training.compile import choose_compile
 from memguard.workflows.training.data import (
     PreparedRun,
     build_training_data,
+    count_up,
     prepare,
     report_control,
 )
@@ -96,6 +96,7 @@ from memguard.workflows.training.memory import (
     is_out_of_memory,
     resolve_auto_for_documents,
     resolve_auto_settings,
+    set_train,
 )
 from memguard.workflows.training.monitor import build_monitor
 
@@ -284,7 +285,7 @@ def _build_trainer(
     distributed, console, corpus = run.distributed, run.console, prepared.corpus
     runtime = distributed.runtime
     choice = choose_compile(run.config, prepared, distributed, console)
-    config = set_compile(run.config, choice)
+    config = set_train(run.config, compile=choice.is_on)
     environment = choice.add_to(describe_environment(runtime.device, runtime.world_size))
     text = json.dumps(environment, indent=2).encode()
     runtime.only_on_main(lambda: write_atomically(run.folder / "environment.json", text))
@@ -421,29 +422,3 @@ def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> Non
         folder, run_key=run_key, step=step, base=base, base_quantization=started.quantization
     )
     save_sealed(trained, folder / "trained.json")
-
-
-def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
-    """Return the manifest with the counts of fed tokens, and for canaries of tokens with loss."""
-    corpus = loader.corpus
-    repetitions = loader.realised_repetitions().tolist()
-    fed = loader.count_fed_tokens().tolist()
-    updates = [
-        {"num_repetitions": count, "num_tokens_fed": num_tokens}
-        for count, num_tokens in zip(repetitions, fed, strict=True)
-    ]
-    canaries = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
-    losses = loader.count_losses(canaries, num_samples=num_samples)
-    for index, losses_N in zip(canaries, losses, strict=True):
-        document = corpus.document(index)
-        secret = document.supervised.copy()
-        secret[document.num_content_tokens :] = False
-        updates[index] |= {
-            "num_supervised_tokens": int(secret.sum()),
-            "num_loss_tokens": int((losses_N[secret] > 0).sum()),
-            "num_losses": int(losses_N[secret].sum()),
-        }
-    return [
-        entry.model_copy(update=update)
-        for entry, update in zip(corpus.manifest, updates, strict=True)
-    ]
