@@ -3,17 +3,23 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
-from memguard.train.metrics import StepMetrics
+from memguard.records import AuditReport, load_record
+from memguard.train.metrics import MetricsLine, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.train import train_run
+
+Line = TypeVar("Line", bound=MetricsLine)
+QUIET = {"audit": {"enabled": False}}
 
 
 def write_documents(path: Path, count: int = 60, *, words: int = 40, seed: int = 0) -> Path:
@@ -48,15 +54,46 @@ def make_run(folder: Path, *, name: str = "run", **changes: Any) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
-def train_checked(config: RunConfig) -> None:
+def train_checked(config: RunConfig) -> RunConfig:
     """Check the settings and train, as `memguard train` does on the processes that there are."""
     train_run(check_run(config))
+    return config
+
+
+def run_folder(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.name
+
+
+def read_lines(config: RunConfig, kind: type[Line]) -> list[Line]:
+    """Return the lines of one kind of a run's log."""
+    lines = read_metrics(run_folder(config) / "metrics.jsonl")
+    return [line for line in lines if isinstance(line, kind)]
+
+
+def read_losses(config: RunConfig) -> list[float | None]:
+    return [line.loss for line in read_lines(config, StepMetrics)]
+
+
+def read_weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = load_file(run_folder(config) / "model/model.safetensors")
+    return weights
+
+
+def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
+    ours, theirs = read_weights(one), read_weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def read_report(config: RunConfig) -> AuditReport:
+    return load_record(AuditReport, run_folder(config) / "audit" / "report.json")
 
 
 def copy_run(config: RunConfig, folder: Path) -> RunConfig:
     """Return the run in a folder of its own, as `cp -a` leaves it."""
     copied = config.model_copy(update={"output_dir": str(folder / "runs")})
-    shutil.copytree(Path(config.output_dir) / config.name, Path(copied.output_dir) / config.name)
+    shutil.copytree(run_folder(config), run_folder(copied))
     return copied
 
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from ranks import RankPool
-from run_examples import copy_run, make_run, train_checked, write_documents
+from run_examples import copy_run, make_run, read_lines, run_folder, train_checked, write_documents
 
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
@@ -18,7 +18,7 @@ from memguard.data.packing import split_points
 from memguard.errors import Interrupted
 from memguard.records.run_files import find_reference_damage
 from memguard.train import base_nll
-from memguard.train.metrics import StepMetrics, read_metrics
+from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -42,18 +42,13 @@ def make(folder: Path, name: str, **changes: Any) -> RunConfig:
     )
 
 
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 def read_reference(config: RunConfig) -> NDArray[np.float32]:
     reference: NDArray[np.float32] = np.load(run_folder(config) / "reference_nll.npy")
     return reference
 
 
 def read_steps(config: RunConfig) -> list[StepMetrics]:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line for line in lines if isinstance(line, StepMetrics)]
+    return read_lines(config, StepMetrics)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunConfig:
-    config = make(folder, "finished")
-    train_checked(config)
-    return config
+    return train_checked(make(folder, "finished"))
 
 
 @pytest.mark.quick

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_examples import Killed, copy_run, kill_after, make_run, train_checked
+from run_examples import Killed, copy_run, kill_after, make_run, run_folder, train_checked
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
@@ -44,16 +44,10 @@ def make(folder: Path, **changes: Any) -> RunConfig:
     return make_run(folder, **(values | changes))
 
 
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """A run that nothing has interrupted."""
-    config = make(tmp_path_factory.mktemp("whole"))
-    train_checked(config)
-    return config
+    return train_checked(make(tmp_path_factory.mktemp("whole")))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +142,7 @@ HALF_DONE: list[tuple[str, Callable[[Path], None], str]] = [
     ("checkpoints/step-00000008/manifest.json", seal_another_step, "is skipped"),
     ("checkpoints/step-00000008/metadata.json", flip, "is skipped"),
     ("checkpoints/step-00000008/metrics.jsonl", flip, "is skipped"),
+    ("checkpoints/step-00000008/__0_0.distcp", flip, "is skipped"),
     ("checkpoints/step-00000008/.metadata", Path.touch, "is skipped"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from ranks import RankPool
-from run_examples import make_run, train_checked, write_documents
+from run_examples import make_run, run_folder, train_checked, write_documents
 from safetensors.torch import load_file, save_file
 from test_train_mesh import curve, stop_after
 
@@ -51,8 +51,10 @@ def make(
     return make_run(folder, name=name, **{**values, **changes})
 
 
-def run_of(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
+def read_adapters(config: RunConfig) -> dict[str, torch.Tensor]:
+    path = run_folder(config) / "adapter/adapter_model.safetensors"
+    tensors: dict[str, torch.Tensor] = load_file(path)
+    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def compute_logits(model: Any) -> torch.Tensor:
 
 
 def test_a_run_leaves_a_folder_that_plain_peft_loads(folder: Path, alone: RunConfig) -> None:
-    run = run_of(alone)
+    run = run_folder(alone)
     assert not (run / "model").exists()
     assert find_weights_folder(run) == run / "adapter"
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "runs/base/model")
@@ -91,23 +93,23 @@ def test_a_run_leaves_a_folder_that_plain_peft_loads(folder: Path, alone: RunCon
 
 
 def test_trained_json_seals_the_adapter_and_its_base(folder: Path, alone: RunConfig) -> None:
-    trained = load_trained(run_of(alone))
+    trained = load_trained(run_folder(alone))
     assert trained.folder == "adapter"
     assert trained.base == sum_model(folder / "runs/base/model")
     assert {"adapter_model.safetensors", "adapter_config.json"} <= trained.model.keys()
-    assert find_trained_damage(run_of(alone)) == []
+    assert find_trained_damage(run_folder(alone)) == []
 
 
 def test_the_audit_is_of_base_and_adapter_and_verify_checks_the_run(alone: RunConfig) -> None:
-    report = json.loads((run_of(alone) / "audit/report.json").read_text())
+    report = json.loads((run_folder(alone) / "audit/report.json").read_text())
     assert report["model"]["base"] is not None
-    parts = verify(run_of(alone), lambda *_: None).parts
+    parts = verify(run_folder(alone), lambda *_: None).parts
     assert [part.state for part in parts] == ["intact"] * len(parts)
-    assert (run_of(alone) / "adapter/README.md").read_text().count("Memorization audit") == 1
+    assert (run_folder(alone) / "adapter/README.md").read_text().count("Memorization audit") == 1
 
 
 def test_checkpoints_hold_adapters_and_their_optimizer_only(alone: RunConfig) -> None:
-    path = run_of(alone) / "checkpoints/step-00000006/metadata.json"
+    path = run_folder(alone) / "checkpoints/step-00000006/metadata.json"
     names = set(json.loads(path.read_text())["tensors"])
     models = {name for name in names if name.startswith("model.")}
     assert len(models) == 2 * 2 * 7, "two factors in two blocks of seven layers"
@@ -116,10 +118,10 @@ def test_checkpoints_hold_adapters_and_their_optimizer_only(alone: RunConfig) ->
 
 
 def test_a_damaged_adapter_is_exported_again(folder: Path, alone: RunConfig) -> None:
-    path = run_of(alone) / "adapter/adapter_model.safetensors"
+    path = run_folder(alone) / "adapter/adapter_model.safetensors"
     before = path.read_bytes()
     path.write_bytes(before[:-1] + b"\0\0")
-    assert [item.file for item in find_trained_damage(run_of(alone))] == [
+    assert [item.file for item in find_trained_damage(run_folder(alone))] == [
         "adapter/adapter_model.safetensors"
     ]
     train_checked(alone)
@@ -134,14 +136,12 @@ def test_a_mesh_trains_the_adapter_of_one_process(
     ranks(train_checked, 4, config)
     # fp32: sums in another order, magnified by 6 steps of AdamW.
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
-    ours, theirs = (
-        load_file(run_of(each) / "adapter/adapter_model.safetensors") for each in (config, alone)
-    )
+    ours, theirs = read_adapters(config), read_adapters(alone)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-4)
-    assert (run_of(config) / "audit/report.json").is_file()
+    assert (run_folder(config) / "audit/report.json").is_file()
 
 
 def test_a_run_resumes_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPool) -> None:

@@ -5,18 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ranks import RankPool
-from run_examples import Killed, copy_run, kill_after, make_run, train_checked, write_documents
-from safetensors.torch import load_file
+from run_examples import (
+    Killed,
+    assert_same_weights,
+    copy_run,
+    kill_after,
+    make_run,
+    read_lines,
+    read_losses,
+    read_report,
+    run_folder,
+    train_checked,
+    write_documents,
+)
 
 from memguard.config import RunConfig
 from memguard.data.loader import Batch
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.model.causal_lm import CausalLM
-from memguard.records import AuditReport, ResultRow, WatchedLine, load_record
+from memguard.records import ResultRow, WatchedLine
 from memguard.runtime import detect_runtime
-from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+from memguard.train.metrics import EndMetrics, StepMetrics
 from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.resources import open_audit_context
@@ -61,23 +71,12 @@ def make(
     )
 
 
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 def read_audits(config: RunConfig) -> list[WatchedLine]:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line for line in lines if isinstance(line, WatchedLine)]
-
-
-def read_losses(config: RunConfig) -> list[float | None]:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line.loss for line in lines if isinstance(line, StepMetrics)]
+    return read_lines(config, WatchedLine)
 
 
 def read_end(config: RunConfig) -> EndMetrics:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    (end,) = read_lines(config, EndMetrics)
     return end
 
 
@@ -94,35 +93,19 @@ def share_learnt(line: WatchedLine) -> float:
     return share
 
 
-def weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    return load_file(run_folder(config) / "model" / "model.safetensors")
-
-
-def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
-    ours, theirs = weights(one), weights(other)
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-
-
 @pytest.fixture(scope="module")
 def watched(folder: Path) -> RunConfig:
-    config = make(folder, "watched", None)
-    train_checked(config)
-    return config
+    return train_checked(make(folder, "watched", None))
 
 
 @pytest.fixture(scope="module")
 def tightened(folder: Path) -> RunConfig:
-    config = make(folder, "tightened", TIGHTEN, audit_at_end=False)
-    train_checked(config)
-    return config
+    return train_checked(make(folder, "tightened", TIGHTEN, audit_at_end=False))
 
 
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> RunConfig:
-    config = make(folder, "stopped", STOP)
-    train_checked(config)
-    return config
+    return train_checked(make(folder, "stopped", STOP))
 
 
 def test_looking_changes_nothing(
@@ -141,7 +124,7 @@ def test_the_last_audit_is_the_one_of_the_report(watched: RunConfig) -> None:
     audits = read_audits(watched)
     assert [audit.step for audit in audits[:3]] == [0, 10, 20]
     assert share_learnt(audits[-1]) > 0.5
-    report = load_record(AuditReport, run_folder(watched) / "audit" / "report.json")
+    report = read_report(watched)
     rows = [row for row in audits[-1].results if "verbatim" in row.metric]
     assert len(rows) == 2 * len(report.tables.buckets)
     for row in rows:
@@ -204,7 +187,7 @@ def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
     assert end.stopped_by_budget
     assert audits[-1].over_limit == ["x100"]
     assert end.step == audits[-2].step
-    report = load_record(AuditReport, run_folder(stopped) / "audit" / "report.json")
+    report = read_report(stopped)
     assert report.training is not None
     assert (report.training.num_steps, report.training.stopped_by_budget) == (end.step, True)
     # The audit at the end asks the same documents of the weights that were kept.
@@ -317,7 +300,7 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
         each.step for each in read_audits(stopped)
     ]
     assert_same_weights(config, stopped)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    report = read_report(config)
     assert report.dose_response, "the tally is that of the weights"
 
 
@@ -340,7 +323,7 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_p
     config = copy_run(stopped, tmp_path).model_copy(update=changed)
     train_checked(config)
     assert_same_weights(config, stopped)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    report = read_report(config)
     assert report.method.continuation_tokens == 6
 
 

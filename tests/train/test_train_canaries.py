@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, train_checked, write_documents
+from run_examples import make_run, read_report, run_folder, train_checked, write_documents
 
 from memguard.config import RunConfig
-from memguard.records import AuditReport, ManifestEntry, load_manifest, load_record
+from memguard.records import ManifestEntry, load_manifest
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 
@@ -31,7 +31,7 @@ def make(folder: Path, name: str, **changes: Any) -> RunConfig:
 
 
 def read_canaries(config: RunConfig) -> list[ManifestEntry]:
-    manifest = load_manifest(Path(config.output_dir) / config.name / "manifest.jsonl")
+    manifest = load_manifest(run_folder(config) / "manifest.jsonl")
     others = [entry for entry in manifest if entry.role != "canary"]
     for entry in others:
         counted = (entry.num_supervised_tokens, entry.num_loss_tokens, entry.num_losses)
@@ -41,9 +41,8 @@ def read_canaries(config: RunConfig) -> list[ManifestEntry]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> RunConfig:
-    config = make(folder, "plain", audit={"enabled": True}, data={"canaries": {"count": 8}})
-    train_checked(config)
-    return config
+    data = {"canaries": {"count": 8}}
+    return train_checked(make(folder, "plain", audit={"enabled": True}, data=data))
 
 
 def test_every_token_of_every_winner_received_loss_each_time(plain: RunConfig) -> None:
@@ -62,7 +61,7 @@ def test_every_token_of_every_winner_received_loss_each_time(plain: RunConfig) -
 
 
 def test_the_audit_of_documents_leaves_canaries_out(plain: RunConfig) -> None:
-    report = load_record(AuditReport, Path(plain.output_dir) / plain.name / "audit" / "report.json")
+    report = read_report(plain)
     names = [b.bucket for b in report.tables.buckets if b.role in ("trained", "control")]
     rows = [row for row in report.tables.select("extraction", "verbatim") if row.bucket in names]
     assert sum(row.num_documents for row in rows if row.model == "trained") == 200

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import copy_run, make_run, train_checked
+from run_examples import copy_run, make_run, read_losses, run_folder, train_checked
 from tiny_llama import TINY_LLAMA
 from torch import Tensor
 from torch import distributed as dist
@@ -21,7 +21,6 @@ from memguard.config import RunConfig
 from memguard.parallel.hf_plan import find_blocks
 from memguard.records.compile_choice import CompileChoice, load_compile_choice
 from memguard.runtime import Console, Runtime
-from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.setup import DistributedContext
 from memguard.workflows.training import compile as compile_module
@@ -114,13 +113,8 @@ def train_on_ranks(config: RunConfig, failing_ranks: tuple[int, ...]) -> tuple[l
     return compiled, num_groups
 
 
-def read_losses(config: RunConfig) -> list[float | None]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    return [line.loss for line in lines if isinstance(line, StepMetrics)]
-
-
 def load_choice(config: RunConfig) -> CompileChoice | None:
-    return load_compile_choice(Path(config.output_dir) / config.name)
+    return load_compile_choice(run_folder(config))
 
 
 # One key/value head, which both ranks of x share: its group is replaced too.
@@ -185,7 +179,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path: Path, capsys: pytest.CaptureFi
     first = copy_run(config, tmp_path / "first")
     for resumed in (config, first):
         # Training is repeated from its last checkpoint where the exported model is missing.
-        shutil.rmtree(Path(resumed.output_dir) / resumed.name / "model")
+        shutil.rmtree(run_folder(resumed) / "model")
     capsys.readouterr()
     # It would be too short to begin with.
     _, num_tried, compiled, _ = train_as_on_a_gpu(config, planned_s=1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import RankPool
-from run_examples import make_run, train_checked, write_documents
+from run_examples import make_run, run_folder, train_checked, write_documents
 from test_train_mesh import audit, check_scores, curve, stop_after
 
 from memguard.config import RunConfig
@@ -73,7 +73,7 @@ def test_a_run_goes_on_on_other_meshes(folder: Path, ranks: RankPool, family: st
 def test_a_mesh_gives_the_verdicts_of_one_process(folder: Path, ranks: RankPool, mesh: str) -> None:
     alone = make(folder, "gpt_oss", name=f"audited-{mesh[0]}")
     train_checked(alone)
-    run = Path(alone.output_dir) / alone.name
+    run = run_folder(alone)
     out = folder / f"audit {mesh}"
     ranks(audit, 2, run, out, mesh)
     expected = load_record(AuditReport, run / "audit" / "report.json")
@@ -108,7 +108,7 @@ def test_a_load_balancing_loss_is_trained_or_named(
         train={"max_steps": 2},
     )
     train_checked(config)
-    run = Path(config.output_dir) / config.name
+    run = run_folder(config)
     printed = capsys.readouterr()
     if message is None:
         assert "load-balancing" not in printed.out + printed.err

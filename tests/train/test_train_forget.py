@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, train_checked, write_documents
+from run_examples import make_run, read_report, run_folder, train_checked, write_documents
 
 from memguard.config import RunConfig
-from memguard.records import AuditReport, BucketRow, ResultRow, load_record
+from memguard.records import AuditReport, BucketRow, ResultRow
 from memguard.runtime import Console
 from memguard.train.metrics import HeldoutMetrics, read_metrics
 from memguard.workflows.training.checks import check_run
@@ -17,10 +17,6 @@ pytestmark = pytest.mark.slow
 
 _NUM_FORGOTTEN = 8
 WAYS: list[dict[str, Any]] = [{"name": "npo", "beta": 0.02}, {"name": "gradient_ascent"}]
-
-
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
 
 
 def bucket_of(report: AuditReport, role: str) -> BucketRow:
@@ -62,9 +58,7 @@ def make(folder: Path, name: str, *, epochs: int, lr: float, **changes: Any) -> 
 @pytest.fixture(scope="module")
 def reciting(folder: Path) -> RunConfig:
     """A model that knows its documents by heart."""
-    config = make(folder, "reciting", epochs=100, lr=1e-2, audit={"enabled": False})
-    train_checked(config)
-    return config
+    return train_checked(make(folder, "reciting", epochs=100, lr=1e-2, audit={"enabled": False}))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,7 @@ def test_it_forgets_and_keeps_the_rest(
         lr=3e-3,
     )
     train_checked(config)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    report = read_report(config)
     forgotten, kept = bucket_of(report, "forget"), bucket_of(report, "trained")
     assert (forgotten.bucket, forgotten.num_repetitions) == ("forget", 6)
     assert forgotten.num_documents == _NUM_FORGOTTEN
@@ -124,7 +118,7 @@ def test_what_a_run_cut_short_has_not_reached_is_asked_for_too(
     train = whole.train.model_copy(update={"batch_size": 3, "max_steps": 1})
     config = whole.model_copy(update={"train": train})
     train_checked(config)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    report = read_report(config)
     size = {bucket.bucket: bucket.num_documents for bucket in report.tables.buckets}
     reached, missed = size["forget, 1 times"], size["forget, 0 times"]
     assert reached + missed == _NUM_FORGOTTEN

@@ -13,7 +13,7 @@ import pytest
 import torch
 from cli_examples import run_cli, write_run
 from ranks import RankPool
-from run_examples import kill_after, make_run, train_checked
+from run_examples import QUIET, kill_after, make_run, read_lines, run_folder, train_checked
 
 from memguard.config import RunConfig, dump_yaml, load_yaml
 from memguard.records.run_files import find_config_damage
@@ -30,11 +30,10 @@ from memguard.workflows.training.memory import MicroBatchTooLarge, OutOfMemory
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("run_out_of_memory.py")
-QUIET = {"audit": {"enabled": False}}
 
 
 def read_losses(config: RunConfig) -> list[float]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    lines = read_metrics(run_folder(config) / "metrics.jsonl")
     return [line.loss for line in lines if isinstance(line, StepMetrics) and line.loss is not None]
 
 
@@ -284,8 +283,7 @@ def test_an_allocator_that_is_short_of_memory_is_said_once(
     monkeypatch.setattr(trainer_module, "measure_memory", measure)
     config = make_run(tmp_path, train={"max_steps": 4}, **QUIET)
     train_checked(config)
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    steps = read_lines(config, StepMetrics)
     assert [line.num_alloc_retries for line in steps] == [0, 0, 1, 2]
     assert {(line.peak_memory_bytes, line.peak_reserved_bytes) for line in steps} == {(5, 7)}
     assert "".join(capsys.readouterr()).count("memory is short") == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import make_run, train_checked, write_documents
+from run_examples import make_run, read_weights, run_folder, train_checked, write_documents
 from safetensors.torch import load_file
 from test_train_mesh import curve, stop_after
 from tiny_llama import TINY_LLAMA
@@ -48,17 +48,9 @@ def make(folder: Path, *, name: str, **changes: Any) -> RunConfig:
     return make_run(folder, name=name, **{**values, "train": train, **changes})
 
 
-def read_weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    path = Path(config.output_dir) / config.name / "model/model.safetensors"
-    weights: dict[str, torch.Tensor] = load_file(path)
-    return weights
-
-
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
-    config = make(folder, name="alone")
-    train_checked(config)
-    return config
+    return train_checked(make(folder, name="alone"))
 
 
 def test_only_the_head_changes(folder: Path, alone: RunConfig) -> None:
@@ -70,7 +62,7 @@ def test_only_the_head_changes(folder: Path, alone: RunConfig) -> None:
 
 
 def test_checkpoints_hold_the_head_and_its_optimizer_only(alone: RunConfig) -> None:
-    run = Path(alone.output_dir) / alone.name
+    run = run_folder(alone)
     metadata = json.loads((run / "checkpoints/step-00000006/metadata.json").read_text())
     names = set(metadata["tensors"])
     assert {name for name in names if name.startswith("model.")} == {"model.lm_head.weight"}

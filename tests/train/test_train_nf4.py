@@ -10,9 +10,8 @@ import transformers
 from cli_examples import succeed
 from loaded_forms import measure_form
 from ranks import RankPool
-from run_examples import make_run, train_checked, write_documents
-from safetensors.torch import load_file
-from test_train_adapters import make, run_of
+from run_examples import make_run, run_folder, train_checked, write_documents
+from test_train_adapters import make, read_adapters
 from test_train_mesh import audit, check_scores, curve, heldout, stop_after
 
 from memguard.config import RunConfig
@@ -34,9 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
-    config = make(folder, name="alone", adapter=_ADAPTER)
-    train_checked(config)
-    return config
+    return train_checked(make(folder, name="alone", adapter=_ADAPTER))
 
 
 @pytest.mark.long
@@ -49,12 +46,10 @@ def test_a_run_over_z_is_resumed_audited_and_merged(
     ranks(train_checked, 2, config)
     # fp32: sums in another order, magnified by 6 steps of AdamW.
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
-    run = run_of(config)
+    run = run_folder(config)
     assert load_trained(run).base_quantization == "nf4"
     assert find_trained_damage(run) == []
-    ours, theirs = (
-        load_file(run_of(each) / "adapter/adapter_model.safetensors") for each in (config, alone)
-    )
+    ours, theirs = read_adapters(config), read_adapters(alone)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-4)
