@@ -206,9 +206,6 @@ def find_checkpoint(
         console: receives a warning for each damaged checkpoint.
         until_step: ignore checkpoints of later steps; None considers all.
         runtime: this rank; None for one process.
-
-    Returns:
-        The checkpoint's folder and manifest; None if there is no intact checkpoint.
     """
     runtime = runtime or Runtime()
     paths = runtime.broadcast_object(

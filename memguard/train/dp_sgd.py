@@ -88,10 +88,7 @@ class RowClipping:
     def put_mean(self, parameters: Sequence[LocalParameter], *, step: int, num_rows: int) -> None:
         """Store the noisy mean as the parameters' gradients and reset the sums.
 
-        Args:
-            parameters: of a model on one process.
-            step: number of the step; every step has its own noise.
-            num_rows: rows of the step, with or without labels.
+        ``num_rows``: rows of the step, with or without labels.
         """
         deviation = self.config.noise_multiplier * self.config.max_grad_norm
         # torch's generator is not sufficient: on the CPU it uses only 32 bits of a seed.

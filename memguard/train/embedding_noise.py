@@ -31,16 +31,7 @@ def draw_noise(
     seed: int,
     first_sample: int,
 ) -> NDArray[np.float32]:
-    """Return the noise of some rows, ``[B, T, D/y]``.
-
-    Args:
-        mitigation: draws the noise of a row.
-        batch: this rank's rows; every rank has the same number.
-        rows: the rows of this forward pass.
-        lm: the model whose embeddings get the noise.
-        seed: seed of the run.
-        first_sample: global sample index of the first row of all ranks.
-    """
+    """Return the noise of some rows, ``[B, T, D/y]``; ``first_sample`` is that of all ranks."""
     num_features = lm.model.get_input_embeddings().embedding_dim
     here = ShardSlice(start=(0,), shape=(num_features,))
     if lm.mesh is not None:

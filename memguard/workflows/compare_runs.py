@@ -36,13 +36,7 @@ def compare_folders(
 ) -> tuple[Path, Comparison]:
     """Compare finished runs; the others are tested against the first.
 
-    Args:
-        folders: of runs.
-        out: folder of the comparison; None: ``comparison`` next to the first run.
-        utility: ``heldout_nll`` or a benchmark task; None takes the former.
-
-    Returns:
-        The page and the comparison.
+    ``out`` is by default ``comparison`` next to it, ``utility`` the held-out loss.
 
     Raises:
         ConfigError: a folder does not contain a run, or is given twice.

@@ -109,13 +109,7 @@ def diagnose(
     limit_s: float = LIMIT_S,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Diagnosis:
-    """Try libraries, devices and collectives.
-
-    Args:
-        num_ranks: processes that test collectives; those on GPUs are at most one for each.
-        limit_s: longest wait for one collective (seconds).
-        on_step: called with a status line before each wait.
-    """
+    """Try libraries, devices and collectives."""
     libraries = tuple(list_libraries())
     unusable = explain_unusable_gpus()
     # `device_count` may include GPUs that torch cannot use.

@@ -52,12 +52,8 @@ def fix_run(
     """Train a run again with the change that its report suggests, and audit it.
 
     The new run, NAME-fix, and its settings, NAME-fix.yaml, are written next to the old run. The
-    same command resumes after an interruption.
-
-    Args:
-        folder: of a finished run.
-        out: folder of the comparison; None: ``comparison`` next to the run.
-        num_processes: number of training processes; None chooses it, as for a run.
+    same command resumes after an interruption. ``out`` is the comparison's folder; None is
+    ``comparison`` next to the run.
 
     Returns:
         The page and the comparison; None if there was nothing to change.

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_examples import assert_same_weights, make_run, train_checked
+from run_examples import assert_same_weights, kill_after, make_run, train_checked
 from step_examples import make_step
-from test_train_run import assert_same_steps_and_weights, kill_after
+from test_train_run import assert_same_steps_and_weights
 from tiny_families import build
 from tiny_llama import TINY_LLAMA
 

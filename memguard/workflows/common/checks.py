@@ -73,10 +73,6 @@ def check_paths(
         documents: sources by setting, ``data.train`` or ``--members``.
         models: folders or hub ids by setting, of models; None: not given.
         tokenizers: the same, of tokenizers.
-
-    Raises:
-        DataError: documents are missing, or cannot be read.
-        ModelError: a folder is missing, or has no checkpoint.
     """
     for setting, given in documents.items():
         for source in given:

@@ -146,12 +146,7 @@ class StartedModel:
 
 
 def check_layers(config: RunConfig) -> None:
-    """Check that a run's adapters have layers, on the meta device: before documents are read.
-
-    Raises:
-        ConfigError: 'adapter.target_modules' names no layer.
-        ModelError: the model cannot be built, or its layers cannot have adapters.
-    """
+    """Check that a run's adapters have layers, on the meta device: before documents are read."""
     adapter = make_lora(config)
     if adapter is None:
         return
@@ -163,9 +158,6 @@ def load_known_tokenizer(config: RunConfig) -> Any:
     """Return the tokenizer of the checkpoint or of `model.scratch`; None if it must be trained.
 
     Called before the documents are read, so that errors in the checkpoint are reported in seconds.
-
-    Raises:
-        ModelError: no usable checkpoint or tokenizer, or rows longer than the model's maximum.
     """
     scratch, tokenizer = config.model.scratch, None
     if scratch is not None and scratch.tokenizer is not None:

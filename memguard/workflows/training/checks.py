@@ -130,14 +130,9 @@ def choose_num_processes(
 ) -> tuple[int, str]:
     """Return the number of processes, and why some GPUs are not used ("" if all are).
 
-        several visible GPUs   one for each that mesh, batch and model allow
-        one GPU, or none       one, as where a setting needs it
-        torchrun, Slurm        one here, beside those that these started
-
-    Args:
-        config: the run's settings.
-        nproc: value of `--nproc`; None if left out.
-        sizes: of its model; None if not known.
+    several visible GPUs   one for each that mesh, batch and model allow
+    one GPU, or none       one, as where a setting needs it
+    torchrun, Slurm        one here, beside those that these started
     """
     num_gpus = count_usable_gpus()
     if nproc is not None or num_gpus <= 1:

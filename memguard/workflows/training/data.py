@@ -52,13 +52,9 @@ class PreparedRun:
 def prepare(
     config: RunConfig, folder: Path, console: Console, *, keeps_documents: bool = True
 ) -> PreparedRun:
-    """Load, tokenise and place the documents of a run.
+    """Load, tokenise and place the documents of a run, and write them into its folder.
 
-    Args:
-        config: of the run.
-        folder: everything is written there, except an identity key that has to be made.
-        console: reports progress.
-        keeps_documents: False for a folder that is deleted: no identity key is made.
+    ``keeps_documents``: False for a folder that is deleted, for which no identity key is made.
 
     Raises:
         ConfigError: no such suite; see `data.prepare`.

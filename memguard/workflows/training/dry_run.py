@@ -164,14 +164,7 @@ class DryRunResult:
 
 
 def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
-    """Run every stage of training that needs no weights, and leave no folder behind.
-
-    Raises:
-        ConfigError: no such suite or benchmark task, or another identity key than that of the
-            prepared documents.
-        DataError: as in training: no documents, no supervised token, too few for the buckets.
-        ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
-    """
+    """Run every stage of training that needs no weights, and leave no folder behind."""
     config, folder = run.config, run.folder
     if config.audit.enabled:
         # A task that cannot be opened would end training.

@@ -65,11 +65,7 @@ def check_memory_early(config: RunConfig, sizes: ModelSizes | None, num_processe
 def check_memory(
     config: RunConfig, model: ModelSizes | ModelStorage, machine: Machine, num_processes: int
 ) -> None:
-    """Refuse a run that cannot fit.
-
-    Raises:
-        ConfigError: names what would fit; or the mesh does not match processes, model or batch.
-    """
+    """Refuse a run that cannot fit."""
     inputs = PlanInputs.for_run(config, machine, num_processes)
     if isinstance(model, ModelSizes):
         mesh = resolve_mesh(
@@ -164,11 +160,7 @@ def resolve_auto(
     machine: Machine | None,
     world_size: int,
 ) -> RunConfig:
-    """Return the settings without `auto`, but for `train.compile`.
-
-    Raises:
-        ConfigError: the mesh does not match the number of ranks or the model.
-    """
+    """Return the settings without `auto`, but for `train.compile`."""
     train, is_gpu = config.train, device_type == "cuda"
     work = describe_work(config, device_type=device_type)
     changes: dict[str, Any] = {}

@@ -242,13 +242,7 @@ def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
 
 
 def prepare_run(run: CheckedRun, console: Console | None = None) -> PreparedRun:
-    """Create the run folder, then load, tokenise and place its documents.
-
-    Raises:
-        ConfigError: the folder has a run with other settings, or another process is using it.
-        DataError: see `prepare`.
-        ModelError: no usable checkpoint or tokenizer.
-    """
+    """Create the run folder, then load, tokenise and place its documents."""
     config = resolve_auto_for_documents(run.config, detect_runtime().device.type)
     with locked(run.folder):
         return _prepare(config, run.folder, console or Console())
