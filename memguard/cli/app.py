@@ -167,7 +167,8 @@ def train(
     run = check_run(_load_run(config, overrides), nproc=nproc)
     for note in run.notes:
         say(f"train: {note}")
-    run_on_processes(run.num_to_start)
+    if run.num_to_start > 1:
+        run_on_processes(run.num_to_start)
     say("train: loading torch and transformers")
     from memguard.workflows.training.train import train_run
 

@@ -13,6 +13,7 @@ from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_record
+from memguard.runtime import detect_runtime
 from memguard.train.metrics import MetricsLine, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.training.checks import check_run
@@ -56,7 +57,8 @@ def make_run(folder: Path, *, name: str = "run", **changes: Any) -> RunConfig:
 
 def train_checked(config: RunConfig) -> RunConfig:
     """Check the settings and train, as `memguard train` does on the processes that there are."""
-    train_run(check_run(config))
+    ranks = detect_runtime()
+    train_run(check_run(config, nproc=ranks.world_size, writes=ranks.is_main))
     return config
 
 
