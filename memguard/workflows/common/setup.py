@@ -78,13 +78,13 @@ def open_distributed(
         yield DistributedContext(runtime=runtime, mesh=mesh, parallel=parallel)
 
 
-def read_sizes(config: RunConfig) -> Sizes | None:
+def read_sizes(config: RunConfig, known: Sizes | None) -> Sizes | None:
     """Return the sizes of a run's model; None for a single process, which does not need them."""
     if detect_runtime().world_size == 1:
         return None
     if config.adapter is not None and config.adapter.quantization is not None:
         return NF4_BASE
-    return find_sizes(read_model_config(config))
+    return known or find_sizes(read_model_config(config))
 
 
 def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:

@@ -112,7 +112,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         set_deterministic_defaults()
     with (
         open_distributed(
-            config.parallel, read_sizes(config), batch_size=config.train.batch_size
+            config.parallel, read_sizes(config, run.sizes), batch_size=config.train.batch_size
         ) as distributed,
         ExitStack() as lock,
     ):
