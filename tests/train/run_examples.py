@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +15,7 @@ from safetensors.torch import load_file
 from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
+from memguard.errors import Interrupted
 from memguard.records import AuditReport, load_record
 from memguard.runtime import detect_runtime
 from memguard.train.metrics import MetricsLine, StepMetrics, read_metrics
@@ -103,17 +107,37 @@ class Killed(Exception):
     """Ends a run as SIGKILL does."""
 
 
-def kill_after(step: int, config: RunConfig) -> None:
-    """Train in this process, and end as SIGKILL does: after that step nothing is saved."""
+@contextmanager
+def acting_after(step: int, act: Callable[[Trainer], None]) -> Iterator[None]:
+    """Let this happen after a step of the runs that are trained meanwhile."""
     original = Trainer._timed_step
 
     def timed_step(self: Trainer) -> StepMetrics:
         line = original(self)
         if line.step == step:
-            raise Killed
+            act(self)
         return line
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(Killed):
-            train_checked(config)
+        yield
+
+
+def kill_after(step: int, config: RunConfig) -> None:
+    """Train in this process, and end as SIGKILL does: after that step nothing is saved."""
+
+    def act(_: Trainer) -> None:
+        raise Killed
+
+    with acting_after(step, act), pytest.raises(Killed):
+        train_checked(config)
+
+
+def stop_after(step: int, config: RunConfig) -> None:
+    """Train in this process, and end as SIGTERM does after that step, which is saved."""
+
+    def act(trainer: Trainer) -> None:
+        trainer.stop_request.signal_number = signal.SIGTERM
+
+    with acting_after(step, act), pytest.raises(Interrupted):
+        train_checked(config)

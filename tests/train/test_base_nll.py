@@ -10,16 +10,22 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from ranks import RankPool
-from run_examples import copy_run, make_run, read_lines, run_folder, train_checked, write_documents
+from run_examples import (
+    copy_run,
+    make_run,
+    read_lines,
+    run_folder,
+    stop_after,
+    train_checked,
+    write_documents,
+)
 
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import split_points
-from memguard.errors import Interrupted
 from memguard.records.run_files import find_reference_damage
 from memguard.train import base_nll
 from memguard.train.metrics import StepMetrics
-from memguard.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -113,25 +119,10 @@ def test_what_is_gained_stays_nearer_to_the_margin(folder: Path, finished: RunCo
     assert (held[-1].loss or 0) > (plain[-1].loss or 0) + 0.3
 
 
-def stop_after(config: RunConfig, step: int) -> None:
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            self.stop_request.signal_number = 15
-        return line
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(Interrupted):
-            train_checked(config)
-
-
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> RunConfig:
     config = make(folder, "stopped")
-    stop_after(config, 7)
+    stop_after(7, config)
     return config
 
 
@@ -180,7 +171,7 @@ def test_every_mesh_measures_the_same(
 ) -> None:
     name = "-".join(["sharded", *mesh])
     config = make(folder, name, parallel=mesh)
-    ranks(stop_after, 2 ** len(mesh), config, 7)
+    ranks(stop_after, 2 ** len(mesh), 7, config)
     # fp32: sums in another order.
     np.testing.assert_allclose(read_reference(config), read_reference(finished), atol=1e-4)
     # It goes on on one process, with what the mesh has measured.

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_examples import Killed, copy_run, kill_after, make_run, run_folder, train_checked
+from run_examples import (
+    Killed,
+    acting_after,
+    copy_run,
+    kill_after,
+    make_run,
+    run_folder,
+    train_checked,
+)
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
@@ -23,7 +31,6 @@ from memguard.records.run_files import (
     load_checkpoint_manifest,
 )
 from memguard.records.sealed import FileSum, save_sealed, sum_file
-from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.folder import check_finished
 from memguard.workflows.training.checks import check_run
@@ -398,29 +405,22 @@ def test_a_document_that_was_fed_in_part_says_how_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deed", ["renamed", "deleted", "replaced"])
-def test_a_run_whose_folder_goes_away_does_not_make_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str
-) -> None:
+def test_a_run_whose_folder_goes_away_does_not_make_it_again(tmp_path: Path, deed: str) -> None:
     config = make(tmp_path)
     run, other = run_folder(config), tmp_path / "elsewhere"
-    original = Trainer._timed_step
 
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == 6:
-            run.rename(other)
-            if deed == "deleted":
-                shutil.rmtree(other)
-            if deed == "replaced":
-                shutil.copytree(other, run)
-        return line
+    def take_away(_: Trainer) -> None:
+        run.rename(other)
+        if deed == "deleted":
+            shutil.rmtree(other)
+        if deed == "replaced":
+            shutil.copytree(other, run)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(
-            RecordError, match=r"runs/run' was deleted, renamed or replaced"
-        ) as told:
-            train_checked(config)
+    with (
+        acting_after(6, take_away),
+        pytest.raises(RecordError, match=r"runs/run' was deleted, renamed or replaced") as told,
+    ):
+        train_checked(config)
     assert told.value.exit_code == 3
     assert "\n" not in str(told.value)
     assert run.exists() == (deed == "replaced")

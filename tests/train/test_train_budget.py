@@ -1,6 +1,5 @@
 """Whole runs with audits inside: they change nothing by themselves, and a budget is kept."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from run_examples import (
     read_losses,
     read_report,
     run_folder,
+    stop_after,
     train_checked,
     write_documents,
 )
 
 from memguard.config import RunConfig
 from memguard.data.loader import Batch
-from memguard.errors import ConfigError, Interrupted, RecordError
+from memguard.errors import ConfigError, RecordError
 from memguard.model.causal_lm import CausalLM
 from memguard.records import ResultRow, WatchedLine
 from memguard.runtime import detect_runtime
@@ -108,13 +108,9 @@ def stopped(folder: Path) -> RunConfig:
     return train_checked(make(folder, "stopped", STOP))
 
 
-def test_looking_changes_nothing(
-    folder: Path, watched: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_changes_nothing(folder: Path, watched: RunConfig) -> None:
     config = make(folder, "unwatched", None, audit_at_end=False, audit_every_steps=None)
-    interrupt_after(23, monkeypatch)
-    with pytest.raises(Interrupted):
-        train_checked(config)
+    stop_after(23, config)
     # To the bit, after three audits of the other one.
     assert read_losses(config) == read_losses(watched)[:23]
     assert not read_audits(config)
@@ -199,18 +195,6 @@ def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
     assert [line.results for line in before] == [line.results for line in audits[:-1]]
 
 
-def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            self.stop_request.signal_number = signal.SIGTERM
-        return line
-
-    monkeypatch.setattr(Trainer, "_timed_step", timed_step)
-
-
 class NothingAhead(Prefetcher):
     """Builds each batch when it is taken."""
 
@@ -256,9 +240,7 @@ def test_an_interrupted_run_decides_the_same(
     with monkeypatch.context() as patch:
         # Batches that were built ahead in the other run must have the labels after its audits.
         build_nothing_ahead(patch)
-        interrupt_after(step, patch)
-        with pytest.raises(Interrupted):
-            train_checked(config)
+        stop_after(step, config)
     train_checked(config)
     assert_same_weights(config, whole)
     assert read_end(config).step == read_end(whole).step
@@ -304,14 +286,9 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
     assert report.dose_response, "the tally is that of the weights"
 
 
-def test_a_run_goes_on_only_with_what_it_has_asked_so_far(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_only_with_what_it_has_asked_so_far(folder: Path) -> None:
     config = make(folder, "other", TIGHTEN)
-    with monkeypatch.context() as patch:
-        interrupt_after(12, patch)
-        with pytest.raises(Interrupted):
-            train_checked(config)
+    stop_after(12, config)
     for audit in ({"continuation_tokens": 6}, {"prefix_tokens": 6}):
         other = config.model_copy(update={"audit": config.audit.model_copy(update=audit)})
         with pytest.raises(ConfigError, match=r"'audit.suite' and the lengths in 'audit'"):
@@ -333,14 +310,11 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_p
     ids=["the only one", "others before it"],
 )
 def test_a_stopped_run_whose_weights_are_damaged_says_so(
-    folder: Path, stopped: RunConfig, keep: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, stopped: RunConfig, keep: int
 ) -> None:
     config = make(folder, f"damaged-{keep}", STOP, keep_checkpoints=keep)
     last_good = read_end(stopped).step
-    with monkeypatch.context() as patch:
-        interrupt_after(last_good + 3, patch)
-        with pytest.raises(Interrupted):
-            train_checked(config)
+    stop_after(last_good + 3, config)
     checkpoints = run_folder(config) / "checkpoints"
     assert len(list(checkpoints.iterdir())) == max(keep, 2)
     (checkpoints / f"step-{last_good:08d}" / "manifest.json").unlink()

@@ -1,7 +1,6 @@
 """Whole runs: equivalent settings agree, interruptions leave no trace."""
 
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from memguard.cli import main
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import plan_rows
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, RecordError
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.records.run_files import load_checkpoint_manifest
@@ -360,17 +359,6 @@ def test_other_settings_of_audit_and_log_audit_again_but_do_not_train(tmp_path: 
     assert before[1] == model.stat().st_mtime_ns
     report = load_record(AuditReport, page.with_suffix(".json"))
     assert report.method.continuation_tokens == 5
-
-
-def test_documents_that_changed_meanwhile_are_refused(tmp_path: Path) -> None:
-    config = make_run(tmp_path, train={"max_steps": 2}, **QUIET)
-    train_checked(config)
-    source = tmp_path / "documents.jsonl"
-    lines = source.read_text().splitlines()
-    lines[5] = json.dumps({"id": "doc-5", "text": "quite another text " * 10})
-    source.write_text("\n".join(lines))
-    with pytest.raises(DataError, match="documents have changed"):
-        train_checked(config)
 
 
 def test_a_deterministic_run_trains_with_deterministic_algorithms(
