@@ -174,10 +174,12 @@ def test_a_damaged_file_is_told_and_changes_nothing(
     assert_ends_like(config, whole)
 
 
-def test_documents_that_changed_are_not_prepared_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_documents_that_changed_are_not_prepared_again(tmp_path: Path, is_damaged: bool) -> None:
     config = make(tmp_path)
     kill_after(5, config)
-    flip(run_folder(config) / "prepared" / "input_ids.npy")
+    if is_damaged:
+        flip(run_folder(config) / "prepared" / "input_ids.npy")
     source = tmp_path / "documents.jsonl"
     source.write_text(source.read_text().replace("doc-5", "doc-500"))
     with pytest.raises(DataError, match="documents have changed since training began"):
