@@ -164,20 +164,17 @@ def train(config: Place | Mapping[str, Any], overrides: Overrides | None = None)
         >>> print(result.model, result.verdict.describe())
     """
     from memguard.runtime import Console
-    from memguard.workflows.common.folder import check_outside_runs, check_usable
-    from memguard.workflows.common.processes import count_usable_gpus
-    from memguard.workflows.common.requests import check_run
+    from memguard.workflows.common.checks import count_usable_gpus
+    from memguard.workflows.training.checks import check_run
 
     run = _load_run(config, overrides)
     if (num_gpus := count_usable_gpus()) > 1:
         more = "`memguard train` uses more"
         Console().info(f"train: 1 of {num_gpus} visible GPUs is used; {more}")
-    check_run(run, num_processes=1)
-    check_outside_runs(Path(run.output_dir) / run.name, "output_dir")
-    check_usable(Path(run.output_dir) / run.name)
+    checked = check_run(run)
     from memguard.workflows.training.train import train_run
 
-    outcome = train_run(run)
+    outcome = train_run(checked)
     folder = Path(outcome["run"])
     audited = None
     if run.audit.enabled:
@@ -216,7 +213,7 @@ def compare(
         >>> print(result.verdict)
         >>> result.to_pandas()[["name", "risk", "utility"]]
     """
-    from memguard.workflows.common.requests import CompareRequest
+    from memguard.workflows.compare import CompareRequest
     from memguard.workflows.compare import compare as compare_request
 
     runs = (sweep,) if isinstance(sweep, str | Path) else sweep
@@ -267,7 +264,7 @@ def plan(
         >>> print(result.verdict)
         >>> result.to_pandas()[["z", "y", "x", "fits", "memory.needed"]].head()
     """
-    from memguard.workflows.common.requests import MODEL_ALONE, PlanRequest
+    from memguard.workflows.plan import MODEL_ALONE, PlanRequest
     from memguard.workflows.plan import plan as make_plan
 
     request = PlanRequest(

@@ -26,7 +26,7 @@ from memguard.planner.machine import Machine, detect_machine
 from memguard.planner.step_settings import describe_work, limit_sizes
 from memguard.records.record import Record
 from memguard.runtime.processes import explain_unusable_gpus
-from memguard.workflows.common.requests import MODEL_ALONE
+from memguard.workflows.plan import MODEL_ALONE
 
 _LORA = {"adapter.name": "lora", "adapter.r": 16}
 Kind = Literal["all weights", "LoRA", "QLoRA"]

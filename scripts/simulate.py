@@ -47,7 +47,7 @@ from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.memory import MemoryEstimate, estimate_memory
 from memguard.planner.traffic import list_collectives
-from memguard.workflows.common.requests import read_mesh
+from memguard.workflows.common.checks import read_mesh
 
 MANY, MOST_Z = 512, 128
 GIB = 2**30

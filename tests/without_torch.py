@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 _SERVER = """
 import json, os, sys, traceback
-import memguard.cli, memguard.cli.app, memguard.config, memguard.workflows.common.requests
+import memguard.cli, memguard.cli.app, memguard.config, memguard.workflows.training.checks
 for line in sys.stdin:
     arguments, folder, variables, *files = json.loads(line)
     child = os.fork()

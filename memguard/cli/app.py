@@ -135,7 +135,7 @@ def plan(
     With a CONFIG it also shows, without training, what the run would train, save and audit.
     Without one, rows have 2048 tokens, and the planner chooses whatever you do not set.
     """
-    from memguard.workflows.common.requests import PlanRequest
+    from memguard.workflows.plan import PlanRequest
 
     settings = list(overrides or ())
     if config is not None and "=" in config and not Path(config).exists():
@@ -160,13 +160,15 @@ def plan(
         arguments=None if config is None else (config, *settings),
     )
     request.check()
-    with_documents = documents and request.is_run
-    if with_documents:
-        _check(request.run, writes=False)
+    checked = None
+    if documents and request.is_run:
+        from memguard.workflows.training.checks import check_run
+
+        checked = check_run(request.run, trains=False, writes=False)
         say("plan: loading torch and transformers")
     from memguard.cli.plan_screen import print_plan
 
-    print_plan(request, with_documents=with_documents, as_json=as_json)
+    print_plan(request, run=checked, as_json=as_json)
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -175,15 +177,14 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
 
     Documents are also assigned to buckets. Nothing is trained.
     """
-    run = _load_run(config, overrides)
-    _check(run)
+    from memguard.workflows.training.checks import check_run
+
+    run = check_run(_load_run(config, overrides), trains=False)
     say("prepare: loading torch and transformers")
     from memguard.workflows.training.train import prepare_run
 
-    corpus = prepare_run(run).corpus
-    print_result(
-        as_json, corpus.summary.model_dump(mode="json"), _run_folder(run) / "manifest.jsonl"
-    )
+    summary = prepare_run(run).corpus.summary
+    print_result(as_json, summary.model_dump(mode="json"), run.folder / "manifest.jsonl")
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -197,21 +198,17 @@ def train(
 
     After an interruption the same command resumes.
     """
-    run = _load_run(config, overrides)
-    from memguard.workflows.common.processes import choose_num_processes, count_processes
-    from memguard.workflows.training.memory import check_memory_early
+    from memguard.workflows.training.checks import check_run
 
-    chosen, why_fewer = choose_num_processes(run, nproc)
-    _check(run, num_processes=count_processes(chosen))
-    check_memory_early(run, count_processes(chosen))
-    if why_fewer:
-        say(f"train: {why_fewer}")
-    run_on_processes(chosen)
+    run = check_run(_load_run(config, overrides), nproc=nproc)
+    for note in run.notes:
+        say(f"train: {note}")
+    if run.num_to_start > 1:
+        run_on_processes(run.num_to_start)
     say("train: loading torch and transformers")
     from memguard.workflows.training.train import train_run
 
-    outcome = train_run(run)
-    print_result(as_json, outcome, _run_folder(run))
+    print_result(as_json, train_run(run), run.folder)
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -261,7 +258,7 @@ def audit(
         return
     from memguard.workflows.auditing.arguments import read_format
     from memguard.workflows.auditing.checks import AuditArguments, check_audit
-    from memguard.workflows.common.processes import count_processes, count_usable_gpus
+    from memguard.workflows.common.checks import count_processes, count_usable_gpus
 
     settings = [*([] if suite is None else [f"audit.suite={suite}"]), *(overrides or ())]
     if run is not None and "=" in run and not Path(run).exists():
@@ -334,7 +331,7 @@ def compare(
     All settings of a SWEEP are trained and audited on the same documents. If folders of finished
     RUNs are given instead, nothing is trained and the others are compared with the first.
     """
-    from memguard.workflows.common.requests import CompareRequest
+    from memguard.workflows.compare import CompareRequest
 
     request = CompareRequest(
         given=(sweep, *(others or ())),
@@ -376,25 +373,10 @@ def _load_run(config: str, overrides: list[str] | None) -> Any:
 
 def _load_model_alone(settings: list[str]) -> Any:
     from memguard.config import RunConfig, apply_overrides, validate
-    from memguard.workflows.common.requests import MODEL_ALONE
+    from memguard.workflows.plan import MODEL_ALONE
 
     document = apply_overrides(MODEL_ALONE, settings)
     return validate(RunConfig, document.values, document)
-
-
-def _check(run: Any, *, num_processes: int | None = None, writes: bool = True) -> None:
-    """Check a run before torch is imported, and, on rank 0, that its folder may be written."""
-    from memguard.workflows.common.folder import check_free, check_outside_runs
-    from memguard.workflows.common.requests import check_run
-
-    check_run(run, num_processes=num_processes)
-    if writes and own_rank() == 0:
-        check_outside_runs(_run_folder(run), "output_dir")
-        check_free(_run_folder(run))
-
-
-def _run_folder(run: Any) -> Path:
-    return Path(run.output_dir) / str(run.name)
 
 
 for command in (

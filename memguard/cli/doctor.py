@@ -12,7 +12,7 @@ from rich.text import Text
 from memguard.cli.options import Json, print_indented, print_json, print_title, say
 
 if TYPE_CHECKING:  # these import torch
-    from memguard.workflows.backends import Backend, Check, State
+    from memguard.workflows.collective_checks import Backend, Check, State
     from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library
 
 _SHORT: dict["State", tuple[str, str]] = {

@@ -103,9 +103,9 @@ def export(
         _send_to_hub(request, as_json=as_json)
         return
     assert out is not None, "refused above"
-    from memguard.workflows.common.requests import ExportRequest
+    from memguard.workflows.training.checks import ExportRequest
 
-    merged = ExportRequest(folder=folder, out=out, merge=merge, dtype=dtype, base=base)
+    merged = ExportRequest(folder=folder, out=out, dtype=dtype, base=base)
     merged.check()
     say("export: loading torch, transformers and peft")
     from memguard.workflows.training.export import export_merged

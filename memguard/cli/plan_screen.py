@@ -19,9 +19,9 @@ from memguard.parallel.mesh_shape import AXES
 from memguard.planner.dry_run import format_bytes
 from memguard.planner.plan import LeastMemory, MeshPlan, Plan
 from memguard.runtime import format_duration
-from memguard.workflows.common.requests import PlanRequest
-from memguard.workflows.plan import Planned
+from memguard.workflows.plan import Planned, PlanRequest
 from memguard.workflows.plan import plan as make_plan
+from memguard.workflows.training.checks import CheckedRun
 
 _NUM_SHOWN = 8
 _KINDS = {
@@ -163,12 +163,12 @@ def _kinds(mesh: MeshPlan, owner: str) -> Table:
 # -- the command ---------------------------------------------------------------------------------
 
 
-def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> None:
+def print_plan(request: PlanRequest, *, run: CheckedRun | None, as_json: bool) -> None:
     """Compute and print a plan, then raise an error if nothing fits.
 
     Args:
         request: the checked arguments.
-        with_documents: whether to read the documents of a run.
+        run: the run whose documents are read; None reads none.
         as_json: whether to print JSON.
 
     Raises:
@@ -181,13 +181,13 @@ def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> 
     printed: dict[str, Any] = {}
     if not as_json:
         render_plan(planned.plan, out, has_gpus=planned.machine.has_gpus)
-    if with_documents:
+    if run is not None:
         # Imported here, because the plan of a model alone does not need torch.
         from memguard.cli.dry_run_screen import render_dry_run
         from memguard.runtime import Console
         from memguard.workflows.training.dry_run import dry_run
 
-        result = dry_run(request.run, Console())
+        result = dry_run(run, Console())
         printed["dry_run"] = result.record.model_dump(mode="json")
         training_s = estimate_training(planned, result.record.length.num_steps)
         printed["training_s"] = training_s

@@ -1,6 +1,7 @@
 """The training engine: turns rows into trained weights and can resume from every step.
 
     trainer.py             the loop: steps, metrics, checkpoints
+    run_state.py           what a training is given: rows, folder, ranks
     stop_request.py        clean stop on a signal
     prefetch.py            builds the next batch in a background thread
     step.py                one optimizer step, the same on one process and on every mesh

@@ -33,12 +33,7 @@ _ROUNDING = 1e-9
 
 
 def find_over_limit(rates: Mapping[str, float], limit: float) -> list[str]:
-    """Return the buckets of which a larger share than the limit is extracted, the worst first.
-
-    Args:
-        rates: share of the documents of each trained bucket that is extracted.
-        limit: largest share that is allowed.
-    """
+    """Return the buckets of which a larger share than the limit is extracted, the worst first."""
     over = [name for name, rate in rates.items() if rate > limit]
     return sorted(over, key=lambda name: -rates[name])
 
@@ -78,15 +73,7 @@ class MemorizationMonitor:
         every_steps: int,
         budget: BudgetConfig | None = None,
     ) -> None:
-        """Set the sample, the interval and the budget.
-
-        Args:
-            sample: the documents to audit.
-            manifest: entries of all documents of the run.
-            k_schedule: mitigation levels of the documents; changed by the action ``tighten``.
-            every_steps: steps between audits.
-            budget: limit and action; None audits without acting.
-        """
+        """Set the sample, the interval and the budget."""
         self.every_steps, self.budget = every_steps, budget
         self._sample, self._k_schedule = sample, k_schedule
         self._buckets = np.array([entry.bucket for entry in manifest], dtype=object)
@@ -133,12 +120,7 @@ class MemorizationMonitor:
         return is_last or step % self.every_steps == 0
 
     def audit(self, step: int, *, is_last: bool = False) -> WatchedLine:
-        """Audit the sample after ``step`` steps and move documents up if the budget requires it.
-
-        Args:
-            step: steps taken.
-            is_last: whether this is the last step; no documents are moved after it.
-        """
+        """Audit the sample; move documents up if the budget requires it and steps follow."""
         started = time.perf_counter()
         now = self._sample.ask()
         extracted_N = self._find_extracted(now)

@@ -32,39 +32,27 @@ from memguard.records.run_files import (
 )
 from memguard.records.sealed import FileSum, load_sealed, save_sealed
 from memguard.runtime import Console
+from memguard.train.run_state import RunState
 from memguard.train.step import TrainStep
 
 
 def find_reference(
-    step: TrainStep,
-    loader: Loader,
-    *,
-    num_steps: int,
-    run_key: str,
-    run_folder: Path,
-    console: Console,
+    step: TrainStep, loader: Loader, run: RunState, *, num_steps: int
 ) -> NDArray[np.float32]:
     """Return the initial model's NLL of each token of the corpus; every rank calls this.
 
-    Stored losses are read; missing or damaged ones are measured again.
-
-    Args:
-        step: the model with its initial weights, and the precision of training.
-        loader: builds the run's rows.
-        num_steps: number of steps whose rows are measured.
-        run_key: of the run.
-        run_folder: folder of the run, on a file system shared by all ranks.
-        console: shows progress.
+    Stored losses are read; missing or damaged ones are measured again, with the initial weights
+    that ``step`` has.
 
     Raises:
         ModelError: a loss is not finite.
     """
-    runtime = step.runtime
-    is_whole = runtime.only_on_main(lambda: _is_whole(run_key, run_folder, console))
+    runtime = run.runtime
+    is_whole = runtime.only_on_main(lambda: _is_whole(run.key, run.folder, run.console))
     if not runtime.broadcast_object(is_whole):
-        measured = _measure(step, loader, num_steps=num_steps, console=console)
-        runtime.only_on_main(lambda: _save(measured, run_key, run_folder))
-    reference: NDArray[np.float32] = np.load(run_folder / REFERENCE, mmap_mode="r")
+        measured = _measure(step, loader, num_steps=num_steps, console=run.console)
+        runtime.only_on_main(lambda: _save(measured, run.key, run.folder))
+    reference: NDArray[np.float32] = np.load(run.folder / REFERENCE, mmap_mode="r")
     return reference
 
 

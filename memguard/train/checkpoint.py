@@ -178,11 +178,7 @@ def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None
 
 
 def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
-    """Run this rank's part; fail on every rank if any rank fails, so that none waits for it.
-
-    Raises:
-        OtherRankFailed: another rank failed.
-    """
+    """Run this rank's part; fail on every rank if any rank fails, so that none waits for it."""
     try:
         result = work()
     except Exception:
@@ -210,9 +206,6 @@ def find_checkpoint(
         console: receives a warning for each damaged checkpoint.
         until_step: ignore checkpoints of later steps; None considers all.
         runtime: this rank; None for one process.
-
-    Returns:
-        The checkpoint's folder and manifest; None if there is no intact checkpoint.
     """
     runtime = runtime or Runtime()
     paths = runtime.broadcast_object(
@@ -241,7 +234,7 @@ def _list_listed(path: Path) -> list[Path]:
     """Return the files of a checkpoint whose hashes decide whether it is intact."""
     try:
         files = load_checkpoint_manifest(path).files
-    except RecordError:  # Reported by `_check`.
+    except RecordError:  # Reported by `_check_or_warn`.
         return []
     # A name with a separator is damage. Of other sizes than written, files are not compared.
     own = {path / name: file_sum for name, file_sum in files.items() if Path(name).name == name}
@@ -255,24 +248,15 @@ def _list_listed(path: Path) -> list[Path]:
 def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointManifest | None:
     """Return the manifest of a checkpoint; None, with a warning, if it is damaged."""
     try:
-        return _check(path, read)
+        why = "; ".join(str(damage) for damage in find_checkpoint_damage(path, read=read)[:3])
+        if not why:
+            manifest = load_checkpoint_manifest(path)
+            load_metadata(path, manifest.files)
+            return manifest
     except RecordError as error:
-        console.warn(f"checkpoint {path.name} is skipped: {error}")
-        return None
-
-
-def _check(path: Path, read: SumFile) -> CheckpointManifest:
-    """Verify a checkpoint and return its manifest.
-
-    Raises:
-        RecordError: the checkpoint's files were changed after writing, or its metadata is invalid.
-    """
-    damages = find_checkpoint_damage(path, read=read)
-    if damages:
-        raise RecordError("; ".join(str(damage) for damage in damages[:3]))
-    manifest = load_checkpoint_manifest(path)
-    load_metadata(path, manifest.files)
-    return manifest
+        why = str(error)
+    console.warn(f"checkpoint {path.name} is skipped: {why}")
+    return None
 
 
 def check_belongs(
@@ -284,13 +268,6 @@ def check_belongs(
     base: Mapping[str, FileSum],
 ) -> None:
     """Refuse a checkpoint that does not belong to this run.
-
-    Args:
-        path: of the checkpoint.
-        manifest: of the checkpoint.
-        run_key: of the run that would resume from it.
-        sample_sha256: of the sample that this run audits during training; None without audits.
-        base: the files of the model that the run's adapters belong to; empty without adapters.
 
     Raises:
         ConfigError: the checkpoint's run audited another sample during training.

@@ -8,7 +8,7 @@ tensors only. Each tensor is in a file listed in the checkpoint's manifest, and 
 with `weights_only`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,11 +89,7 @@ class JsonReader(FileSystemReader):
 
     # The signature has no keyword arguments, so torch does not try another metadata file.
     def read_metadata(self) -> Metadata:
-        """Return the locations of the tensors.
-
-        Raises:
-            RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.
-        """
+        """Return the locations of the tensors."""
         stored = load_metadata(self._folder, self._files)
         metadata = Metadata(
             state_dict_metadata={},
@@ -119,58 +115,47 @@ class JsonReader(FileSystemReader):
 def load_metadata(folder: Path, files: Mapping[str, FileSum]) -> CheckpointMetadata:
     """Read metadata.json of a checkpoint.
 
-    Args:
-        folder: of the checkpoint.
-        files: listed in the checkpoint's manifest.
-
     Raises:
         RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.
     """
     path = folder / METADATA
     metadata = load_record(CheckpointMetadata, path)
     for name, tensor in metadata.tensors.items():
-        if not isinstance(getattr(torch, tensor.dtype, None), torch.dtype):
-            raise RecordError(f"'{path}': '{name}' has unknown dtype '{tensor.dtype[:40]}'")
-        for chunk in tensor.chunks:
-            file = files.get(chunk.file) if _is_plain(chunk.file) else None
-            if file is None or chunk.begin + chunk.length > file.num_bytes:
-                raise RecordError(
-                    f"'{path}': '{name}' is stored in bytes {chunk.begin:,} to "
-                    f"{chunk.begin + chunk.length:,} of '{chunk.file[:80]}', which are not part "
-                    "of the checkpoint"
-                )
-            if not len(chunk.offsets) == len(chunk.sizes) == len(tensor.size):
-                raise RecordError(f"'{path}': '{name}' has parts with another number of dimensions")
+        if (fault := next(_list_faults(tensor, files), None)) is not None:
+            raise RecordError(f"'{path}': '{name}' {fault}")
     return metadata
 
 
-def _is_plain(name: str) -> bool:
-    return Path(name).name == name
+def _list_faults(tensor: TensorPlaces, files: Mapping[str, FileSum]) -> Iterator[str]:
+    if not isinstance(getattr(torch, tensor.dtype, None), torch.dtype):
+        yield f"has unknown dtype '{tensor.dtype[:40]}'"
+    for chunk in tensor.chunks:
+        file = files.get(chunk.file) if Path(chunk.file).name == chunk.file else None
+        end = chunk.begin + chunk.length
+        if file is None or end > file.num_bytes:
+            yield (
+                f"is stored in bytes {chunk.begin:,} to {end:,} of '{chunk.file[:80]}', which are "
+                "not part of the checkpoint"
+            )
+        if not len(chunk.offsets) == len(chunk.sizes) == len(tensor.size):
+            yield "has parts with another number of dimensions"
 
 
 def _place_tensor(
     name: str, stored: Any, places: Mapping[MetadataIndex, _StorageInfo]
 ) -> TensorPlaces:
     assert isinstance(stored, TensorStorageMetadata), f"{name} is not a tensor"
-    return TensorPlaces(
-        dtype=str(stored.properties.dtype).removeprefix("torch."),
-        size=tuple(stored.size),
-        chunks=tuple(_place_chunk(name, chunk, places) for chunk in stored.chunks),
-    )
-
-
-def _place_chunk(
-    name: str, chunk: ChunkStorageMetadata, places: Mapping[MetadataIndex, _StorageInfo]
-) -> StoredChunk:
-    place = places[MetadataIndex(name, chunk.offsets)]
-    return StoredChunk(
-        offsets=_list(chunk.offsets),
-        sizes=_list(chunk.sizes),
-        file=place.relative_path,
-        begin=place.offset,
-        length=place.length,
-    )
-
-
-def _list(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(size) for size in sizes)
+    chunks = []
+    for chunk in stored.chunks:
+        place = places[MetadataIndex(name, chunk.offsets)]
+        chunks.append(
+            StoredChunk(
+                offsets=tuple(map(int, chunk.offsets)),
+                sizes=tuple(map(int, chunk.sizes)),
+                file=place.relative_path,
+                begin=place.offset,
+                length=place.length,
+            )
+        )
+    dtype = str(stored.properties.dtype).removeprefix("torch.")
+    return TensorPlaces(dtype=dtype, size=tuple(stored.size), chunks=tuple(chunks))

@@ -65,21 +65,12 @@ class RowClipping:
     """Sums the clipped gradients of rows, one after the other, and computes their noisy mean."""
 
     def __init__(self, config: DpSgdConfig, *, noise_seed: int) -> None:
-        """Start with empty sums.
-
-        Args:
-            config: clipping norm and noise.
-            noise_seed: a secret of 128 bits or more.
-        """
+        """Start with empty sums; the seed is a secret of 128 bits or more."""
         self.config, self._noise_seed = config, noise_seed
         self._sums: dict[str, Tensor] = {}
 
     def add_row(self, parameters: Sequence[LocalParameter]) -> None:
-        """Clip the gradients of a row's backward pass, add them to the sums and clear them.
-
-        Args:
-            parameters: of a model on one process.
-        """
+        """Clip the gradients of a row's backward pass, add them to the sums and clear them."""
         gradients = {
             parameter.name: parameter.local.grad
             for parameter in parameters
@@ -97,10 +88,7 @@ class RowClipping:
     def put_mean(self, parameters: Sequence[LocalParameter], *, step: int, num_rows: int) -> None:
         """Store the noisy mean as the parameters' gradients and reset the sums.
 
-        Args:
-            parameters: of a model on one process.
-            step: number of the step; every step has its own noise.
-            num_rows: rows of the step, with or without labels.
+        ``num_rows``: rows of the step, with or without labels.
         """
         deviation = self.config.noise_multiplier * self.config.max_grad_norm
         # torch's generator is not sufficient: on the CPU it uses only 32 bits of a seed.

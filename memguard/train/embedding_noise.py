@@ -31,16 +31,7 @@ def draw_noise(
     seed: int,
     first_sample: int,
 ) -> NDArray[np.float32]:
-    """Return the noise of some rows, ``[B, T, D/y]``.
-
-    Args:
-        mitigation: draws the noise of a row.
-        batch: this rank's rows; every rank has the same number.
-        rows: the rows of this forward pass.
-        lm: the model whose embeddings get the noise.
-        seed: seed of the run.
-        first_sample: global sample index of the first row of all ranks.
-    """
+    """Return the noise of some rows, ``[B, T, D/y]``; ``first_sample`` is that of all ranks."""
     num_features = lm.model.get_input_embeddings().embedding_dim
     here = ShardSlice(start=(0,), shape=(num_features,))
     if lm.mesh is not None:
@@ -61,12 +52,7 @@ def draw_noise(
 
 @contextmanager
 def added_to_embeddings(lm: CausalLM, noise_BTD: Tensor) -> Iterator[None]:
-    """Add noise to the output of the token embedding during the forward pass in this context.
-
-    Args:
-        lm: plain or sharded.
-        noise_BTD: ``[B, T, D/y]`` in any dtype.
-    """
+    """Add noise to the output of the token embedding during the forward pass in this context."""
 
     def add(_module: object, _inputs: object, hidden_BTD: Tensor) -> Tensor:
         return hidden_BTD + noise_BTD.to(hidden_BTD)

@@ -63,9 +63,6 @@ def measure_heldout(
         runtime: this rank; every rank calls this and gets the same result.
         precision: of forward passes; see `TrainStep.precision`.
 
-    Returns:
-        The loss; None if there are no held-out or control documents.
-
     Raises:
         ModelError: the loss is not finite.
     """

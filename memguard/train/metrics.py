@@ -69,12 +69,7 @@ class StepMetrics(Record):
         return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
     def describe_briefly(self, tokens_per_s: float, *, width: int | None = None) -> str:
-        """Return the text next to a progress bar, short enough for a terminal of 80 columns.
-
-        Args:
-            tokens_per_s: see `describe`.
-            width: columns of the terminal; a wide one has room for the memory. None: any number.
-        """
+        """Return the text next to a progress bar, short enough for a terminal of 80 columns."""
         *parts, rate = self._list_parts(tokens_per_s)
         if width is None or width >= _WIDE:
             return " ".join([*parts, rate, self._describe_memory()])

@@ -45,11 +45,7 @@ class Prefetcher:
         return None if self._ahead is None else self._ahead[1].result()
 
     def take(self, step: int) -> Batch:
-        """Return the batch of a step, built now if it was not started.
-
-        Raises:
-            Exception: see `peek`.
-        """
+        """Return the batch of a step, built now if it was not started."""
         if self._ahead is None:
             self.start(step)
         batch = self.peek()

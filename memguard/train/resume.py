@@ -5,7 +5,7 @@ every rank   hashes its share of the files of the newest complete checkpoint, se
 rank 0       compares them, and checks that the checkpoint belongs to this run
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -13,8 +13,6 @@ import torch
 
 from memguard.data.loader import Loader
 from memguard.records.run_files import CheckpointManifest
-from memguard.records.sealed import FileSum
-from memguard.runtime import Console, Runtime
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.checkpoint import (
     LOG,
@@ -24,6 +22,7 @@ from memguard.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from memguard.train.run_state import RunState
 from memguard.train.step import TrainStep
 
 
@@ -43,44 +42,21 @@ class Checkpoints:
 
     def __init__(
         self,
-        run_folder: Path,
+        run: RunState,
         *,
         step: TrainStep,
         loader: Loader,
         monitor: MemorizationMonitor | None,
-        run_key: str,
-        base: Mapping[str, FileSum],
         keep: int,
-        check_folder: Callable[[], None],
-        runtime: Runtime,
-        console: Console,
     ) -> None:
-        """Set the objects whose state is saved and restored.
-
-        Args:
-            run_folder: folder of the run; checkpoints are in its `checkpoints/` and contain copies
-                of its log.
-            step: model and optimizer.
-            loader: has the tally of trained pieces.
-            monitor: audits during training; None without audits.
-            run_key: hash of settings and documents; a checkpoint with another key is refused.
-            base: the files of the model that the adapters belong to, also compared; empty without
-                adapters.
-            keep: number of newest checkpoints to keep.
-            check_folder: raises, on every rank, if the run's folder is no longer the one that
-                was locked.
-            runtime: device and ranks.
-            console: receives warnings about damaged checkpoints.
-        """
-        self.folder = run_folder / "checkpoints"
+        """Set the objects whose state is saved and restored."""
+        self.folder = run.folder / "checkpoints"
         self.log = b""
         """Log of the checkpoint that was loaded, on rank 0."""
         self.newest_step: int | None = None
         """Step after which the state was last saved or loaded."""
-        self._step, self._loader, self._watch = step, loader, monitor
-        self._run_key, self._base, self._keep = run_key, dict(base), keep
-        self._log_path, self._check_folder = run_folder / LOG, check_folder
-        self._runtime, self._console = runtime, console
+        self._run, self._step, self._loader, self._watch = run, step, loader, monitor
+        self._runtime, self._keep = run.runtime, keep
 
     def load(self, until_step: int | None = None) -> Totals | None:
         """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
@@ -90,7 +66,7 @@ class Checkpoints:
             ConfigError: the checkpoint's run audited another sample during training.
         """
         checkpoint = find_checkpoint(
-            self.folder, console=self._console, until_step=until_step, runtime=self._runtime
+            self.folder, console=self._run.console, until_step=until_step, runtime=self._runtime
         )
         if checkpoint is None:
             return None
@@ -105,17 +81,14 @@ class Checkpoints:
         check_belongs(
             path,
             manifest,
-            run_key=self._run_key,
+            run_key=self._run.key,
             sample_sha256=self._sample_sha256,
-            base=self._base,
+            base=self._run.base,
         )
         self.log = (path / LOG).read_bytes()
 
     def save(self, totals: Totals) -> None:
         """Save the current state.
-
-        Args:
-            totals: totals of the run so far.
 
         Raises:
             OSError: the checkpoint could not be written.
@@ -123,19 +96,19 @@ class Checkpoints:
         """
         monitor = self._watch
         # Without this check, a deleted folder would be created again with only this checkpoint.
-        self._check_folder()
+        self._run.check_folder()
         save_checkpoint(
             self.folder,
             self._state(),
             progress=CheckpointManifest(
                 **asdict(totals),
-                run_key=self._run_key,
+                run_key=self._run.key,
                 sample_sha256=self._sample_sha256,
                 torch_version=torch.__version__,
-                base=self._base,
+                base=dict(self._run.base),
                 files={},
             ),
-            log=self._log_path,
+            log=self._run.folder / LOG,
             keep=self._keep,
             keep_step=monitor.last_good_step if monitor and monitor.stops else None,
             runtime=self._runtime,

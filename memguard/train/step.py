@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.config import OptimConfig, TrainConfig
-from memguard.data.loader import Batch
+from memguard.data.loader import Batch, Loader
 from memguard.errors import ModelError
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
@@ -75,6 +75,16 @@ class StepResult:
     contain; None if the model does not train with it."""
     shared: tuple[float, ...] = ()
     """Sums of the caller's numbers over the ranks that split the batch."""
+
+
+def build_own_batch(
+    loader: Loader, step: int, lm: CausalLM, reference_nll: NDArray[np.float32] | None = None
+) -> Batch:
+    """Build this rank's rows of a step, from 0."""
+    samples = loader.samples(step)
+    num_rows = -(-len(samples) // lm.num_batch_ways)
+    mine = samples[lm.batch_rank * num_rows :][:num_rows]
+    return loader.batch(mine, num_rows=num_rows, reference_nll=reference_nll)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,18 +140,7 @@ class TrainStep:
         runtime: Runtime,
         row_clipping: RowClipping | None = None,
     ) -> None:
-        """Set up steps on a model whose weights are loaded; the optimizer state starts empty.
-
-        Args:
-            lm: plain or sharded model.
-            mitigations: how losses are reduced.
-            train: micro-batches and precision.
-            optim: AdamW and clipping.
-            seed: seed of the run; on one process it also seeds dropout.
-            runtime: device and ranks.
-            row_clipping: makes the gradients differentially private, on one process only; None
-                leaves them unchanged.
-        """
+        """Set up steps on a model whose weights are loaded; the optimizer state starts empty."""
         assert row_clipping is None or lm.mesh is None, "a row is clipped by one process"
         self.row_clipping = row_clipping
         self.lm, self.mitigations = lm, mitigations
@@ -262,10 +261,6 @@ class TrainStep:
         """Run forward and backward of a micro-batch without an update, to find whether they work.
 
         Adds to the gradients. Nothing is sent but by the model itself.
-
-        Args:
-            batch: this rank's rows.
-            rows: which of them.
         """
         parts = self._sum_loss(batch, rows)
         self._backward(parts.loss, parts.router, 1)

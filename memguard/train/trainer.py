@@ -9,7 +9,6 @@ See `step` for a single step.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,15 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memguard.config import OptimConfig, TrainConfig
-from memguard.data.corpus import Corpus
-from memguard.data.loader import Batch, Loader
+from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted, RecordError
-from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
 from memguard.records.percent import format_percent
-from memguard.records.sealed import FileSum
-from memguard.runtime import Advance, Console, Runtime, fast_matmuls, measure_memory
+from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.dp_sgd import RowClipping, compute_privacy
@@ -39,7 +34,8 @@ from memguard.train.metrics import (
 from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher
 from memguard.train.resume import Checkpoints, Totals
-from memguard.train.step import TrainStep
+from memguard.train.run_state import RunState, TrainingData
+from memguard.train.step import TrainStep, build_own_batch
 from memguard.train.stop_request import StopRequest
 
 _HELDOUT_BATCH_TOKENS = 4096
@@ -52,67 +48,33 @@ class Trainer:
 
     def __init__(
         self,
-        *,
         lm: CausalLM,
-        corpus: Corpus,
-        loader: Loader,
-        k_schedule: KSchedule,
-        monitor: MemorizationMonitor | None,
-        train: TrainConfig,
-        optim: OptimConfig,
-        seq_len: int,
-        seed: int,
-        run_key: str,
-        base: Mapping[str, FileSum],
-        run_folder: Path,
-        runtime: Runtime,
-        console: Console,
-        check_folder: Callable[[], None],
-        must_resume: str | None = None,
+        data: TrainingData,
+        config: RunConfig,
+        run: RunState,
+        *,
+        monitor: MemorizationMonitor | None = None,
         row_clipping: RowClipping | None = None,
     ) -> None:
         """Set up the components of a run.
 
         Args:
             lm: the model.
-            corpus: documents, for the held-out loss.
-            loader: builds the rows of each step.
-            k_schedule: mitigations by level: how losses are reduced, how many labels are dropped.
+            data: its rows and mitigations.
+            config: the run's settings, without `auto`.
+            run: its folder, key and ranks.
             monitor: audits during training; None without audits.
-            train: number of steps, micro-batches, precision.
-            optim: AdamW and its schedule.
-            seq_len: length of a row (tokens).
-            seed: seed of the run.
-            run_key: hash of settings and documents; a checkpoint with another key is refused.
-            base: the files of the model that the adapters belong to; empty without adapters.
-            run_folder: folder for checkpoints and metrics.
-            runtime: device and ranks.
-            console: shows progress and messages.
-            check_folder: raises, on every rank, if the run's folder is no longer the one that
-                was locked.
-            must_resume: why the run must resume from a checkpoint; None if it may start at step 0.
             row_clipping: makes the gradients differentially private; None leaves them unchanged.
 
         Raises:
             ConfigError: the budget's first audit would come after the last step.
         """
-        self.lm = lm
-        self.corpus, self.loader, self.k_schedule, self.monitor = (
-            corpus,
-            loader,
-            k_schedule,
-            monitor,
-        )
-        self.config, self.optim = train, optim
-        self.seq_len, self.seed, self.run_key = seq_len, seed, run_key
-        self.folder, self.runtime, self.console = run_folder, runtime, console
-        self.must_resume = must_resume
-        self.num_steps = min(loader.num_steps, train.max_steps or loader.num_steps)
-        if (
-            monitor is not None
-            and monitor.budget is not None
-            and monitor.every_steps >= self.num_steps
-        ):
+        self.lm, self.data, self.config, self.folder = lm, data, config, run.folder
+        self.loader, self.monitor, self._run = data.loader, monitor, run
+        self.runtime, self.console = run.runtime, run.console
+        self.num_steps = min(self.loader.num_steps, config.train.max_steps or self.loader.num_steps)
+        acts = monitor is not None and monitor.budget is not None
+        if monitor is not None and acts and monitor.every_steps >= self.num_steps:
             raise ConfigError(
                 f"'train.audit_every_steps' is {monitor.every_steps:,}, and the run has "
                 f"{self.num_steps:,} steps: the first audit that 'budget' could act on would come "
@@ -120,29 +82,26 @@ class Trainer:
             )
         self.step = TrainStep(
             lm=lm,
-            mitigations=k_schedule.levels[0],
-            train=train,
-            optim=optim,
-            seed=seed,
-            runtime=runtime,
+            mitigations=data.k_schedule.levels[0],
+            train=config.train,
+            optim=config.optim,
+            seed=config.seed,
+            runtime=run.runtime,
             row_clipping=row_clipping,
         )
         self.totals = Totals()
         self.checkpoints = Checkpoints(
-            run_folder,
+            run,
             step=self.step,
-            loader=loader,
+            loader=self.loader,
             monitor=monitor,
-            run_key=run_key,
-            base=base,
-            keep=train.keep_checkpoints,
-            check_folder=check_folder,
-            runtime=runtime,
-            console=console,
+            keep=config.train.keep_checkpoints,
         )
         self._reference_nll: NDArray[np.float32] | None = None
-        self.stop_request = StopRequest(console)
-        self._batches = Prefetcher(self._build_batch)
+        self.stop_request = StopRequest(run.console)
+        self._batches = Prefetcher(
+            lambda step: build_own_batch(self.loader, step, lm, self._reference_nll)
+        )
         self._signal_number = 0
         """Signal that any rank had received in the last step; 0 for none."""
         self._labels: tuple[float, float] | None = None
@@ -172,12 +131,7 @@ class Trainer:
         if "reference_nll" in self.step.mitigations.needs:
             # Before a checkpoint is loaded: it must be measured with the initial weights.
             self._reference_nll = find_reference(
-                self.step,
-                self.loader,
-                num_steps=self.num_steps,
-                run_key=self.run_key,
-                run_folder=self.folder,
-                console=self.console,
+                self.step, self.loader, self._run, num_steps=self.num_steps
             )
         self._resume(path)
         self._first_step = self.totals.step
@@ -209,18 +163,11 @@ class Trainer:
             log.close()
             self.lm.model.eval()
 
-    def _build_batch(self, step: int) -> Batch:
-        """Build this rank's rows of a step, from 0."""
-        samples = self.loader.samples(step)
-        num_rows = -(-len(samples) // self.lm.num_batch_ways)
-        mine = samples[self.lm.batch_rank * num_rows :][:num_rows]
-        return self.loader.batch(mine, num_rows=num_rows, reference_nll=self._reference_nll)
-
     def _timed_step(self) -> StepMetrics:
         started = time.perf_counter()
         number, monitor = self.totals.step, self.monitor
         samples = self.loader.samples(number)
-        lr = learning_rate(number, self.num_steps, self.optim)
+        lr = learning_rate(number, self.num_steps, self.config.optim)
         batch = self._batches.take(number)
         is_last = number + 1 == self.num_steps
         # An audit after this step may change the labels of the next one.
@@ -274,16 +221,17 @@ class Trainer:
         )
 
     def _measure_heldout(self, log: MetricsLog) -> None:
-        bucket, documents = choose_heldout(self.corpus)
+        corpus, seq_len = self.data.corpus, self.config.data.seq_len
+        bucket, documents = choose_heldout(corpus)
         if documents:
             self.console.info(
                 f"held-out loss: measuring on {len(documents):,} documents ({bucket})"
             )
         line = measure_heldout(
             self.lm,
-            self.corpus,
-            seq_len=self.seq_len,
-            batch_tokens=max(self.seq_len, _HELDOUT_BATCH_TOKENS),
+            corpus,
+            seq_len=seq_len,
+            batch_tokens=max(seq_len, _HELDOUT_BATCH_TOKENS),
             step=self.totals.step,
             runtime=self.runtime,
             precision=self.step.precision,
@@ -334,7 +282,7 @@ class Trainer:
         tokens_per_s = self.totals.num_kept_tokens / max(self.totals.train_s, 1e-9)
         if self.console.live:
             advance(1, line.describe_briefly(tokens_per_s, width=self.console.width))
-        elif line.step % self.config.log_every_steps == 0 or line.step == self.num_steps:
+        elif line.step % self.config.train.log_every_steps == 0 or line.step == self.num_steps:
             self.console.info(line.describe(tokens_per_s, width=self.console.width))
         if line.num_alloc_retries and not self._has_warned_of_memory:
             self._has_warned_of_memory = True
@@ -367,9 +315,9 @@ class Trainer:
         )
         if privacy is not None:
             self.console.info(f"dp_sgd: {privacy.describe()}")
-        target = self.k_schedule.target_drop_rate
+        target = self.data.k_schedule.target_drop_rate
         # No labels of forget documents are dropped, so the target rate does not apply.
-        forgets = any(entry.role == "forget" for entry in self.corpus.manifest)
+        forgets = any(entry.role == "forget" for entry in self.data.corpus.manifest)
         if not target or forgets or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
             return
         realised = 1 - totals.num_kept_tokens / totals.num_supervised_tokens
@@ -389,9 +337,9 @@ class Trainer:
             self.totals = totals
             self.runtime.only_on_main(lambda: self._check_log(log_path))
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
-        elif self.must_resume is not None:
+        elif (damage := self._run.must_resume) is not None:
             raise RecordError(
-                f"{self.must_resume}, and '{self.checkpoints.folder}' has no intact checkpoint to "
+                f"{damage}, and '{self.checkpoints.folder}' has no intact checkpoint to "
                 f"resume from: restore one, delete '{self.folder}' to start over, or choose "
                 "another 'name'"
             )
@@ -408,7 +356,7 @@ class Trainer:
             )
 
     def _save_if_due(self) -> None:
-        every = self.config.checkpoint_every_steps
+        every = self.config.train.checkpoint_every_steps
         step = self.totals.step
         # One process need not agree with others, and sees a signal of this moment.
         is_alone = self.runtime.world_size == 1

@@ -3,18 +3,74 @@
 Modules are imported late, so that an invalid sweep is rejected before torch is imported.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from memguard.assets import find_asset
 from memguard.compare import load_sweep
-from memguard.errors import RecordError
+from memguard.errors import ConfigError, RecordError
 from memguard.records import Comparison, write_atomically
 from memguard.records.audit_files import REPORT
 from memguard.records.comparison import COMPARISON, load_comparison
 from memguard.report import render_comparison
+from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.workflows.auditing.pages import render_audit
-from memguard.workflows.common.folder import locked
-from memguard.workflows.common.requests import CompareRequest, check_sweep
+from memguard.workflows.common.folder import check_outside_runs, locked
+from memguard.workflows.training.checks import check_run
+
+_SMALLER_SWEEPS = "split the settings into sweeps on several machines"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareRequest:
+    """The arguments of `memguard compare`."""
+
+    given: tuple[str, ...]
+    """A sweep and changes to its settings, or the folders of finished runs."""
+    out: Path | None
+    jobs: int | None
+    fix: bool
+    num_processes: int | None
+    """Value of `--nproc`; None if left out."""
+    utility: str | None = None
+    """Value of `--utility`; None if left out."""
+
+    @property
+    def are_runs(self) -> bool:
+        """Whether the first argument is the folder of a run instead of a sweep."""
+        return (Path(self.given[0]) / "config.yaml").is_file()
+
+    def check(self) -> None:
+        """Reject arguments that contradict each other.
+
+        Raises:
+            ConfigError: names the first contradiction.
+        """
+        if (problem := next(self._list_problems(), None)) is not None:
+            raise ConfigError(problem)
+
+    def _list_problems(self) -> Iterator[str]:
+        if (self.num_processes or 1) > 1 and not self.fix:
+            yield "--nproc needs --fix; a sweep trains several runs with --jobs"
+        if not self.are_runs:
+            if self.fix:
+                yield "--fix needs a finished RUN; a sweep names its own settings"
+            if self.out is not None:
+                yield "--out needs RUNs; a sweep has 'output_dir' in its YAML"
+            if self.utility is not None:
+                yield "--utility needs RUNs; a sweep has 'utility' in its YAML"
+            check_num_processes(self.jobs or 1, option="--jobs", way_out=_SMALLER_SWEEPS)
+            return
+        if self.out is not None:
+            check_outside_runs(self.out, "--out")
+        check_num_processes(self.num_processes or 1, option="--nproc", way_out=MORE_MACHINES)
+        if self.jobs is not None:
+            yield "--jobs needs a sweep; finished RUNs are not trained"
+        if self.fix and len(self.given) > 1:
+            yield f"--fix takes one RUN; got {len(self.given)}"
+        if self.fix and self.utility is not None:
+            yield "--utility does not go with --fix; compare the two RUNs with it afterwards"
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
@@ -29,7 +85,10 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
     first, *others = request.given
     if not request.are_runs:
         sweep = load_sweep(find_asset("configs", first, setting="SWEEP"), others)
-        check_sweep(sweep)
+        for run in sweep.in_order:
+            # With 'pretrain' the other runs start from a model that the sweep trains first.
+            has_model = run is sweep.pretrain or not sweep.pretrain
+            check_run(run.config, writes=False, has_model=has_model)
         from memguard.workflows.sweep import run_sweep
 
         return run_sweep(sweep, num_jobs=request.jobs or 1)

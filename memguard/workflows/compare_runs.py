@@ -10,7 +10,6 @@ from memguard.compare import (
     describe_compiled,
     list_comparison_rows,
 )
-from memguard.config import RunConfig
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
 from memguard.records.comparison import (
@@ -25,8 +24,8 @@ from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
+from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import FREE_IN_TRAIN, load_own_config
-from memguard.workflows.common.requests import make_command
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 """Parts of a run's configuration that do not distinguish settings: name, computation, audit."""
@@ -37,13 +36,7 @@ def compare_folders(
 ) -> tuple[Path, Comparison]:
     """Compare finished runs; the others are tested against the first.
 
-    Args:
-        folders: of runs.
-        out: folder of the comparison; None: ``comparison`` next to the first run.
-        utility: ``heldout_nll`` or a benchmark task; None takes the former.
-
-    Returns:
-        The page and the comparison.
+    ``out`` is by default ``comparison`` next to it, ``utility`` the held-out loss.
 
     Raises:
         ConfigError: a folder does not contain a run, or is given twice.
@@ -103,7 +96,8 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
     first: Mapping[str, Any] = {}
     for number, folder in enumerate(folders):
         config = load_own_config(Path(folder))
-        settings = _flatten(_list_settings(config))
+        values = config.model_dump(mode="json", exclude={"train": set(FREE_IN_TRAIN)})
+        settings = _flatten({key: v for key, v in values.items() if key not in _NO_SETTING})
         first = settings if number == 0 else first
         decided = {**settings, "mitigations": config.mitigations}
         name = next((name for name, other in known if other == decided), None)
@@ -125,11 +119,6 @@ def _choose_name(folder: Path, taken: Set[str]) -> str:
     parts = folder.parts[1:]
     names = (escape_name("/".join(parts[-count:])) for count in range(1, len(parts) + 1))
     return next((name for name in names if name not in taken), str(folder))
-
-
-def _list_settings(config: RunConfig) -> dict[str, Any]:
-    values = config.model_dump(mode="json", exclude={"train": set(FREE_IN_TRAIN)})
-    return {key: value for key, value in values.items() if key not in _NO_SETTING}
 
 
 def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -24,8 +24,13 @@ from torch.nn.attention.varlen import varlen_attn
 from memguard.errors import MemguardError
 from memguard.records.record import Record
 from memguard.runtime.processes import explain_unusable_gpus
-from memguard.workflows.backends import LIMIT_S, Backend, check_backend, skip_backend
-from memguard.workflows.collective_checks import say_first_line
+from memguard.workflows.collective_checks import (
+    LIMIT_S,
+    Backend,
+    check_backend,
+    say_first_line,
+    skip_backend,
+)
 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "dp": (("opacus",), "the mitigation dp_sgd"),
@@ -104,13 +109,7 @@ def diagnose(
     limit_s: float = LIMIT_S,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Diagnosis:
-    """Try libraries, devices and collectives.
-
-    Args:
-        num_ranks: processes that test collectives; those on GPUs are at most one for each.
-        limit_s: longest wait for one collective (seconds).
-        on_step: called with a status line before each wait.
-    """
+    """Try libraries, devices and collectives."""
     libraries = tuple(list_libraries())
     unusable = explain_unusable_gpus()
     # `device_count` may include GPUs that torch cannot use.

@@ -41,8 +41,8 @@ from memguard.workflows.auditing.audit import is_current
 from memguard.workflows.auditing.pages import show_verdict
 from memguard.workflows.common.folder import check_finished, check_same_settings
 from memguard.workflows.common.launch import launch
-from memguard.workflows.common.processes import choose_num_processes
 from memguard.workflows.compare_runs import compare_folders
+from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.train import train_run
 
 
@@ -52,12 +52,8 @@ def fix_run(
     """Train a run again with the change that its report suggests, and audit it.
 
     The new run, NAME-fix, and its settings, NAME-fix.yaml, are written next to the old run. The
-    same command resumes after an interruption.
-
-    Args:
-        folder: of a finished run.
-        out: folder of the comparison; None: ``comparison`` next to the run.
-        num_processes: number of training processes; None chooses it, as for a run.
+    same command resumes after an interruption. ``out`` is the comparison's folder; None is
+    ``comparison`` next to the run.
 
     Returns:
         The page and the comparison; None if there was nothing to change.
@@ -109,25 +105,21 @@ def fix_run(
 
 
 def _train(config: RunConfig, num_processes: int | None, console: Console) -> None:
-    """Write a run's settings next to its folder and train it.
-
-    Raises:
-        ConfigError: the folder has another run; nothing is written then.
-        SystemExit: its processes failed, after printing the error.
-    """
+    """Write a run's settings next to its folder and train it."""
     folder = Path(config.output_dir) / config.name
     check_same_settings(config, folder, console)
+    run = check_run(config, nproc=num_processes)
     path = folder.with_name(f"{config.name}.yaml")
     write_atomically(path, dump_yaml(config).encode())
     console.info(f"trained: {folder}, by {path}")
-    chosen, why_fewer = choose_num_processes(config, num_processes)
-    if why_fewer:
-        console.info(why_fewer)
-    if chosen == 1:
-        train_run(config)
+    for note in run.notes:
+        console.info(note)
+    if run.num_to_start == 1:
+        train_run(run)
         return
     # Standard output is for the result of this command.
-    code = launch([sys.executable, "-m", "memguard", "train", str(path)], chosen, stdout=2)
+    command = [sys.executable, "-m", "memguard", "train", str(path)]
+    code = launch(command, run.num_to_start, stdout=2)
     if code:
         raise SystemExit(code)
 
@@ -169,7 +161,10 @@ def _count_copies(
             folder,
             trained,
             cache_dir=default_cache_dir(),
-            has_chat_template=lambda: _has_chat_template(folder),
+            has_chat_template=lambda: (
+                getattr(load_tokenizer(str(find_weights_folder(folder))), "chat_template", None)
+                is not None
+            ),
         )
     except (ConfigError, DataError) as error:
         console.warn(f"copies are not searched for: {error}")
@@ -193,9 +188,3 @@ def _count_copies(
         num_extracted=len(extracted),
         num_extracted_with_copy=sum(e.id in extracted and e.cluster in copied for e in trained),
     )
-
-
-def _has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer of a finished run has a chat template."""
-    tokenizer = load_tokenizer(str(find_weights_folder(folder)))
-    return getattr(tokenizer, "chat_template", None) is not None

@@ -9,10 +9,9 @@ import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from memguard.config import RunConfig
-from memguard.errors import ModelError
+from memguard.config import Document, RunConfig
+from memguard.errors import ConfigError, ModelError
 from memguard.hf.adapter_files import find_config, is_adapter
 from memguard.hf.checkpoint_files import check_config
 from memguard.hf.config_fields import check_fields
@@ -22,7 +21,55 @@ from memguard.planner.fit import SCRATCH, PlanInputs
 from memguard.planner.machine import THIS_MACHINE, Machine, load_machine
 from memguard.planner.plan import ModelStorage, Plan, make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.workflows.common.requests import PlanRequest, read_mesh
+from memguard.workflows.common.checks import read_mesh
+from memguard.workflows.training.memory import measure_model, read_run_model
+
+MODEL_ALONE = Document(
+    path="memguard plan",
+    values={
+        "name": "plan",
+        "model": {"path": "model"},
+        "data": {"train": ["documents"], "seq_len": 2048},
+    },
+    places={},
+)
+"""Settings of a run that stands for a model alone in `memguard plan`; users may change them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """The arguments of `memguard plan`."""
+
+    run: RunConfig
+    """Settings of the run; for a model alone `MODEL_ALONE` with those that were given."""
+    is_run: bool
+    """Whether the plan is for a run instead of a model alone."""
+    model: Path | None
+    gpus: int | None
+    machine: str | None
+    mesh: str | None
+    """Degrees of axes as given, `z=2,x=2`."""
+    arguments: tuple[str, ...] | None = None
+    """The run's CONFIG and settings as given on the command line; None: not from there."""
+
+    def check(self) -> None:
+        """Reject arguments that cannot be used together.
+
+        Raises:
+            ConfigError: neither a run nor a model; or rows of a micro-batch, but not of a step.
+        """
+        if self.is_run:
+            return
+        given = self.run.train.model_fields_set
+        if self.model is None:
+            raise ConfigError(
+                "give the CONFIG of a run before its settings, or --model CONFIG_JSON for a model "
+                "alone"
+            )
+        if "micro_batch_size" in given and "batch_size" not in given:
+            raise ConfigError(
+                "'train.micro_batch_size' needs 'train.batch_size', whose rows it divides"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +83,6 @@ class Planned:
 
 def plan(request: PlanRequest) -> Planned:
     """Plan the meshes that fit a training step; of other families what a step needs at least.
-
-    Args:
-        request: the checked arguments.
 
     Raises:
         ConfigError: no such machine; or no mesh of this many GPUs, or not the requested
@@ -109,45 +153,8 @@ def _choose_degrees(plan: Plan) -> dict[str, int] | None:
     return None
 
 
-def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
-    """Return the sizes of a run's model; if its memory cannot be estimated, its parameters.
-
-    Raises:
-        ModelError: no such configuration.
-    """
-    from memguard.workflows.common.setup import read_model_config  # imports torch
-
-    config = read_model_config(run)
-    # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
-    is_eager = run.model.attn_implementation == "eager"
-    if not is_eager and config.get_text_config().model_type in ESTIMATED_FAMILIES:
-        return ModelSizes.from_config(config)
-    return _measure(config, run.model.path or SCRATCH, is_eager=is_eager)
-
-
-def _measure(config: Any, name: str, *, is_eager: bool = False) -> ModelStorage:
-    from memguard.runtime import quiet_libraries
-
-    quiet_libraries()
-    from memguard.planner.meta_model import measure_storage  # imports torch
-
-    family = config.get_text_config().model_type
-    if is_eager and family in ESTIMATED_FAMILIES:
-        unknown = "the planner has no formula for eager attention"
-    else:
-        unknown = (
-            f"the planner has no formula for layers of '{family}', only for those of "
-            f"{', '.join(ESTIMATED_FAMILIES)}"
-        )
-    return measure_storage(config, name=name, unknown=unknown)
-
-
 def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
-    """Read the sizes from a config.json, or from the folder that contains it.
-
-    Raises:
-        ModelError: no such file, or no causal language model that transformers knows.
-    """
+    """Read the sizes from a config.json, or from the folder that contains it."""
     file = find_config(path) if path.is_dir() else path
     try:
         fields = json.loads(file.read_bytes())
@@ -156,8 +163,8 @@ def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
             f"'--model' must be a config.json or a folder with one; '{file}' cannot be read: "
             f"{error.strerror}"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"'--model' must be a config.json; '{file}' is not JSON") from error
+    except (ValueError, RecursionError):
+        fields = None
     if not isinstance(fields, dict):
         raise ModelError(f"'--model' must be a config.json; '{file}' is not a JSON object")
     if path.is_dir() and not is_adapter(path):
@@ -167,7 +174,7 @@ def _read_model_file(path: Path) -> ModelSizes | ModelStorage:
         return ModelSizes.from_json(fields)
     from memguard.hf.checkpoint import read_config_fields  # imports torch
 
-    return _measure(read_config_fields(fields, place=f"'{file}'"), _name(path))
+    return measure_model(read_config_fields(fields, place=f"'{file}'"), _name(path))
 
 
 def _name(path: Path) -> str:

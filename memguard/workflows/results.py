@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas
 
     from memguard.pages.page import Fact
-    from memguard.planner.plan import MeshPlan, Plan
+    from memguard.planner.plan import Plan
     from memguard.records.diff import AuditDiff
     from memguard.records.gate import GateResult
 
@@ -279,10 +279,18 @@ class PlanResult:
         return _write_line("PlanResult", self.plan.model, self.verdict)
 
     def _repr_html_(self) -> str:
+        from memguard.planner.dry_run import format_bytes
         from memguard.report.notebook_card import render_table_card
 
         meshes = self.plan.meshes
-        rows = [(mesh.describe(), *_describe_fit(mesh)) for mesh in meshes[:_MOST_MESHES]]
+        rows = [
+            (
+                mesh.describe(),
+                f"{format_bytes(mesh.memory.needed)} of {format_bytes(mesh.memory.usable)}",
+                "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}",
+            )
+            for mesh in meshes[:_MOST_MESHES]
+        ]
         left_out = len(meshes) - len(rows)
         more = f"{left_out:,} more meshes, and " if left_out else ""
         note = f"Estimates; .to_pandas() has {more}the parts of each figure."
@@ -321,15 +329,6 @@ def _describe_training(report: AuditReport) -> "tuple[Fact, ...]":
             loss += f" (base model {training.base_heldout_nll:.4f})"
     names = ", ".join(str(one.get("name")) for one in training.mitigations) or "no mitigation"
     return (Fact("Training", f"{training.num_steps:,} steps, {names}{loss}"),)
-
-
-def _describe_fit(mesh: "MeshPlan") -> tuple[str, str]:
-    """Return the memory and the speed of a mesh, for the card of a plan."""
-    from memguard.planner.dry_run import format_bytes
-
-    memory = mesh.memory
-    speed = "" if mesh.speed is None else f"{mesh.speed.tokens_per_s:,.0f}"
-    return f"{format_bytes(memory.needed)} of {format_bytes(memory.usable)}", speed
 
 
 def _find(folder: Path, name: str) -> Path:

@@ -23,6 +23,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from memguard.compare import (
     Sweep,
     SweepRun,
@@ -46,16 +48,48 @@ from memguard.runtime.children import (
     start_child,
 )
 from memguard.runtime.console import Rows
-from memguard.workflows.common.requests import make_command
+from memguard.train.metrics import StepMetrics
+from memguard.workflows.common.checks import make_command
 from memguard.workflows.compare_runs import publish
 from memguard.workflows.report_links import link_reports
-from memguard.workflows.sweep_progress import read_progress, show_run
 
 LOG = "train.log"
 _LOOK_EVERY_S = 0.1
 _SHOW_EVERY_S = 0.5
 _SAVE_WITHIN_S = 120.0
 """Time for a run to finish its step and save a checkpoint after it was told to stop."""
+_TAIL_BYTES = 16_384
+_WIDE = 110
+"""Columns of a terminal that has room for all numbers of a step."""
+_MOST_OF_NAME = 22
+
+
+def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
+    """Train and audit the unfinished runs, then compare all runs.
+
+    Raises:
+        ConfigError: several jobs on a machine with a GPU.
+        ChildFailed: a run failed.
+        Interrupted: a signal stopped the sweep.
+        RecordError: the runs cannot be compared.
+    """
+    if num_jobs > 1 and detect_runtime().device.type == "cuda":
+        raise ConfigError(
+            f"'--jobs' must be 1 on a machine with a GPU, which all runs would share; got "
+            f"{num_jobs}. Leave it out, or train on the CPU: CUDA_VISIBLE_DEVICES= memguard "
+            "compare ..."
+        )
+    console = Console()
+    for line in describe_sweep(sweep):
+        console.info(line)
+    for stage in (sweep.in_order[: -len(sweep.runs)], sweep.runs):
+        left = [run for run in stage if not is_finished(run)]
+        train_runs(sweep, left, num_jobs=num_jobs, console=console)
+    with console.phase("comparison"):
+        comparison = build_comparison(sweep, command=make_command())
+        published = publish(comparison, list_finished(sweep), sweep.folder, console)
+        link_reports((run.folder for run in sweep.in_order), console.warn)
+    return published
 
 
 class ChildFailed(MemguardError):
@@ -91,12 +125,6 @@ class _Child:
 
 def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console: Console) -> None:
     """Train and audit some runs of a sweep, and mark each as finished at its end.
-
-    Args:
-        sweep: the whole sweep, for numbering the runs.
-        runs: in the order in which they start.
-        num_jobs: maximum number of simultaneous runs.
-        console: reports when a run starts and ends.
 
     Raises:
         ChildFailed: a run failed; the first one if there are several.
@@ -233,36 +261,87 @@ def _raise_what_happened(
         raise Interrupted(signals[-1], f"stopped before {waiting[0].name}; {again}")
 
 
-def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
-    """Train and audit the unfinished runs, then compare all runs.
+# -- what a run does at present ------------------------------------------------------------------
+#
+#     metrics.jsonl   the newest step
+#     train.log       the newest line of all else: documents, held-out loss, audit
 
-    Args:
-        sweep: the runs.
-        num_jobs: number of simultaneous runs; 'pretrain' always runs alone.
 
-    Returns:
-        The comparison's page and the comparison.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProgress:
+    """What a run does."""
 
-    Raises:
-        ConfigError: several jobs on a machine with a GPU.
-        ChildFailed: a run failed.
-        Interrupted: a signal stopped the sweep.
-        RecordError: the runs cannot be compared.
+    step: StepMetrics | None
+    """The newest step; None before the first one."""
+    tokens_per_s: float
+    """Mean of the newest steps; 0 before the first one."""
+    line: str
+    """The newest line of its log; empty before the first one."""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the newest line is that of a step."""
+        return self.step is not None and self.line.startswith("step ")
+
+    def describe(self, width: int | None) -> str:
+        """Return a line for a log."""
+        if self.step is None or not self.is_training:
+            return self.line[:width]
+        line = self.step.describe(self.tokens_per_s, width=width)
+        if width is None or len(line) <= width:
+            return line
+        step = f"step {self.step.step}/{self.step.num_steps}"
+        return f"{step} {self.describe_briefly(width)}"[:width]
+
+    def describe_briefly(self, width: int | None) -> str:
+        """Return the text next to the bar of its steps."""
+        if self.step is None or not self.is_training:
+            return self.line
+        left_s = self.step.elapsed_s / self.step.step * (self.step.num_steps - self.step.step)
+        left = f"{format_duration(left_s)} left"
+        if width is None or width >= _WIDE:
+            return f"{self.step.describe_briefly(self.tokens_per_s, width=80)} {left}"
+        loss = "none" if self.step.loss is None else f"{self.step.loss:.4f}"
+        return f"loss {loss} lr {self.step.lr:.1e} {left}"
+
+
+def show_run(rows: Rows, name: str, progress: RunProgress, width: int | None) -> None:
+    """Show what a run does in its row."""
+    if not rows.is_live:
+        if width is not None and len(name) > _MOST_OF_NAME:
+            name = f"{name[: _MOST_OF_NAME - 1]}…"
+        rows.show(name, progress.describe(None if width is None else width - len(name) - 2))
+    elif progress.step is None:
+        rows.show(name, progress.line)
+    else:
+        done, total = progress.step.step, progress.step.num_steps
+        rows.show(name, progress.describe_briefly(width), done=done, total=total)
+
+
+def read_progress(run_folder: Path, log: Path, log_start: int) -> RunProgress:
+    """Read what a run does; files that are missing or half-written count as empty.
+
+    ``log_start`` is the size of the log when the process was started (bytes).
     """
-    if num_jobs > 1 and detect_runtime().device.type == "cuda":
-        raise ConfigError(
-            f"'--jobs' must be 1 on a machine with a GPU, which all runs would share; got "
-            f"{num_jobs}. Leave it out, or train on the CPU: CUDA_VISIBLE_DEVICES= memguard "
-            "compare ..."
-        )
-    console = Console()
-    for line in describe_sweep(sweep):
-        console.info(line)
-    for stage in (sweep.in_order[: -len(sweep.runs)], sweep.runs):
-        left = [run for run in stage if not is_finished(run)]
-        train_runs(sweep, left, num_jobs=num_jobs, console=console)
-    with console.phase("comparison"):
-        comparison = build_comparison(sweep, command=make_command())
-        published = publish(comparison, list_finished(sweep), sweep.folder, console)
-        link_reports((run.folder for run in sweep.in_order), console.warn)
-    return published
+    steps = []
+    for line in _read_tail(run_folder / "metrics.jsonl"):
+        if '"event":"step"' in line:
+            try:
+                steps.append(StepMetrics.model_validate_json(line))
+            except ValidationError:  # A line that is being written, or whose start is cut off.
+                continue
+    lines = [line.strip() for line in _read_tail(log, log_start) if line.strip()]
+    return RunProgress(
+        step=steps[-1] if steps else None,
+        tokens_per_s=sum(step.tokens_per_s for step in steps) / max(1, len(steps)),
+        line=lines[-1] if lines else "",
+    )
+
+
+def _read_tail(path: Path, start: int = 0) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -11,7 +11,7 @@ import rich.console
 
 from memguard.runtime import Console, console
 from memguard.train.metrics import StepMetrics
-from memguard.workflows.sweep_progress import RunProgress, show_run
+from memguard.workflows.sweep import RunProgress, show_run
 
 
 @dataclass

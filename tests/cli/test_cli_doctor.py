@@ -12,8 +12,7 @@ from unusable_gpus import LINE, pretend_old_driver
 
 from memguard.cli.doctor import render_diagnosis
 from memguard.workflows import doctor as workflow
-from memguard.workflows.backends import Backend, Check
-from memguard.workflows.collective_checks import DTYPES, OPERATIONS
+from memguard.workflows.collective_checks import DTYPES, OPERATIONS, Backend, Check
 from memguard.workflows.doctor import Diagnosis, Extra, Gpu, Library
 
 

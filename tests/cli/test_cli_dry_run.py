@@ -21,6 +21,7 @@ from memguard.records import AuditReport, load_manifest
 from memguard.runtime import Console
 from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.workflows.training import dry_run as dry_run_module
+from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.dry_run import DryRunResult, dry_run
 from memguard.workflows.training.train import prepare_run
 
@@ -41,8 +42,14 @@ def asides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rehearse(path: Path, *overrides: str) -> tuple[DryRunResult, str]:
     """Run it; also return what was said meanwhile."""
     said = io.StringIO()
-    result = dry_run(load_run_config(path, overrides), Console(rich.console.Console(file=said)))
+    run = check_run(load_run_config(path, overrides), trains=False, writes=False)
+    result = dry_run(run, Console(rich.console.Console(file=said)))
     return result, said.getvalue()
+
+
+def prepare(path: Path, *overrides: str) -> None:
+    run = check_run(load_run_config(path, overrides), trains=False)
+    prepare_run(run, Console(rich.console.Console(file=io.StringIO())))
 
 
 def look_at(folder: Path) -> dict[str, Any]:
@@ -183,7 +190,7 @@ def test_it_leaves_nothing_behind_also_where_it_is_interrupted(
 
 def test_what_was_prepared_before_is_read_and_stays(folder: Path, asides: Path) -> None:
     path = write_run(folder)
-    prepare_run(load_run_config(path), Console(rich.console.Console(file=io.StringIO())))
+    prepare(path)
     before = look_at(folder / "runs")
     result, said = rehearse(path)
     assert "60 prepared before, unchanged" in said
@@ -204,8 +211,7 @@ def test_it_makes_no_identity_key(folder: Path, monkeypatch: pytest.MonkeyPatch)
     rehearse(path)
     assert not key.exists()
     assert not (folder / "config").exists()
-    quiet = Console(rich.console.Console(file=io.StringIO()))
-    prepare_run(load_run_config(path, [f"data.identity_key={key}"]), quiet)
+    prepare(path, f"data.identity_key={key}")
     assert "60 prepared before, unchanged" in rehearse(path, f"data.identity_key={key}")[1]
     other = folder / "other.key"
     load_identity_key(other, say=lambda _: None)
@@ -218,7 +224,7 @@ def test_it_makes_no_identity_key(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_run_that_was_begun_is_not_disturbed(folder: Path) -> None:
     path = write_run(folder)
-    prepare_run(load_run_config(path), Console(rich.console.Console(file=io.StringIO())))
+    prepare(path)
     (folder / "runs" / "run" / "metrics.jsonl").write_text("")
     before = look_at(folder / "runs")
     result, _ = rehearse(path, "data.seq_len=64")

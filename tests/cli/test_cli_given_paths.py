@@ -7,7 +7,7 @@ import pytest
 
 from memguard.config import RunConfig
 from memguard.errors import DataError, ModelError
-from memguard.workflows.common.requests import check_run
+from memguard.workflows.training.checks import check_run
 
 
 def make_checkpoint(folder: Path) -> Path:
@@ -99,11 +99,8 @@ def test_a_sweep_is_checked_as_a_whole_before_its_first_run(bare: Any, tmp_path:
 
 def test_hub_ids_and_sources_that_are_no_paths_pass(tmp_path: Path) -> None:
     def check(train: str, **model: Any) -> None:
-        check_run(
-            RunConfig.model_validate(
-                {"name": "x", "model": model or {"path": "org/name"}, "data": {"train": train}}
-            )
-        )
+        settings = {"name": "x", "model": model or {"path": "org/name"}, "data": {"train": train}}
+        check_run(RunConfig.model_validate(settings), trains=False, writes=False)
 
     for source in ("org/data", "org/data:en@main", "docstrings:json", "wikitext"):
         check(source)

@@ -239,8 +239,8 @@ def test_no_such_run_model_or_machine(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"{not json", "is not JSON"),
-        (b"\xff\xfe\x00binary", "is not JSON"),
+        (b"{not json", "is not a JSON object"),
+        (b"\xff\xfe\x00binary", "is not a JSON object"),
         (b"[1, 2]", "is not a JSON object"),
         (b"{}", "'model_type' must be one that transformers"),
         (b'{"model_type": "t5"}', "cannot be loaded as a causal language model"),

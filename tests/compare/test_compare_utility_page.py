@@ -16,7 +16,7 @@ from memguard.records import Comparison
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.report.comparison_front import build_front
 from memguard.report.notebook_card import render_comparison_card
-from memguard.workflows.common.requests import CompareRequest
+from memguard.workflows.compare import CompareRequest
 from memguard.workflows.compare_runs import _headline
 
 pytestmark = pytest.mark.slow

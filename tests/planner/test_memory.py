@@ -280,7 +280,7 @@ def test_planning_loads_no_torch() -> None:
         "memguard.planner.memory",
         "memguard.planner.fit",
         "memguard.planner.plan",
-        "memguard.workflows.common.requests",
+        "memguard.workflows.training.checks",
         "memguard.workflows.plan",
         "memguard.cli.plan_screen",
         "memguard.cli.dry_run_screen",

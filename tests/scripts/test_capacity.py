@@ -13,7 +13,7 @@ from memguard.planner.fit import PlanInputs, count_parameters
 from memguard.planner.machine import detect_machine
 from memguard.planner.plan import make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.workflows.common.requests import MODEL_ALONE
+from memguard.workflows.plan import MODEL_ALONE
 
 pytestmark = pytest.mark.slow
 

@@ -72,6 +72,18 @@ def levels(k_schedule: KSchedule) -> list[int]:
     return found.tolist()
 
 
+def audit_each(
+    *steps: Sequence[float], **budget: Any
+) -> tuple[WatchedLine, MemorizationMonitor, list[list[int]]]:
+    """Audit before training and every five steps; also return the levels after each audit."""
+    monitor, k_schedule = make(*steps, **budget)
+    seen = []
+    for number in range(len(steps)):
+        line = monitor.audit(5 * number)
+        seen.append(levels(k_schedule))
+    return line, monitor, seen
+
+
 def test_what_came_back_before_training_is_not_learnt() -> None:
     monitor, _ = make([0.95, 0.2, 0.2, 0.2], [1.0, 0.92, 0.2, 0.2])
     before, after = monitor.audit(0), monitor.audit(5)
@@ -88,15 +100,11 @@ def test_what_came_back_before_training_is_not_learnt() -> None:
 
 def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
     # From 0.2, halfway to 0.9 is 0.55.
-    monitor, k_schedule = make(
+    found, _, seen = audit_each(
         [0.2] * 4, [0.54, 0.56, 0.2, 0.2], [0.2, 0.6, 0.2, 0.2], limit=0.5, action="tighten"
     )
-    monitor.audit(0)
-    assert not any(levels(k_schedule))
-    monitor.audit(5)
-    assert levels(k_schedule) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    found = monitor.audit(10)
-    assert levels(k_schedule) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+    assert not any(seen[0])
+    assert seen[1:] == [[0, 0, 0, up, 0, 0, 0, 0, 0, 0] for up in (1, 2)]
     assert found.num_tightened == {"control": 0, "x4": 1}
 
 
@@ -113,19 +121,32 @@ def test_documents_halfway_there_go_up_a_rung_each_time() -> None:
 def test_exactly_halfway_goes_up(metric: str, before: float, after: float) -> None:
     # One token of a thousand less does not.
     shares = [after, after - 0.001, before, before]
-    monitor, k_schedule = make([before] * 4, shares, metric=metric, limit=0.5, action="tighten")
-    monitor.audit(0)
-    monitor.audit(5)
-    assert levels(k_schedule) == [0, 0, 1, *[0] * 7]
+    _, _, seen = audit_each([before] * 4, shares, metric=metric, limit=0.5, action="tighten")
+    assert seen[-1] == [0, 0, 1, *[0] * 7]
 
 
-def test_halfway_is_to_the_metric_of_the_budget() -> None:
-    # Near-verbatim before training, and nothing has changed; from 0.2, halfway to 1 is 0.6.
-    before, after = [0.96, 0.2, 0.2, 0.2], [0.96, 0.58, 0.62, 0.2]
-    monitor, k_schedule = make(before, after, metric="verbatim", limit=0.5, action="tighten")
-    monitor.audit(0)
-    monitor.audit(5)
-    assert levels(k_schedule) == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("steps", "budget", "expected"),
+    [
+        # Near-verbatim before training, and nothing has changed; from 0.2, halfway to 1 is 0.6.
+        (
+            [[0.96, 0.2, 0.2, 0.2], [0.96, 0.58, 0.62, 0.2]],
+            {"metric": "verbatim"},
+            [0, 0, 0, 0, 1, 0, 0, 0, 0, 0],
+        ),
+        # Documents that nobody asks about follow the sample,
+        ([[0.2] * 4, [0.6, 0.6, 0.6, 0.2]], {}, [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]),
+        # and stay where it stays.
+        ([[0.2] * 4, [0.6] * 4, [0.2] * 4, [0.2] * 4], {}, [0, 0, *[1] * 8]),
+        # What was known before is not tightened.
+        ([[1.0] * 4, [1.0] * 4], {"limit": 0.0}, [0] * 10),
+    ],
+    ids=["the budget's metric", "others follow", "all stay", "known before"],
+)
+def test_levels(steps: list[list[float]], budget: dict[str, Any], expected: list[int]) -> None:
+    found, _, seen = audit_each(*steps, **{"limit": 0.5, "action": "tighten", **budget})
+    assert seen[-1] == expected
+    assert found.over_limit == []
 
 
 def test_after_the_last_step_nothing_is_moved() -> None:
@@ -135,33 +156,12 @@ def test_after_the_last_step_nothing_is_moved() -> None:
     assert not any(levels(k_schedule))
 
 
-def test_documents_nobody_asked_about_follow_the_sample() -> None:
-    monitor, k_schedule = make([0.2] * 4, [0.6, 0.6, 0.6, 0.2], limit=0.5, action="tighten")
-    monitor.audit(0)
-    monitor.audit(5)
-    assert levels(k_schedule) == [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]
-
-
-def test_they_follow_where_it_is_another_document_each_time() -> None:
+def test_others_follow_where_it_is_another_document_each_time() -> None:
     one_each = [[0.6 if at == audit else 0.2 for at in range(4)] for audit in range(4)]
-    monitor, k_schedule = make([0.2] * 4, *one_each, limit=0.5, action="tighten")
-    monitor.audit(0)
-    others = []
-    for audit in range(4):
-        monitor.audit(5 * audit + 5)
-        others.append(levels(k_schedule)[6:])
+    _, _, seen = audit_each([0.2] * 4, *one_each, limit=0.5, action="tighten")
     # Two of four are at the limit, three are beyond it.
-    assert others == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
-    assert levels(k_schedule)[2:6] == [1] * 4
-
-
-def test_they_stay_where_the_sample_stays() -> None:
-    monitor, k_schedule = make(
-        [0.2] * 4, [0.6] * 4, [0.2] * 4, [0.2] * 4, limit=0.5, action="tighten"
-    )
-    for step in (0, 5, 10, 15):
-        monitor.audit(step)
-    assert levels(k_schedule) == [0, 0, *[1] * 8]
+    assert [each[6:] for each in seen[1:]] == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    assert seen[-1][2:6] == [1] * 4
 
 
 def test_near_duplicates_go_up_together() -> None:
@@ -172,47 +172,34 @@ def test_near_duplicates_go_up_together() -> None:
         entry(i, copies.get(i, each.bucket), 2 if i in copies else i)
         for i, each in enumerate([*MANIFEST, *MANIFEST[:2]])
     ]
-    monitor, k_schedule = make(
+    _, _, seen = audit_each(
         [0.2] * 4, [0.6, 0.6, 0.2, 0.2], manifest=manifest, limit=0.6, action="tighten"
     )
-    monitor.audit(0)
-    monitor.audit(5)
-    assert levels(k_schedule) == [int(i in copies and i != 11) for i in range(12)]
-
-
-def test_what_was_known_before_is_neither_judged_nor_tightened() -> None:
-    monitor, k_schedule = make([1.0] * 4, [1.0] * 4, limit=0.0, action="tighten")
-    monitor.audit(0)
-    assert monitor.audit(5).over_limit == []
-    assert not any(levels(k_schedule))
+    assert seen[-1] == [int(i in copies and i != 11) for i in range(12)]
 
 
 @pytest.mark.parametrize(("metric", "over"), [("near_verbatim", ["x4"]), ("verbatim", [])])
 def test_the_limit_is_on_the_metric_asked_for(metric: str, over: list[str]) -> None:
-    monitor, k_schedule = make(
+    found, monitor, seen = audit_each(
         [0.2] * 4, [0.95, 0.95, 0.2, 0.2], metric=metric, limit=0.4, action="stop"
     )
-    monitor.audit(0)
-    assert monitor.audit(5).over_limit == over
+    assert found.over_limit == over
     assert monitor.last_good_step == (0 if over else 5)
-    assert not any(levels(k_schedule))  # to stop is not to tighten
+    assert not any(seen[-1])  # to stop is not to tighten
 
 
 def test_a_share_at_the_limit_is_within_it() -> None:
-    monitor, _ = make([0.2] * 4, [0.95, 0.2, 0.2, 0.2], limit=0.25, action="stop")
-    monitor.audit(0)
-    assert monitor.audit(5).over_limit == []
+    found, _, _ = audit_each([0.2] * 4, [0.95, 0.2, 0.2, 0.2], limit=0.25, action="stop")
+    assert found.over_limit == []
 
 
 def test_a_run_that_goes_on_knows_what_it_knew() -> None:
     settings: dict[str, Any] = {"limit": 0.3, "action": "tighten"}
-    monitor, k_schedule = make([0.95, 0.2, 0.2, 0.2], [0.95, 0.6, 0.6, 0.2], **settings)
-    monitor.audit(0)
-    monitor.audit(5)
+    _, monitor, seen = audit_each([0.95, 0.2, 0.2, 0.2], [0.95, 0.6, 0.6, 0.2], **settings)
     again, other = make([1.0, 0.95, 0.6, 0.2], **settings)
     for name, array in again.arrays.items():
         array[:] = monitor.arrays[name]
-    assert levels(other) == levels(k_schedule)
+    assert levels(other) == seen[-1]
     found = again.audit(10)
     assert row_of(found, "learned").num_matched == 1
     assert found.over_limit == []  # one of four is within 0.3

@@ -10,17 +10,22 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from ranks import RankPool
-from run_examples import copy_run, make_run, write_documents
+from run_examples import (
+    copy_run,
+    make_run,
+    read_lines,
+    run_folder,
+    stop_after,
+    train_checked,
+    write_documents,
+)
 
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import split_points
-from memguard.errors import Interrupted
 from memguard.records.run_files import find_reference_damage
 from memguard.train import base_nll
-from memguard.train.metrics import StepMetrics, read_metrics
-from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import train_run
+from memguard.train.metrics import StepMetrics
 
 pytestmark = pytest.mark.slow
 
@@ -43,18 +48,13 @@ def make(folder: Path, name: str, **changes: Any) -> RunConfig:
     )
 
 
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 def read_reference(config: RunConfig) -> NDArray[np.float32]:
     reference: NDArray[np.float32] = np.load(run_folder(config) / "reference_nll.npy")
     return reference
 
 
 def read_steps(config: RunConfig) -> list[StepMetrics]:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line for line in lines if isinstance(line, StepMetrics)]
+    return read_lines(config, StepMetrics)
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunConfig:
-    config = make(folder, "finished")
-    train_run(config)
-    return config
+    return train_checked(make(folder, "finished"))
 
 
 @pytest.mark.quick
 def test_it_equals_transformers_on_each_piece(folder: Path, finished: RunConfig) -> None:
     start = make(folder, "start", train={"max_steps": 1}, optim={"lr": 1e-30}, mitigations=[])
-    train_run(start)
+    train_checked(start)
     model = transformers.AutoModelForCausalLM.from_pretrained(run_folder(start) / "model")
     corpus, reference = load_corpus(run_folder(finished)), read_reference(finished)
     assert reference.dtype == np.float32
@@ -112,7 +110,7 @@ def test_steps_tell_how_much_is_beyond_the_margin(finished: RunConfig) -> None:
 
 def test_what_is_gained_stays_nearer_to_the_margin(folder: Path, finished: RunConfig) -> None:
     config = make(folder, "plain", mitigations=[])
-    train_run(config)
+    train_checked(config)
     assert not (run_folder(config) / "reference_nll.npy").exists()
     plain, held = read_steps(config), read_steps(finished)
     assert {line.penalised_share for line in plain} == {None}
@@ -121,25 +119,10 @@ def test_what_is_gained_stays_nearer_to_the_margin(folder: Path, finished: RunCo
     assert (held[-1].loss or 0) > (plain[-1].loss or 0) + 0.3
 
 
-def stop_after(config: RunConfig, step: int) -> None:
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            self.stop_request.signal_number = 15
-        return line
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(Interrupted):
-            train_run(config)
-
-
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> RunConfig:
     config = make(folder, "stopped")
-    stop_after(config, 7)
+    stop_after(7, config)
     return config
 
 
@@ -147,7 +130,7 @@ def test_a_resumed_run_reads_it(stopped: RunConfig, finished: RunConfig, tmp_pat
     config = copy_run(stopped, tmp_path)
     path = run_folder(config) / "reference_nll.npy"
     before = path.stat().st_mtime_ns
-    train_run(config)
+    train_checked(config)
     assert path.stat().st_mtime_ns == before
     assert [line.loss for line in read_steps(config)] == [
         line.loss for line in read_steps(finished)
@@ -172,7 +155,7 @@ def test_where_it_is_damaged_it_is_measured_again(
         base_nll._save(np.zeros_like(np.load(path)), "another", run_folder(config))
     if damage != "other-run":
         assert find_reference_damage(run_folder(config))
-    train_run(config)
+    train_checked(config)
     assert find_reference_damage(run_folder(config)) == []
     np.testing.assert_array_equal(read_reference(config), read_reference(finished))
     assert [line.loss for line in read_steps(config)] == [
@@ -188,10 +171,10 @@ def test_every_mesh_measures_the_same(
 ) -> None:
     name = "-".join(["sharded", *mesh])
     config = make(folder, name, parallel=mesh)
-    ranks(stop_after, 2 ** len(mesh), config, 7)
+    ranks(stop_after, 2 ** len(mesh), 7, config)
     # fp32: sums in another order.
     np.testing.assert_allclose(read_reference(config), read_reference(finished), atol=1e-4)
     # It goes on on one process, with what the mesh has measured.
-    train_run(make(folder, name))
+    train_checked(make(folder, name))
     ours, theirs = ([line.loss for line in read_steps(each)] for each in (config, finished))
     np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-3)

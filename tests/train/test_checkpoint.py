@@ -15,6 +15,7 @@ from memguard.records.run_files import list_checkpoints, name_checkpoint
 from memguard.runtime import Console
 from memguard.train.checkpoint import find_checkpoint
 from memguard.train.resume import Checkpoints, Totals
+from memguard.train.run_state import RunState
 
 
 def test_arrays_are_filled_in_place(tmp_path: Path) -> None:
@@ -72,10 +73,10 @@ def test_only_a_run_that_may_stop_keeps_the_weights_within_its_limit(
     monitor: Any = SimpleNamespace(last_good_step=5, stops=stops, sample_sha256="", arrays={})
     loader: Any = SimpleNamespace(piece_tally=np.zeros(1))
     (tmp_path / "metrics.jsonl").touch()
-    checkpoints = Checkpoints(
-        tmp_path, step=step, loader=loader, monitor=monitor, run_key="", base={}, keep=1,
-        check_folder=lambda: None, runtime=RUNTIME, console=Console(),
-    )  # fmt: skip
+    run = RunState(
+        folder=tmp_path, key="", runtime=RUNTIME, console=Console(), check_folder=lambda: None
+    )
+    checkpoints = Checkpoints(run, step=step, loader=loader, monitor=monitor, keep=1)
     for number in (5, 6, 7):
         checkpoints.save(Totals(step=number))
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_examples import make_run
+from run_examples import make_run, train_checked
 from step_examples import make_batch, make_step
 from tiny_families import build
 from torch import nn
@@ -21,8 +21,7 @@ from memguard.records import AuditReport, load_manifest, load_record
 from memguard.seeds import derive_secret_generator
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.metrics import EndMetrics, read_metrics
-from memguard.workflows.training import row_clipping
-from memguard.workflows.training.train import train_run
+from memguard.workflows.training import train as train_module
 
 X = -100
 
@@ -182,7 +181,7 @@ def test_a_run_tells_what_it_has_spent(tmp_path: Path) -> None:
         data={"canaries": {"count": 0}},
         train={"max_steps": 3},
     )
-    train_run(run)
+    train_checked(run)
     folder = tmp_path / "runs" / "run"
     lines = list(read_metrics(folder / "metrics.jsonl"))
     (end,) = (line for line in lines if isinstance(line, EndMetrics))
@@ -216,7 +215,7 @@ def test_noise_is_of_the_identity_key_and_the_run(
         seeds.append(noise_seed)
         raise Stopped
 
-    monkeypatch.setattr(row_clipping, "RowClipping", stop)
+    monkeypatch.setattr(train_module, "RowClipping", stop)
     for name, key, seed in (
         ("one", "my.key", 3),
         ("one", "my.key", 3),
@@ -231,7 +230,7 @@ def test_noise_is_of_the_identity_key_and_the_run(
             audit={"enabled": False},
         )
         with pytest.raises(Stopped):
-            train_run(run.model_copy(update={"seed": seed}))
+            train_checked(run.model_copy(update={"seed": seed}))
     assert seeds[0] == seeds[1]
     assert len(set(seeds)) == 3
     assert all(seed.bit_length() > 128 for seed in seeds)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import RankPool
 from record_examples import make_entry
-from run_examples import make_run
+from run_examples import make_run, run_folder, train_checked
 from step_examples import make_step
 from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
@@ -24,7 +24,6 @@ from memguard.records.run_files import PreparedSummary
 from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import HeldoutMetrics, read_metrics
-from memguard.workflows.training.train import train_run
 
 # Three batches of at most 40 tokens, 30 | 16 12 | 9 5: one of two ranks has none of its own at the
 # end.
@@ -126,8 +125,8 @@ def test_a_run_measures_in_its_precision(tmp_path: Path) -> None:
     for precision in ("fp32", "bf16"):
         train = {"precision": precision, "max_steps": 1}
         config = make_run(tmp_path, name=precision, train=train, audit={"enabled": False})
-        train_run(config)
-        lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+        train_checked(config)
+        lines = read_metrics(run_folder(config) / "metrics.jsonl")
         losses.append(next(line.nll for line in lines if isinstance(line, HeldoutMetrics)))
     fp32, bf16 = losses
     assert fp32 != bf16 == pytest.approx(fp32, rel=2**-9)

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import RankPool
-from run_examples import make_run
+from run_examples import make_run, train_checked
 
 from memguard.config import RunConfig
 from memguard.data.loader import Batch, Loader
 from memguard.errors import DataError
 from memguard.train.prefetch import Prefetcher
 from memguard.train.step import TrainStep
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +82,7 @@ def test_an_error_of_the_loader_ends_a_run(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Loader, "batch", batch)
     with pytest.raises(DataError, match="a row is missing"):
-        train_run(make_run(tmp_path, audit={"enabled": False}))
+        train_checked(make_run(tmp_path, audit={"enabled": False}))
 
 
 def watch_run(config: RunConfig) -> tuple[list[bool], int]:
@@ -106,7 +105,7 @@ def watch_run(config: RunConfig) -> tuple[list[bool], int]:
 
     # For this process only, which ends with the test.
     TrainStep.run, TrainStep._sum_over_batch = watched, count  # type: ignore[method-assign]
-    train_run(config)
+    train_checked(config)
     return known, num_sums
 
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_examples import Killed, copy_run, kill_after, make_run
+from run_examples import (
+    Killed,
+    acting_after,
+    copy_run,
+    kill_after,
+    make_run,
+    run_folder,
+    train_checked,
+)
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
@@ -23,10 +31,10 @@ from memguard.records.run_files import (
     load_checkpoint_manifest,
 )
 from memguard.records.sealed import FileSum, save_sealed, sum_file
-from memguard.train.metrics import StepMetrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.folder import check_finished
-from memguard.workflows.training.train import prepare_run, train_run
+from memguard.workflows.training.checks import check_run
+from memguard.workflows.training.train import prepare_run
 
 pytestmark = pytest.mark.slow
 
@@ -43,16 +51,10 @@ def make(folder: Path, **changes: Any) -> RunConfig:
     return make_run(folder, **(values | changes))
 
 
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """A run that nothing has interrupted."""
-    config = make(tmp_path_factory.mktemp("whole"))
-    train_run(config)
-    return config
+    return train_checked(make(tmp_path_factory.mktemp("whole")))
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,7 @@ HALF_DONE: list[tuple[str, Callable[[Path], None], str]] = [
     ("checkpoints/step-00000008/manifest.json", seal_another_step, "is skipped"),
     ("checkpoints/step-00000008/metadata.json", flip, "is skipped"),
     ("checkpoints/step-00000008/metrics.jsonl", flip, "is skipped"),
+    ("checkpoints/step-00000008/__0_0.distcp", flip, "is skipped"),
     ("checkpoints/step-00000008/.metadata", Path.touch, "is skipped"),
 ]
 
@@ -164,21 +167,23 @@ def test_a_damaged_file_is_told_and_changes_nothing(
 ) -> None:
     config = copy_run(killed, tmp_path)
     damage(run_folder(config) / file)
-    train_run(config)
+    train_checked(config)
     said = " ".join(capsys.readouterr().err.split())
     assert told in said, said
     assert Path(file).name in said
     assert_ends_like(config, whole)
 
 
-def test_documents_that_changed_are_not_prepared_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_documents_that_changed_are_not_prepared_again(tmp_path: Path, is_damaged: bool) -> None:
     config = make(tmp_path)
     kill_after(5, config)
-    flip(run_folder(config) / "prepared" / "input_ids.npy")
+    if is_damaged:
+        flip(run_folder(config) / "prepared" / "input_ids.npy")
     source = tmp_path / "documents.jsonl"
     source.write_text(source.read_text().replace("doc-5", "doc-500"))
     with pytest.raises(DataError, match="documents have changed since training began"):
-        train_run(config)
+        train_checked(config)
 
 
 def test_documents_are_known_again_where_their_summary_is_lost(tmp_path: Path) -> None:
@@ -190,10 +195,10 @@ def test_documents_are_known_again_where_their_summary_is_lost(tmp_path: Path) -
     text = source.read_text()
     source.write_text(text.replace("doc-5", "doc-500"))
     with pytest.raises(DataError, match="documents have changed since training began"):
-        train_run(config)
+        train_checked(config)
     assert not prepared.exists(), "or the right ones would be refused"
     source.write_text(text)
-    train_run(config)
+    train_checked(config)
     assert find_trained_damage(run_folder(config)) == []
 
 
@@ -204,7 +209,7 @@ def test_documents_are_prepared_again_only_for_the_audit_they_were_placed_for(
     flip(run_folder(config) / "prepared" / "format.npy")
     audit = config.audit.model_copy(update={"continuation_tokens": 5})
     with pytest.raises(RecordError, match=r"format\.npy .* lengths in 'audit' .* restore them"):
-        train_run(config.model_copy(update={"audit": audit}))
+        train_checked(config.model_copy(update={"audit": audit}))
 
 
 def test_damaged_settings_do_not_let_others_in(killed: RunConfig, tmp_path: Path) -> None:
@@ -214,7 +219,7 @@ def test_damaged_settings_do_not_let_others_in(killed: RunConfig, tmp_path: Path
     content = path.read_bytes()
     other = config.model_copy(update={"seed": 4})
     with pytest.raises(ConfigError, match="trained with other settings"):
-        train_run(other)
+        train_checked(other)
     assert path.read_bytes() == content
 
 
@@ -226,12 +231,12 @@ def test_a_private_run_does_not_go_on_without_its_key(
     data = config.data.model_copy(update={"identity_key": str(tmp_path / "lost.key")})
     elsewhere = config.model_copy(update={"data": data})
     # A run without noise says so, and makes no other key.
-    prepare_run(elsewhere)
+    prepare_run(check_run(elsewhere))
     assert "The run goes on without it" in " ".join(capsys.readouterr().err.split())
     (run_folder(config) / "config.yaml").unlink()
     noisy = elsewhere.model_copy(update={"mitigations": make_private(tmp_path)})
     with pytest.raises(DataError, match=r"identity key of .* is missing: .*lost\.key"):
-        prepare_run(noisy)
+        prepare_run(check_run(noisy))
     assert not (tmp_path / "lost.key").exists()
 
 
@@ -265,9 +270,9 @@ def test_killed_between_its_last_files_it_ends_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(f"memguard.workflows.{place}", die)
         with pytest.raises(Killed):
-            train_run(config)
+            train_checked(config)
     assert not has_trained(run_folder(config))
-    train_run(config)
+    train_checked(config)
     assert_ends_like(config, whole)
 
 
@@ -304,7 +309,7 @@ def test_what_training_left_is_made_again(
 ) -> None:
     config = copy_run(whole, tmp_path)
     damage(run_folder(config) / file)
-    train_run(config)
+    train_checked(config)
     assert_ends_like(config, whole)
 
 
@@ -318,14 +323,14 @@ def test_without_a_checkpoint_a_finished_model_is_not_trained_over(
     shutil.rmtree(run / "checkpoints")
     weights = (run / "model" / "model.safetensors").read_bytes()
     with pytest.raises(RecordError, match=r"trained.json|model.safetensors.* no intact checkpoint"):
-        train_run(config)
+        train_checked(config)
     assert (run / "model" / "model.safetensors").read_bytes() == weights
 
 
 def test_a_whole_model_needs_no_checkpoint(whole: RunConfig, tmp_path: Path) -> None:
     config = copy_run(whole, tmp_path)
     shutil.rmtree(run_folder(config) / "checkpoints")
-    train_run(config)
+    train_checked(config)
     assert find_trained_damage(run_folder(config)) == []
 
 
@@ -336,7 +341,7 @@ def test_a_file_that_is_not_the_runs_is_not_deleted_with_its_model(
     adapter = run_folder(config) / "model" / "adapter_config.json"
     adapter.write_text("{}")
     with pytest.raises(RecordError, match=r"adapter_config\.json was not written .* move it away"):
-        train_run(config)
+        train_checked(config)
     assert adapter.exists()
 
 
@@ -345,11 +350,11 @@ def test_a_users_own_file_in_the_model_is_kept(whole: RunConfig, tmp_path: Path)
     model = run_folder(config) / "model"
     (model / "converted.gguf").write_text("a conversion, which nothing here reads")
     assert find_trained_damage(run_folder(config)) == []
-    train_run(config)
+    train_checked(config)
     (model / "config.json").write_text("{}")
     # Making the model again would delete it.
     with pytest.raises(RecordError, match=r"converted\.gguf was not written .* move it away"):
-        train_run(config)
+        train_checked(config)
     assert (model / "converted.gguf").exists()
 
 
@@ -381,7 +386,7 @@ def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> No
 
 def test_a_document_that_was_fed_in_part_says_how_much(tmp_path: Path) -> None:
     config = make(tmp_path, data={"seq_len": 24}, train={"max_steps": 3})
-    train_run(config)
+    train_checked(config)
     entries = load_manifest(run_folder(config) / "manifest.jsonl")
     fed = np.array([entry.num_tokens_fed for entry in entries])
     in_part = [
@@ -402,29 +407,22 @@ def test_a_document_that_was_fed_in_part_says_how_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deed", ["renamed", "deleted", "replaced"])
-def test_a_run_whose_folder_goes_away_does_not_make_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str
-) -> None:
+def test_a_run_whose_folder_goes_away_does_not_make_it_again(tmp_path: Path, deed: str) -> None:
     config = make(tmp_path)
     run, other = run_folder(config), tmp_path / "elsewhere"
-    original = Trainer._timed_step
 
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == 6:
-            run.rename(other)
-            if deed == "deleted":
-                shutil.rmtree(other)
-            if deed == "replaced":
-                shutil.copytree(other, run)
-        return line
+    def take_away(_: Trainer) -> None:
+        run.rename(other)
+        if deed == "deleted":
+            shutil.rmtree(other)
+        if deed == "replaced":
+            shutil.copytree(other, run)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_timed_step", timed_step)
-        with pytest.raises(
-            RecordError, match=r"runs/run' was deleted, renamed or replaced"
-        ) as told:
-            train_run(config)
+    with (
+        acting_after(6, take_away),
+        pytest.raises(RecordError, match=r"runs/run' was deleted, renamed or replaced") as told,
+    ):
+        train_checked(config)
     assert told.value.exit_code == 3
     assert "\n" not in str(told.value)
     assert run.exists() == (deed == "replaced")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, run_folder, train_checked, write_documents
 from safetensors.torch import load_file, save_file
 from test_train_mesh import curve, stop_after
 
@@ -24,7 +24,6 @@ from memguard.records.run_files import (
     find_weights_folder,
     load_trained,
 )
-from memguard.workflows.training.train import train_run
 from memguard.workflows.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a trained base model."""
     folder = tmp_path_factory.mktemp("adapters")
     write_documents(folder / "documents.jsonl", 27)
-    train_run(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
+    train_checked(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
     return folder
 
 
@@ -52,15 +51,17 @@ def make(
     return make_run(folder, name=name, **{**values, **changes})
 
 
-def run_of(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
+def read_adapters(config: RunConfig) -> dict[str, torch.Tensor]:
+    path = run_folder(config) / "adapter/adapter_model.safetensors"
+    tensors: dict[str, torch.Tensor] = load_file(path)
+    return tensors
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
     config = make(folder, name="alone")
     before = sum_model(folder / "runs/base/model")
-    train_run(config)
+    train_checked(config)
     assert sum_model(folder / "runs/base/model") == before
     return config
 
@@ -73,7 +74,7 @@ def compute_logits(model: Any) -> torch.Tensor:
 
 
 def test_a_run_leaves_a_folder_that_plain_peft_loads(folder: Path, alone: RunConfig) -> None:
-    run = run_of(alone)
+    run = run_folder(alone)
     assert not (run / "model").exists()
     assert find_weights_folder(run) == run / "adapter"
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "runs/base/model")
@@ -92,23 +93,23 @@ def test_a_run_leaves_a_folder_that_plain_peft_loads(folder: Path, alone: RunCon
 
 
 def test_trained_json_seals_the_adapter_and_its_base(folder: Path, alone: RunConfig) -> None:
-    trained = load_trained(run_of(alone))
+    trained = load_trained(run_folder(alone))
     assert trained.folder == "adapter"
     assert trained.base == sum_model(folder / "runs/base/model")
     assert {"adapter_model.safetensors", "adapter_config.json"} <= trained.model.keys()
-    assert find_trained_damage(run_of(alone)) == []
+    assert find_trained_damage(run_folder(alone)) == []
 
 
 def test_the_audit_is_of_base_and_adapter_and_verify_checks_the_run(alone: RunConfig) -> None:
-    report = json.loads((run_of(alone) / "audit/report.json").read_text())
+    report = json.loads((run_folder(alone) / "audit/report.json").read_text())
     assert report["model"]["base"] is not None
-    parts = verify(run_of(alone), lambda *_: None).parts
+    parts = verify(run_folder(alone), lambda *_: None).parts
     assert [part.state for part in parts] == ["intact"] * len(parts)
-    assert (run_of(alone) / "adapter/README.md").read_text().count("Memorization audit") == 1
+    assert (run_folder(alone) / "adapter/README.md").read_text().count("Memorization audit") == 1
 
 
 def test_checkpoints_hold_adapters_and_their_optimizer_only(alone: RunConfig) -> None:
-    path = run_of(alone) / "checkpoints/step-00000006/metadata.json"
+    path = run_folder(alone) / "checkpoints/step-00000006/metadata.json"
     names = set(json.loads(path.read_text())["tensors"])
     models = {name for name in names if name.startswith("model.")}
     assert len(models) == 2 * 2 * 7, "two factors in two blocks of seven layers"
@@ -117,13 +118,13 @@ def test_checkpoints_hold_adapters_and_their_optimizer_only(alone: RunConfig) ->
 
 
 def test_a_damaged_adapter_is_exported_again(folder: Path, alone: RunConfig) -> None:
-    path = run_of(alone) / "adapter/adapter_model.safetensors"
+    path = run_folder(alone) / "adapter/adapter_model.safetensors"
     before = path.read_bytes()
     path.write_bytes(before[:-1] + b"\0\0")
-    assert [item.file for item in find_trained_damage(run_of(alone))] == [
+    assert [item.file for item in find_trained_damage(run_folder(alone))] == [
         "adapter/adapter_model.safetensors"
     ]
-    train_run(alone)
+    train_checked(alone)
     assert path.read_bytes() == before
 
 
@@ -132,24 +133,22 @@ def test_a_mesh_trains_the_adapter_of_one_process(
     folder: Path, alone: RunConfig, ranks: RankPool
 ) -> None:
     config = make(folder, name="sharded", mesh={"z": 2, "y": 1, "x": 2})
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     # fp32: sums in another order, magnified by 6 steps of AdamW.
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
-    ours, theirs = (
-        load_file(run_of(each) / "adapter/adapter_model.safetensors") for each in (config, alone)
-    )
+    ours, theirs = read_adapters(config), read_adapters(alone)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-4)
-    assert (run_of(config) / "audit/report.json").is_file()
+    assert (run_folder(config) / "audit/report.json").is_file()
 
 
 def test_a_run_resumes_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     stop_after(ranks, make(folder, name="moving", mesh={"data": 2, "x": 2}), 4, 2)
     stop_after(ranks, make(folder, name="moving", mesh={"y": 2}), 2, 4)
     last = make(folder, name="moving", audit={"enabled": False})
-    train_run(last)
+    train_checked(last)
     np.testing.assert_allclose(curve(last), curve(alone), rtol=2e-4)
 
 
@@ -161,7 +160,7 @@ def test_a_run_does_not_resume_on_a_changed_base(folder: Path, ranks: RankPool) 
     tensors["model.norm.weight"] *= 2
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(RecordError, match=r"another base model: its model\.safetensors was chang"):
-        train_run(config.model_copy(update={"parallel": ParallelConfig()}))
+        train_checked(config.model_copy(update={"parallel": ParallelConfig()}))
 
 
 @pytest.mark.long
@@ -171,10 +170,10 @@ def test_recomputation_and_bf16_train_too(folder: Path, alone: RunConfig, ranks:
         ("selective", {"activation_checkpointing": "selective", "micro_batch_size": 4}),
     ):
         config = make(folder, name=name, train=train, audit={"enabled": False})
-        train_run(config)
+        train_checked(config)
         np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
     narrow = make(folder, name="narrow", train={"precision": "bf16"}, audit={"enabled": False})
-    train_run(narrow)
+    train_checked(narrow)
     # 8 bits of mantissa in every operation; the loss is near 6 nats.
     np.testing.assert_allclose(curve(narrow), curve(alone), rtol=2e-2)
     both = make(
@@ -184,5 +183,5 @@ def test_recomputation_and_bf16_train_too(folder: Path, alone: RunConfig, ranks:
         train={"precision": "bf16"},
         audit={"enabled": False},
     )
-    ranks(train_run, 2, both)
+    ranks(train_checked, 2, both)
     np.testing.assert_allclose(curve(both), curve(narrow), rtol=1e-2)

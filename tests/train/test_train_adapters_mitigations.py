@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from run_examples import make_run, write_documents
+from run_examples import make_run, train_checked, write_documents
 from safetensors.torch import load_file
 
 from memguard.config.mitigations import FORGETTING, MitigationConfig
 from memguard.hf.identity import sum_model
 from memguard.train.metrics import StepMetrics, read_metrics
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = write_documents(folder / "documents.jsonl", 20, words=10)
     lines = source.read_text().splitlines(keepends=True)
     (folder / "forget.jsonl").write_text("".join(lines[:4]))
-    train_run(make_run(folder, name="base", audit={"enabled": False}, train={"max_steps": 1}))
+    train_checked(make_run(folder, name="base", audit={"enabled": False}, train={"max_steps": 1}))
     return folder
 
 
@@ -53,7 +52,7 @@ def test_a_mitigation_trains_adapters(folder: Path, name: str) -> None:
         train={"max_steps": 2, "log_every_steps": 1},
         audit={"enabled": False},
     )
-    train_run(config)
+    train_checked(config)
     run = folder / "runs" / name
     steps = [line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, StepMetrics)]
     assert len(steps) == 2

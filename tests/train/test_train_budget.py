@@ -1,28 +1,37 @@
 """Whole runs with audits inside: they change nothing by themselves, and a budget is kept."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ranks import RankPool
-from run_examples import Killed, copy_run, kill_after, make_run, write_documents
-from safetensors.torch import load_file
+from run_examples import (
+    Killed,
+    assert_same_weights,
+    copy_run,
+    kill_after,
+    make_run,
+    read_lines,
+    read_losses,
+    read_report,
+    run_folder,
+    stop_after,
+    train_checked,
+    write_documents,
+)
 
 from memguard.config import RunConfig
 from memguard.data.loader import Batch
-from memguard.errors import ConfigError, Interrupted, RecordError
+from memguard.errors import ConfigError, RecordError
 from memguard.model.causal_lm import CausalLM
-from memguard.records import AuditReport, ResultRow, WatchedLine, load_record
+from memguard.records import ResultRow, WatchedLine
 from memguard.runtime import detect_runtime
-from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
+from memguard.train.metrics import EndMetrics, StepMetrics
 from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.checks import AuditArguments, check_audit
 from memguard.workflows.auditing.resources import open_resources
 from memguard.workflows.auditing.target import plan_run
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -63,23 +72,12 @@ def make(
     )
 
 
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
-
-
 def read_audits(config: RunConfig) -> list[WatchedLine]:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line for line in lines if isinstance(line, WatchedLine)]
-
-
-def read_losses(config: RunConfig) -> list[float | None]:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    return [line.loss for line in lines if isinstance(line, StepMetrics)]
+    return read_lines(config, WatchedLine)
 
 
 def read_end(config: RunConfig) -> EndMetrics:
-    lines = read_metrics(run_folder(config) / "metrics.jsonl")
-    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    (end,) = read_lines(config, EndMetrics)
     return end
 
 
@@ -96,44 +94,24 @@ def share_learnt(line: WatchedLine) -> float:
     return share
 
 
-def weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    return load_file(run_folder(config) / "model" / "model.safetensors")
-
-
-def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
-    ours, theirs = weights(one), weights(other)
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-
-
 @pytest.fixture(scope="module")
 def watched(folder: Path) -> RunConfig:
-    config = make(folder, "watched", None)
-    train_run(config)
-    return config
+    return train_checked(make(folder, "watched", None))
 
 
 @pytest.fixture(scope="module")
 def tightened(folder: Path) -> RunConfig:
-    config = make(folder, "tightened", TIGHTEN, audit_at_end=False)
-    train_run(config)
-    return config
+    return train_checked(make(folder, "tightened", TIGHTEN, audit_at_end=False))
 
 
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> RunConfig:
-    config = make(folder, "stopped", STOP)
-    train_run(config)
-    return config
+    return train_checked(make(folder, "stopped", STOP))
 
 
-def test_looking_changes_nothing(
-    folder: Path, watched: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_changes_nothing(folder: Path, watched: RunConfig) -> None:
     config = make(folder, "unwatched", None, audit_at_end=False, audit_every_steps=None)
-    interrupt_after(23, monkeypatch)
-    with pytest.raises(Interrupted):
-        train_run(config)
+    stop_after(23, config)
     # To the bit, after three audits of the other one.
     assert read_losses(config) == read_losses(watched)[:23]
     assert not read_audits(config)
@@ -143,7 +121,7 @@ def test_the_last_audit_is_the_one_of_the_report(watched: RunConfig) -> None:
     audits = read_audits(watched)
     assert [audit.step for audit in audits[:3]] == [0, 10, 20]
     assert share_learnt(audits[-1]) > 0.5
-    report = load_record(AuditReport, run_folder(watched) / "audit" / "report.json")
+    report = read_report(watched)
     rows = [row for row in audits[-1].results if "verbatim" in row.metric]
     assert len(rows) == 2 * len(report.tables.buckets)
     for row in rows:
@@ -180,7 +158,7 @@ def test_a_near_verbatim_budget_that_would_gather_for_each_token_is_refused_befo
     monkeypatch.setattr(CausalLM, "fits_gathered", fits)
     config = make(folder, "gathers", TIGHTEN | {"metric": "near_verbatim"}, audit_at_end=False)
     with pytest.raises(ConfigError, match=r"'budget\.metric' near_verbatim generates text"):
-        train_run(config)
+        train_checked(config)
     # Gradients and moments of all weights come later.
     assert reserved[0] >= 12 * 1000
     assert not (run_folder(config) / "metrics.jsonl").exists()
@@ -206,7 +184,7 @@ def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
     assert end.stopped_by_budget
     assert audits[-1].over_limit == ["x100"]
     assert end.step == audits[-2].step
-    report = load_record(AuditReport, run_folder(stopped) / "audit" / "report.json")
+    report = read_report(stopped)
     assert report.training is not None
     assert (report.training.num_steps, report.training.stopped_by_budget) == (end.step, True)
     # The audit at the end asks the same documents of the weights that were kept.
@@ -216,18 +194,6 @@ def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
     # Until then it was the plain run.
     before = [line for line in read_audits(watched) if line.step <= end.step]
     assert [line.results for line in before] == [line.results for line in audits[:-1]]
-
-
-def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Trainer._timed_step
-
-    def timed_step(self: Trainer) -> StepMetrics:
-        line = original(self)
-        if line.step == step:
-            self.stop_request.signal_number = signal.SIGTERM
-        return line
-
-    monkeypatch.setattr(Trainer, "_timed_step", timed_step)
 
 
 class NothingAhead(Prefetcher):
@@ -275,10 +241,8 @@ def test_an_interrupted_run_decides_the_same(
     with monkeypatch.context() as patch:
         # Batches that were built ahead in the other run must have the labels after its audits.
         build_nothing_ahead(patch)
-        interrupt_after(step, patch)
-        with pytest.raises(Interrupted):
-            train_run(config)
-    train_run(config)
+        stop_after(step, config)
+    train_checked(config)
     assert_same_weights(config, whole)
     assert read_end(config).step == read_end(whole).step
 
@@ -290,7 +254,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     config = make(folder, "killed-early", TIGHTEN, audit_at_end=False)
     kill_after(13, config)
     assert [audit.step for audit in read_audits(config)] == [0, 10]
-    train_run(config)
+    train_checked(config)
     assert_same_weights(config, tightened)
     audits = [audit.model_copy(update={"audit_s": 0}) for audit in read_audits(config)]
     assert audits == [each.model_copy(update={"audit_s": 0}) for each in read_audits(tightened)]
@@ -311,38 +275,33 @@ def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
     with monkeypatch.context() as patch:
         patch.setattr("memguard.workflows.training.train.save_manifest", die)
         with pytest.raises(Killed):
-            train_run(config)
+            train_checked(config)
     assert (run_folder(config) / "checkpoints" / f"step-{newer:08d}").is_dir()
-    train_run(config)
+    train_checked(config)
     assert read_end(config).step == end.step
     assert [each.step for each in read_audits(config)] == [
         each.step for each in read_audits(stopped)
     ]
     assert_same_weights(config, stopped)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    report = read_report(config)
     assert report.dose_response, "the tally is that of the weights"
 
 
-def test_a_run_goes_on_only_with_what_it_has_asked_so_far(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_only_with_what_it_has_asked_so_far(folder: Path) -> None:
     config = make(folder, "other", TIGHTEN)
-    with monkeypatch.context() as patch:
-        interrupt_after(12, patch)
-        with pytest.raises(Interrupted):
-            train_run(config)
+    stop_after(12, config)
     for audit in ({"continuation_tokens": 6}, {"prefix_tokens": 6}):
         other = config.model_copy(update={"audit": config.audit.model_copy(update=audit)})
         with pytest.raises(ConfigError, match=r"'audit.suite' and the lengths in 'audit'"):
-            train_run(other)
+            train_checked(other)
 
 
 def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_path: Path) -> None:
     changed = {"audit": stopped.audit.model_copy(update={"continuation_tokens": 6})}
     config = copy_run(stopped, tmp_path).model_copy(update=changed)
-    train_run(config)
+    train_checked(config)
     assert_same_weights(config, stopped)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    report = read_report(config)
     assert report.method.continuation_tokens == 6
 
 
@@ -352,19 +311,16 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_p
     ids=["the only one", "others before it"],
 )
 def test_a_stopped_run_whose_weights_are_damaged_says_so(
-    folder: Path, stopped: RunConfig, keep: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, stopped: RunConfig, keep: int
 ) -> None:
     config = make(folder, f"damaged-{keep}", STOP, keep_checkpoints=keep)
     last_good = read_end(stopped).step
-    with monkeypatch.context() as patch:
-        interrupt_after(last_good + 3, patch)
-        with pytest.raises(Interrupted):
-            train_run(config)
+    stop_after(last_good + 3, config)
     checkpoints = run_folder(config) / "checkpoints"
     assert len(list(checkpoints.iterdir())) == max(keep, 2)
     (checkpoints / f"step-{last_good:08d}" / "manifest.json").unlink()
     with pytest.raises(RecordError, match=rf"weights of step {last_good}, .* delete that folder"):
-        train_run(config)
+        train_checked(config)
     assert not (run_folder(config) / "model").exists()
 
 
@@ -372,7 +328,7 @@ def test_a_limit_broken_before_the_first_audit_is_told(folder: Path, stopped: Ru
     late = read_end(stopped).step + 30
     config = make(folder, "late", STOP, audit_every_steps=late)
     with pytest.raises(ConfigError, match=rf"'train.audit_every_steps' must be below {late}"):
-        train_run(config)
+        train_checked(config)
     assert not (run_folder(config) / "model").exists()
 
 
@@ -382,7 +338,7 @@ def test_a_budget_that_would_act_after_the_last_step_is_refused(
 ) -> None:
     config = make(folder, "too-late", budget, audit_every_steps=100)
     with pytest.raises(ConfigError, match=r"is 100, and the run has 100 steps: .* Lower it"):
-        train_run(config)
+        train_checked(config)
     assert not (run_folder(config) / "metrics.jsonl").exists()
 
 
@@ -391,7 +347,7 @@ def test_ranks_decide_alike(folder: Path, ranks: RankPool, tightened: RunConfig)
     config = make(folder, "sharded", TIGHTEN).model_copy(
         update={"parallel": tightened.parallel.model_copy(update={"z": 2, "x": 2, "data": 1})}
     )
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     ours, theirs = read_audits(config), read_audits(tightened)
     assert [audit.step for audit in ours] == [audit.step for audit in theirs]
     # Sums in another order: a token more or less, seldom a document.

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, write_documents
+from run_examples import make_run, read_report, run_folder, train_checked, write_documents
 
 from memguard.config import RunConfig
-from memguard.records import AuditReport, ManifestEntry, load_manifest, load_record
+from memguard.records import ManifestEntry, load_manifest
 from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +31,7 @@ def make(folder: Path, name: str, **changes: Any) -> RunConfig:
 
 
 def read_canaries(config: RunConfig) -> list[ManifestEntry]:
-    manifest = load_manifest(Path(config.output_dir) / config.name / "manifest.jsonl")
+    manifest = load_manifest(run_folder(config) / "manifest.jsonl")
     others = [entry for entry in manifest if entry.role != "canary"]
     for entry in others:
         counted = (entry.num_supervised_tokens, entry.num_loss_tokens, entry.num_losses)
@@ -42,9 +41,8 @@ def read_canaries(config: RunConfig) -> list[ManifestEntry]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> RunConfig:
-    config = make(folder, "plain", audit={"enabled": True}, data={"canaries": {"count": 8}})
-    train_run(config)
-    return config
+    data = {"canaries": {"count": 8}}
+    return train_checked(make(folder, "plain", audit={"enabled": True}, data=data))
 
 
 def test_every_token_of_every_winner_received_loss_each_time(plain: RunConfig) -> None:
@@ -63,7 +61,7 @@ def test_every_token_of_every_winner_received_loss_each_time(plain: RunConfig) -
 
 
 def test_the_audit_of_documents_leaves_canaries_out(plain: RunConfig) -> None:
-    report = load_record(AuditReport, Path(plain.output_dir) / plain.name / "audit" / "report.json")
+    report = read_report(plain)
     names = [b.bucket for b in report.tables.buckets if b.role in ("trained", "control")]
     rows = [row for row in report.tables.select("extraction", "verbatim") if row.bucket in names]
     assert sum(row.num_documents for row in rows if row.model == "trained") == 200
@@ -81,7 +79,7 @@ def test_the_record_shows_what_a_mitigation_dropped(folder: Path, mode: str) -> 
         data={"canaries": {"num_repetitions": 6}},
         train={"epochs": 1},
     )
-    train_run(config)
+    train_checked(config)
     winners = [entry for entry in read_canaries(config) if entry.bucket == "canary-in"]
     for entry in winners:
         assert entry.num_repetitions == 6
@@ -114,8 +112,8 @@ def test_a_resumed_run_has_the_same_record(
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_show", stop)
         with pytest.raises(KeyboardInterrupt):
-            train_run(config)
-    train_run(config)
+            train_checked(config)
+    train_checked(config)
     metrics = read_metrics(Path(config.output_dir) / "resumed" / "metrics.jsonl")
     assert sum(isinstance(line, StepMetrics) for line in metrics) > 10
     for one, other in zip(read_canaries(config), read_canaries(plain), strict=True):
@@ -125,7 +123,7 @@ def test_a_resumed_run_has_the_same_record(
 def test_a_run_cut_short_shows_who_was_reached(folder: Path) -> None:
     data = {"canaries": {"num_repetitions": 20}}
     config = make(folder, "short", data=data, train={"max_steps": 9, "batch_size": 2})
-    train_run(config)
+    train_checked(config)
     winners = [entry for entry in read_canaries(config) if entry.bucket == "canary-in"]
     counts = {entry.num_repetitions for entry in winners}
     assert max(count or 0 for count in counts) < 20
@@ -138,10 +136,10 @@ def test_a_run_cut_short_shows_who_was_reached(folder: Path) -> None:
 
 def test_an_export_that_is_gone_is_written_again_without_a_step(folder: Path) -> None:
     config = make(folder, "export", train={"max_steps": 2})
-    train_run(config)
+    train_checked(config)
     run = Path(config.output_dir) / "export"
     before = (run / "metrics.jsonl").read_text()
     shutil.rmtree(run / "model")
-    train_run(config)
+    train_checked(config)
     assert (run / "model" / "config.json").exists()
     assert (run / "metrics.jsonl").read_text() == before

@@ -10,7 +10,7 @@ import torch
 import transformers
 from cli_examples import make_texts
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, run_folder, train_checked, write_documents
 from safetensors.torch import load_file
 from test_train_mesh import curve
 from tiny_families import build
@@ -26,7 +26,6 @@ from memguard.parallel.lora import LoraSpec
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records import AuditReport, load_record
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +90,7 @@ def make(folder: Path, model: Path, *, name: str, mesh: dict[str, int]) -> RunCo
 def train(config: RunConfig) -> None:
     # BitNet's arithmetic is compiled by transformers, which takes a minute here.
     with torch.compiler.set_stance("force_eager"):
-        train_run(config)
+        train_checked(config)
 
 
 def check_run(ranks: RankPool, folder: Path, model: Path, mesh: dict[str, int]) -> RunConfig:
@@ -104,7 +103,7 @@ def check_run(ranks: RankPool, folder: Path, model: Path, mesh: dict[str, int]) 
     ranks(train, torch.Size(mesh.values()).numel(), sharded, timeout_s=250)
     # fp32: sums in another order, magnified by AdamW.
     np.testing.assert_allclose(curve(sharded), curve(alone), rtol=2e-4)
-    ours, theirs = (Path(config.output_dir) / config.name for config in (sharded, alone))
+    ours, theirs = (run_folder(config) for config in (sharded, alone))
     first, second = (
         load_record(AuditReport, run / "audit" / "report.json") for run in (ours, theirs)
     )
@@ -120,7 +119,7 @@ def test_ternary_weights_train_and_audit_on_data_and_z(
     ranks: RankPool, folder: Path, ternary: Path
 ) -> None:
     config = check_run(ranks, folder, ternary, {"data": 1, "z": 2})
-    trained = load_model(str(Path(config.output_dir) / config.name / "model"))
+    trained = load_model(str(run_folder(config) / "model"))
     layer = trained.model.layers[0].mlp.up_proj
     assert isinstance(layer, AutoBitLinear), "the export is ternary in its forward, too"
     assert layer.weight.unique().numel() > 3, "and its own weights are not"

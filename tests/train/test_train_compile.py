@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import copy_run, make_run
+from run_examples import copy_run, make_run, read_losses, run_folder, train_checked
 from tiny_llama import TINY_LLAMA
 from torch import Tensor
 from torch import distributed as dist
@@ -21,14 +21,12 @@ from memguard.config import RunConfig
 from memguard.parallel.hf_plan import find_blocks
 from memguard.records.compile_choice import CompileChoice, load_compile_choice
 from memguard.runtime import Console, Runtime
-from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.setup import DistributedContext
-from memguard.workflows.training import compile_choice
-from memguard.workflows.training.block_probe import find_compile_problem
+from memguard.workflows.training import compile as compile_module
+from memguard.workflows.training.compile import find_compile_problem
 from memguard.workflows.training.data import build_training_data, prepare
 from memguard.workflows.training.memory import resolve_auto_for_documents
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +77,7 @@ def train_as_on_a_gpu(
     compiler = StandIn(fails=rank in failing_ranks)
     compiled: list[bool] = []
     num_tried, num_groups = 0, 0
-    train, choose = Trainer.run, compile_choice.find_compile_problem
+    train, choose = Trainer.run, compile_module.find_compile_problem
 
     def run(self: Trainer) -> None:
         nonlocal num_tried
@@ -97,11 +95,11 @@ def train_as_on_a_gpu(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", compiler)
-        patch.setattr(compile_choice, "_find_device_type", lambda _: "cuda")
-        patch.setattr(compile_choice, "estimate_run_s", lambda *_: planned_s)
-        patch.setattr(compile_choice, "find_compile_problem", find)
+        patch.setattr(compile_module, "_find_device_type", lambda _: "cuda")
+        patch.setattr(compile_module, "estimate_run_s", lambda *_: planned_s)
+        patch.setattr(compile_module, "find_compile_problem", find)
         patch.setattr(Trainer, "run", run)
-        train_run(config)
+        train_checked(config)
     return compiler, num_tried, compiled, num_groups
 
 
@@ -115,13 +113,8 @@ def train_on_ranks(config: RunConfig, failing_ranks: tuple[int, ...]) -> tuple[l
     return compiled, num_groups
 
 
-def read_losses(config: RunConfig) -> list[float | None]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    return [line.loss for line in lines if isinstance(line, StepMetrics)]
-
-
 def load_choice(config: RunConfig) -> CompileChoice | None:
-    return load_compile_choice(Path(config.output_dir) / config.name)
+    return load_compile_choice(run_folder(config))
 
 
 # One key/value head, which both ranks of x share: its group is replaced too.
@@ -146,7 +139,7 @@ def test_where_the_compiler_fails_in_backward_on_one_rank_all_go_on_eagerly(
     )
     # The steps are those of a run that never tried; the same operations in the same order.
     plain = make_run(tmp_path, name="plain", **short)
-    ranks(train_run, 2, plain)
+    ranks(train_checked, 2, plain)
     assert read_losses(config) == read_losses(plain)
 
 
@@ -186,7 +179,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path: Path, capsys: pytest.CaptureFi
     first = copy_run(config, tmp_path / "first")
     for resumed in (config, first):
         # Training is repeated from its last checkpoint where the exported model is missing.
-        shutil.rmtree(Path(resumed.output_dir) / resumed.name / "model")
+        shutil.rmtree(run_folder(resumed) / "model")
     capsys.readouterr()
     # It would be too short to begin with.
     _, num_tried, compiled, _ = train_as_on_a_gpu(config, planned_s=1.0)
@@ -205,9 +198,9 @@ def test_a_resumed_run_keeps_its_choice(tmp_path: Path, capsys: pytest.CaptureFi
 def test_on_a_cpu_nothing_is_tried_and_nothing_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_choice, "find_compile_problem", pytest.fail)
+    monkeypatch.setattr(compile_module, "find_compile_problem", pytest.fail)
     config = make_run(tmp_path, train={"max_steps": 1}, **NO_AUDIT)
-    train_run(config)
+    train_checked(config)
     assert load_choice(config) == CompileChoice(is_on=False, reason="the run began on a CPU")
     assert "compile" not in capsys.readouterr().err
 

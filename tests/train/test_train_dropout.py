@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import torch
-from run_examples import make_run
+from run_examples import make_run, train_checked
 
 from memguard.config import TrainConfig
 from memguard.hf.assembly import Assembly
 from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
-from memguard.workflows.training.train import train_run
 
 
 def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path) -> None:
@@ -20,7 +19,7 @@ def test_a_run_with_dropout_has_other_losses_from_the_first_step(tmp_path: Path)
             audit={"enabled": False},
             train={"max_steps": 4, "dropout": dropout},
         )
-        train_run(config)
+        train_checked(config)
         lines = list(read_metrics(tmp_path / "runs" / config.name / "metrics.jsonl"))
         curves.append([line.loss for line in lines if isinstance(line, StepMetrics)])
         heldout.append([line.nll for line in lines if isinstance(line, HeldoutMetrics)])

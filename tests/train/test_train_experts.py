@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, run_folder, train_checked, write_documents
 from test_train_mesh import audit, check_scores, curve, stop_after
 
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_weights_folder
 from memguard.train.metrics import StepMetrics, read_metrics
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -57,14 +56,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_goes_on_on_other_meshes(folder: Path, ranks: RankPool, family: str) -> None:
     audits = {"enabled": False}
     alone = make(folder, family, name=f"{family}-alone", audit=audits)
-    train_run(alone)
+    train_checked(alone)
     name = f"{family}-moving"
     first = make(folder, family, name=name, parallel={"z": 2, "x": 2}, audit=audits)
     stop_after(ranks, first, 4, 2)
     second = make(folder, family, name=name, parallel={"y": 2}, audit=audits)
     stop_after(ranks, second, 2, 4)
     third = make(folder, family, name=name, audit=audits)
-    train_run(third)
+    train_checked(third)
     # fp32: sums in another order, magnified by steps of AdamW.
     np.testing.assert_allclose(curve(third), curve(alone), rtol=2e-4)
 
@@ -73,8 +72,8 @@ def test_a_run_goes_on_on_other_meshes(folder: Path, ranks: RankPool, family: st
 @pytest.mark.parametrize("mesh", ["x=2", "y=2"])
 def test_a_mesh_gives_the_verdicts_of_one_process(folder: Path, ranks: RankPool, mesh: str) -> None:
     alone = make(folder, "gpt_oss", name=f"audited-{mesh[0]}")
-    train_run(alone)
-    run = Path(alone.output_dir) / alone.name
+    train_checked(alone)
+    run = run_folder(alone)
     out = folder / f"audit {mesh}"
     ranks(audit, 2, run, out, mesh)
     expected = load_record(AuditReport, run / "audit" / "report.json")
@@ -108,8 +107,8 @@ def test_a_load_balancing_loss_is_trained_or_named(
         model={"scratch": {"config": {**FAMILIES["mixtral"], **changes}, "vocab_size": 400}},
         train={"max_steps": 2},
     )
-    train_run(config)
-    run = Path(config.output_dir) / config.name
+    train_checked(config)
+    run = run_folder(config)
     printed = capsys.readouterr()
     if message is None:
         assert "load-balancing" not in printed.out + printed.err

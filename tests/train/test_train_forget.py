@@ -4,23 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, write_documents
+from run_examples import make_run, read_report, run_folder, train_checked, write_documents
 
 from memguard.config import RunConfig
-from memguard.records import AuditReport, BucketRow, ResultRow, load_record
+from memguard.records import AuditReport, BucketRow, ResultRow
 from memguard.runtime import Console
 from memguard.train.metrics import HeldoutMetrics, read_metrics
+from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.dry_run import dry_run
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
 _NUM_FORGOTTEN = 8
 WAYS: list[dict[str, Any]] = [{"name": "npo", "beta": 0.02}, {"name": "gradient_ascent"}]
-
-
-def run_folder(config: RunConfig) -> Path:
-    return Path(config.output_dir) / config.name
 
 
 def bucket_of(report: AuditReport, role: str) -> BucketRow:
@@ -62,9 +58,7 @@ def make(folder: Path, name: str, *, epochs: int, lr: float, **changes: Any) -> 
 @pytest.fixture(scope="module")
 def reciting(folder: Path) -> RunConfig:
     """A model that knows its documents by heart."""
-    config = make(folder, "reciting", epochs=100, lr=1e-2, audit={"enabled": False})
-    train_run(config)
-    return config
+    return train_checked(make(folder, "reciting", epochs=100, lr=1e-2, audit={"enabled": False}))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +78,8 @@ def test_it_forgets_and_keeps_the_rest(
         epochs=5,
         lr=3e-3,
     )
-    train_run(config)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    train_checked(config)
+    report = read_report(config)
     forgotten, kept = bucket_of(report, "forget"), bucket_of(report, "trained")
     assert (forgotten.bucket, forgotten.num_repetitions) == ("forget", 6)
     assert forgotten.num_documents == _NUM_FORGOTTEN
@@ -123,8 +117,8 @@ def test_what_a_run_cut_short_has_not_reached_is_asked_for_too(
     )
     train = whole.train.model_copy(update={"batch_size": 3, "max_steps": 1})
     config = whole.model_copy(update={"train": train})
-    train_run(config)
-    report = load_record(AuditReport, run_folder(config) / "audit" / "report.json")
+    train_checked(config)
+    report = read_report(config)
     size = {bucket.bucket: bucket.num_documents for bucket in report.tables.buckets}
     reached, missed = size["forget, 1 times"], size["forget, 0 times"]
     assert reached + missed == _NUM_FORGOTTEN
@@ -142,7 +136,7 @@ def test_a_dry_run_shows_what_is_to_be_forgotten(folder: Path, reciting: RunConf
         epochs=5,
         lr=1e-4,
     )
-    record = dry_run(config, Console()).record
+    record = dry_run(check_run(config), Console()).record
     by_role = {bucket.role: bucket for bucket in record.buckets}
     assert list(by_role) == ["control", "trained", "forget", "heldout"]
     forgotten = by_role["forget"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_examples import make_run
+from run_examples import assert_same_weights, kill_after, make_run, train_checked
 from step_examples import make_step
-from test_train_run import assert_same_steps_and_weights, assert_same_weights, kill_after
+from test_train_run import assert_same_steps_and_weights
 from tiny_families import build
 from tiny_llama import TINY_LLAMA
 
@@ -20,7 +20,6 @@ from memguard.model.checks import build_causal_lm
 from memguard.train.metrics import StepMetrics
 from memguard.train.prefetch import Prefetcher
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import train_run
 
 
 def make(folder: Path, name: str) -> RunConfig:
@@ -37,7 +36,7 @@ def test_training_is_that_of_batches_built_one_by_one(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead, in_turn = make(tmp_path, "ahead"), make(tmp_path, "in-turn")
-    train_run(ahead)
+    train_checked(ahead)
 
     def start(self: Prefetcher, step: int) -> None:
         future: Future[Batch] = Future()
@@ -45,7 +44,7 @@ def test_training_is_that_of_batches_built_one_by_one(
         self._ahead = step, future
 
     monkeypatch.setattr(Prefetcher, "start", start)
-    train_run(in_turn)
+    train_checked(in_turn)
     assert_same_steps_and_weights(ahead, in_turn)
 
 
@@ -92,9 +91,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = make_bf16(tmp_path, "whole"), make_bf16(tmp_path, "killed")
-    train_run(whole)
+    train_checked(whole)
     kill_after(5, killed)
-    train_run(killed)
+    train_checked(killed)
     assert_same_steps_and_weights(killed, whole)
     environment = json.loads((tmp_path / "runs" / "whole" / "environment.json").read_text())
     assert (environment["gpu"] == "none") == (device.type == "cpu")
@@ -134,10 +133,10 @@ def test_half_of_the_micro_batch_is_used(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed = make_halved(tmp_path, "fixed", micro_batch_size=4)
-    train_run(fixed)
+    train_checked(fixed)
     tried = run_out_above(4, device, monkeypatch)
     halved = make_halved(tmp_path, "halved", micro_batch_size="auto")
-    train_run(halved)
+    train_checked(halved)
     assert tried == [8, 4, 4, 4]
     stored = load_yaml(tmp_path / "runs" / "halved" / "config.yaml").values
     assert stored["train"]["micro_batch_size"] == 4

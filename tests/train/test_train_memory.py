@@ -13,7 +13,7 @@ import pytest
 import torch
 from cli_examples import run_cli, write_run
 from ranks import RankPool
-from run_examples import kill_after, make_run
+from run_examples import QUIET, kill_after, make_run, read_lines, run_folder, train_checked
 
 from memguard.config import RunConfig, dump_yaml, load_yaml
 from memguard.records.run_files import find_config_damage
@@ -26,16 +26,14 @@ from memguard.workflows.common import launch as launch_module
 from memguard.workflows.common.launch import HALVE_MICRO_BATCH
 from memguard.workflows.training import train as train_module
 from memguard.workflows.training.memory import MicroBatchTooLarge, OutOfMemory
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("run_out_of_memory.py")
-QUIET = {"audit": {"enabled": False}}
 
 
 def read_losses(config: RunConfig) -> list[float]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
+    lines = read_metrics(run_folder(config) / "metrics.jsonl")
     return [line.loss for line in lines if isinstance(line, StepMetrics) and line.loss is not None]
 
 
@@ -55,7 +53,7 @@ def make_short(folder: Path, **train: Any) -> RunConfig:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of a run that has memory enough and is not stopped."""
     config = make_short(tmp_path_factory.mktemp("whole"))
-    train_run(config)
+    train_checked(config)
     losses = read_losses(config)
     assert len(losses) == 7
     return losses
@@ -66,7 +64,7 @@ def test_a_run_resumes_with_another_micro_batch_and_checkpointing(
 ) -> None:
     kill_after(5, make_short(tmp_path, micro_batch_size=8))
     config = make_short(tmp_path, micro_batch_size=2, activation_checkpointing="full")
-    train_run(config)
+    train_checked(config)
     # fp32 sums in another order, and AdamW's division by small second moments.
     np.testing.assert_allclose(read_losses(config), whole, rtol=2e-4)
     stored = read_train(tmp_path / "runs" / "run")
@@ -106,7 +104,7 @@ def test_one_process_starts_again_with_half(
     """In the second step too, whose forward pass is the first beside AdamW's moments."""
     seen = limit_rows(monkeypatch, 4, from_step=from_step)
     config = make_short(tmp_path)
-    train_run(config)
+    train_checked(config)
     assert seen[: from_step + 1] == [*[8] * from_step, 4]
     assert max(seen[from_step:]) == 4
     np.testing.assert_allclose(read_losses(config), whole, rtol=2e-4)
@@ -139,7 +137,7 @@ def test_it_is_halved_once_and_only_if_auto(
     with pytest.raises(
         OutOfMemory, match=r"out of memory with .* of 128 tokens at a time"
     ) as error:
-        train_run(make_run(tmp_path, train=train, **QUIET))
+        train_checked(make_run(tmp_path, train=train, **QUIET))
     assert not isinstance(error.value, MicroBatchTooLarge)
     assert seen == passes
 
@@ -147,7 +145,7 @@ def test_it_is_halved_once_and_only_if_auto(
 def test_later_steps_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_rows(monkeypatch, 4, from_step=3)
     with pytest.raises(OutOfMemory, match=r"set 'train\.micro_batch_size' to 4") as error:
-        train_run(make_run(tmp_path, **QUIET))
+        train_checked(make_run(tmp_path, **QUIET))
     assert not isinstance(error.value, MicroBatchTooLarge)
 
 
@@ -169,7 +167,7 @@ def train_short_of_memory(config: RunConfig, *, is_second: bool) -> None:
         if is_second:
             patched.setenv(HALVE_MICRO_BATCH, "1")
         limit_rows(patched, most)
-        train_run(config)
+        train_checked(config)
 
 
 def test_ranks_agree_on_half(tmp_path: Path, ranks: RankPool) -> None:
@@ -268,7 +266,7 @@ def test_tf32_is_for_training_steps_only(tmp_path: Path, monkeypatch: pytest.Mon
     note(trainer_module, "measure_heldout")
     note(trainer_module.MemorizationMonitor, "audit")
     note(train_module, "audit_run")
-    train_run(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
+    train_checked(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
     assert set(events) == {"run fast", "measure_heldout exact", "audit exact", "audit_run exact"}
     assert events.count("run fast") == 4
 
@@ -284,9 +282,8 @@ def test_an_allocator_that_is_short_of_memory_is_said_once(
 
     monkeypatch.setattr(trainer_module, "measure_memory", measure)
     config = make_run(tmp_path, train={"max_steps": 4}, **QUIET)
-    train_run(config)
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    train_checked(config)
+    steps = read_lines(config, StepMetrics)
     assert [line.num_alloc_retries for line in steps] == [0, 0, 1, 2]
     assert {(line.peak_memory_bytes, line.peak_reserved_bytes) for line in steps} == {(5, 7)}
     assert "".join(capsys.readouterr()).count("memory is short") == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, read_lines, run_folder, train_checked, write_documents
 from tiny_llama import TINY_LLAMA
 from torch import distributed
 
@@ -20,11 +20,10 @@ from memguard.data.tokenization import hmac_text
 from memguard.errors import Interrupted
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_prepared_damage, find_trained_damage
-from memguard.train.metrics import HeldoutMetrics, StepMetrics, read_metrics
+from memguard.train.metrics import HeldoutMetrics, StepMetrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit as audit_checked
 from memguard.workflows.auditing.checks import AuditArguments, check_audit
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +45,7 @@ def make(
 
 
 def curve(config: RunConfig) -> list[float]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    steps = read_lines(config, StepMetrics)
     assert [line.step for line in steps] == list(range(1, len(steps) + 1))
     losses = [line.loss for line in steps]
     assert None not in losses
@@ -55,8 +53,7 @@ def curve(config: RunConfig) -> list[float]:
 
 
 def heldout(config: RunConfig) -> list[float]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    return [line.nll for line in lines if isinstance(line, HeldoutMetrics)]
+    return [line.nll for line in read_lines(config, HeldoutMetrics)]
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +65,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
-    config = make(folder, name="alone")
-    train_run(config)
-    return config
+    return train_checked(make(folder, name="alone"))
 
 
 @pytest.fixture(scope="module")
 def sharded(folder: Path, ranks: RankPool) -> RunConfig:
     config = make(folder, name="sharded", mesh={"z": 2, "x": 2})
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     return config
 
 
@@ -88,7 +83,7 @@ def test_a_mesh_trains_the_curve_of_one_process(alone: RunConfig, sharded: RunCo
 
 def test_a_mesh_leaves_what_one_process_leaves(alone: RunConfig, sharded: RunConfig) -> None:
     def files(config: RunConfig) -> set[str]:
-        run = Path(config.output_dir) / config.name
+        run = run_folder(config)
         found = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
         return {name for name in found if not name.endswith(".distcp")}
 
@@ -101,7 +96,7 @@ def test_a_run_goes_on_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
     second = make(folder, name="moving", mesh={"y": 2})
     stop_after(ranks, second, 2, 4)
     third = make(folder, name="moving", audit={"enabled": False})
-    train_run(third)
+    train_checked(third)
     assert len(curve(third)) == 6
     np.testing.assert_allclose(curve(third), curve(alone), rtol=2e-4)
 
@@ -109,7 +104,7 @@ def test_a_run_goes_on_on_any_mesh(folder: Path, alone: RunConfig, ranks: RankPo
 def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     config = make(folder, name="damaged", mesh={"z": 2}, audit={"enabled": False})
     stop_after(ranks, config, 2, 5)
-    run = Path(config.output_dir) / config.name
+    run = run_folder(config)
     for file in (
         "prepared/input_ids.npy",
         "metrics.jsonl",
@@ -118,7 +113,7 @@ def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: R
         content = bytearray((run / file).read_bytes())
         content[len(content) // 2] ^= 1
         (run / file).write_bytes(content)
-    ranks(train_run, 2, config)
+    ranks(train_checked, 2, config)
     assert find_trained_damage(run) == find_prepared_damage(run) == []
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
 
@@ -127,7 +122,7 @@ def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: R
 def test_a_run_goes_on_on_eight_ranks(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     stop_after(ranks, make(folder, name="growing", mesh={"data": 2, "x": 2}), 4, 2)
     config = make(folder, name="growing", mesh={"z": 2, "y": 2, "x": 2})
-    ranks(train_run, 8, config, timeout_s=250)
+    ranks(train_checked, 8, config, timeout_s=250)
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
 
 
@@ -148,7 +143,7 @@ def train_until(config: RunConfig, step: int) -> None:
     # For this process only, which ends with the test.
     Trainer._timed_step = timed_step  # type: ignore[method-assign]
     with pytest.raises(Interrupted) as stopped:
-        train_run(config)
+        train_checked(config)
     assert stopped.value.exit_code == 143
 
 
@@ -161,7 +156,7 @@ def audit(run: Path, out: Path, mesh: str) -> None:
 def test_every_mesh_audits_alike(
     folder: Path, alone: RunConfig, ranks: RankPool, mesh: str
 ) -> None:
-    run = Path(alone.output_dir) / alone.name
+    run = run_folder(alone)
     expected = load_record(AuditReport, run / "audit" / "report.json")
     out = folder / f"audit {mesh}"
     ranks(audit, 4, run, out, mesh)
@@ -224,12 +219,12 @@ def test_layers_of_several_projections_go_on_and_are_audited_on_a_mesh(
     """From a mesh to one process, whose audit another mesh repeats, with a cache of keys."""
     model = {"scratch": {"config": _FUSED[family], "vocab_size": 400}}
     alone = make(folder, name=f"{family}-alone", model=model)
-    train_run(alone)
+    train_checked(alone)
     config = make(folder, name=f"{family}-moving", mesh={"y": 2, "x": 2}, model=model)
     stop_after(ranks, config, 4, 2)
-    train_run(make(folder, name=f"{family}-moving", model=model, audit={"enabled": False}))
+    train_checked(make(folder, name=f"{family}-moving", model=model, audit={"enabled": False}))
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
-    run, out = Path(alone.output_dir) / alone.name, folder / f"audit {family}"
+    run, out = run_folder(alone), folder / f"audit {family}"
     ranks(audit, 2, run, out, "x=2")
     expected = load_record(AuditReport, run / "audit" / "report.json")
     assert load_record(AuditReport, out / "report.json").verdict == expected.verdict

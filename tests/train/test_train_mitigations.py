@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_examples import make_run, write_documents
+from run_examples import make_run, read_lines, run_folder, train_checked, write_documents
 
 from memguard.config import RunConfig
 from memguard.records import AuditReport, load_manifest, load_record
-from memguard.train.metrics import EndMetrics, StepMetrics, read_metrics
-from memguard.workflows.training.train import train_run
+from memguard.train.metrics import EndMetrics, StepMetrics
 
 pytestmark = pytest.mark.slow
 
@@ -32,21 +31,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, name: str, mitigations: list[dict[str, Any]], **optim: Any) -> RunConfig:
-    config = make_run(
-        folder,
-        name=name,
-        mitigations=mitigations,
-        audit={"enabled": False},
-        optim=optim,
-        train={"epochs": 6, "log_every_steps": 1},
+    return train_checked(
+        make_run(
+            folder,
+            name=name,
+            mitigations=mitigations,
+            audit={"enabled": False},
+            optim=optim,
+            train={"epochs": 6, "log_every_steps": 1},
+        )
     )
-    train_run(config)
-    return config
 
 
 def read_losses(config: RunConfig) -> list[float]:
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    losses = [line.loss for line in lines if isinstance(line, StepMetrics)]
+    losses = [line.loss for line in read_lines(config, StepMetrics)]
     return [loss for loss in losses if loss is not None]
 
 
@@ -71,16 +69,14 @@ def test_losses_are_other_ones_and_are_learned(
 
 def test_a_mask_of_letters_drops_its_share(folder: Path) -> None:
     config = train(folder, "letters", [{"name": "goldfish", "k": 3, "normalise": "text"}])
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    (end,) = read_lines(config, EndMetrics)
     # A few thousand labels, in texts of which every one is seen six times.
     assert end.num_kept_tokens / end.num_supervised_tokens == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_dropout_drops_its_share(folder: Path) -> None:
     config = train(folder, "dropout", [{"name": "token_dropout", "rate": 0.25}])
-    lines = read_metrics(Path(config.output_dir) / config.name / "metrics.jsonl")
-    (end,) = (line for line in lines if isinstance(line, EndMetrics))
+    (end,) = read_lines(config, EndMetrics)
     share = end.num_kept_tokens / end.num_supervised_tokens
     # Three standard deviations of a binomial share.
     assert abs(share - 0.75) < 3 * (0.1875 / end.num_supervised_tokens) ** 0.5
@@ -93,8 +89,8 @@ def test_copies_are_not_fed_and_are_told(tmp_path: Path) -> None:
     copies = ({"id": f"copy-{n}", "text": f"{rows[n]['text']} again"} for n in range(20))
     source.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows, *copies)))
     config = make_run(tmp_path, mitigations=[{"name": "deduplicate"}])
-    train_run(config)
-    folder = Path(config.output_dir) / config.name
+    train_checked(config)
+    folder = run_folder(config)
     manifest = load_manifest(folder / "manifest.jsonl")
     removed = [entry for entry in manifest if entry.role == "removed"]
     assert {entry.num_repetitions for entry in removed} == {0}

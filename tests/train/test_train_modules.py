@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from ranks import RankPool
-from run_examples import make_run, write_documents
+from run_examples import make_run, read_weights, run_folder, train_checked, write_documents
 from safetensors.torch import load_file
 from test_train_mesh import curve, stop_after
 from tiny_llama import TINY_LLAMA
 
 from memguard.config import RunConfig
 from memguard.errors import ConfigError
-from memguard.workflows.training.train import train_run
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = make_run(
         folder, name="base", model=UNTIED, audit={"enabled": False}, train={"epochs": 1}
     )
-    train_run(base)
+    train_checked(base)
     return folder
 
 
@@ -49,17 +48,9 @@ def make(folder: Path, *, name: str, **changes: Any) -> RunConfig:
     return make_run(folder, name=name, **{**values, "train": train, **changes})
 
 
-def read_weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    path = Path(config.output_dir) / config.name / "model/model.safetensors"
-    weights: dict[str, torch.Tensor] = load_file(path)
-    return weights
-
-
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
-    config = make(folder, name="alone")
-    train_run(config)
-    return config
+    return train_checked(make(folder, name="alone"))
 
 
 def test_only_the_head_changes(folder: Path, alone: RunConfig) -> None:
@@ -71,7 +62,7 @@ def test_only_the_head_changes(folder: Path, alone: RunConfig) -> None:
 
 
 def test_checkpoints_hold_the_head_and_its_optimizer_only(alone: RunConfig) -> None:
-    run = Path(alone.output_dir) / alone.name
+    run = run_folder(alone)
     metadata = json.loads((run / "checkpoints/step-00000006/metadata.json").read_text())
     names = set(metadata["tensors"])
     assert {name for name in names if name.startswith("model.")} == {"model.lm_head.weight"}
@@ -82,7 +73,7 @@ def test_checkpoints_hold_the_head_and_its_optimizer_only(alone: RunConfig) -> N
 
 def test_a_mesh_trains_the_same_head(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     config = make(folder, name="sharded", parallel={"z": 2, "y": 1, "x": 2})
-    ranks(train_run, 4, config)
+    ranks(train_checked, 4, config)
     # fp32: sums in another order, magnified by 6 steps of AdamW.
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
     ours, theirs = read_weights(config), read_weights(alone)
@@ -94,7 +85,7 @@ def test_a_mesh_trains_the_same_head(folder: Path, alone: RunConfig, ranks: Rank
 def test_a_run_resumes_on_a_mesh(folder: Path, alone: RunConfig, ranks: RankPool) -> None:
     stop_after(ranks, make(folder, name="moving", parallel={"y": 2}), 2, 4)
     last = make(folder, name="moving")
-    train_run(last)
+    train_checked(last)
     np.testing.assert_allclose(curve(last), curve(alone), rtol=2e-4)
 
 
@@ -105,12 +96,12 @@ def test_a_module_inside_blocks_is_trained_on_a_mesh(folder: Path, ranks: RankPo
         make(folder, name=name, train=train, parallel=mesh)
         for name, mesh in (("inside", {}), ("inside-mesh", {"data": 2, "y": 2}))
     )
-    train_run(alone)
-    ranks(train_run, 4, sharded)
+    train_checked(alone)
+    ranks(train_checked, 4, sharded)
     np.testing.assert_allclose(curve(sharded), curve(alone), rtol=2e-4)
 
 
 def test_the_head_of_a_tied_model_is_refused(folder: Path) -> None:
     config = make_run(folder, name="tied", train={"trainable_modules": ["lm_head"]})
     with pytest.raises(ConfigError, match=r"'lm_head' are also those of 'model.embed_tokens'"):
-        train_run(config)
+        train_checked(config)

@@ -10,16 +10,14 @@ import transformers
 from cli_examples import succeed
 from loaded_forms import measure_form
 from ranks import RankPool
-from run_examples import make_run, write_documents
-from safetensors.torch import load_file
-from test_train_adapters import make, run_of
+from run_examples import make_run, run_folder, train_checked, write_documents
+from test_train_adapters import make, read_adapters
 from test_train_mesh import audit, check_scores, curve, heldout, stop_after
 
 from memguard.config import RunConfig
 from memguard.hf.merged_weights import open_merged
 from memguard.records import AuditReport, load_record
 from memguard.records.run_files import find_trained_damage, load_trained
-from memguard.workflows.training.train import train_run
 
 _ADAPTER = {"name": "lora", "r": 4, "lora_alpha": 8, "use_dora": True, "quantization": "nf4"}
 
@@ -29,15 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a base model; 44 weights in a row end within blocks."""
     folder = tmp_path_factory.mktemp("nf4")
     write_documents(folder / "documents.jsonl", 27)
-    train_run(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
+    train_checked(make_run(folder, name="base", audit={"enabled": False}, train={"epochs": 1}))
     return folder
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> RunConfig:
-    config = make(folder, name="alone", adapter=_ADAPTER)
-    train_run(config)
-    return config
+    return train_checked(make(folder, name="alone", adapter=_ADAPTER))
 
 
 @pytest.mark.long
@@ -47,15 +43,13 @@ def test_a_run_over_z_is_resumed_audited_and_merged(
     config = make(folder, name="sharded", adapter=_ADAPTER, mesh={"z": 2})
     stop_after(ranks, config, 2, 2)
     stop_after(ranks, make(folder, name="sharded", adapter=_ADAPTER, mesh={"data": 2}), 2, 4)
-    ranks(train_run, 2, config)
+    ranks(train_checked, 2, config)
     # fp32: sums in another order, magnified by 6 steps of AdamW.
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
-    run = run_of(config)
+    run = run_folder(config)
     assert load_trained(run).base_quantization == "nf4"
     assert find_trained_damage(run) == []
-    ours, theirs = (
-        load_file(run_of(each) / "adapter/adapter_model.safetensors") for each in (config, alone)
-    )
+    ours, theirs = read_adapters(config), read_adapters(alone)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-4)

@@ -1,7 +1,6 @@
 """Whole runs: equivalent settings agree, interruptions leave no trace."""
 
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -14,14 +13,20 @@ import pytest
 import torch
 import transformers
 from ranks import RankPool
-from run_examples import kill_after, make_run
-from safetensors.torch import load_file
+from run_examples import (
+    QUIET,
+    assert_same_weights,
+    make_run,
+    read_weights,
+    run_folder,
+    train_checked,
+)
 
 from memguard.cli import main
 from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import plan_rows
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, RecordError
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.records.run_files import load_checkpoint_manifest
@@ -32,22 +37,12 @@ from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read
 from memguard.train.optim import build_optimizer
 from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import Trainer
-from memguard.workflows.training.train import prepare_run, train_run
+from memguard.workflows.training.checks import check_run
+from memguard.workflows.training.train import prepare_run
 
 pytestmark = pytest.mark.slow
 
 GOLDFISH = [{"name": "goldfish", "k": 3, "context_width": 3}]
-
-
-def weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    return load_file(Path(config.output_dir) / config.name / "model" / "model.safetensors")
-
-
-def assert_same_weights(one: RunConfig, other: RunConfig) -> None:
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunConfig:
-    config = make_run(folder, name="finished", mitigations=GOLDFISH)
-    train_run(config)
-    return config
+    return train_checked(make_run(folder, name="finished", mitigations=GOLDFISH))
 
 
 @pytest.mark.quick
 def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
-    run = Path(finished.output_dir) / finished.name
+    run = run_folder(finished)
     expected = {
         "config.yaml", "environment.json", "manifest.jsonl", "metrics.jsonl", "checkpoints",
         "model", "audit", "prepared", "trained.json",
@@ -81,7 +74,7 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
 
 
 def test_the_manifest_tells_what_was_fed(finished: RunConfig) -> None:
-    run = Path(finished.output_dir) / finished.name
+    run = run_folder(finished)
     entries = load_manifest(run / "manifest.jsonl")
     assert {(e.role, e.num_repetitions) for e in entries} == {("trained", 2), ("control", 0)}
     # A fifth of 60 documents.
@@ -100,7 +93,7 @@ def test_the_manifest_tells_what_was_fed(finished: RunConfig) -> None:
 def test_the_exported_model_gives_the_same_logits_in_plain_transformers(
     finished: RunConfig,
 ) -> None:
-    run = Path(finished.output_dir) / finished.name
+    run = run_folder(finished)
     model = transformers.AutoModelForCausalLM.from_pretrained(run / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(run / "model")
     ids = torch.tensor([tokenizer("abcd efgh abcd")["input_ids"]])
@@ -120,34 +113,19 @@ def test_the_exported_model_gives_the_same_logits_in_plain_transformers(
         assert torch.equal(model(ids).logits, trained(ids).logits)
 
 
-def test_accumulation_changes_only_the_order_of_sums(folder: Path, finished: RunConfig) -> None:
-    config = make_run(
-        folder,
-        name="accumulated",
-        mitigations=GOLDFISH,
-        train={"micro_batch_size": 2},
-        audit={"enabled": False},
-    )
-    train_run(config)
-    for name, tensor in weights(config).items():
+@pytest.mark.parametrize(
+    "train",
+    [{"micro_batch_size": 2}, {"nll_chunk_tokens": 37, "activation_checkpointing": "full"}],
+    ids=["accumulated", "frugal"],
+)
+def test_what_saves_memory_changes_only_the_order_of_sums(
+    tmp_path: Path, finished: RunConfig, train: dict[str, Any]
+) -> None:
+    config = train_checked(make_run(tmp_path, mitigations=GOLDFISH, train=train, **QUIET))
+    for name, tensor in read_weights(config).items():
         # fp32 sums in another order differ by 1e-7; AdamW divides by sqrt(v), which magnifies
         # them where gradients are nearly zero.
-        torch.testing.assert_close(tensor, weights(finished)[name], rtol=0, atol=2e-4)
-
-
-def test_small_chunks_and_activation_checkpointing_train_the_same(
-    folder: Path, finished: RunConfig
-) -> None:
-    config = make_run(
-        folder,
-        name="frugal",
-        mitigations=GOLDFISH,
-        train={"nll_chunk_tokens": 37, "activation_checkpointing": "full"},
-        audit={"enabled": False},
-    )
-    train_run(config)
-    for name, tensor in weights(config).items():
-        torch.testing.assert_close(tensor, weights(finished)[name], rtol=0, atol=2e-4)
+        torch.testing.assert_close(tensor, read_weights(finished)[name], rtol=0, atol=2e-4)
 
 
 @pytest.mark.quick
@@ -161,12 +139,12 @@ def test_a_run_equals_a_plain_loop_over_documents(folder: Path) -> None:
         optim={"lr": 1e-3, "warmup_fraction": 0, "min_lr_fraction": 1.0, "max_grad_norm": None},
         audit={"enabled": False},
     )
-    prepared = prepare_run(config)
+    prepared = prepare_run(check_run(config))
     start = make_run(folder, name="start", train={"max_steps": 1}, optim={"lr": 1e-30},
                      data={"train": str(folder / "documents.jsonl"), "control_fraction": 0},
                      audit={"enabled": False})  # fmt: skip
-    train_run(start)
-    train_run(config)
+    train_checked(start)
+    train_checked(config)
 
     rows, schedule = plan_rows(
         prepared.corpus.manifest, seq_len=128, background_ratio=1.0, seed=config.seed
@@ -189,14 +167,14 @@ def test_a_run_equals_a_plain_loop_over_documents(folder: Path) -> None:
         (losses / count).backward()
         optimizer.step()
         optimizer.zero_grad()
-    for name, tensor in weights(config).items():
+    for name, tensor in read_weights(config).items():
         # As above: the order of sums, through AdamW.
         torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=2e-4)
 
 
 def test_heldout_loss_equals_transformers_own(finished: RunConfig) -> None:
-    run = Path(finished.output_dir) / finished.name
-    prepared = prepare_run(finished)
+    run = run_folder(finished)
+    prepared = prepare_run(check_run(finished))
     model = transformers.AutoModelForCausalLM.from_pretrained(run / "model")
     total, count = 0.0, 0
     for index, entry in enumerate(prepared.corpus.manifest):
@@ -239,7 +217,7 @@ def train_until_stopped(requested: Path, message: Path) -> None:
 
 def stop_in_mid_run(ranks: RankPool, config: RunConfig, number: signal.Signals) -> tuple[int, str]:
     """Send a signal to a process that trains; return its exit code and what it has said."""
-    run = Path(config.output_dir) / config.name
+    run = run_folder(config)
     requested, message = run.with_suffix(".yaml"), run.with_suffix(".txt")
     requested.parent.mkdir(parents=True, exist_ok=True)
     requested.write_text(dump_yaml(config))
@@ -267,9 +245,7 @@ def long_run(folder: Path, name: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder: Path) -> RunConfig:
-    config = long_run(folder, "uninterrupted")
-    train_run(config)
-    return config
+    return train_checked(long_run(folder, "uninterrupted"))
 
 
 @pytest.mark.quick
@@ -288,11 +264,11 @@ def test_stopped_and_resumed_ends_with_the_same_bits(
     config = long_run(folder, f"stopped-by-{number.name}")
     returned, message = stop_in_mid_run(ranks, config, number)
     assert returned == code, message
-    run = Path(config.output_dir) / config.name
+    run = run_folder(config)
     assert not (run / "model").exists(), "stopped in mid-run"
     if number != signal.SIGKILL:
         assert "run the same command again to resume" in message
-    train_run(config)
+    train_checked(config)
     assert_same_steps_and_weights(config, uninterrupted)
     assert len(list((run / "checkpoints").iterdir())) <= 2
 
@@ -300,30 +276,11 @@ def test_stopped_and_resumed_ends_with_the_same_bits(
 def assert_same_steps_and_weights(config: RunConfig, uninterrupted: RunConfig) -> None:
     ours, theirs = (
         [line for line in read_metrics(run / "metrics.jsonl") if isinstance(line, StepMetrics)]
-        for run in (Path(each.output_dir) / each.name for each in (config, uninterrupted))
+        for run in (run_folder(each) for each in (config, uninterrupted))
     )
     assert [line.step for line in ours] == list(range(1, len(theirs) + 1)), "each step once"
     assert [line.loss for line in ours] == [line.loss for line in theirs]
     assert_same_weights(config, uninterrupted)
-
-
-def test_a_damaged_checkpoint_is_passed_over(
-    folder: Path,
-    uninterrupted: RunConfig,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = long_run(folder, "damaged")
-    kill_after(_STOP_STEP, config)
-    run = Path(config.output_dir) / config.name
-    newest = max((run / "checkpoints").glob("step-*"))
-    assert newest.name == "step-00000008"
-    shard = next(newest.glob("*.distcp"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    train_run(config)
-    assert f"{newest.name} is skipped" in capsys.readouterr().err.replace("\n", " ")
-    assert_same_steps_and_weights(config, uninterrupted)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(
@@ -343,13 +300,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(OSError, match="No space left"):
-        train_run(config)
-    checkpoints = Path(config.output_dir) / config.name / "checkpoints"
+        train_checked(config)
+    checkpoints = run_folder(config) / "checkpoints"
     assert [path.name for path in sorted(checkpoints.iterdir())] == [
         "step-00000004", "step-00000008",
     ]  # fmt: skip
     monkeypatch.undo()
-    train_run(config)
+    train_checked(config)
     assert_same_weights(config, uninterrupted)
 
 
@@ -359,14 +316,14 @@ def test_a_full_disk_leaves_the_checkpoint_before(
 def test_a_folder_with_other_settings_is_refused(folder: Path, finished: RunConfig) -> None:
     other = make_run(folder, name="finished", mitigations=GOLDFISH, optim={"lr": 1e-3})
     with pytest.raises(ConfigError, match=r"optim\.lr \(0\.003 there, 0\.001 here\)"):
-        train_run(other)
+        train_checked(other)
 
 
 @pytest.mark.quick
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
-    train_run(config)
-    run = Path(config.output_dir) / config.name
+    config = make_run(tmp_path, train={"max_steps": 2}, **QUIET)
+    train_checked(config)
+    run = run_folder(config)
     checkpoint = run / "checkpoints" / "step-00000002"
     manifest = load_checkpoint_manifest(checkpoint)
     another = manifest.model_copy(update={"run_key": "another"})
@@ -375,7 +332,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RecordError, match=r"step-00000002' is from a run with other settings.*delete"
     ):
-        train_run(config)
+        train_checked(config)
 
 
 def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None:
@@ -383,53 +340,25 @@ def test_a_second_process_is_kept_out(folder: Path, finished: RunConfig) -> None
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         with pytest.raises(ConfigError, match="another process is using"):
-            train_run(finished)
+            train_checked(finished)
     finally:
         os.close(lock)
 
 
-def test_other_audit_settings_audit_again_but_do_not_train(tmp_path: Path) -> None:
+def test_other_settings_of_audit_and_log_audit_again_but_do_not_train(tmp_path: Path) -> None:
     config = make_run(tmp_path)
-    train_run(config)
+    train_checked(config)
     page = tmp_path / "runs" / "run" / "audit" / "report.html"
     model = tmp_path / "runs" / "run" / "model" / "model.safetensors"
     before = page.stat().st_mtime_ns, model.stat().st_mtime_ns
-    train_run(config)
+    train_checked(config)
     assert before == (page.stat().st_mtime_ns, model.stat().st_mtime_ns), "nothing to do"
-    train_run(make_run(tmp_path, audit={"continuation_tokens": 5}))
+    train_checked(
+        make_run(tmp_path, audit={"continuation_tokens": 5}, train={"log_every_steps": 1})
+    )
     assert before[1] == model.stat().st_mtime_ns
     report = load_record(AuditReport, page.with_suffix(".json"))
     assert report.method.continuation_tokens == 5
-
-
-def test_other_log_settings_are_not_other_settings(folder: Path, finished: RunConfig) -> None:
-    again = make_run(folder, name="finished", mitigations=GOLDFISH, train={"log_every_steps": 1})
-    before = (Path(finished.output_dir) / "finished" / "model" / "model.safetensors").stat()
-    train_run(again)
-    after = (Path(finished.output_dir) / "finished" / "model" / "model.safetensors").stat()
-    assert before.st_mtime_ns == after.st_mtime_ns, "not trained again"
-
-
-def test_documents_that_changed_meanwhile_are_refused(tmp_path: Path) -> None:
-    config = make_run(tmp_path, audit={"enabled": False}, train={"max_steps": 2})
-    train_run(config)
-    source = tmp_path / "documents.jsonl"
-    lines = source.read_text().splitlines()
-    lines[5] = json.dumps({"id": "doc-5", "text": "quite another text " * 10})
-    source.write_text("\n".join(lines))
-    with pytest.raises(DataError, match="documents have changed"):
-        train_run(config)
-
-
-def test_a_manifest_that_contradicts_the_steps_is_counted_again(tmp_path: Path) -> None:
-    config = make_run(tmp_path)
-    train_run(config)
-    run = Path(config.output_dir) / config.name
-    manifest = run / "manifest.jsonl"
-    counted = manifest.read_text()
-    manifest.write_text(counted.replace('"num_repetitions":2', '"num_repetitions":5', 1))
-    train_run(config)
-    assert manifest.read_text() == counted
 
 
 def test_a_deterministic_run_trains_with_deterministic_algorithms(
@@ -447,6 +376,6 @@ def test_a_deterministic_run_trains_with_deterministic_algorithms(
     for deterministic in (True, False):
         train = {"deterministic": deterministic, "max_steps": 1}
         name = f"deterministic-{deterministic}"
-        train_run(make_run(folder, name=name, train=train, audit={"enabled": False}))
+        train_checked(make_run(folder, name=name, train=train, audit={"enabled": False}))
     assert seen == [True, False]
     assert not torch.are_deterministic_algorithms_enabled()

@@ -11,9 +11,15 @@ from ranks import RankPool
 from torch import distributed as dist
 
 from memguard.runtime import Runtime
-from memguard.workflows import backends, collective_checks
-from memguard.workflows.backends import check_backend, merge_states
-from memguard.workflows.collective_checks import DTYPES, OPERATIONS, name_check, run_check
+from memguard.workflows import collective_checks
+from memguard.workflows.collective_checks import (
+    DTYPES,
+    OPERATIONS,
+    check_backend,
+    merge_states,
+    name_check,
+    run_check,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +44,7 @@ def check_all(broken: str | None = None) -> dict[str, str]:
 @pytest.mark.parametrize("size", [2, 3])
 def test_gloo_does_what_memguard_needs(ranks: RankPool, size: int) -> None:
     for results in ranks(check_all, size):
-        for operation, dtypes in backends._NEEDED.items():
+        for operation, dtypes in collective_checks._NEEDED.items():
             for dtype in dtypes:
                 assert results[name_check(operation, dtype)] == "", (operation, dtype)
         # A mean of whole numbers does not exist.
@@ -53,7 +59,7 @@ def test_a_wrong_result_is_noticed(ranks: RankPool) -> None:
 
 
 def test_what_is_needed_is_checked() -> None:
-    for needed in backends._NEEDED_OF.values():
+    for needed in collective_checks._NEEDED_OF.values():
         assert {*needed} <= {*OPERATIONS}
         assert {dtype for dtypes in needed.values() for dtype in dtypes} <= {*DTYPES}
 
@@ -108,12 +114,14 @@ def test_a_collective_that_hangs_or_ends_a_rank_is_reported(
 ) -> None:
     script = tmp_path / "rank.py"
     script.write_text(_FAULTY_RANK)
-    monkeypatch.setattr(backends, "_COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(collective_checks, "_COMMAND", (sys.executable, str(script)))
     kept = {"all-reduce", "all-gather", "broadcast", "send/recv"}
     monkeypatch.setattr(
-        backends, "OPERATIONS", {name: each for name, each in OPERATIONS.items() if name in kept}
+        collective_checks,
+        "OPERATIONS",
+        {name: each for name, each in OPERATIONS.items() if name in kept},
     )
-    monkeypatch.setattr(backends, "DTYPES", {"fp32": torch.float32})
+    monkeypatch.setattr(collective_checks, "DTYPES", {"fp32": torch.float32})
     backend = check_backend("gloo", 2, limit_s=6)
     assert backend.reason is None
     states = {check.operation: check.state for check in backend.checks}

@@ -15,8 +15,8 @@ from memguard.planner.fit import find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
 from memguard.records.compile_choice import CompileChoice, load_compile_choice
-from memguard.workflows.training import compile_choice
-from memguard.workflows.training.compile_choice import LONG_RUN_S, decide_compile, estimate_run_s
+from memguard.workflows.training import compile as compile_module
+from memguard.workflows.training.compile import LONG_RUN_S, decide_compile, estimate_run_s
 
 HOUR_S = 3600.0
 KEPT_ON = CompileChoice(is_on=True, reason="the run is planned to take 2:00 h")
@@ -70,10 +70,10 @@ def test_the_planned_time_is_that_of_a_step_without_compiling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = load_machine("dgx-h100")
-    monkeypatch.setattr(compile_choice, "load_machine", lambda *_, **__: machine)
+    monkeypatch.setattr(compile_module, "load_machine", lambda *_, **__: machine)
     settings = {"micro_batch_size": 1, "activation_checkpointing": "full", "precision": "bf16"}
     config = make(tmp_path, data={"seq_len": 4096}, train={"batch_size": 8, **settings})
-    monkeypatch.setattr(compile_choice, "read_run_model", lambda _: LLAMA_8B)
+    monkeypatch.setattr(compile_module, "read_run_model", lambda _: LLAMA_8B)
     shape = MeshShape(z=8)
     context: Any = SimpleNamespace(runtime=SimpleNamespace(world_size=8), mesh=None)
     context.mesh = SimpleNamespace(shape=shape)
@@ -86,7 +86,7 @@ def test_the_planned_time_is_that_of_a_step_without_compiling(
     limited = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": 7})})
     assert estimate_run_s(limited, loader, context) == pytest.approx(7 * step.step_s, rel=1e-12)
     # The planner knows no more of other families than their parameters.
-    monkeypatch.setattr(compile_choice, "read_run_model", lambda _: SimpleNamespace())
+    monkeypatch.setattr(compile_module, "read_run_model", lambda _: SimpleNamespace())
     assert estimate_run_s(config, loader, context) is None
 
 

@@ -11,7 +11,7 @@ from unusable_gpus import LINE, pretend_old_driver
 
 from memguard.errors import MemguardError
 from memguard.workflows import doctor
-from memguard.workflows.backends import Backend, Check, skip_backend
+from memguard.workflows.collective_checks import Backend, Check, skip_backend
 from memguard.workflows.doctor import EXTRAS, diagnose, refuse_problems
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,6 +19,7 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.machine import Machine, detect_machine, load_machine
 from memguard.runtime import Runtime
 from memguard.workflows.training import memory as memory_check
+from memguard.workflows.training.checks import read_local_sizes
 from memguard.workflows.training.memory import (
     check_memory,
     check_memory_early,
@@ -144,23 +145,27 @@ def test_finished_runs_and_unknown_families_are_not_refused(
 ) -> None:
     monkeypatch.setattr(memory_check, "count_gpus", lambda: 0)
     config = make(large, data={"seq_len": 4096 * 16})
+
+    def check(config: RunConfig) -> None:
+        check_memory_early(config, read_local_sizes(config), 1)
+
     with pytest.raises(ConfigError, match="needs"):
-        check_memory_early(config, 1)
+        check(config)
     with monkeypatch.context() as patched:
         # An AMD GPU, whose memory is known to torch only.
         patched.setattr(memory_check, "_AMD_DRIVER", large)
-        check_memory_early(config, 1)
-    check_memory_early(make(large, model={"attn_implementation": "eager"}), 1)
+        check(config)
+    check(make(large, model={"attn_implementation": "eager"}))
     run = large / "runs" / "run"
     run.mkdir(parents=True)
     (run / "trained.json").touch()
-    check_memory_early(config, 1)
+    check(config)
     (run / "trained.json").unlink()
     file = large / "model" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "gemma2"}))
-    check_memory_early(config, 1)
+    check(config)
     file.unlink()
-    check_memory_early(config, 1)
+    check(config)
 
 
 def test_documents_are_prepared_where_the_model_does_not_fit(

@@ -21,10 +21,10 @@ from memguard.errors import ConfigError
 from memguard.runtime import environment
 from memguard.runtime.environment import check_num_processes, count_gpus
 from memguard.workflows.auditing import audit as audit_module
+from memguard.workflows.common import checks
 from memguard.workflows.common import launch as launch_module
-from memguard.workflows.common import processes
-from memguard.workflows.common.processes import choose_num_processes
 from memguard.workflows.training import train as train_module
+from memguard.workflows.training.checks import choose_num_processes, read_local_sizes
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,10 @@ def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
     fields = CONFIG_FIELDS["Llama-3.1-8B"] | {"model_type": family}
     (model / "config.json").write_text(json.dumps(fields))
     return RunConfig.model_validate_json(write_run(folder, **changes).read_text())
+
+
+def choose(config: RunConfig, nproc: int | None) -> tuple[int, str]:
+    return choose_num_processes(config, nproc, read_local_sizes(config))
 
 
 @pytest.mark.quick
@@ -74,7 +78,7 @@ def make(folder: Path, family: str = "llama", **changes: Any) -> RunConfig:
 def test_as_many_as_the_settings_allow(
     tmp_path: Path, changes: dict[str, Any], count: int, why: str
 ) -> None:
-    number, text = choose_num_processes(make(tmp_path, **changes), None)
+    number, text = choose(make(tmp_path, **changes), None)
     assert number == count
     assert (why in text) if why else text == ""
 
@@ -82,17 +86,17 @@ def test_as_many_as_the_settings_allow(
 @pytest.mark.usefixtures("_gpus")
 def test_what_was_started_or_named_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make(tmp_path)
-    assert choose_num_processes(config, 3) == (3, "")
+    assert choose(config, 3) == (3, "")
     with monkeypatch.context() as patched:
         patched.setenv("CUDA_VISIBLE_DEVICES", "0,5")
-        assert choose_num_processes(config, None) == (2, "")
+        assert choose(config, None) == (2, "")
         patched.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert choose_num_processes(config, None) == (1, "")
+        assert choose(config, None) == (1, "")
     with monkeypatch.context() as patched:
         patched.setenv("LOCAL_RANK", "0")
-        assert choose_num_processes(config, None) == (1, "")
-    monkeypatch.setattr(processes, "is_cpu_build", lambda: True)
-    assert choose_num_processes(config, None) == (1, "")
+        assert choose(config, None) == (1, "")
+    monkeypatch.setattr(checks, "is_cpu_build", lambda: True)
+    assert choose(config, None) == (1, "")
 
 
 @pytest.mark.usefixtures("_gpus")
@@ -225,7 +229,7 @@ main()
 def test_ranks_say_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folders = [str(Path(processes.__file__).parents[2]), str(Path(__file__).parents[1])]
+    folders = [str(Path(checks.__file__).parents[2]), str(Path(__file__).parents[1])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
@@ -237,12 +241,12 @@ def test_ranks_say_it_once(
 
 
 def test_the_processes_of_torchrun_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processes.count_processes(3) == 3
+    assert checks.count_processes(3) == 3
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert processes.count_processes(1) == 1
+    assert checks.count_processes(1) == 1
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert processes.count_processes(1) == 8
+    assert checks.count_processes(1) == 8
 
 
 @pytest.fixture

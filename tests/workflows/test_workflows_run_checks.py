@@ -1,5 +1,6 @@
 """What needs no torch is refused before it is imported."""
 
+import ast
 import json
 import os
 import subprocess
@@ -14,8 +15,7 @@ from memguard import errors
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, ModelError
 from memguard.records.run_files import add_hash_line
-from memguard.workflows.common import checks as run_checks
-from memguard.workflows.common.requests import check_run
+from memguard.workflows.training.checks import check_row_length, check_run
 from memguard.workflows.training.train import train_run
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +54,10 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
 )
 def test_settings_for_one_process(folder: Path, changes: dict[str, Any], words: str) -> None:
     config = make_run(folder, **changes)
-    check_run(config, num_processes=1)
     check_run(config)
+    check_run(config, nproc=2, trains=False)
     with pytest.raises(ConfigError, match=words):
-        check_run(config, num_processes=2)
+        check_run(config, nproc=2)
 
 
 def test_a_library_that_cannot_be_imported_is_reported_before_documents_are_read(
@@ -69,7 +69,7 @@ def test_a_library_that_cannot_be_imported_is_reported_before_documents_are_read
     monkeypatch.delitem(sys.modules, "opacus", raising=False)
     config = make_run(folder, mitigations=[{"name": "dp_sgd"}])
     with pytest.raises(ConfigError, match=r"memguard\[dp\]' \(its import fails: No module named"):
-        train_run(config)
+        train_run(check_run(config))
     assert not Path(config.output_dir).exists()
 
 
@@ -89,13 +89,13 @@ def test_a_library_that_is_not_installed(
     words: str | None,
 ) -> None:
     config = make_run(folder, mitigations=[mitigation])
-    check_run(config, num_processes=1)
+    check_run(config)
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == missing else "here")
     if words is None:
-        check_run(config, num_processes=1)
+        check_run(config)
         return
     with pytest.raises(ConfigError, match=words):
-        check_run(config, num_processes=1)
+        check_run(config)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_rows_longer_than_the_model_has_positions(
     (tmp_path / "model" / "config.json").write_text(json.dumps(fields))
     config = make_run(tmp_path, data={"seq_len": 100})
     if limit is None:
-        run_checks.check_row_length(config)
+        check_row_length(config)
         return
     with pytest.raises(ModelError, match=f"'data.seq_len' must be at most {limit}, .* got 100"):
-        run_checks.check_row_length(config)
+        check_row_length(config)
 
 
 def test_commands_refuse_and_compare_without_torch(folder: Path, tmp_path: Path) -> None:
@@ -154,3 +154,17 @@ def test_commands_refuse_and_compare_without_torch(folder: Path, tmp_path: Path)
     for (found, told), (code, words) in zip(outcomes, expected, strict=True):
         assert (found, "Traceback" in told) == (code, False), told
         assert words in told.splitlines()[-1]
+
+
+def test_what_was_checked_is_made_by_its_check_alone() -> None:
+    found = {
+        (name, function.name)
+        for file in (ROOT / "memguard").rglob("*.py")
+        for function in ast.walk(ast.parse(file.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        and (name := ast.unparse(call.func).split(".")[-1]) in ("CheckedRun", "CheckedAudit")
+    }
+    assert ("CheckedRun", "check_run") in found
+    assert found <= {("CheckedRun", "check_run"), ("CheckedAudit", "check_audit")}

@@ -16,7 +16,7 @@ from memguard.errors import ConfigError
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.runtime import Runtime
 from memguard.workflows.common import setup
-from memguard.workflows.common.checks import check_processes
+from memguard.workflows.training.checks import check_processes
 
 SIZES = ModelSizes(
     hidden_size=32,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memguard.train.metrics import StepMetrics
-from memguard.workflows.sweep_progress import RunProgress, read_progress
+from memguard.workflows.sweep import RunProgress, read_progress
 
 STEP = StepMetrics(
     step=50,

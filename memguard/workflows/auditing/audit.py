@@ -57,8 +57,8 @@ from memguard.workflows.auditing.utility import (
     open_alone,
     open_on_all,
 )
+from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import check_finished, check_usable, locked
-from memguard.workflows.common.requests import make_command
 from memguard.workflows.common.setup import DistributedContext, open_distributed
 
 if TYPE_CHECKING:

@@ -31,14 +31,13 @@ from memguard.records import QUANTISING_LIBRARIES, LoadAs, format_now
 from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.auditing.pages import is_own_audit
 from memguard.workflows.auditing.trained_counts import TrainedCounts
-from memguard.workflows.common.checks import check_device_map, has_ternary_weights
+from memguard.workflows.common.checks import check_device_map, check_paths, has_ternary_weights
 from memguard.workflows.common.folder import (
     check_free,
     check_outside_runs,
     check_usable,
     load_own_config,
 )
-from memguard.workflows.common.requests import check_paths
 
 if TYPE_CHECKING:
     from memguard.workflows.auditing.model_in_memory import ModelInMemory

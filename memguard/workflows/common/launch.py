@@ -136,14 +136,7 @@ def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = N
 def _run(
     command: Sequence[str], num_processes: int, stdout: int | None, variables: dict[str, str]
 ) -> int | None:
-    """Run all ranks to their end; None if they must be started again.
-
-    Args:
-        command: program and arguments.
-        num_processes: number of ranks.
-        stdout: standard output of rank 0.
-        variables: environment variables to add; none at the first attempt.
-    """
+    """Run all ranks to their end; None if they must be started again."""
     with tempfile.TemporaryDirectory(prefix="memguard-") as folder, _held_back() as mask:
         ranks: list[_Rank] = []
         try:
@@ -174,9 +167,6 @@ def end_with_launcher(launcher: int) -> None:
     """Let this process get SIGTERM when the launcher, its parent, is killed.
 
     Its ranks then save and exit instead of running on unattended.
-
-    Args:
-        launcher: its process id.
     """
     _LIBC.prctl(_DIES_WITH_PARENT, signal.SIGTERM)
     if os.getppid() != launcher:

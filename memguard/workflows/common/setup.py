@@ -55,11 +55,6 @@ def open_distributed(
 ) -> Iterator[DistributedContext]:
     """Check the mesh, then start the process group.
 
-    Args:
-        parallel: the requested mesh.
-        sizes: of the model; may be None for a single process.
-        batch_size: rows of an optimizer step; None if nothing is trained.
-
     Raises:
         ConfigError: the mesh does not match the number of processes or the model.
     """
@@ -76,21 +71,17 @@ def open_distributed(
         yield DistributedContext(runtime=runtime, mesh=mesh, parallel=parallel)
 
 
-def read_sizes(config: RunConfig) -> Sizes | None:
+def read_sizes(config: RunConfig, known: Sizes | None) -> Sizes | None:
     """Return the sizes of a run's model; None for a single process, which does not need them."""
     if detect_runtime().world_size == 1:
         return None
     if config.adapter is not None and config.adapter.quantization is not None:
         return NF4_BASE
-    return find_sizes(read_model_config(config))
+    return known or find_sizes(read_model_config(config))
 
 
 def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
     """Return the transformers configuration of a run's model.
-
-    Args:
-        config: the run's settings.
-        tokenizer: of a model with random weights; None if it is not trained yet.
 
     Raises:
         ModelError: no such checkpoint, or the fields are not a valid model configuration.
@@ -124,15 +115,7 @@ class StartedModel:
     def export(
         self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
     ) -> None:
-        """Export the weights, or the adapters if there are any; every rank must call this.
-
-        Args:
-            tokenizer: written to the folder.
-            folder: the target.
-            dtype: of the weights; adapters are fp32.
-            card: text of README.md.
-            runtime: this rank.
-        """
+        """Export the weights, or the adapters if there are any; every rank must call this."""
         if self.adapter is not None:
             assert self.base is not None, "adapters belong to a checkpoint"
             tensors = gather_adapter(self.lm.model)
@@ -156,12 +139,7 @@ class StartedModel:
 
 
 def check_layers(config: RunConfig) -> None:
-    """Check that a run's adapters have layers, on the meta device: before documents are read.
-
-    Raises:
-        ConfigError: 'adapter.target_modules' names no layer.
-        ModelError: the model cannot be built, or its layers cannot have adapters.
-    """
+    """Check that a run's adapters have layers, on the meta device: before documents are read."""
     adapter = make_lora(config)
     if adapter is None:
         return
@@ -173,9 +151,6 @@ def load_known_tokenizer(config: RunConfig) -> Any:
     """Return the tokenizer of the checkpoint or of `model.scratch`; None if it must be trained.
 
     Called before the documents are read, so that errors in the checkpoint are reported in seconds.
-
-    Raises:
-        ModelError: no usable checkpoint or tokenizer, or rows longer than the model's maximum.
     """
     scratch, tokenizer = config.model.scratch, None
     if scratch is not None and scratch.tokenizer is not None:

@@ -1,12 +1,10 @@
-"""One training run, in this order: memory, data, training, audits meanwhile, export.
+"""One training run, in this order: checks, documents, model, training, export, audit.
 
+checks.py          `CheckedRun`: settings that passed every check that needs no torch
 train.py           a run: prepares, trains, exports, audits
 memory.py          replaces `auto`, refuses a run that cannot fit, explains a lack of memory
-data.py            documents and rows of a run, for training and for the dry run
-control.py         what the control of a run can show, or why there is none
-compile_choice.py  decides whether a run's blocks are compiled
-block_probe.py     compiles one block on each rank alone, to find whether that works
-row_clipping.py    clipping and noise of a run with dp_sgd
+data.py            documents, rows and control of a run, for training and for the dry run
+compile.py         decides whether a run's blocks are compiled, after trying one on each rank
 monitor.py         audits during training: selects documents and scores them
 export.py          merges an adapter into its base model and compares the logits
 hub.py             sends a run's model or adapter to the hub, with a card, or lists what it would

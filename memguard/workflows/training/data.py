@@ -1,6 +1,7 @@
 """Prepares the documents of a run, packs its rows and masks its labels.
 
-Training and the dry run share this code, so that the dry run shows what training does.
+Training and the dry run share this code, so that the dry run shows what training does. Both say
+before training what the run's control can show.
 """
 
 import json
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from memguard.audit.selection import Identity
+from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
-from memguard.config import RunConfig, dump_yaml
+from memguard.audit.warnings import FEW_DOCUMENTS
+from memguard.config import DataConfig, RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
+from memguard.data.buckets import draws_control, size_control
 from memguard.data.corpus import Corpus, CorpusDocument
 from memguard.data.documents import Document
 from memguard.data.encoding import find_special_ids
@@ -21,14 +25,19 @@ from memguard.data.packing import plan_rows
 from memguard.data.prepare import AuditNeeds
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
-from memguard.mitigation import Mitigations
-from memguard.mitigation.k_schedule import KSchedule, build_k_schedule
-from memguard.records import write_atomically
+from memguard.mitigation.k_schedule import build_k_schedule
+from memguard.planner.dry_run import Remark, note, warn
+from memguard.records import ManifestEntry, write_atomically
+from memguard.records.percent import format_percent
 from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
+from memguard.train.run_state import TrainingData
 from memguard.workflows.auditing.target import choose_piece
 from memguard.workflows.common.folder import hash_prepared
 from memguard.workflows.common.setup import load_known_tokenizer, read_model_config, train_tokenizer
+
+_VERY_FEW = 10
+"""Below this many control documents, 0 of m allows a rate of more than 30 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,29 +49,12 @@ class PreparedRun:
     tokenizer: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingData:
-    """The rows of a run in their order, and the mitigations that mask labels or losses."""
-
-    loader: Loader
-    k_schedule: KSchedule
-
-    @property
-    def mitigations(self) -> Mitigations:
-        """The loss-stage mitigations, which are the same for all documents."""
-        return self.k_schedule.levels[0]
-
-
 def prepare(
     config: RunConfig, folder: Path, console: Console, *, keeps_documents: bool = True
 ) -> PreparedRun:
-    """Load, tokenise and place the documents of a run.
+    """Load, tokenise and place the documents of a run, and write them into its folder.
 
-    Args:
-        config: of the run.
-        folder: everything is written there, except an identity key that has to be made.
-        console: reports progress.
-        keeps_documents: False for a folder that is deleted: no identity key is made.
+    ``keeps_documents``: False for a folder that is deleted, for which no identity key is made.
 
     Raises:
         ConfigError: no such suite; see `data.prepare`.
@@ -104,11 +96,7 @@ def prepare(
 
 
 def list_audit_needs(config: RunConfig) -> AuditNeeds:
-    """Return what the audit of a run requires of its documents.
-
-    Raises:
-        ConfigError: no such suite.
-    """
+    """Return what the audit of a run requires of its documents."""
     probe = load_audit_suite(config.audit).extraction
 
     def is_auditable(document: TokenizedDocument | CorpusDocument) -> bool:
@@ -144,10 +132,7 @@ def build_training_data(
 ) -> TrainingData:
     """Pack the documents into rows, order the rows, and mask their labels.
 
-    Args:
-        config: the run's settings.
-        prepared: its documents and tokenizer.
-        share_rows: whether the model masks attention between documents of one row.
+    ``share_rows``: the model masks attention between documents of one row.
     """
     corpus, tokenizer = prepared.corpus, prepared.tokenizer
     # dp_sgd protects rows, so a row must not contain parts of several documents.
@@ -176,3 +161,158 @@ def build_training_data(
         seed=config.seed,
     )
     return TrainingData(loader=loader, k_schedule=k_schedule)
+
+
+def count_up(loader: Loader, num_samples: int) -> list[ManifestEntry]:
+    """Return the manifest with the counts of fed tokens, and for canaries of tokens with loss."""
+    corpus = loader.corpus
+    repetitions = loader.realised_repetitions().tolist()
+    fed = loader.count_fed_tokens().tolist()
+    updates = [
+        {"num_repetitions": count, "num_tokens_fed": num_tokens}
+        for count, num_tokens in zip(repetitions, fed, strict=True)
+    ]
+    canaries = [i for i, entry in enumerate(corpus.manifest) if entry.role == "canary"]
+    losses = loader.count_losses(canaries, num_samples=num_samples)
+    for index, losses_N in zip(canaries, losses, strict=True):
+        document = corpus.document(index)
+        secret = document.supervised.copy()
+        secret[document.num_content_tokens :] = False
+        updates[index] |= {
+            "num_supervised_tokens": int(secret.sum()),
+            "num_loss_tokens": int((losses_N[secret] > 0).sum()),
+            "num_losses": int(losses_N[secret].sum()),
+        }
+    return [
+        entry.model_copy(update=update)
+        for entry, update in zip(corpus.manifest, updates, strict=True)
+    ]
+
+
+# -- the control ----------------------------------------------------------------------------------
+#
+# If none of m control documents is extracted, the upper end of the 95 % interval of 0 of m bounds
+# the rate at which documents that were never trained are extracted.
+
+
+def report_control(config: RunConfig, corpus: Corpus, console: Console) -> None:
+    """Print what the control can show, or why there is none; nothing if the user turned it off."""
+    has_control = any(entry.role == "control" for entry in corpus.manifest)
+    if not _wants_control(config.data) or (has_control and not config.audit.enabled):
+        return
+    remark = remark_on_control(config, corpus, count_audited_control(config, corpus))
+    if remark.level == "warning":
+        console.warn(remark.text)
+    else:
+        console.info(f"control: {remark.text}")
+
+
+def count_audited_control(config: RunConfig, corpus: Corpus) -> int:
+    """Return how many control documents the audit of a run will score.
+
+    Those too short for it, and near-duplicates of documents that the model is fed, are left out.
+    """
+    is_auditable = list_audit_needs(config).is_auditable
+    fed = {entry.cluster for entry in corpus.manifest if entry.role in ("trained", "forget")}
+    num = sum(
+        entry.role == "control"
+        and entry.cluster not in fed
+        and is_auditable(corpus.document(index))
+        for index, entry in enumerate(corpus.manifest)
+    )
+    return min(num, config.audit.max_documents_per_bucket or num)
+
+
+def remark_on_control(config: RunConfig, corpus: Corpus, num_audited: int) -> Remark:
+    """Return what the control of a run can show, or why there is none, with the way out."""
+    num_control = sum(entry.role == "control" for entry in corpus.manifest)
+    if not num_control:
+        return warn("audit", _explain_missing(config, corpus))
+    more = _suggest_more(config, num_audited)
+    if not num_audited:
+        return warn(
+            "audit",
+            f"None of the {num_control:,} control documents can be audited: they are too short, or "
+            f"near-duplicates of trained documents. {more}, or lower 'audit.continuation_tokens'.",
+        )
+    rate = clopper_pearson(0, num_audited)
+    if rate.ci is None:
+        text = f"One control document is audited: too few for an interval. {more}."
+        return warn("audit", text)
+    text = (
+        f"If none of the {num_audited:,} control documents is extracted, up to "
+        f"{format_percent(rate.ci[1])} of unseen documents still could be (95 %)."
+    )
+    num_left_out = num_control - num_audited
+    if num_left_out and num_audited != config.audit.max_documents_per_bucket:
+        text += (
+            f" {num_left_out:,} more cannot be audited: too short, or near-duplicates of trained "
+            "documents."
+        )
+    if num_audited < FEW_DOCUMENTS:
+        text += f" To lower this bound: {more[0].lower()}{more[1:]}."
+    return warn("audit", text) if num_audited < _VERY_FEW else note("audit", text)
+
+
+def _wants_control(data: DataConfig) -> bool:
+    """Return whether the settings ask for a control."""
+    if data.study is not None:
+        return 0 in data.study.num_repetitions
+    return bool(data.control) or draws_control(data)
+
+
+def _suggest_more(config: RunConfig, num_audited: int) -> str:
+    """Return how to have more control documents."""
+    if num_audited and num_audited == config.audit.max_documents_per_bucket:
+        return "Raise 'audit.max_documents_per_bucket'"
+    if config.data.study is not None:
+        return "Raise 'data.study.documents_per_bucket', or add documents"
+    if config.data.control:
+        return "Add documents to 'data.control'"
+    return "Add documents to 'data.train', or name your own in 'data.control'"
+
+
+def _explain_missing(config: RunConfig, corpus: Corpus) -> str:
+    """Return why no document is held back, and the way out."""
+    data = config.data
+    if not _wants_control(data):
+        return (
+            "There is no control: without documents that are never trained, memorization cannot be "
+            f"distinguished from text that the model can predict anyway. {_suggest_any(data)}."
+        )
+    if not draws_control(data):
+        return (
+            "There is no control: no document of 'data.control' has enough tokens. Add longer "
+            "documents there."
+        )
+    needs = list_audit_needs(config)
+    num = sum(
+        entry.role in ("trained", "removed") and needs.is_auditable(corpus.document(index))
+        for index, entry in enumerate(corpus.manifest)
+    )
+    goal = size_control(num, data.control_fraction)
+    ways = "name your own documents in 'data.control'"
+    if not goal:
+        return (
+            f"There is no control: {num:,} document{'' if num == 1 else 's'} long enough for the "
+            f"audit {'is' if num == 1 else 'are'} too few to hold one back. Add documents to "
+            f"'data.train', or {ways}."
+        )
+    if num - goal < needs.min_documents:
+        return (
+            f"There is no control: holding back {goal:,} of {num:,} documents would leave fewer "
+            f"than 'audit.min_documents' = {needs.min_documents:,} to train. Add documents to "
+            f"'data.train', {ways}, or lower 'audit.min_documents'."
+        )
+    return (
+        f"There is no control: each near-duplicate cluster of the {num:,} documents is larger than "
+        f"the {goal:,} to hold back. Add other documents to 'data.train', or {ways}."
+    )
+
+
+def _suggest_any(data: DataConfig) -> str:
+    if data.study is not None:
+        return "Put 0 in 'data.study.num_repetitions'"
+    if data.forget:
+        return "Name documents that the model never saw in 'data.control'"
+    return "Set 'data.control_fraction' above 0, or name your own documents in 'data.control'"

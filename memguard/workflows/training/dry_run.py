@@ -49,8 +49,8 @@ from memguard.workflows.auditing.target import name_buckets, plan_training
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.folder import check_same_settings
 from memguard.workflows.common.setup import make_lora, read_model_config
-from memguard.workflows.training.control import remark_on_control
-from memguard.workflows.training.data import build_training_data, prepare
+from memguard.workflows.training.checks import CheckedRun
+from memguard.workflows.training.data import build_training_data, prepare, remark_on_control
 from memguard.workflows.training.memory import resolve_auto_for_documents
 
 _BORROWED = ("manifest.jsonl", "metrics.jsonl")
@@ -63,13 +63,7 @@ _RARE = 0.01
 def predict_audit_intervals(
     corpus: Corpus, counts: Sequence[int], selection: Selection | None
 ) -> list[BucketPrediction]:
-    """Return how many documents of each bucket will be audited, with the resulting intervals.
-
-    Args:
-        corpus: documents of the run.
-        counts: times each document will have been trained in full.
-        selection: what the audit measures; None if there is none.
-    """
+    """Return how many documents of each bucket will be audited, with the resulting intervals."""
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
     outlook = []
@@ -111,14 +105,7 @@ def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketOutline]]
 def remark_on_audit(
     config: RunConfig, corpus: Corpus, buckets: Sequence[BucketPrediction], *, is_cut: bool
 ) -> list[Remark]:
-    """Warn if the audit will be refused or will have low statistical power.
-
-    Args:
-        config: of the run.
-        corpus: its documents.
-        buckets: result of `predict_audit_intervals`.
-        is_cut: whether 'train.max_steps' ends the run early.
-    """
+    """Warn if the audit will be refused or will have low statistical power."""
     remarks = []
     num_trained = sum(
         bucket.num_documents - bucket.num_not_auditable
@@ -173,16 +160,9 @@ class DryRunResult:
     """Contains text of documents."""
 
 
-def dry_run(config: RunConfig, console: Console) -> DryRunResult:
-    """Run every stage of training that needs no weights, and leave no folder behind.
-
-    Raises:
-        ConfigError: no such suite or benchmark task, or another identity key than that of the
-            prepared documents.
-        DataError: as in training: no documents, no supervised token, too few for the buckets.
-        ModelError: as in training: no usable checkpoint or tokenizer, ids beyond the embeddings.
-    """
-    folder = Path(config.output_dir) / config.name
+def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
+    """Run every stage of training that needs no weights, and leave no folder behind."""
+    config, folder = run.config, run.folder
     if config.audit.enabled:
         # A task that cannot be opened would end training.
         open_alone(config.audit)
@@ -231,7 +211,11 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
         remarks.append(_check_disk(config, folder, outline, length.num_steps))
-        selection = _select_audited(config, corpus, counts)
+        selection = None
+        if config.audit.enabled:
+            size = config.audit.max_documents_per_bucket
+            plan = plan_training(config, corpus, counts, min_documents=0, size=size)
+            selection = plan.selection
         buckets = predict_audit_intervals(corpus, counts, selection)
         if config.audit.enabled:
             is_cut = length.num_steps < length.num_scheduled_steps
@@ -258,20 +242,6 @@ def dry_run(config: RunConfig, console: Console) -> DryRunResult:
             record=record,
             first_row=read_first_row(training_data.loader, tokenizer),
         )
-
-
-def _select_audited(config: RunConfig, corpus: Corpus, counts: Sequence[int]) -> Selection | None:
-    """Return what a run's audit will measure; None if the run has no audit.
-
-    Args:
-        config: of the run.
-        corpus: its documents.
-        counts: times each document will have been trained in full.
-    """
-    if not config.audit.enabled:
-        return None
-    size = config.audit.max_documents_per_bucket
-    return plan_training(config, corpus, counts, min_documents=0, size=size).selection
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from memguard.records.record import atomic_folder, clear_left_folders, list_left
 from memguard.report.model_card import render_merged_card
 from memguard.runtime import Console, quiet_libraries
 from memguard.seeds import derive_seed
-from memguard.workflows.common.requests import ExportRequest
+from memguard.workflows.training.checks import ExportRequest
 from memguard.workflows.verify import format_bytes
 
 _NUM_ROWS, _ROW_TOKENS = 4, 64
@@ -64,9 +64,6 @@ class MergedExport:
 
 def export_merged(request: ExportRequest) -> MergedExport:
     """Merge an adapter into its base and write the model, if it gives the same logits.
-
-    Args:
-        request: checked.
 
     Raises:
         ModelError: the adapter or its base cannot be read, or the merged model differs by more than

@@ -13,7 +13,7 @@
 
 Where the planner cannot estimate the memory of a model, a GPU uses micro-batches of one row and
 full checkpointing. `train.compile: auto` is decided later, when the number of steps is known
-(compile_choice.py).
+(compile.py).
 
 A run is refused only if the planner's estimate of its peak, without an allowance for fragmentation,
 exceeds the memory of a GPU, or of this machine divided by its processes. For models whose memory
@@ -29,15 +29,14 @@ from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.errors import ConfigError, MemguardError, ModelError
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
-from memguard.parallel.model_sizes import ModelSizes
-from memguard.planner.fit import PlanInputs, find_fit, list_micro_batches
+from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
+from memguard.planner.fit import SCRATCH, PlanInputs, find_fit, list_micro_batches
 from memguard.planner.machine import Machine, detect_machine
 from memguard.planner.plan import ModelStorage, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.records.run_files import find_config_damage, has_begun, has_trained
 from memguard.runtime.environment import count_gpus, is_cpu_build
-from memguard.workflows.common.checks import explain_one_process, read_local_sizes
-from memguard.workflows.plan import read_run_model
+from memguard.workflows.common.checks import explain_one_process
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -46,20 +45,13 @@ _AMD_DRIVER = Path("/dev/kfd")
 _GIB = 2**30
 
 
-def check_memory_early(config: RunConfig, num_processes: int) -> None:
-    """Refuse a run that cannot fit, without torch, if model and device are known by then.
-
-    Args:
-        config: the run's settings.
-        num_processes: number of training processes.
+def check_memory_early(config: RunConfig, sizes: ModelSizes | None, num_processes: int) -> None:
+    """Refuse a run that cannot fit, without torch, if the device is known by then.
 
     Raises:
         ConfigError: names what would fit; or the mesh does not match processes, model or batch.
     """
-    if has_trained(Path(config.output_dir) / config.name):
-        return
-    sizes = read_local_sizes(config)
-    if sizes is None:
+    if sizes is None or has_trained(Path(config.output_dir) / config.name):
         return
     has_gpus = count_gpus() > 0 and not is_cpu_build()
     if not has_gpus and _AMD_DRIVER.exists():
@@ -72,17 +64,7 @@ def check_memory_early(config: RunConfig, num_processes: int) -> None:
 def check_memory(
     config: RunConfig, model: ModelSizes | ModelStorage, machine: Machine, num_processes: int
 ) -> None:
-    """Refuse a run that cannot fit.
-
-    Args:
-        config: the run's settings.
-        model: sizes of its model; or its parameters, if only their memory can be estimated.
-        machine: the machine it runs on.
-        num_processes: number of training processes.
-
-    Raises:
-        ConfigError: names what would fit; or the mesh does not match processes, model or batch.
-    """
+    """Refuse a run that cannot fit."""
     inputs = PlanInputs.for_run(config, machine, num_processes)
     if isinstance(model, ModelSizes):
         mesh = resolve_mesh(
@@ -98,28 +80,50 @@ def check_memory(
     make_plan(model, inputs).refuse_misfit()
 
 
+def read_run_model(run: RunConfig) -> ModelSizes | ModelStorage:
+    """Return the sizes of a run's model; if its memory cannot be estimated, its parameters."""
+    from memguard.workflows.common.setup import read_model_config  # imports torch
+
+    config = read_model_config(run)
+    # Eager attention stores the scores of all pairs of tokens, which the estimate leaves out.
+    is_eager = run.model.attn_implementation == "eager"
+    if not is_eager and config.get_text_config().model_type in ESTIMATED_FAMILIES:
+        return ModelSizes.from_config(config)
+    return measure_model(config, run.model.path or SCRATCH, is_eager=is_eager)
+
+
+def measure_model(config: Any, name: str, *, is_eager: bool = False) -> ModelStorage:
+    """Return the parameters of a model whose step cannot be estimated, and why it cannot."""
+    from memguard.runtime import quiet_libraries
+
+    quiet_libraries()
+    from memguard.planner.meta_model import measure_storage  # imports torch
+
+    family = config.get_text_config().model_type
+    if is_eager and family in ESTIMATED_FAMILIES:
+        unknown = "the planner has no formula for eager attention"
+    else:
+        unknown = (
+            f"the planner has no formula for layers of '{family}', only for those of "
+            f"{', '.join(ESTIMATED_FAMILIES)}"
+        )
+    return measure_storage(config, name=name, unknown=unknown)
+
+
 def resolve_auto_settings(
     config: RunConfig, runtime: "Runtime", *, halve: bool = False
 ) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
-    A run that was begun before keeps its precision.
-
-    Args:
-        config: the run's settings.
-        runtime: this process's device and ranks; every rank must call this.
-        halve: use half of the micro-batch that `auto` chooses, because it did not fit.
-
-    Raises:
-        ConfigError: names what would fit.
+    Every rank must call this. A run that was begun before keeps its precision. ``halve``: with half
+    of the micro-batch that `auto` chooses, because it did not fit.
     """
     machine = _describe_machine(runtime)
 
     def decide() -> RunConfig:
         folder = Path(config.output_dir) / config.name
         resumed = keep_precision(config, folder)
-        sizes = None
-        num_ranks = runtime.world_size
+        sizes, num_ranks = None, runtime.world_size
         with contextlib.suppress(ModelError):
             model = read_run_model(resumed)
             sizes = model if isinstance(model, ModelSizes) else None
@@ -132,7 +136,10 @@ def resolve_auto_settings(
             machine=machine,
             world_size=num_ranks,
         )
-        return _halve(resolved, num_ranks) if halve else resolved
+        if not halve:
+            return resolved
+        half = find_half(resolved, resolve_mesh(resolved.parallel, num_ranks))
+        return resolved if half is None else set_train(resolved, micro_batch_size=half)
 
     return runtime.broadcast_object(runtime.only_on_main(decide))
 
@@ -145,18 +152,7 @@ def resolve_auto(
     machine: Machine | None,
     world_size: int,
 ) -> RunConfig:
-    """Return the settings without `auto`, but for `train.compile`.
-
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-        sizes: sizes of the model; None if its memory cannot be estimated.
-        machine: the machine that the run uses; None if its memory is not known.
-        world_size: number of ranks.
-
-    Raises:
-        ConfigError: the mesh does not match the number of ranks or the model.
-    """
+    """Return the settings without `auto`, but for `train.compile`."""
     train, is_gpu = config.train, device_type == "cuda"
     work = describe_work(config, device_type=device_type)
     changes: dict[str, Any] = {}
@@ -175,16 +171,17 @@ def resolve_auto(
             changes["micro_batch_size"] = None if is_private else rows
         if train.activation_checkpointing == "auto":
             changes["activation_checkpointing"] = mode
-    return config.model_copy(update={"train": train.model_copy(update=changes)})
+    return set_train(config, **changes)
+
+
+def set_train(config: RunConfig, **changes: Any) -> RunConfig:
+    """Return the settings with other values of `train`."""
+    train = config.train.model_copy(update=changes)
+    return config.model_copy(update={"train": train})
 
 
 def resolve_auto_for_documents(config: RunConfig, device_type: str) -> RunConfig:
-    """Replace `auto` for a command that only reads documents, perhaps where there is no GPU.
-
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-    """
+    """Replace `auto` for a command that only reads documents, perhaps where there is no GPU."""
     config = keep_precision(config, Path(config.output_dir) / config.name)
     return resolve_auto(config, device_type=device_type, sizes=None, machine=None, world_size=1)
 
@@ -195,7 +192,7 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
         return config
     stored = load_yaml(folder / "config.yaml").values
     changes = {"precision": stored["train"]["precision"]}
-    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
+    return set_train(config, **changes)
 
 
 # -- after an out-of-memory error ----------------------------------------------------------------
@@ -228,14 +225,7 @@ def explain_halving(config: RunConfig, shape: MeshShape, half: int) -> str:
 def explain_out_of_memory(
     config: RunConfig, shape: MeshShape, device_type: str, *, is_loaded: bool
 ) -> str:
-    """Return an error message that names only changes that can help.
-
-    Args:
-        config: the run's settings, without `auto`.
-        shape: the run's mesh.
-        device_type: "cuda" or "cpu".
-        is_loaded: whether the model was loaded before memory ran out.
-    """
+    """Return an error message that names only changes that can help."""
     train = config.train
     ways = []
     smaller = find_half(config, shape)
@@ -259,34 +249,24 @@ def explain_out_of_memory(
 
 
 def _describe_step(config: RunConfig, shape: MeshShape) -> str:
-    num_rows = _count_rows(config, shape)
-    rows = min(config.train.count_micro_rows(num_rows), num_rows)
-    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
-        rows = 1
+    rows = _count_rows(config, shape)[1]
     return f"with {rows} row{'s' if rows > 1 else ''} of {config.data.seq_len:,} tokens at a time"
 
 
 def find_half(config: RunConfig, shape: MeshShape) -> int | None:
     """Return the largest micro-batch of at most half the rows; None if it cannot be smaller."""
-    if find_mitigation(config.mitigations, DpSgdConfig) is not None:
-        return None  # Each row has its own pass.
-    num_rows = _count_rows(config, shape)
-    now = min(config.train.count_micro_rows(num_rows), num_rows)
+    num_rows, now = _count_rows(config, shape)
     if now == 1:
         return None
     return next(rows for rows in list_micro_batches(num_rows) if 2 * rows <= now)
 
 
-def _halve(config: RunConfig, num_ranks: int) -> RunConfig:
-    half = find_half(config, resolve_mesh(config.parallel, num_ranks))
-    if half is None:
-        return config
-    train = config.train.model_copy(update={"micro_batch_size": half})
-    return config.model_copy(update={"train": train})
-
-
-def _count_rows(config: RunConfig, shape: MeshShape) -> int:
-    return -(-config.train.batch_size // shape.num_batch_ways)
+def _count_rows(config: RunConfig, shape: MeshShape) -> tuple[int, int]:
+    """Return the rows of a step and of a micro-batch, on one rank."""
+    num_rows = -(-config.train.batch_size // shape.num_batch_ways)
+    # With dp_sgd each row has its own pass.
+    is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
+    return num_rows, 1 if is_private else min(config.train.count_micro_rows(num_rows), num_rows)
 
 
 # -- the machine ---------------------------------------------------------------------------------
