@@ -21,10 +21,12 @@ def change_config(folder: Path, *, name: str = "config.json", **fields: Any) -> 
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    state = load_file(folder / WEIGHTS)
+def edit_weights(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], object], *, file: str = WEIGHTS
+) -> None:
+    state = load_file(folder / file)
     change(state)
-    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    save_file(state, folder / file, {"format": "pt"})
 
 
 def change(**fields: Any) -> Change:

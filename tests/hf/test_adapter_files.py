@@ -1,16 +1,14 @@
 """A peft folder: what is read of it, which ones are refused, and where its base is."""
 
-import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from damages import Change, change_config, edit_weights, replace
 from tiny_adapters import save_adapter
 from tiny_families import build
 
@@ -39,25 +37,16 @@ def adapter(original: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def change(**fields: Any) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        path = folder / "adapter_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-    return write
+def change(**fields: Any) -> Change:
+    return lambda folder: change_config(folder, name="adapter_config.json", **fields)
 
 
-def store(name: str, tensor: torch.Tensor | None) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        tensors.pop(name, None)
-        save_file({**tensors, **({} if tensor is None else {name: tensor})}, folder / WEIGHTS)
+def store(name: str, tensor: torch.Tensor | None) -> Change:
+    def write(state: dict[str, torch.Tensor]) -> None:
+        state.pop(name, None)
+        state.update({} if tensor is None else {name: tensor})
 
-    return write
-
-
-def replace(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(content) and None
+    return lambda folder: edit_weights(folder, write, file=WEIGHTS)
 
 
 def test_what_peft_wrote_is_read(original: Path) -> None:
@@ -83,7 +72,7 @@ def test_rslora_dora_and_ranks_by_pattern(tmp_path: Path) -> None:
     assert all(layer.has_magnitude for layer in adapter.layers)
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+REFUSED: dict[str, tuple[Change, str]] = {
     "another type": (change(peft_type="IA3"), r"'peft_type' must be LORA; got 'IA3'"),
     "another task": (change(task_type="SEQ_CLS"), r"'task_type' must be CAUSAL_LM; got 'SEQ_CLS'"),
     "a rank of 0": (change(r=0), r"'r' must be a whole number from 1 to 65,536; got '0'"),

@@ -17,7 +17,6 @@ from tiny_families import build
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly, ShardedLayer
 from memguard.hf.load import load_model, load_sharded
-from memguard.parallel.hf_plan import PLACEMENTS
 from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -49,10 +48,10 @@ def compare(layer: ShardedLayer, reference: Any) -> list[str]:
     shards = dict(model.named_parameters(remove_duplicate=False))
     differing = [] if full.keys() == shards.keys() else [f"{full.keys() ^ shards.keys()}"]
     for name, shard in shards.items():
-        module, _, leaf = name.rpartition(".")
-        placements = PLACEMENTS[layer.plan.roles[module], leaf]
-        rectangle = find_rectangle(full[name].shape, placements, mesh.shape, here)
-        local, wanted = shard.to_local(), full[name].detach()[rectangle.slices]
+        rectangle = find_rectangle(shard.shape, layer.plan.placements(name), mesh.shape, here)
+        # Gate and up of experts have a dimension more on meshes.
+        local = shard.to_local()
+        wanted = full[name].detach().view(shard.shape)[rectangle.slices]
         if local.dtype != wanted.dtype or not torch.equal(local, wanted):
             differing.append(name)
     buffers = dict(model.named_buffers())

@@ -9,16 +9,15 @@ import torch
 import transformers
 from damages import edit_weights
 from safetensors.torch import load_file
-from test_load_sharded import Degrees, load
+from test_load_sharded import Degrees, compare, load
 from tiny_families import VOCAB_SIZE, build
 from torch import distributed as dist
 
 from memguard.errors import ModelError
-from memguard.hf.assembly import Assembly, ShardedLayer
+from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.export import export_model, export_sharded
 from memguard.hf.load import load_model, shard_scratch_model
-from memguard.parallel.layout import find_rectangle
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 
@@ -37,26 +36,6 @@ CASES = [
     pytest.param((1, 3, 1, 1), MORE, marks=pytest.mark.mesh),
     pytest.param((2, 2, 1, 1), MORE, marks=pytest.mark.mesh),
 ]
-
-
-def compare(layer: ShardedLayer, reference: Any) -> list[str]:
-    """On a rank: what differs from the model that transformers has loaded."""
-    mesh, model = layer.mesh, layer.lm.model
-    here = {axis: mesh.axis(axis).rank for axis in ("z", "y", "x")}
-    wanted = dict(reference.named_parameters())
-    differing = []
-    for name, shard in model.named_parameters():
-        placements = layer.plan.placements(name)
-        rectangle = find_rectangle(shard.shape, placements, mesh.shape, here)
-        # Gate and up of experts have a dimension more on meshes.
-        full = wanted[name].detach().view(shard.shape)
-        if not torch.equal(shard.to_local(), full[rectangle.slices]):
-            differing.append(name)
-    buffers = dict(model.named_buffers())
-    for name, buffer in reference.named_buffers():
-        if buffers[name].dtype != buffer.dtype or not torch.equal(buffers[name], buffer):
-            differing.append(name)
-    return differing
 
 
 def load_and_export(folders: list[str], tokenizer_folder: str, degrees: Degrees) -> list[list[str]]:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_adapters import save_adapter
 from tiny_families import build
 from transformers.core_model_loading import WeightConverter
 
@@ -140,18 +140,7 @@ def test_a_way_of_storing_that_is_not_known_is_refused(monkeypatch: pytest.Monke
     assert "\n" not in str(caught.value)
 
 
-def save_adapter(folder: Path, family: str) -> Any:
-    """Write a base in transformers' older form and an adapter of it; return both, by peft."""
-    base = build(family)
-    base.save_pretrained(folder / "base")
-    names = ["q_proj", "o_proj"]
-    config = peft.LoraConfig(r=4, target_modules=names, init_lora_weights=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        adapted = peft.get_peft_model(base, config)
-    adapted.peft_config["default"].base_model_name_or_path = str(folder / "base")
-    adapted.save_pretrained(folder / "adapter")
-    return adapted.eval()
+TARGETS = ["q_proj", "o_proj"]
 
 
 def compute_logits(model: Any) -> torch.Tensor:
@@ -162,7 +151,7 @@ def compute_logits(model: Any) -> torch.Tensor:
 
 
 def test_an_adapter_is_merged_into_a_base_with_other_names(tmp_path: Path) -> None:
-    wanted = compute_logits(save_adapter(tmp_path, "mixtral"))
+    wanted = compute_logits(save_adapter(tmp_path, "mixtral", target_modules=TARGETS))
     source, base = open_merged(tmp_path / "adapter")
     (tmp_path / "out").mkdir()
     write_merged(source, base, tmp_path / "out", dtype=None, on_tensor=lambda: None)
@@ -174,7 +163,7 @@ def test_an_adapter_is_merged_into_a_base_with_other_names(tmp_path: Path) -> No
 
 
 def test_a_layer_that_is_stored_with_others_is_not_merged_into_files(tmp_path: Path) -> None:
-    wanted = compute_logits(save_adapter(tmp_path, "hrm_text"))
+    wanted = compute_logits(save_adapter(tmp_path, "hrm_text", target_modules=TARGETS))
     source, base = open_merged(tmp_path / "adapter")
     (tmp_path / "out").mkdir()
     with pytest.raises(
@@ -187,7 +176,7 @@ def test_a_layer_that_is_stored_with_others_is_not_merged_into_files(tmp_path: P
 
 
 def test_a_base_with_another_prefix_is_left_to_transformers(tmp_path: Path) -> None:
-    save_adapter(tmp_path, "llama")
+    save_adapter(tmp_path, "llama", target_modules=TARGETS)
     base = tmp_path / "base"
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     state = {
