@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memguard.audit.document_scores import DocumentScores, collect_findings
 from memguard.audit.metrics import Evidence
@@ -187,11 +186,16 @@ def summarise(
             not_run=[run.name for run in probe_runs if run.num_documents is None],
         )
     )
-    probe_runs += [
-        _describe_left(probe, str(generated["reason_not_generated"]))
-        for probe in suite.probes
-        if probe.name == "extraction" and generated.get("num_not_generated")
-    ]
+    if generated.get("num_not_generated"):
+        probe_runs.append(
+            ProbeRun(
+                name="near-verbatim",
+                version=suite.extraction.VERSION,
+                num_documents=None,
+                counted="texts",
+                reason_not_run=str(generated["reason_not_generated"]),
+            )
+        )
     return AuditResults(
         verdict=verdict,
         banners=collect_banners(
@@ -233,22 +237,18 @@ def _collect_results(
             extracted_N |= matched_N == 1
         if "base" in matched:
             of_base_N |= np.asarray(matched["base"], dtype=np.float64) == 1
-    roles = np.array([w.document.role for w in evidence.inputs.windows], dtype=object)
+    roles = [window.document.role for window in evidence.inputs.windows]
     return DocumentResults(
         bucket_N=evidence.bucket_N,
         cluster_N=evidence.cluster_N,
         is_trained_N=evidence.is_trained_N,
-        is_forgotten_N=_equals(roles, "forget"),
-        is_control_N=_equals(roles, "control"),
+        is_forgotten_N=np.array([role == "forget" for role in roles], dtype=bool),
+        is_control_N=np.array([role == "control" for role in roles], dtype=bool),
         is_extracted_N=extracted_N,
         is_of_base_N=of_base_N,
         is_attacked_N=tried_N,
         is_extracted_by_attack_N=attacked_N,
     )
-
-
-def _equals(roles: NDArray[np.object_], role: str) -> NDArray[np.bool_]:
-    return np.asarray(roles == role, dtype=bool)
 
 
 def _count_canaries(tables: Tables) -> Canaries | None:
@@ -262,17 +262,6 @@ def _count_canaries(tables: Tables) -> Canaries | None:
         num_trained_extracted=trained.num_matched or 0,
         num_references=references.num_documents,
         num_references_extracted=references.num_matched or 0,
-    )
-
-
-def _describe_left(probe: Probe, reason: str) -> ProbeRun:
-    """Return the entry of the near-verbatim texts that a limit has left, among what was not run."""
-    return ProbeRun(
-        name="near-verbatim",
-        version=probe.VERSION,
-        num_documents=None,
-        counted="texts",
-        reason_not_run=reason,
     )
 
 

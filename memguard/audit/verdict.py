@@ -22,6 +22,7 @@ less. `scripts/simulate_verdict.py` measures how often each level is reached.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,7 +186,10 @@ def list_tests(documents: DocumentResults) -> list[VerdictTest]:
     floor = count_documents(documents, control_N, counts_N)
 
     def compare(
-        kind: str, where_N: NDArray[np.bool_], level: float, bucket: str | None = None
+        kind: Literal["all", "bucket", "attacked"],
+        where_N: NDArray[np.bool_],
+        level: float,
+        bucket: str | None = None,
     ) -> VerdictTest:
         control, matched_N = floor, counts_N
         if kind == "attacked":
@@ -198,15 +202,13 @@ def list_tests(documents: DocumentResults) -> list[VerdictTest]:
             control.num_matched_clusters,
             control.num_clusters,
         )
-        return VerdictTest.model_validate(
-            {
-                "documents": kind,
-                "bucket": bucket,
-                "trained": trained,
-                "control": control,
-                "p_value": p_value,
-                "level": level,
-            }
+        return VerdictTest(
+            documents=kind,
+            bucket=bucket,
+            trained=trained,
+            control=control,
+            p_value=p_value,
+            level=level,
         )
 
     rest = _ALL_LEVELS - _EXTRA_LEVEL * (int(has_buckets) + int(has_attacks))

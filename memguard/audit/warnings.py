@@ -24,6 +24,10 @@ Tally = Literal["complete", "missing", "contradicting"]
 FEW_DOCUMENTS = 30
 COLLAPSED_TYPE_TOKEN_RATIO = 0.1
 _SHORTEST_TO_JUDGE = 5
+_COLLAPSED = (
+    "The model predicts the same few tokens for every input: it seems collapsed. Low rates then do "
+    "not show what it has memorized."
+)
 
 
 def collect_banners(
@@ -38,7 +42,7 @@ def collect_banners(
     """Return warnings, then notes."""
     generated = tables.find_detail("extraction") or {}
     warnings = [
-        *_warn_of_model(scores),
+        *([_COLLAPSED] if is_collapsed(scores) else []),
         *_warn_of_control(tables),
         *_warn_of_tally(scores, tally),
         *_warn_of_generation(generated),
@@ -70,14 +74,6 @@ def is_collapsed(scores: DocumentScores) -> bool:
         for ratio in ("extraction.argmax_type_token_ratio", "type_token_ratio")
     )
     return len(predicted_N) >= 2 and bool(predicted_N.all()) and not true_N.all()
-
-
-def _warn_of_model(scores: DocumentScores) -> Iterator[str]:
-    if is_collapsed(scores):
-        yield (
-            "The model predicts the same few tokens for every input: it seems collapsed. Low rates "
-            "then do not show what it has memorized."
-        )
 
 
 def _warn_of_control(tables: Tables) -> Iterator[str]:

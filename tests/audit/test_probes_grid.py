@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_examples import Scripted, build_tiny_layer, run_probes, say_by_context, say_known
+from audit_examples import Scripted, build_tiny_layer, cut, run_probes, say_by_context, say_known
 from probe_examples import make_evidence, to_tables
 from pydantic import ValidationError
 from record_examples import make_document
@@ -61,8 +61,7 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context() -> None:
     )
     probe = ExtractionProbe(continuation_tokens=10)
     grid = GridProbe(offsets=(0, 136, 170, 195), prefix_tokens=(8, 60), continuation_tokens=(4,))
-    window = probe.window(part)
-    assert window is not None
+    (window,) = cut(probe, [part])
     scorer = Counting(layer, 512)
     found = _score([probe, grid], scorer, window)
     # The passes start at 0, at 136 with the main window's, and at 170.
@@ -78,9 +77,7 @@ def test_cells_reach_the_whole_of_a_text_longer_than_the_context() -> None:
             continue
         text = make_document(ids[cell.offset : end])
         ask = ExtractionProbe(continuation_tokens=4, min_prefix_tokens=1)
-        cut = ask.window(text)
-        assert cut is not None
-        expected = _score([ask], scorer, cut)
+        expected = _score([ask], scorer, *cut(ask, [text]))
         for name in IN_A_WINDOW:
             assert found[f"grid.{index}.{name}"] == pytest.approx(expected[name], abs=1e-4)
     longer = GridCell(offset=0, prefix_tokens=60, continuation_tokens=5)
@@ -105,9 +102,7 @@ def test_sharing_a_pass_changes_nothing() -> None:
     scorer = ModelScorer(build_tiny_layer(), 256)
     probe = ExtractionProbe(continuation_tokens=8)
     for document in documents:
-        window = probe.window(document)
-        assert window is not None
-        found = _score([probe, grid], scorer, window)
+        found = _score([probe, grid], scorer, *cut(probe, [document]))
         for index, cell in enumerate(grid.cells):
             own = cell.window(document)
             if own is None:
@@ -129,9 +124,9 @@ def test_rows_of_each_cell_are_those_of_its_windows() -> None:
     summary = grid.tabulate(make_evidence(windows, trained, base))
     tables = to_tables(summary)
     for cell in grid.cells:
-        cut = [window for w in windows if (window := cell.window(w.document))]
+        own = [window for w in windows if (window := cell.window(w.document))]
         logprobs, num_verbatim = [], 0
-        for window in cut:
+        for window in own:
             ids = window.input_ids
             said = [say_by_context(ids[: place + 1]) for place in range(len(ids))][-4:]
             logprobs.append(sum(each.logprob for each in said) / 4)
@@ -141,15 +136,15 @@ def test_rows_of_each_cell_are_those_of_its_windows() -> None:
             f"prefix_tokens={cell.prefix_tokens}"
         }
         verbatim = tables.find("grid", "verbatim", "trained", **key)
-        assert (verbatim.num_matched, verbatim.num_documents) == (num_verbatim, len(cut))
-        assert verbatim.num_missing == len(windows) - len(cut)
+        assert (verbatim.num_matched, verbatim.num_documents) == (num_verbatim, len(own))
+        assert verbatim.num_missing == len(windows) - len(own)
         assert tables.find("grid", "logprob", "trained", **key).value == pytest.approx(
             np.mean(logprobs)
         )
         of_base = tables.find("grid", "verbatim", "trained", model="base", **key)
-        assert of_base.num_matched == len(cut)
+        assert of_base.num_matched == len(own)
         change = tables.find("grid", "verbatim", "trained", against="base", **key)
-        assert change.value == pytest.approx((num_verbatim - len(cut)) / len(cut))
+        assert change.value == pytest.approx((num_verbatim - len(own)) / len(own))
         assert tables.find_metric("grid", "verbatim", **key).settings == cell.model_dump()
     # The same metrics as those of the main window, but none is a risk.
     assert tables.risks("trained") == summary.matched == {}

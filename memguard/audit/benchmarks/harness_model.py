@@ -14,6 +14,7 @@ Every rank of a mesh has all requests and gets all answers, while the batches ar
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -71,17 +72,8 @@ class HarnessModel(HFLM):  # type: ignore[misc]
     ) -> None:
         """Prepare a model for lm-eval; made inside `isolated`.
 
-        Args:
-            lm: the model.
-            tokenizer: its Hugging Face tokenizer, which stays as it is.
-            task: name of the task in messages.
-            decoder: returns the model's decoder.
-            max_tokens: number of positions of the model; None: what its configuration says, by
-                lm-eval's rule.
-            batch_tokens: tokens of a forward, padding included; None: as many as fit.
-            runtime: this rank.
-            streams: the output of the process, shown while the model runs.
-            on_progress: called with the requests done and all.
+        The tokenizer stays as it is. Without ``max_tokens`` the model has the positions of its
+        configuration, by lm-eval's rule. ``streams`` are shown while the model runs.
         """
         config = copy.deepcopy(lm.model.config)
         # The model is quantized already; HFLM would look for the library that does it.
@@ -312,7 +304,8 @@ class HarnessModel(HFLM):  # type: ignore[misc]
     def _find_end(self, stop: Sequence[str]) -> Callable[[int, int, int], bool]:
         """Return a function that says whether a text ends, given its index, a step and a token."""
         ends = {*self._lm.end_token_ids, self.tokenizer.eos_token_id}
-        stops = [(text, self._count_tokens(text) + _TAIL_TOKENS) for text in stop if text]
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        stops = [(text, len(encode(text)) + _TAIL_TOKENS) for text in stop if text]
         written: dict[int, list[int]] = {}
 
         def is_done(index: int, step: int, token: int) -> bool:
@@ -327,9 +320,6 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             )
 
         return is_done
-
-    def _count_tokens(self, text: str) -> int:
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)

@@ -45,24 +45,16 @@ Floats = NDArray[np.float64]
 Kind = Literal["rate", "mean", "score"]
 
 
-def _join_mean(total: Floats, weight: Floats) -> Floats:
-    return total / weight
-
-
 def _join_perplexity(total: Floats, weight: Floats) -> Floats:
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(-total / weight))
 
 
-def _join_bits(total: Floats, weight: Floats) -> Floats:
-    return -total / (weight * math.log(2))
-
-
 _JOINS: Mapping[str, Callable[[Floats, Floats], Floats]] = {
-    "mean": _join_mean,
+    "mean": lambda total, weight: total / weight,
     "perplexity": _join_perplexity,
     "weighted_perplexity": _join_perplexity,
-    "bits_per_byte": _join_bits,
+    "bits_per_byte": lambda total, weight: -total / (weight * math.log(2)),
 }
 """Value from the sum of the items' values and that of their weights, by lm-eval's name."""
 

@@ -278,7 +278,7 @@ def _list_problems(
 
 
 def _name_metrics(task: Any) -> dict[str | None, str]:
-    """Return the names of a task's metrics by what may be asked for; None asks for the first."""
+    """Return the names of a task's metrics by what the settings may name; None is the first."""
     filters = [ensemble.name for ensemble in task._filters]
     metrics = list(task.aggregation())
     names = {name_metric(metric, name): "" for metric in metrics for name in filters}

@@ -241,17 +241,12 @@ def measure_mask_consistency(
 ) -> list[MaskChange]:
     """Compare the masks of passages with those of their rewritings, and of near-duplicates.
 
-    Args:
-        texts: sample of texts; the first `PASSAGE_CHARACTERS` of each are used.
-        tokenizer: fast tokenizer; texts are encoded as training encodes plain text.
-        mitigations: mitigations of the run.
-        pairs: pairs of near-duplicates; tokens that the first drops are searched in the second.
-        seed: seed of mitigations with random masks; each text has its own random stream.
-        max_passages: maximum number of texts, and of pairs; the first ones are used.
+    The first `PASSAGE_CHARACTERS` of each text are used, encoded as training encodes plain text. Of
+    a pair, tokens that the first drops are searched in the second. A passage counts if a token that
+    it drops occurs in its copy. Mitigations with random masks have a random stream for each text.
 
     Returns:
-        One row for each rewriting; the last one is of the near-duplicates, if there are pairs. A
-        passage counts if a token that it drops occurs in its copy.
+        One row for each rewriting; the last one is of the near-duplicates, if there are pairs.
 
     Raises:
         ModelError: the tokenizer is not a fast one.
@@ -280,9 +275,8 @@ def _build_masker(
 ) -> Callable[[str], MaskedText]:
     if not tokenizer.is_fast:
         raise ModelError(
-            "'mask consistency' needs a fast tokenizer (tokenizer.json), which has the character "
-            "offsets of each token; got a slow one. Save it as a fast tokenizer, or omit the "
-            "probe."
+            "'mask_consistency' needs a fast tokenizer (tokenizer.json); got a slow one. Save it "
+            "as a fast tokenizer, or omit the probe"
         )
     num_masked = 0
 

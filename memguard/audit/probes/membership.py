@@ -72,7 +72,7 @@ _OTHERS: Mapping[str, str] = {
     "loss_minus_base": "Loss, minus that of the model before training on the same tokens.",
     BLIND: "Bag of words, cross-fitted, no model access. Detects distribution shift.",
 }
-"""Definitions of the scores that no suite asks for."""
+"""Definitions of the scores that no suite names."""
 
 
 class MembershipProbe(Probe):

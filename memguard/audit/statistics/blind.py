@@ -17,7 +17,6 @@ from scipy.sparse import csr_array
 
 from memguard.audit.statistics import compute_auc
 from memguard.audit.windows import AuditDocument, is_member
-from memguard.records import Interval
 from memguard.seeds import derive_generator
 
 NUM_FOLDS = 5
@@ -269,10 +268,7 @@ def _compare_lengths(
     one, other = statistics.median(ours), statistics.median(theirs)
     if max(one, other) < _LENGTHS_APART * min(one, other):
         return []
-    if not _is_apart(compute_auc(np.array(ours), np.array(theirs))):
+    ci = compute_auc(np.array(ours), np.array(theirs)).ci
+    if ci is None or ci[0] <= 0.5 <= ci[1]:
         return []
     return [f"the median member has {one:,.0f} tokens, the median nonmember {other:,.0f}"]
-
-
-def _is_apart(auc: Interval) -> bool:
-    return auc.ci is not None and not auc.ci[0] <= 0.5 <= auc.ci[1]
