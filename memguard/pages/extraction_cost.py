@@ -22,10 +22,10 @@ from memguard.pages.columns import (
     show_row,
     tone_of_bucket,
 )
-from memguard.pages.costs import NEVER, write_cost, write_cost_in_queries
+from memguard.pages.facts import explain_absence, name_scheme
+from memguard.pages.formatting import NEVER
 from memguard.pages.page import Cell, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
-from memguard.pages.probe_runs import explain_absence, name_scheme
 from memguard.records import (
     MIN_FOR_QUANTILES,
     AuditReport,
@@ -184,14 +184,14 @@ def _describe_cost(report: AuditReport, median: ResultRow) -> str:
         half = (
             "more than half of the documents can never be generated"
             if median.value is None
-            else f"half of the documents cost at most {write_cost_in_queries(median)}"
+            else f"half of the documents cost at most {fmt.cost_in_queries(median)}"
         )
         counted += f"; {half}"
     others = {"base model": _find_cost(tables, median.bucket, "median", model="base")}
     if control is not None and control.bucket != median.bucket:
         others["control"] = _find_cost(tables, control.bucket, "median")
     medians = [
-        f"{name}: {write_cost(row)}"
+        f"{name}: {fmt.cost(row)}"
         for name, row in others.items()
         if row is not None and row.num_documents >= MIN_FOR_QUANTILES
     ]
@@ -283,8 +283,8 @@ def _show_spread(tables: Tables, bucket: str, model: str) -> Cell:
     never = tables.find("sampling", "never", bucket, model=model)
     count = 0 if never is None else never.num_matched or 0
     return Cell(
-        write_cost(median),
-        detail=f"{write_cost(low)} to {write_cost(high)}",
+        fmt.cost(median),
+        detail=f"{fmt.cost(low)} to {fmt.cost(high)}",
         note=f"{fmt.of(count, median.num_documents)} {NEVER}" if count else "",
     )
 

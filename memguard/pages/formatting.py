@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from memguard.records import RISK_NAMES, Rate, ResultRow
+from memguard.records import MIN_FOR_QUANTILES, RISK_NAMES, Rate, ResultRow
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -85,6 +85,7 @@ def is_hub_id(name: str) -> bool:
 
 
 MISSING = "–"
+NEVER = "never"
 NOT_AVAILABLE = "n/a"
 NBSP = "\u00a0"
 MINUS = "\u2212"
@@ -357,3 +358,24 @@ def value(setting: Any) -> str:
     if isinstance(setting, float) and math.isfinite(setting):
         return f"{setting:g}"
     return str(setting)
+
+
+def cost(quantile: ResultRow | None) -> str:
+    """Format a quantile of the attack cost; "" without documents.
+
+    Args:
+        quantile: row of the metric `log10_queries` of the probe `sampling`.
+    """
+    if quantile is None or not quantile.num_documents:
+        return ""
+    if quantile.num_documents < MIN_FOR_QUANTILES:
+        return f"not shown below {MIN_FOR_QUANTILES} documents"
+    return NEVER if quantile.value is None else queries(quantile.value)
+
+
+def cost_in_queries(quantile: ResultRow | None) -> str:
+    """Format a quantile of the attack cost with its unit: ``1 query``, ``2,300 queries``."""
+    written = cost(quantile)
+    if quantile is None or quantile.value is None or quantile.num_documents < MIN_FOR_QUANTILES:
+        return written
+    return f"{written}{NBSP}{'query' if written == '1' else 'queries'}"

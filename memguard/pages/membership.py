@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from memguard.pages import columns as cells
 from memguard.pages import formatting as fmt
+from memguard.pages.facts import explain_absence
 from memguard.pages.page import Cell, Notice, Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.probe_runs import explain_absence
 from memguard.pages.roc import build_roc
 from memguard.records import BLIND, MEMBERS, AuditReport, ResultRow, Tables, write_parameters
 

@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from memguard.pages import formatting as fmt
-from memguard.pages.columns import show_minus_control
-from memguard.pages.costs import write_cost_in_queries
+from memguard.pages.columns import Column, show_minus_control, show_name
 from memguard.pages.extraction_cost import list_attacks
-from memguard.pages.page import ComparisonPage, Fact, Link
-from memguard.records import Comparison, ResultRow, Tables
+from memguard.pages.page import ComparisonPage, Fact, Link, Table
+from memguard.pages.pivot import ResultColumn, pivot
+from memguard.records import ComparedRun, Comparison, MetricRow, ResultRow, Tables
 from memguard.report.comparison_front import build_front, build_trends, describe_recommendation
-from memguard.report.comparison_others import build_other_probes
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
 from memguard.report.comparison_tables import (
     build_extraction,
@@ -18,9 +18,7 @@ from memguard.report.comparison_tables import (
     build_headline,
     build_settings,
 )
-from memguard.report.comparison_tasks import build_tasks
-from memguard.report.comparison_utility import describe_setting_utility, name_utility
-from memguard.report.facts import describe_environment
+from memguard.report.comparison_utility import build_tasks, describe_setting_utility, name_utility
 from memguard.report.seed_means import (
     Setting,
     average,
@@ -37,7 +35,12 @@ from memguard.report.seed_means import (
     name_first,
     pick_highest,
 )
-from memguard.report.texts import COMPARISON_CONFIDENTIALITY, READING_GUIDE, write_glossary
+from memguard.report.texts import (
+    COMPARISON_CONFIDENTIALITY,
+    READING_GUIDE,
+    describe_environment,
+    write_glossary,
+)
 
 _MOST_SUMMARISED = 12
 
@@ -158,7 +161,7 @@ def _describe_attacks(setting: Setting) -> str:
     if costs := list_costs(setting):
         mean = average(costs)
         cost = replace(medians[0], value=None if mean == math.inf else mean)
-        text += f"; median attack cost {write_cost_in_queries(cost)}"
+        text += f"; median attack cost {fmt.cost_in_queries(cost)}"
     attacked = [setting.find_attacked(attack) for attack in list_attacks(setting.tables)]
     if any(attacked):
         best = max(filter(None, attacked), key=count_matched)
@@ -223,3 +226,45 @@ def _is_gain(row: ResultRow, tables: Tables) -> bool:
     rates = tables.risks(row.bucket, setting=row.setting, seed=row.seed).values()
     is_beyond = (row.minus_control_low or 0.0) > 0
     return tables.is_gain(row) and is_beyond and not any(rate.num_matched for rate in rates)
+
+
+_MOST_METRICS, _MOST_BUCKETS, _SHOWN = 20, 8, 12
+
+
+def build_other_probes(comparison: Comparison) -> tuple[Table, ...]:
+    """Build a table of each metric that memguard does not define; empty without any."""
+    metrics = [metric for metric in comparison.tables.metrics if metric.is_foreign]
+    return tuple(_build_table(comparison, metric) for metric in metrics[:_MOST_METRICS])
+
+
+def _build_table(comparison: Comparison, metric: MetricRow) -> Table:
+    tables = comparison.tables
+    rows = tables.select(
+        metric.probe, metric.metric, parameters=metric.parameters, model="trained", against=None
+    )
+    places = dict.fromkeys((row.statistic, row.bucket) for row in rows)
+
+    def find_key(run: ComparedRun) -> dict[str, Any]:
+        return {"setting": run.setting, "seed": run.seed, "parameters": metric.parameters}
+
+    return pivot(
+        tables,
+        f"{fmt.clean_text(metric.heading, 60)} ({fmt.CI}), by probe "
+        f"'{fmt.clean_name(metric.probe, 40)}' of {fmt.clean_text(metric.package, 60)}",
+        Column("Setting", lambda run: show_name(label_run(run, comparison))),
+        [
+            ResultColumn(
+                (fmt.clean_name(bucket, 40), statistic),
+                metric.probe,
+                metric.metric,
+                key={"bucket": bucket, "statistic": statistic},
+                base="note",
+            )
+            for statistic, bucket in list(places)[:_MOST_BUCKETS]
+        ],
+        comparison.runs,
+        key=find_key,
+        shown=_SHOWN,
+        notes=(fmt.clean_text(metric.meaning),),
+        compact=True,
+    )

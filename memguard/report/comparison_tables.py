@@ -9,17 +9,17 @@ from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_no
 from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
 from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
+from memguard.report.audit_training import describe_dropped
 from memguard.report.comparison_front import name_dominators, show_risk
-from memguard.report.comparison_tasks import describe_left_out
 from memguard.report.comparison_utility import (
     describe_chance,
+    describe_left_out,
     describe_setting_utility,
     find_base_difference,
     head_utility,
     write_difference,
     write_value,
 )
-from memguard.report.facts import describe_dropped
 from memguard.report.seed_means import (
     Setting,
     average,

@@ -1,23 +1,26 @@
-"""README.md of an exported model: origin, audit results, and how to load it.
+"""README.md of a model: of a run's folder, of a merged model, and of a repository on a hub.
 
-A card is meant for publication: it contains no excerpt, no document id and no local path.
+A card is meant for publication: it contains no excerpt, no document id and no local path. The hub's
+is for readers elsewhere: of the report only counts, rates and sentences of fixed words and counts
+are shown. Names of buckets, files and others' probes, settings and seeds are not read.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from memguard.audit.probes.canaries import write_canaries
+from memguard.audit.suite import PROBES
 from memguard.pages import formatting as fmt
-from memguard.pages.costs import write_cost
 from memguard.records import MIN_FOR_QUANTILES, NO_DOCUMENTS, AuditReport, BucketRow, ResultRow
-from memguard.report.audit_utility import describe_utility
-from memguard.report.audit_watched import describe_budget
-from memguard.report.facts import describe_privacy
-from memguard.report.texts import describe_loss_change, write_limits
+from memguard.report.audit_training import describe_budget, describe_privacy, describe_utility
+from memguard.report.texts import describe_loss_change, write_counted_limits, write_limits
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
 """Characters that are escaped in texts of records."""
@@ -241,7 +244,7 @@ def _write_costs(report: AuditReport) -> list[str]:
     for bucket in dict.fromkeys((report.verdict.bucket, control.bucket if control else "")):
         cost = report.tables.find("sampling", "log10_queries", bucket, statistic="median")
         if cost and cost.num_documents >= MIN_FOR_QUANTILES:
-            costs.append(f"{escape(fmt.clean_name(bucket))} {write_cost(cost)}")
+            costs.append(f"{escape(fmt.clean_name(bucket))} {fmt.cost(cost)}")
     if not costs:
         return []
     return [
@@ -366,3 +369,112 @@ def _write_merged(result: Mapping[str, Any], base: str) -> list[str]:
         f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
         f"{result['dtype']}.",
     ]
+
+
+_ROLES = {"control": "never trained", "trained": "trained", "forget": "to be forgotten"}
+_NO_BASE = (
+    "This repository has an adapter only, and its base model is not named. With `peft`: load the "
+    'base, then `PeftModel.from_pretrained(base, ".")`.'
+)
+
+
+def render_hub_card(
+    report: AuditReport | None,
+    *,
+    title: str,
+    is_adapter: bool,
+    base: str | None,
+    has_base: bool,
+    mitigations: Sequence[str],
+) -> str:
+    """Write README.md.
+
+    Args:
+        report: audit of these weights; None if there was none.
+        title: name of the repository.
+        is_adapter: whether the weights are those of an adapter.
+        base: hub id of the base model; None if it has none or is not named.
+        has_base: whether training started from a checkpoint instead of random weights.
+        mitigations: names of memguard's mitigations in the loss.
+    """
+    from huggingface_hub import ModelCardData
+
+    named = [{"name": name} for name in mitigations]
+    data = ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        base_model=base,
+        base_model_relation=("adapter" if is_adapter else "finetune") if base else None,
+        tags=["memguard", *list_tags(report, named, is_adapter=is_adapter)],
+        model_name=title if report else None,
+        eval_results=[_make_result(_write_verdict(report))] if report else None,
+    )
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {escape(title)}",
+        write_origin(base, named, is_adapter=is_adapter, has_base=has_base),
+        "## Memorization audit",
+        *(_write_public_audit(report) if report else [NO_AUDIT]),
+        "## How to load",
+        *([NEEDS_BASE if base else _NO_BASE] if is_adapter else []),
+        *([HOW_TO_LOAD] if base or not is_adapter else []),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _make_result(verdict: str) -> "EvalResult":
+    """Return what the hub shows beside the card: no rate alone, which could reassure."""
+    from huggingface_hub import EvalResult
+
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type="unknown",  # The hub makes a link of others.
+        dataset_name="Training documents (not published)",
+        metric_type="verdict",
+        metric_value=verdict,
+    )
+
+
+def _write_verdict(report: AuditReport) -> str:
+    """Return level and sentence, in which quotes have nothing but the name of a bucket."""
+    return re.sub("'.*'", "one bucket", report.verdict.describe(), flags=re.DOTALL)
+
+
+def _write_public_audit(report: AuditReport) -> Iterator[str]:
+    """Yield the paragraphs on the audit: verdict, scope, rates, limits, what was not run."""
+    verdict = report.verdict
+    yield f"**{escape(_write_verdict(report))}**"
+    # The rest of the scope names probes, of which others' are only counted below.
+    yield escape(f"{verdict.membership.sentence} {verdict.scope.partition(' Not run: ')[0]}")
+    if warnings := sum(banner.level == "warning" for banner in report.banners):
+        yield f"> Warnings in the report of this audit that are not shown here: {warnings:,}."
+    yield _write_roles(report)
+    ran = [run.name for run in report.probe_runs if run.num_documents is not None]
+    not_run = [run.name for run in report.probe_runs if run.num_documents is None]
+    probes = f"Only these probes ran: {_name_probes(ran)}. Not run: {_name_probes(not_run)}."
+    yield "\n".join(f"- {escape(limit)}" for limit in (*write_counted_limits(report), probes))
+    yield (
+        f"Measured by memguard {escape(report.tool_version)} on weights "
+        f"`{fmt.hash(report.model.weights_sha256)}`."
+    )
+
+
+def _name_probes(names: Sequence[str]) -> str:
+    """Name memguard's own probes, and count the others."""
+    own = [name for name in names if name in PROBES]
+    others = [f"{len(names) - len(own):,} more"] if len(own) < len(names) else []
+    return ", ".join([*own, *others]) or "none"
+
+
+def _write_roles(report: AuditReport) -> str:
+    """Return a row for each bucket, since a sum over them would hide the highest rate."""
+    buckets = [bucket for bucket in report.tables.buckets if bucket.role in _ROLES]
+    rates = [report.tables.risks(bucket.bucket) for bucket in buckets]
+    is_shown = {"verbatim", "near_verbatim"}.union(*rates)
+    risks = [risk for risk in fmt.RISK_LABELS if risk in is_shown]
+    lines = [["Documents", "Repetitions", *(fmt.RISK_LABELS[risk] for risk in risks)]]
+    lines.append(["---"] * len(lines[0]))
+    for bucket, found in zip(buckets, rates, strict=True):
+        cells = [fmt.rate(found[risk]) if risk in found else "not measured" for risk in risks]
+        lines.append([_ROLES[bucket.role], fmt.repetitions(bucket.num_repetitions), *cells])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

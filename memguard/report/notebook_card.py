@@ -17,7 +17,7 @@ from markupsafe import Markup
 from memguard.pages import formatting as fmt
 from memguard.pages.page import AuditPage, Fact, Figure
 from memguard.records import LEVEL_NAMES, AuditReport, Comparison
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import digest_report
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import describe_recommendation
 from memguard.report.comparison_picture import render_comparison_chart

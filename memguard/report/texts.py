@@ -1,12 +1,21 @@
-"""Sentences of the pages: limitations, next steps, and a glossary.
+"""Sentences and lists of facts of the pages: limitations, next steps, identity, method, glossary.
 
 Pages state what was measured and its result, never that a model is free of risk.
 """
 
+from collections.abc import Mapping
+
 from memguard.pages import formatting as fmt
+from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact
-from memguard.pages.probe_runs import write_not_run, write_ran
-from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport, ModelIdentity
+from memguard.records import (
+    MIN_FOR_MEANS,
+    NUM_RISK_QUERIES,
+    AdapterIdentity,
+    AuditReport,
+    DataIdentity,
+    ModelIdentity,
+)
 
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by ID and hash only. IDs, names and paths may be "
@@ -426,4 +435,158 @@ def _list_words(share: str) -> tuple[tuple[str, str], ...]:
             "Number of distinct tokens / number of tokens. If it is low for the text, the text is "
             "a template; if it is low only for the model's choices, the model repeats itself.",
         ),
+    )
+
+
+_MOST_SOURCES = 40
+
+
+_WITHIN = "Within the audited part of a document."
+
+
+def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
+    """List the facts in the header of the page."""
+    base, adapter = report.model.base, report.model.adapter
+    parts = () if adapter is None else (_describe_adapter(adapter),)
+    return (
+        Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
+        *_describe_form(report.model),
+        *parts,
+        Fact("Parameters", fmt.count(report.model.num_parameters)),
+        Fact(
+            "Base model",
+            fmt.clean_name(fmt.shorten_place(base), 48) if base else "not scored",
+            detail=fmt.hash(report.model.base_weights_sha256) if base else "",
+        ),
+        Fact("Documents", fmt.hash(report.data.documents_sha256), code=True),
+        Fact("Run", fmt.clean_name(report.run) if report.run else "external model"),
+        Fact(
+            "Created",
+            fmt.time(report.created),
+            detail=f"memguard {fmt.clean_name(report.tool_version, 40)}",
+        ),
+    )
+
+
+def _describe_form(model: ModelIdentity) -> tuple[Fact, ...]:
+    """Report that the numbers are not those of the stored weights; nothing if they are."""
+    if model.load_as == "stored":
+        return ()
+    made = fmt.clean_text(model.load_as_detail)
+    return (
+        Fact("Loaded as", model.load_as, detail=f"{made}; the stored weights were not audited"),
+    )
+
+
+def _describe_adapter(adapter: AdapterIdentity) -> Fact:
+    base = fmt.clean_name(fmt.shorten_place(adapter.base), 48)
+    return Fact(
+        "Adapter",
+        fmt.clean_name(adapter.description, 80),
+        detail=f"merged into {base}, {fmt.hash(adapter.base_weights_sha256)}",
+    )
+
+
+def describe_data(report: AuditReport) -> tuple[Fact, ...]:
+    """List the audited documents."""
+    data = report.data
+    sources = [fmt.clean_name(source, 120) for source in data.sources[:_MOST_SOURCES]]
+    if len(data.sources) > _MOST_SOURCES:
+        sources.append(f"and {len(data.sources) - _MOST_SOURCES:,} more")
+    facts = [
+        Fact("Sources", ", ".join(sources) or fmt.MISSING),
+        Fact("Documents", fmt.count(data.num_documents), detail=_describe_equal(data)),
+    ]
+    if data.identity_key is not None:
+        facts.append(
+            Fact(
+                "Identity key",
+                fmt.clean_name(data.identity_key, 80),
+                detail="Fingerprint of the key of the keyed hashes; not the key.",
+                code=True,
+            )
+        )
+    if data.num_clusters is not None:
+        detail = "Intervals of means treat a cluster as one observation."
+        if report.training is not None:
+            detail = f"Control and buckets are sampled by cluster. {detail}"
+        clusters = fmt.count(data.num_clusters)
+        facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
+    return (
+        *facts,
+        describe_overlap(report),
+        Fact(
+            "Hash",
+            fmt.clean_name(data.documents_sha256, 80),
+            detail="Hash of the ids and token hashes of all documents, in order.",
+            code=True,
+        ),
+    )
+
+
+def _describe_equal(data: DataIdentity) -> str:
+    """Count the documents that share a keyed hash, and so an identity."""
+    if not data.num_equal:
+        return ""
+    return (
+        f"{fmt.count(data.num_texts or 0)} different texts: {fmt.count(data.num_equal)} "
+        f"{'has' if data.num_equal == 1 else 'have'} the text of another, and its keyed hash."
+    )
+
+
+def describe_method(report: AuditReport) -> tuple[Fact, ...]:
+    """List the settings that are needed to reproduce the results."""
+    method, model = report.method, report.model
+    prefix = method.prefix_tokens
+    prefix_text = "everything before the continuation" if prefix is None else f"{prefix:,} tokens"
+    cut = report.cut
+    sample = method.sample_size
+    sample_text = "all" if sample is None else f"at most {sample:,} per bucket"
+    facts = [
+        Fact("Suite", f"{fmt.clean_name(method.suite)}, version {method.suite_version:,}"),
+        Fact("Continuation", f"{method.continuation_tokens:,} tokens"),
+        Fact("Prefix", prefix_text, detail="" if cut is None else _WITHIN),
+        Fact(
+            "Audited part",
+            "the whole of every document"
+            if cut is None
+            else f"of {cut.num_documents:,} of {cut.num_given:,} documents the {cut.window} part",
+            detail=""
+            if cut is None
+            else f"The longest has {cut.longest_tokens:,} tokens; at most {cut.used_tokens:,} of a "
+            "document were used.",
+        ),
+        Fact("Near-verbatim threshold", f"{fmt.threshold(method.max_edit_share)} edits"),
+        Fact("Tiny margin threshold", f"{fmt.number(method.tiny_margin)} logits"),
+        Fact("Precision", fmt.clean_name(method.dtype, 20)),
+        Fact(
+            "Tokens per forward pass",
+            "as many as fit" if method.batch_tokens is None else fmt.count(method.batch_tokens),
+        ),
+        Fact("Documents scored", sample_text),
+        Fact("Seed", str(method.seed)),
+        Fact("Time", fmt.duration(method.wall_s)),
+        Fact("Weights", fmt.clean_name(model.weights_sha256, 80), code=True),
+    ]
+    if model.adapter is not None:
+        adapter = model.adapter
+        facts += [
+            Fact("Adapter", fmt.clean_name(adapter.description, 80)),
+            Fact("Adapter weights", fmt.clean_name(adapter.weights_sha256, 80), code=True),
+            Fact("Base of the adapter", fmt.clean_name(adapter.base, 240)),
+            Fact("Its weights", fmt.clean_name(adapter.base_weights_sha256, 80), code=True),
+        ]
+    if model.base:
+        facts.append(Fact("Base model", fmt.clean_name(model.base, 240)))
+    if model.base_weights_sha256:
+        value = fmt.clean_name(model.base_weights_sha256, 80)
+        facts.append(Fact("Base weights", value, code=True))
+    return tuple(facts)
+
+
+def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
+    """List versions and hardware, by name."""
+    return tuple(
+        Fact(fmt.clean_name(name), fmt.clean_text(value, 200), code=True)
+        for name, value in sorted(environment.items())[:200]
     )

@@ -36,7 +36,7 @@ from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise, tabulate
 from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import digest_report
 
 TABLE = Path(__file__).with_suffix(".json")
 TINY_MARGIN = 0.001

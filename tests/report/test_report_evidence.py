@@ -11,8 +11,7 @@ from memguard import records as r
 from memguard.audit.suite import PROBES
 from memguard.pages.page import Row
 from memguard.report import render_report
-from memguard.report.audit_doses import build_copies, build_trends
-from memguard.report.audit_summary import build_change_from_base
+from memguard.report.audit_summary import build_change_from_base, build_copies, build_trends
 
 
 def texts(row: Row) -> list[str]:

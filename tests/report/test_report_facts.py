@@ -6,7 +6,7 @@ import pytest
 import report_examples as examples
 
 from memguard import records as r
-from memguard.report.facts import describe_training
+from memguard.report.audit_training import describe_training
 
 GOLDFISH = {"name": "goldfish", "k": 8, "k_by_dose": {}}
 

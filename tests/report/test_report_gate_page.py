@@ -9,9 +9,9 @@ from gate_results import make_acceptance, make_judgement, make_mixed, make_resul
 from page_checks import check_page, words_of
 
 from memguard import records as r
+from memguard.pages.judgements import build_gate_head
 from memguard.records.gate import GateResult
 from memguard.report import render_report
-from memguard.report.gate_head import build_gate_head
 
 
 def render(report: r.AuditReport, result: GateResult) -> str:

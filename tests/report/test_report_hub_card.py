@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from result_examples import change_buckets, change_tables
 
 from memguard import records as r
-from memguard.report.hub_card import render_hub_card
+from memguard.report.model_card import render_hub_card
 
 
 def render(report: r.AuditReport | None, **changes: Any) -> str:

@@ -10,7 +10,7 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import digest_report
 
 
 def make_report(verdict: r.Verdict, **changes: Any) -> r.AuditReport:

@@ -8,7 +8,7 @@ from result_examples import change_rows, rate_row, value_row
 from memguard import records as r
 from memguard.pages.page import LineChart
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_watched import build_watched
+from memguard.report.audit_training import build_watched
 
 STEPS = (0, 10, 20)
 

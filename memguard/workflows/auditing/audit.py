@@ -24,7 +24,7 @@ from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
 from memguard.hf.load_as import LoadedForm
 from memguard.model.evaluation import keep_random_states
-from memguard.pages.probe_runs import write_not_run, write_ran
+from memguard.pages.facts import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
 from memguard.records import (
