@@ -24,7 +24,7 @@ from memguard.pages.columns import (
 )
 from memguard.pages.facts import explain_absence, name_scheme
 from memguard.pages.formatting import NEVER
-from memguard.pages.page import Cell, Section, Table
+from memguard.pages.page import Cell, Fact, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
 from memguard.records import (
     MIN_FOR_QUANTILES,
@@ -134,7 +134,23 @@ def build_extraction_cost(report: AuditReport) -> Section:
         short_title="Extraction",
         lead=tuple(filter(None, lead)),
         tables=tuple(filter(None, (table, _build_attacks(report, attacks)))),
+        brief=_write_brief(report),
     )
+
+
+def _write_brief(report: AuditReport) -> tuple[Fact, ...]:
+    """Return the median cost in the bucket of the verdict and in the control, for cards."""
+    control = report.tables.control
+    costs = []
+    for bucket in dict.fromkeys((report.verdict.bucket, control.bucket if control else "")):
+        median = _find_cost(report.tables, bucket, "median")
+        if median is not None and median.num_documents >= MIN_FOR_QUANTILES:
+            costs.append(f"{fmt.clean_name(bucket)} {fmt.cost(median)}")
+    text = (
+        "Attack cost, median queries until the true continuation is generated with a probability "
+        f"of one half: {'; '.join(costs)}."
+    )
+    return (Fact("", text),) if costs else ()
 
 
 def _find_cost(tables: Tables, bucket: str | None, statistic: str, **key: str) -> ResultRow | None:

@@ -1,13 +1,45 @@
-"""Which probes ran, with their settings, and why a report has no results of one."""
+"""What a reader is told of an audit; which probes ran, and why others did not."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Fact
+from memguard.pages.page import Fact, GateHead, Notice, Page, PageColour, Section, Statement
 from memguard.records import MEMBERS, AuditReport, ProbeRun, write_parameters
 
 _MOST_PROBES = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts(Page):
+    """What a reader is told of an audit, in order; a renderer decides form, never content."""
+
+    gate: GateHead | None
+    """None except on the page of a gate."""
+    colour: PageColour
+    """The worse of verdict and membership."""
+    verdict: Notice
+    counts: tuple[Fact, ...]
+    """Trained documents, control and base model, as the verdict counts them."""
+    membership: Notice
+    next_steps: tuple[str, ...]
+    scope: str
+    notices: tuple[Notice, ...]
+    """Warnings, then notes."""
+    limits: tuple[Statement, ...]
+    sections: tuple[Section, ...]
+    """In the order of the page; a section for the public repeats others by counts and roles."""
+
+    def find(self, key: str) -> Section:
+        """Return the section of a key."""
+        return next(section for section in self.sections if section.key == key)
+
+    def count_notices(self) -> str:
+        """Count warnings and notes: ``1 warning, 3 notes``."""
+        num_warnings = sum(notice.level == "warning" for notice in self.notices)
+        counts = ((num_warnings, "warning"), (len(self.notices) - num_warnings, "note"))
+        return ", ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n)
 
 
 def describe_probes(report: AuditReport) -> tuple[Fact, ...]:

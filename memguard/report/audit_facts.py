@@ -1,7 +1,13 @@
-"""What a reader is told of an audit: verdict, notices and sections, in the order of the page."""
+"""What a reader is told of an audit: verdict, notices and sections, in the order of the page.
 
+Every section has one home: `Probe.section` for what a probe measured, a function of this package
+for the rest. A section for the public repeats the results by counts and roles: its texts are fixed
+words, and its values are numbers, or texts of a fixed form.
+"""
+
+import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 from pydantic import TypeAdapter
@@ -12,25 +18,31 @@ from memguard.audit.probe import Probe
 from memguard.audit.suite import PROBES
 from memguard.errors import ConfigError
 from memguard.pages import formatting as fmt
-from memguard.pages.facts import describe_not_run, describe_probes
+from memguard.pages.columns import Column, make_table
+from memguard.pages.facts import Facts, describe_not_run, describe_probes
 from memguard.pages.membership import warn_of_blind
-from memguard.pages.page import AuditPage, Fact, GateHead, Link, Notice, Section
+from memguard.pages.page import Fact, GateHead, Group, Notice, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
-from memguard.records import LEVEL_NAMES, AuditReport, MetricRow, VerdictCounts
+from memguard.records import (
+    LEVEL_NAMES,
+    REFERENCE_SECRETS,
+    SECRETS,
+    AuditReport,
+    BucketRow,
+    MembershipVerdict,
+    MetricRow,
+    RiskName,
+    Verdict,
+    VerdictCounts,
+)
 from memguard.report.audit_summary import (
-    build_change_from_base,
-    build_copies,
-    build_details,
-    build_dose_response,
+    build_doses,
     build_findings,
     build_summary,
-    build_trends,
     describe_learned,
-    explain_no_chart,
     find_learned,
-    write_findings_note,
 )
-from memguard.report.audit_training import build_utility, build_watched, describe_training
+from memguard.report.audit_training import build_training, build_utility, build_watched
 from memguard.report.texts import (
     CONFIDENTIALITY,
     describe_data,
@@ -40,43 +52,49 @@ from memguard.report.texts import (
     write_glossary,
     write_limits,
     write_next_steps,
+    write_origin,
 )
 
-_MOST_NOTICES = 50
-_MOST_NAMED = 4
-"""Buckets that a sentence lists by name."""
-_EXTRACTION_COST = "sampling"
-"""Probe whose section stands beside the extraction rates, with or without results."""
-_EVIDENCE = ("grid", "generation", "membership", "canaries", "mask_consistency")
-"""Probes of memguard with sections of their own, in the order of the page."""
+_EVIDENCE = ("sampling", "grid", "generation", "membership", "canaries", "mask_consistency")
+"""Probes of memguard with sections of their own, in the order of the page; that of sampling stands
+beside the extraction rates, with or without results."""
 
 
-def digest_report(
-    report: AuditReport,
-    links: tuple[Link, ...] = (),
-    *,
-    run_path: str | None = None,
-    gate: GateHead | None = None,
-) -> AuditPage:
-    """Convert an audit report into the contents of its page.
+def collect_facts(
+    report: AuditReport, *, gate: GateHead | None = None, run_path: str | None = None
+) -> Facts:
+    """Collect what a reader is told of an audit.
 
     Args:
         report: the record.
-        links: pages beside this one.
-        run_path: path of the run's folder from the working directory; None if the page is not
-            stored or is not of a run.
         gate: what a gate decided of the audit; None for the page of the audit itself.
+        run_path: path of the run's folder from the working directory, for commands; None if the
+            page is not stored or is not of a run.
     """
-    heading = _write_heading(report)
-    notices = _collect_notices(report)
+    # The name alone can be a word such as "none", which reads as a missing title.
+    of = f"Model '{fmt.clean_name(report.model.name, 120)}'"
+    if report.run is not None:
+        of = f"Run '{fmt.clean_name(report.run, 120)}'"
+    heading = f"{of}{report.model.write_form()}"
     verdict = report.verdict
-    return AuditPage(
+    sections = (
+        build_doses(report),
+        build_findings(report),
+        build_summary(report),
+        *(PROBES[name].section(report) for name in _EVIDENCE if name in PROBES),
+        build_utility(report),
+        *_build_others(report),
+        build_watched(report),
+        build_training(report),
+        _build_identity(report),
+        _build_method(report),
+        _build_public(report),
+    )
+    return Facts(
         title=f"{heading}: {'gate and ' if gate else ''}extraction-risk report",
         heading=heading,
-        links=links,
         tool_version=fmt.clean_name(report.tool_version, 40),
         confidentiality=CONFIDENTIALITY,
-        identity=describe_identity(report),
         gate=gate,
         colour=verdict.page_colour,
         verdict=Notice(
@@ -84,74 +102,23 @@ def digest_report(
             label=LEVEL_NAMES[verdict.level],
             text=fmt.clean_text(verdict.sentence, 2 * fmt.SENTENCE_LIMIT),
         ),
-        tiles=_build_tiles(report),
+        counts=(
+            _build_count("Trained", verdict.trained, "none audited"),
+            _build_count("Control", verdict.control, "none"),
+            _build_count("Base model", verdict.base, "not scored"),
+        ),
         membership=Notice(
             level=verdict.membership.level,
             label="Membership",
             text=fmt.clean_text(verdict.membership.sentence),
         ),
-        scope=fmt.clean_text(verdict.scope, 2 * fmt.SENTENCE_LIMIT),
         next_steps=write_next_steps(report, run_path),
-        dose_response=build_dose_response(report),
-        dose_response_note=explain_no_chart(report),
-        findings=build_findings(report),
-        findings_note=write_findings_note(report),
-        notices=notices,
-        notices_title=_count_notices(notices),
+        scope=fmt.clean_text(verdict.scope, 2 * fmt.SENTENCE_LIMIT),
+        notices=_collect_notices(report),
         limits=write_limits(report),
-        summary_lead=_write_summary_lead(report),
-        summary=tuple(
-            filter(
-                None,
-                (build_summary(report), build_change_from_base(report), build_details(report)),
-            )
-        ),
-        attacks=_build_attacks(report),
-        dose_tables=tuple(filter(None, (build_trends(report), build_copies(report)))),
-        evidence=_build_evidence(report),
-        training=describe_training(report.training, report.model.load_as)
-        if report.training
-        else (),
-        training_note=(
-            "Held-out NLL measures utility: a mitigation should lower the extraction rate without "
-            "raising it."
-            if report.training
-            else "memguard did not train this model, so its cost and utility are not known."
-        ),
-        data=describe_data(report),
-        method=describe_method(report),
-        probes=describe_probes(report),
-        probes_not_run=describe_not_run(report),
-        command=fmt.clean_text(report.method.command, fmt.COMMAND_LIMIT),
-        environment=describe_environment(report.environment),
+        sections=tuple(section for section in sections if section),
         glossary=write_glossary(report),
     )
-
-
-def _write_heading(report: AuditReport) -> str:
-    # The name alone can be a word such as "none", which reads as a missing title.
-    if report.run is not None:
-        heading = f"Run '{fmt.clean_name(report.run, 120)}'"
-    else:
-        heading = f"Model '{fmt.clean_name(report.model.name, 120)}'"
-    return f"{heading}{report.model.write_form()}"
-
-
-def _build_evidence(report: AuditReport) -> tuple[Section, ...]:
-    """Build the sections of further probes; those that do not apply are omitted."""
-    sections = (
-        *(PROBES[name].section(report) for name in _EVIDENCE if name in PROBES),
-        build_utility(report),
-        *build_others(report),
-        build_watched(report),
-    )
-    return tuple(section for section in sections if section)
-
-
-def _build_attacks(report: AuditReport) -> Section:
-    section = PROBES[_EXTRACTION_COST].section(report)
-    assert section is not None, "without results it gives the reason"
-    return section
 
 
 def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
@@ -159,37 +126,19 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
         Notice(
             level=banner.level, label=banner.level.capitalize(), text=fmt.clean_text(banner.text)
         )
-        for banner in report.banners[:_MOST_NOTICES]
+        for banner in report.banners
     ]
     blind = warn_of_blind(report)
     if blind:
         notices.append(blind)
-    learned = describe_learned(report, find_learned(report)[:_MOST_NAMED])
+    learned = describe_learned(report, find_learned(report))
     if learned and report.verdict.level == "none-found":
         # Without it the green verdict would suggest that nothing was learned.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
     return tuple(sorted(notices, key=lambda notice: notice.level != "warning"))
 
 
-def _count_notices(notices: tuple[Notice, ...]) -> str:
-    """Return the title of the notes: ``1 warning, 3 notes``."""
-    num_warnings = sum(notice.level == "warning" for notice in notices)
-    counts = ((num_warnings, "warning"), (len(notices) - num_warnings, "note"))
-    return ", ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n)
-
-
-def _build_tiles(report: AuditReport) -> tuple[Fact, ...]:
-    """Show the documents that the verdict's sentence counts: trained, control, base model."""
-    verdict = report.verdict
-    control = verdict.control if verdict.control.num_documents else None
-    return (
-        _build_tile("Trained", verdict.trained, "none audited"),
-        _build_tile("Control", control, "none"),
-        _build_tile("Base model", verdict.base, "not scored"),
-    )
-
-
-def _build_tile(term: str, counts: VerdictCounts | None, missing: str) -> Fact:
+def _build_count(term: str, counts: VerdictCounts | None, missing: str) -> Fact:
     if counts is None or counts.rate is None:
         return Fact(term, missing)
     detail = f"{fmt.percent(counts.rate)}, {fmt.percent_ci(counts.ci)}"
@@ -199,70 +148,39 @@ def _build_tile(term: str, counts: VerdictCounts | None, missing: str) -> Fact:
     return Fact(term, fmt.of(counts.num_matched, counts.num_documents), detail=detail)
 
 
-def _write_summary_lead(report: AuditReport) -> tuple[str, ...]:
-    method = report.method
-    share = fmt.threshold(method.max_edit_share)
-    lead = [
-        "Exact match understates memorization: one wrong token breaks it. Near-verbatim means "
-        "that the text generated by greedy decoding from the prefix differs from the true one in "
-        f"at most {share} of the tokens (inserted, deleted or replaced). The verdict counts a "
-        "document that is extracted in any way: verbatim, near-verbatim, by sampling, or by an "
-        "attack if they ran.",
-        "Teacher-forced columns show which tokens the model predicts when it is given the true "
-        "text before each one. They are not extraction and do not affect the verdict.",
-        _describe_generated(report),
-    ]
-    learned = describe_learned(report, find_learned(report)[:_MOST_NAMED])
-    if learned:
-        lead.append(learned)
-    base = report.tables.select("extraction", "verbatim", model="base")
-    if not any(row.is_known for row in base):
-        lead.append(
-            "No base model was scored, so these numbers include what the model knew before this "
-            "training."
-        )
-    return tuple(lead)
+def _build_identity(report: AuditReport) -> Section:
+    return Section(
+        key="identity",
+        title="Weights and documents",
+        short_title="Weights",
+        lead=(),
+        facts=describe_identity(report),
+        groups=(Group(title="Documents", facts=describe_data(report)),),
+        brief=(Fact("", write_origin(report), code=True),),
+    )
 
 
-def _describe_generated(report: AuditReport) -> str:
-    """Report for how many documents text was generated, and what is known of the others."""
-    generated = report.tables.find_detail("extraction") or {}
-    if generated.get("reason_not_generated") is not None:
-        reason = fmt.clean_text(str(generated["reason_not_generated"]))
-        if not generated.get("num_not_generated"):
-            return f"Nothing was generated: {reason}."
-        return (
-            f"Text was generated for {fmt.count(generated['num_generated'])} documents, so "
-            f"near-verbatim text has no rates: {reason}."
-        )
-    text = f"Text was generated for {fmt.count(generated.get('num_generated'))} documents"
-    if generated.get("num_verbatim"):
-        text += (
-            f"; for {fmt.count(generated['num_verbatim'])} others the teacher-forced pass shows "
-            "that the text is verbatim"
-        )
-    num_below, num_checked = (generated.get(n, 0) for n in ("num_below_floor", "num_checked"))
-    if num_below:
-        # The same two counts as in the note above the results (`audit.warnings`).
-        text += (
-            f". {fmt.count(num_below)} {'document' if num_below == 1 else 'documents'} looked "
-            "unlikely to be extractable (teacher-forced accuracy below "
-            f"{fmt.threshold(generated['floor'])})"
-        )
-        text += (
-            f"; text was generated for {fmt.count(num_checked)} of them, a random sample, and none "
-            "is near-verbatim"
-            if num_checked < num_below
-            else "; text was generated for all of them"
-        )
-    return f"{text}."
+def _build_method(report: AuditReport) -> Section:
+    groups = (
+        Group(title="Probes that ran", facts=describe_probes(report)),
+        Group(title="Probes that did not run", facts=describe_not_run(report)),
+        Group(title="Command", command=fmt.clean_text(report.method.command, fmt.COMMAND_LIMIT)),
+        Group(title="Environment", facts=describe_environment(report.environment)),
+    )
+    return Section(
+        key="method",
+        title="Method",
+        short_title="Method",
+        lead=(),
+        facts=describe_method(report),
+        groups=tuple(group for group in groups if group.facts or group.command),
+    )
 
 
-_MOST_METRICS = 60
 _SECTIONS = TypeAdapter(Section)
 
 
-def build_others(report: AuditReport) -> Iterator[Section]:
+def _build_others(report: AuditReport) -> Iterator[Section]:
     """Yield a section for each probe that memguard does not define, in the order of the report."""
     packages = {m.probe: m.package for m in report.tables.metrics if m.is_foreign}
     for probe, package in packages.items():
@@ -280,12 +198,15 @@ def build_others(report: AuditReport) -> Iterator[Section]:
 def _write(kind: type[Probe], report: AuditReport) -> Section | None:
     """Return the section that a probe writes, with every part checked."""
     section = kind.section(report)
-    return None if section is None else _SECTIONS.validate_python(asdict(section))
+    if section is None:
+        return None
+    # It may hold what a reader elsewhere must not see: cards leave it out, whatever it declares.
+    return replace(_SECTIONS.validate_python(asdict(section)), audience="owner", brief=())
 
 
 def _build_default(report: AuditReport, probe: str, package: str, *, is_installed: bool) -> Section:
     """Build a table of every metric, and sentences that say what each means."""
-    metrics = report.tables.list_metrics(probe)[:_MOST_METRICS]
+    metrics = report.tables.list_metrics(probe)
     name = fmt.clean_name(probe, 40)
     lead = [f"Probe '{name}' of package {fmt.clean_name(package, 60)}."]
     if not is_installed:
@@ -323,3 +244,133 @@ def _list_columns(report: AuditReport, metric: MetricRow) -> list[ResultColumn]:
     rows = report.tables.select(metric.probe, metric.metric, parameters=metric.parameters)
     is_compared = any(row.minus_control is not None for row in rows if row.against is None)
     return [column, minus] if is_compared else [column]
+
+
+# -- for the public --------------------------------------------------------------------------------
+
+_ROLES = {"control": "never trained", "trained": "trained", "forget": "to be forgotten"}
+_REASONS = {
+    "control": "the model memorized training text",
+    "canaries": "the model memorized random secrets",
+    "no-control": "without unseen documents the cause cannot be told",
+    "too-few": "there are too few documents to say more",
+    "control-too": "unseen documents are extracted too, so chance is not excluded",
+    "base-too": "the base model produces the extracted documents too",
+    "other-kind": "the control is another kind of text, which may explain this",
+    "forgotten": "documents to be forgotten are still extracted",
+    "canaries-too": "canaries and references are extracted, so chance is not excluded",
+    "not-trained": "no audited document was trained in full, so nothing can be said",
+    "collapsed": "the model seems collapsed",
+    "not-generated": "near-verbatim text was not tested",
+    "too-short": "most trained documents were too short",
+}
+"""What the level of a verdict rests on, by its reason."""
+_MEMBERSHIP = {
+    "told-apart": "Whether a document was trained can be told",
+    "slightly": "Whether a document was trained can be told slightly better than by chance",
+    "not-seen": "The model gave no sign of whether a document was trained",
+    "cannot-be-judged": "Whether a document was trained cannot be judged by these documents",
+    "not-measured": "Whether a document was trained was not tested",
+}
+_VERSION = re.compile(r"\d+(?:\.\d+){1,3}(?:(?:a|b|rc|\.dev|\.post)\d+)?")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def _build_public(report: AuditReport) -> Section:
+    """Repeat the results for readers elsewhere: verdict, membership, canaries, rates by role."""
+    ran, not_run = (
+        [run.name for run in report.probe_runs if (run.num_documents is None) == is_missing]
+        for is_missing in (False, True)
+    )
+    version = report.tool_version if _VERSION.fullmatch(report.tool_version) else "(unknown)"
+    weights = report.model.weights_sha256
+    weights = fmt.hash(weights) if _HASH.fullmatch(weights) else "(unknown)"
+    return Section(
+        key="public",
+        title="Memorization audit",
+        short_title="Audit",
+        lead=tuple(
+            filter(
+                None,
+                (
+                    _write_verdict(report.verdict),
+                    _write_membership(report.verdict.membership),
+                    _write_canaries(report),
+                ),
+            )
+        ),
+        brief=(Fact("", f"Measured by memguard {version} on weights '{weights}'.", code=True),),
+        tables=(_build_roles(report),),
+        points=(f"Only these probes ran: {_name_probes(ran)}. Not run: {_name_probes(not_run)}.",),
+        audience="public",
+    )
+
+
+def _write_verdict(verdict: Verdict) -> str:
+    """Return level, counts and reason of a verdict, without the name of a bucket."""
+    trained, control, base = verdict.trained, verdict.control, verdict.base
+    counts = ["no trained document counts"]
+    if trained.num_documents:
+        counts = [f"{_count(trained)} counted trained documents were extracted"]
+    if verdict.level == "none-found" and trained.ci is not None:
+        counts[0] += f" (true share up to {fmt.percent(trained.ci[1])})"
+    counts += [f"{_count(control)} unseen ones"] if control.num_documents else []
+    if base is not None and base.num_documents:
+        counts.append(f"{_count(base)} by the base model")
+    reason = "" if verdict.reason is None else f"; {_REASONS[verdict.reason]}"
+    return f"{LEVEL_NAMES[verdict.level]}: {', '.join(counts)}{reason}."
+
+
+def _count(counts: VerdictCounts) -> str:
+    return f"{counts.num_matched:,} of {counts.num_documents:,}"
+
+
+def _write_membership(membership: MembershipVerdict) -> str:
+    auc, text = membership.auc, _MEMBERSHIP[membership.level]
+    if auc is None or membership.level == "cannot-be-judged":
+        return f"{text}."
+    told = ", by lower scores" if auc.value < 0.5 and membership.level != "not-seen" else ""
+    estimate = fmt.interval(auc, 2)
+    return f"{text}{told}: AUC {estimate.value} ({fmt.CI} {estimate.interval}; 0.5 is chance)."
+
+
+def _write_canaries(report: AuditReport) -> str:
+    """Count the secrets that were extracted, which no table of documents has; "" without any."""
+    trained, references = (
+        report.tables.find("canaries", "verbatim", bucket, statistic="rate")
+        for bucket in (SECRETS, REFERENCE_SECRETS)
+    )
+    if trained is None or references is None or not (trained.is_known and references.is_known):
+        return ""
+    return (
+        f"Random secrets extracted: {fmt.counts(trained)} trained ones, and "
+        f"{fmt.counts(references)} that were never trained."
+    )
+
+
+def _name_probes(names: list[str]) -> str:
+    """Name memguard's own probes, and count the others."""
+    own = [name for name in names if name in PROBES]
+    others = [f"{len(names) - len(own):,} more"] if len(own) < len(names) else []
+    return ", ".join([*own, *others]) or "none"
+
+
+def _build_roles(report: AuditReport) -> Table:
+    """Build a row for each bucket, since a sum over them would hide the highest rate."""
+    buckets = [bucket for bucket in report.tables.buckets if bucket.role in _ROLES]
+    rates = {bucket.bucket: report.tables.risks(bucket.bucket) for bucket in buckets}
+    is_shown = {"verbatim", "near_verbatim"}.union(*rates.values())
+
+    def column(risk: RiskName) -> Column[BucketRow]:
+        def show(bucket: BucketRow) -> str:
+            rate = rates[bucket.bucket].get(risk)
+            return "not measured" if rate is None else fmt.rate(rate)
+
+        return Column(fmt.RISK_LABELS[risk], show)
+
+    columns: tuple[Column[BucketRow], ...] = (
+        Column("Documents", lambda bucket: _ROLES[bucket.role]),
+        Column("Repetitions", lambda bucket: fmt.repetitions(bucket.num_repetitions)),
+        *(column(risk) for risk in fmt.RISK_LABELS if risk in is_shown),
+    )
+    return make_table("Extraction by role", columns, buckets)

@@ -4,7 +4,7 @@ A small task cannot show a small difference, and one that both models answer at 
 of what training changed. Both are said beside the numbers, on the page and in the terminal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memguard.pages import formatting as fmt
@@ -29,7 +29,41 @@ _PRIVACY_LIMITS = (
 )
 
 
-def describe_training(training: TrainingSummary, load_as: LoadAs = "stored") -> tuple[Fact, ...]:
+def build_training(report: AuditReport) -> Section:
+    """Build the section of mitigations, cost and utility; cards show what it cost."""
+    training = report.training
+    lead = (
+        "Held-out NLL measures utility: a mitigation should lower the extraction rate without "
+        "raising it."
+    )
+    if training is None:
+        lead = "memguard did not train this model, so its cost and utility are not known."
+    return Section(
+        key="training",
+        title="Training, utility and mitigation",
+        short_title="Training",
+        lead=(lead,),
+        facts=() if training is None else _describe_training(training, report.model.load_as),
+        brief=tuple(_list_brief(report)),
+    )
+
+
+def _list_brief(report: AuditReport) -> Iterator[Fact]:
+    """Yield what cards show: budget, held-out loss, benchmark tasks, privacy loss."""
+    training = report.training
+    if training is not None and (budget := describe_budget(training)):
+        yield Fact("", budget)
+    if training is not None and training.heldout_nll is not None:
+        change = describe_loss_change(training.heldout_nll, training.base_heldout_nll)
+        value = f"held-out NLL {fmt.number(training.heldout_nll)} nats a token"
+        yield Fact("Utility", f"{value}{f', {change}' if change else ''}.")
+    for line in describe_utility(report.tables):
+        yield Fact("Utility", f"{line}.")
+    for fact in _describe_privacy(training) if training is not None else ():
+        yield Fact(fact.term, f"{fact.value}. {fact.detail}")
+
+
+def _describe_training(training: TrainingSummary, load_as: LoadAs) -> tuple[Fact, ...]:
     """List mitigations, privacy, cost of training and loss on held-out documents."""
     mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations[:20]]
     heldout = [f"{fmt.count(training.heldout_num_documents)} documents"]
@@ -43,7 +77,7 @@ def describe_training(training: TrainingSummary, load_as: LoadAs = "stored") -> 
         Fact("Mitigations", "; ".join(mitigations) or "none (plain loss)"),
         *bounded,
         *([] if training.num_removed is None else [removed]),
-        *describe_privacy(training),
+        *_describe_privacy(training),
         Fact(
             "Labels dropped",
             describe_dropped(training.dropped_fraction, bool(training.mitigations)),
@@ -79,7 +113,7 @@ def _describe_budget(budget: Budget) -> Fact:
     return Fact("Risk budget", value, detail=f"action if exceeded: {budget.action}")
 
 
-def describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
+def _describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
     """Report the privacy loss of dp_sgd and what it does not cover; nothing without dp_sgd."""
     if training.epsilon is None or training.delta is None:
         return ()

@@ -7,7 +7,7 @@ from typing import Any
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, show_minus_control, show_name
 from memguard.pages.extraction_cost import list_attacks
-from memguard.pages.page import ComparisonPage, Fact, Link, Table
+from memguard.pages.page import ComparisonPage, Fact, Table
 from memguard.pages.pivot import ResultColumn, pivot
 from memguard.records import ComparedRun, Comparison, MetricRow, ResultRow, Tables
 from memguard.report.comparison_front import build_front, build_trends, describe_recommendation
@@ -45,19 +45,13 @@ from memguard.report.texts import (
 _MOST_SUMMARISED = 12
 
 
-def digest_comparison(comparison: Comparison, links: tuple[Link, ...] = ()) -> ComparisonPage:
-    """Convert a comparison into the contents of its page.
-
-    Args:
-        comparison: the record.
-        links: reports of the compared runs.
-    """
+def digest_comparison(comparison: Comparison) -> ComparisonPage:
+    """Convert a comparison into the contents of its page."""
     heading = f"Comparison '{fmt.clean_name(comparison.name)}'"
     gains = build_gains(comparison)
     return ComparisonPage(
         title=heading,
         heading=heading,
-        links=links,
         front=build_front(comparison),
         tool_version=fmt.clean_name(comparison.tool_version, 40),
         confidentiality=COMPARISON_CONFIDENTIALITY,

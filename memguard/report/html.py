@@ -7,7 +7,7 @@ page forgot to clean it.
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from memguard.pages import formatting as fmt
 from memguard.pages.page import Figure, GateHead, Link
 from memguard.records import AuditReport, Comparison
 from memguard.records.run_files import find_weights_folder
-from memguard.report.audit_facts import digest_report
+from memguard.report.audit_facts import collect_facts
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
 
@@ -35,8 +35,8 @@ def render_report(
         gate: what a gate decided of the audit, for the head of the gate's own page.
     """
     run_path = _find_run_path(report, folder)
-    page = digest_report(report, _link_report(folder), run_path=run_path, gate=gate)
-    return render_template("audit.html.j2", page, _draw)
+    facts = collect_facts(report, gate=gate, run_path=run_path)
+    return render_template("audit.html.j2", facts, _draw, _link_report(folder))
 
 
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
@@ -46,8 +46,8 @@ def render_comparison(comparison: Comparison, folder: Path | None = None) -> str
         comparison: the record.
         folder: folder of the page, for links to the reports of its runs; None omits them.
     """
-    page = digest_comparison(comparison, _link_comparison(comparison, folder))
-    return render_template("comparison.html.j2", page, _draw)
+    page = digest_comparison(comparison)
+    return render_template("comparison.html.j2", page, _draw, _link_comparison(comparison, folder))
 
 
 def _draw(figure: Figure) -> Markup:
@@ -135,7 +135,10 @@ _SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
 
 
 def render_template(
-    template: str, page: object, draw: Callable[[Any], Markup] | None = None
+    template: str,
+    page: object,
+    draw: Callable[[Any], Markup] | None = None,
+    links: Sequence[Link] = (),
 ) -> str:
     """Render a page.
 
@@ -143,6 +146,7 @@ def render_template(
         template: name of the file.
         page: its contents, `page` in the template.
         draw: converts a figure into SVG; None for a page without figures.
+        links: pages beside this one.
     """
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -155,7 +159,7 @@ def render_template(
     )
     environment.filters["breakable"] = _make_breakable
     environment.filters["with_code"] = _mark_code
-    return environment.get_template(template).render(page=page, draw=draw)
+    return environment.get_template(template).render(page=page, draw=draw, links=links)
 
 
 def _make_breakable(text: str) -> Markup:

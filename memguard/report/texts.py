@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
-from memguard.pages.page import Fact
+from memguard.pages.page import Fact, Statement
 from memguard.records import (
     MIN_FOR_MEANS,
     NUM_RISK_QUERIES,
@@ -35,46 +35,45 @@ READING_GUIDE = (
 )
 
 
-def write_limits(report: AuditReport) -> tuple[str, ...]:
-    """Return the scope and limitations of an audit, and the probes that did not run."""
-    coverage, attacker, bound, arithmetic = write_counted_limits(report)
+def write_limits(report: AuditReport) -> tuple[Statement, ...]:
+    """Return the scope and limitations of an audit, and the probes that did not run.
+
+    Public are those that name nothing: fixed words and counts.
+    """
+    method = report.method
+    prefix = f"the {method.prefix_tokens} true tokens before the continuation"
+    if method.prefix_tokens is None:
+        prefix = f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
     not_run = write_not_run(report)
     return (
-        coverage,
-        attacker,
-        bound,
-        f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal data "
-        "that the model repeats in other words.",
-        *([f"Not run: {not_run}."] if not_run else []),
-        arithmetic,
+        Statement(_write_coverage(report), "public"),
+        Statement(
+            f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
+            "An attacker without that text may extract less.",
+            "public",
+        ),
+        Statement(_write_bound(report), "public"),
+        Statement(
+            f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal "
+            "data that the model repeats in other words."
+        ),
+        *([Statement(f"Not run: {not_run}.")] if not_run else []),
+        Statement(
+            _write_arithmetic(report), "public" if method.dtype in ("fp32", "bf16") else "owner"
+        ),
         *_write_form(report.model),
     )
 
 
-def write_counted_limits(report: AuditReport) -> tuple[str, str, str, str]:
-    """Return the limitations that name nothing: fixed words and counts."""
-    method = report.method
-    prefix = (
-        f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
-        if method.prefix_tokens is None
-        else f"the {method.prefix_tokens} true tokens before the continuation"
-    )
-    return (
-        _write_coverage(report),
-        f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
-        "An attacker without that text may extract less.",
-        _write_bound(report),
-        _write_arithmetic(report),
-    )
-
-
-def _write_form(model: ModelIdentity) -> tuple[str, ...]:
+def _write_form(model: ModelIdentity) -> tuple[Statement, ...]:
     """Limit the numbers to the form in which the model was loaded; nothing as stored."""
     if model.load_as == "stored":
         return ()
     return (
-        f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
-        "stored weights, and other forms, may give out more.",
+        Statement(
+            f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
+            "stored weights, and other forms, may give out more."
+        ),
     )
 
 
@@ -465,6 +464,25 @@ def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
             fmt.time(report.created),
             detail=f"memguard {fmt.clean_name(report.tool_version, 40)}",
         ),
+    )
+
+
+def write_origin(report: AuditReport) -> str:
+    """Return what was measured, by which version and when; hashes and names are in quotes."""
+    model = report.model
+    merged = ""
+    if model.adapter is not None:
+        # Cards name the base at their top if it is on a hub.
+        merged = (
+            f" (adapter {fmt.clean_text(model.adapter.description)} "
+            f"'{fmt.hash(model.adapter.weights_sha256)}', merged into base weights "
+            f"'{fmt.hash(model.adapter.base_weights_sha256)}')"
+        )
+    return (
+        f"Measured by memguard {fmt.clean_name(report.tool_version, 40)} on weights "
+        f"'{fmt.hash(model.weights_sha256)}'{merged} and documents "
+        f"'{fmt.hash(report.data.documents_sha256)}', {fmt.clean_name(report.created, 40)}. The "
+        "full report is 'audit/report.html' in the folder of the run."
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import report_examples as examples
 
 from memguard import records as r
-from memguard.report.audit_training import describe_training
+from memguard.report.audit_training import build_training
 
 GOLDFISH = {"name": "goldfish", "k": 8, "k_by_dose": {}}
 
@@ -27,7 +27,8 @@ def budget(action: Any) -> r.Budget:
     ],
 )
 def test_the_share_asked_for_is_told_where_there_is_one(changes: dict[str, Any], said: str) -> None:
-    training = examples.make_report(goldfish=True).training
-    training = training.model_copy(update={"mitigations": [GOLDFISH], **changes})
-    (fact,) = [each for each in describe_training(training) if each.term == "Labels dropped"]
+    report = examples.make_report(goldfish=True)
+    training = report.training.model_copy(update={"mitigations": [GOLDFISH], **changes})
+    section = build_training(report.model_copy(update={"training": training}))
+    (fact,) = [each for each in section.facts if each.term == "Labels dropped"]
     assert fact.detail.replace("\u00a0", " ") == said

@@ -159,6 +159,7 @@ class CanaryProbe(Probe):
             section,
             lead=(write_canaries(report), _MEANING),
             facts=_list_facts(report, detail),
+            brief=(Fact("Canaries", write_canaries(report)),),
             figure=build_exposure(detail),
             points_title="Assumptions behind the epsilon bound" if detail.assumptions else "",
             points=tuple(fmt.clean_text(text) for text in detail.assumptions[:_MOST_ASSUMPTIONS]),
