@@ -40,8 +40,6 @@ _ANY_ANSWER = "any_answer"
 _NAMES = {"fill": "Fill in dropped tokens"}
 _BOUNDS = (1_000, 1_000_000)
 """Query budgets for which the extracted documents are counted."""
-_MOST_ATTACKS = 8
-_MOST_NOTES = 12
 _LEAD = (
     "Exact match understates memorization: one wrong token makes a document count as not "
     "extracted, whether sampling needs a hundred queries to extract it or 10³⁰.",
@@ -96,8 +94,7 @@ def list_attacks(tables: Tables) -> list[Attack]:
         metric = tables.find_metric(probe, _ANY_ANSWER, parameters)
         if metric is not None:
             kinds.setdefault(str(metric.settings.get("attack", "")), []).append(metric)
-    attacks = [Attack(attack=name, kinds=tuple(rows)) for name, rows in kinds.items()]
-    return attacks[:_MOST_ATTACKS]
+    return [Attack(attack=name, kinds=tuple(rows)) for name, rows in kinds.items()]
 
 
 def _count_answers(kind: MetricRow) -> int | None:
@@ -114,7 +111,7 @@ def write_attack_notes(attacks: Sequence[Attack]) -> tuple[str, ...]:
         for kind in attack.kinds
         if kind.note
     )
-    return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
+    return tuple(dict.fromkeys(notes))
 
 
 def build_extraction_cost(report: AuditReport) -> Section:
@@ -219,7 +216,7 @@ def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
     probe = next((p for p in report.method.probes if p.get("name") == "sampling"), {})
     schemes = probe.get("schemes")
     listed = schemes if isinstance(schemes, list) else []
-    sampling = "; ".join(name_scheme(item) for item in listed[:10] if isinstance(item, dict))
+    sampling = "; ".join(name_scheme(item) for item in listed if isinstance(item, dict))
     notes = [
         f"Decoding: greedy{f' and sampling ({sampling})' if sampling else ''}. For each document "
         "the cheapest method counts; greedy decoding takes one query if its text is verbatim."

@@ -8,8 +8,6 @@ from memguard.pages import formatting as fmt
 from memguard.pages.page import Fact, GateHead, Notice, Page, PageColour, Section, Statement
 from memguard.records import MEMBERS, AuditReport, ProbeRun, write_parameters
 
-_MOST_PROBES = 50
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts(Page):
@@ -79,12 +77,12 @@ def write_not_run(report: AuditReport) -> str:
 
 def _list_ran(report: AuditReport) -> list[ProbeRun]:
     """Return the probes that ran, in the order of the suite."""
-    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is not None]
+    return [run for run in report.probe_runs if run.num_documents is not None]
 
 
 def _list_not_run(report: AuditReport) -> list[ProbeRun]:
     """Return the probes that did not run, in the order of the suite."""
-    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is None]
+    return [run for run in report.probe_runs if run.num_documents is None]
 
 
 def _count_documents(run: ProbeRun) -> str:
@@ -105,7 +103,7 @@ def _name_missing_scores(report: AuditReport) -> str:
     requested = probe.get("scores")
     listed = requested if isinstance(requested, list) else []
     missing = [str(score) for score in listed if not _has_score(report, str(score))]
-    names = ", ".join(fmt.clean_name(score, 40) for score in missing[:_MOST_PROBES])
+    names = ", ".join(fmt.clean_name(score, 40) for score in missing)
     return f"; not computed: {names}" if names else ""
 
 

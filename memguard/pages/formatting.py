@@ -334,7 +334,7 @@ def settings(settings: Mapping[str, Any]) -> str:
     """Format a mapping with a name (a probe, a mitigation): ``goldfish (k 4, mode hash)``."""
     others = ", ".join(
         f"{clean_text(str(key), 40)} {clean_text(value(item), NAME_LIMIT)}"
-        for key, item in list(settings.items())[:30]
+        for key, item in settings.items()
         if key != "name" and item != {}
     )
     if "name" not in settings:
@@ -350,7 +350,7 @@ def value(setting: Any) -> str:
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     if isinstance(setting, list | tuple):
-        return "[" + ", ".join(value(item) for item in setting[:30]) + "]"
+        return "[" + ", ".join(value(item) for item in setting) + "]"
     if isinstance(setting, Mapping):
         # Unset values of nested settings are omitted.
         inside = {key: item for key, item in setting.items() if item is not None}

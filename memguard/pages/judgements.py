@@ -184,7 +184,6 @@ def write_acceptances(result: GateResult) -> str:
     return f"{findings} Accepted in the triage file: {'; '.join(parts)}. Rates stay as measured."
 
 
-_MOST_JUDGEMENTS, _MOST_ACCEPTED = 60, 30
 _LOOKS: dict[Outcome, tuple[PageColour, str]] = {
     "fail": ("red", "memorized"),
     "cannot-be-judged": ("amber", "extracted"),
@@ -264,12 +263,11 @@ def build_gate_head(result: GateResult, report: AuditReport, policy: str) -> Gat
 
 def _build_judgements(result: GateResult, report: AuditReport) -> Table:
     judgements = worst_first(result)
-    more = len(judgements) - _MOST_JUDGEMENTS
     return Table(
         caption="Judgements, those that decide first",
         columns=tuple(map(Cell, _COLUMNS)),
-        rows=tuple(_show_judgement(one, report) for one in judgements[:_MOST_JUDGEMENTS]),
-        notes=(*((f"And {more:,} more in {GATE}.",) if more > 0 else ()), INTERVAL_NOTE, _NO_PROBE),
+        rows=tuple(_show_judgement(one, report) for one in judgements),
+        notes=(INTERVAL_NOTE, _NO_PROBE),
         compact=True,
     )
 
@@ -291,12 +289,10 @@ def _build_accepted(result: GateResult) -> Table | None:
     accepted = sort_acceptances(result)
     if not accepted:
         return None
-    more = len(accepted) - _MOST_ACCEPTED
     return Table(
         caption="Accepted findings",
         columns=tuple(map(Cell, ("Finding", "State", "By", "Until", "Why"))),
-        rows=tuple(map(_show_acceptance, accepted[:_MOST_ACCEPTED])),
-        notes=(f"And {more:,} more in {GATE}.",) if more > 0 else (),
+        rows=tuple(map(_show_acceptance, accepted)),
         compact=True,
     )
 

@@ -40,14 +40,13 @@ _RATE_NOTE = (
 )
 MIN_TO_JUDGE = 10
 """Minimum number of documents of either kind for a statement about a score."""
-_MOST_SCORES, _MOST_RATES = 40, 6
 _NOT_COMPUTED = "could not be computed"
 
 
 def build_membership(report: AuditReport) -> Section:
     """Build the section; without scores it gives the reason."""
     rows = list_aucs(report.tables)
-    scores = [row for row in rows if read_score(row) != BLIND][:_MOST_SCORES]
+    scores = [row for row in rows if read_score(row) != BLIND]
     blind = [row for row in rows if read_score(row) == BLIND][:1]
     tables = []
     if scores:
@@ -178,7 +177,7 @@ def _list_rates(tables: Tables, scores: list[ResultRow]) -> list[tuple[str, floa
         rate = _read_rate(written)
         if score in shown and 0 < rate < 1:
             rates.add((written, rate))
-    return sorted(rates, key=lambda pair: pair[1])[:_MOST_RATES]
+    return sorted(rates, key=lambda pair: pair[1])
 
 
 def _read_rate(rate: str) -> float:
@@ -210,7 +209,7 @@ def write_membership_note(report: AuditReport) -> str:
     )
     missing = [name_score(read_score(row)) for row in rows if not row.is_known]
     if missing:
-        text += f" Could not be computed: {', '.join(missing[:_MOST_SCORES])}."
+        text += f" Could not be computed: {', '.join(missing)}."
     if report.training is None:
         return text
     return (

@@ -6,7 +6,6 @@ never by text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import (
@@ -253,18 +252,8 @@ def count_tiny(report: AuditReport, bucket: BucketRow) -> int:
     return 0 if row is None else row.num_matched or 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learned:
-    """A bucket without extracted documents whose tokens were learned in part."""
-
-    bucket: str
-    gain: ResultRow
-    """Token accuracy of the model minus that of the base model, also minus that of the control;
-    both intervals are above 0."""
-
-
-def find_learned(report: AuditReport) -> list[Learned]:
-    """Return the trained buckets without extracted documents whose tokens were learned in part.
+def find_learned(report: AuditReport) -> list[ResultRow]:
+    """Return the gain in token accuracy of buckets without extracted documents, learned in part.
 
     A bucket counts only if training is the cause: its teacher-forced token accuracy rose against
     the base model on the same documents, rose more than the control's, both by more than the
@@ -278,11 +267,11 @@ def find_learned(report: AuditReport) -> list[Learned]:
             continue
         gain = report.tables.find("extraction", "token_accuracy", bucket.bucket, against="base")
         if gain is not None and report.tables.is_gain(gain) and (gain.minus_control_low or 0.0) > 0:
-            learned.append(Learned(bucket=bucket.bucket, gain=gain))
+            learned.append(gain)
     return learned
 
 
-def describe_learned(report: AuditReport, learned: list[Learned]) -> str:
+def describe_learned(report: AuditReport, learned: list[ResultRow]) -> str:
     """Report by how much token accuracy rose in these buckets; "" without any."""
     if not learned:
         return ""
@@ -293,10 +282,10 @@ def describe_learned(report: AuditReport, learned: list[Learned]) -> str:
         control = report.tables.find("extraction", "token_accuracy", bucket.bucket, against="base")
     gains = []
     for row in learned:
-        excess = show_minus_control(row.gain, control, metric)
+        excess = show_minus_control(row, control, metric)
         interval = f"{excess.detail}, {excess.note}" if excess.note else excess.detail
         gains.append(
-            f"{fmt.clean_name(row.bucket, 40)}: {fmt.points(row.gain).value}, "
+            f"{fmt.clean_name(row.bucket, 40)}: {fmt.points(row).value}, "
             f"{excess.text} more than in the control ({interval})"
         )
     return (
@@ -307,28 +296,13 @@ def describe_learned(report: AuditReport, learned: list[Learned]) -> str:
 
 
 _SHOWN_FINDINGS = 10
-_MOST_FINDINGS = 1000
 _ID_LIMIT = 160
 """Characters of an id, long because the id is the only way to find the document."""
 
 
 def build_findings(report: AuditReport) -> Section:
     """Build the section of the findings: their number, and a list in the order of the record."""
-    table = _build_list(report)
-    return Section(
-        key="findings",
-        title="Findings",
-        short_title="Findings",
-        lead=(_write_findings_note(report),),
-        tables=() if table is None else (table,),
-    )
-
-
-def _build_list(report: AuditReport) -> Table | None:
-    """Build the list of findings, worst first; None without any."""
-    if not report.findings:
-        return None
-    findings = report.findings[:_MOST_FINDINGS]
+    findings = report.findings
     columns: list[Column[Finding]] = [
         Column("Document", lambda f: show_name(fmt.clean_name(f.id, _ID_LIMIT))),
         Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
@@ -340,13 +314,20 @@ def _build_list(report: AuditReport) -> Table | None:
         columns.append(Column("Base model", _write_base))
     if _has_hashes(report):
         columns.append(Column("Finding", lambda f: Cell(_write_finding(f), kind="hash")))
-    return make_table(
+    table = make_table(
         "Extracted documents",
         columns,
         findings,
         shown=_SHOWN_FINDINGS,
         compact=True,
         one_line=True,
+    )
+    return Section(
+        key="findings",
+        title="Findings",
+        short_title="Findings",
+        lead=(_write_findings_note(report),),
+        tables=(table,) if findings else (),
     )
 
 
@@ -382,7 +363,7 @@ def _write_findings_note(report: AuditReport) -> str:
     """Report how many findings there are, and how to identify their documents."""
     if not report.num_findings:
         return "No document met the criteria for a finding in the probes that ran."
-    shown = min(len(report.findings), _MOST_FINDINGS)
+    shown = len(report.findings)
     total = fmt.count(report.num_findings)
     if report.num_findings == 1:
         text = "One finding."
@@ -486,8 +467,8 @@ def _dose(bucket: BucketRow) -> int:
 
 
 def _list_n(buckets: Sequence[BucketRow]) -> str:
-    counts = [f"{bucket.num_documents:,}" for bucket in buckets[:12]]
-    return ", ".join(counts) + (" …" if len(buckets) > 12 else "")
+    counts = [f"{bucket.num_documents:,}" for bucket in buckets]
+    return ", ".join(counts)
 
 
 def _build_lines(
@@ -532,7 +513,7 @@ def _describe(tables: Tables, buckets: Sequence[BucketRow]) -> str:
     parts = [
         f"{_dose(b):,} repetitions: verbatim {_write_share(tables, 'verbatim', b.bucket)}, "
         f"near-verbatim {_write_share(tables, 'near_verbatim', b.bucket)}"
-        for b in buckets[:12]
+        for b in buckets
     ]
     return "Line chart of extracted documents by number of repetitions. " + "; ".join(parts) + "."
 
@@ -554,9 +535,6 @@ def _build_table(tables: Tables, buckets: Sequence[BucketRow]) -> Table:
     return make_table("Chart data", columns, buckets, tone=tone_of_bucket, compact=True)
 
 
-_MOST_DOSES = 20
-
-
 def build_trends(report: AuditReport) -> Table | None:
     """Build the table of monotone fits and trend tests; None if no dose is known."""
     trends = [
@@ -566,7 +544,7 @@ def build_trends(report: AuditReport) -> Table | None:
     ]
     if not trends:
         return None
-    doses = (trends[0].doses or ())[:_MOST_DOSES]
+    doses = trends[0].doses or ()
 
     def column_of_dose(number: int, dose: int) -> Column[TestRow]:
         heading = (f"{dose:,}", "control" if dose == 0 else "repetitions")
@@ -580,7 +558,7 @@ def build_trends(report: AuditReport) -> Table | None:
             ("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "all rates are 0, or all are 1")
         ),
     )
-    shown = [trend for trend in trends[:8] if (trend.doses or ())[:_MOST_DOSES] == doses]
+    shown = [trend for trend in trends if (trend.doses or ()) == doses]
     return make_table(
         "Trend test",
         columns,
@@ -595,7 +573,7 @@ def build_trends(report: AuditReport) -> Table | None:
 
 
 def _show_fitted(trend: TestRow, number: int, num_doses: int) -> Cell | str:
-    fitted = (trend.fitted or ())[:_MOST_DOSES]
+    fitted = trend.fitted or ()
     return fmt.percent(fitted[number]) if len(fitted) == num_doses else show_missing("no documents")
 
 
@@ -615,7 +593,7 @@ def build_copies(report: AuditReport) -> Table | None:
         row
         for row in report.tables.select("extraction", "verbatim", bucket=TRAINED)
         if row.parameters in limits
-    ][:20]
+    ]
     if not copies:
         return None
 

@@ -65,7 +65,7 @@ def _list_brief(report: AuditReport) -> Iterator[Fact]:
 
 def _describe_training(training: TrainingSummary, load_as: LoadAs) -> tuple[Fact, ...]:
     """List mitigations, privacy, cost of training and loss on held-out documents."""
-    mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations[:20]]
+    mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations]
     heldout = [f"{fmt.count(training.heldout_num_documents)} documents"]
     heldout.append(f"{fmt.count(training.heldout_num_tokens)} tokens")
     if training.heldout_bucket:
@@ -268,15 +268,14 @@ def _show_watched(report: AuditReport, bucket: str, step: WatchedStep) -> Cell:
     )
 
 
-_MOST_TASKS, _SHOWN = 60, 12
-_MOST_NAME = 60
+_SHOWN, _LONGEST = 12, 60
 _TaskRow = tuple[TaskDetail, str]
 """A task and one of its metrics."""
 
 
 def build_utility(report: AuditReport) -> Section | None:
     """Build the section; None if no task ran."""
-    details = list_task_details(report.tables)[:_MOST_TASKS]
+    details = list_task_details(report.tables)
     if not details:
         return None
     return Section(
@@ -302,7 +301,7 @@ def describe_utility(tables: Tables) -> list[str]:
 
 
 def _describe_task(detail: TaskDetail, tables: Tables) -> str:
-    name = fmt.clean_name(detail.task, _MOST_NAME)
+    name = fmt.clean_name(detail.task, _LONGEST)
     metric = detail.find_metric(tables)
     of_model, of_base, change = (
         detail.find(tables, **key) for key in ({}, {"model": "base"}, {"against": "base"})
@@ -311,7 +310,7 @@ def _describe_task(detail: TaskDetail, tables: Tables) -> str:
     def write(cell: Cell) -> str:
         return f"{cell.text} ({cell.detail})" if cell.detail else cell.text
 
-    headline = fmt.clean_name(detail.headline, _MOST_NAME)
+    headline = fmt.clean_name(detail.headline, _LONGEST)
     text = f"{name}: {headline} {write(show_row(of_model, metric))}"
     if of_base is not None:
         text += f", base model {write(show_row(of_base, metric))}"
@@ -336,7 +335,7 @@ def _say_at_chance(detail: TaskDetail) -> str:
 
 def _describe_chance(details: Sequence[TaskDetail]) -> tuple[str, ...]:
     return tuple(
-        f"{fmt.clean_name(detail.task, _MOST_NAME)}: {_say_at_chance(detail)}."
+        f"{fmt.clean_name(detail.task, _LONGEST)}: {_say_at_chance(detail)}."
         for detail in details
         if detail.is_at_chance
     )
@@ -368,7 +367,7 @@ def _build_values(tables: Tables, details: Sequence[TaskDetail]) -> Table:
         meaning = detail.find_metric(tables, metric=metric)
         direction = "higher" if meaning is None or meaning.higher_is_better else "lower"
         return show_name(
-            f"{fmt.clean_name(detail.task, _MOST_NAME)}: {fmt.clean_name(metric, _MOST_NAME)}",
+            f"{fmt.clean_name(detail.task, _LONGEST)}: {fmt.clean_name(metric, _LONGEST)}",
             f"{direction} is better",
         )
 
@@ -423,7 +422,7 @@ def _build_details(details: Sequence[TaskDetail]) -> Table:
     return make_table(
         "How the tasks were answered",
         (
-            Column("Task", lambda d: show_name(fmt.clean_name(d.task, _MOST_NAME))),
+            Column("Task", lambda d: show_name(fmt.clean_name(d.task, _LONGEST))),
             Column("Items", show_items),
             Column("Version", lambda d: fmt.clean_name(d.version, 40)),
             Column(("Few-shot", "solved examples"), lambda d: fmt.count(d.num_fewshot)),

@@ -81,7 +81,7 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
     seeds, loss = sorted({run.seed for run in runs}), comparison.find_loss(runs[0])
     return (
         Fact("Compared", f"{num_settings:,} settings", detail=f"{len(runs):,} runs"),
-        Fact("Seeds", ", ".join(map(str, seeds[:12]))),
+        Fact("Seeds", ", ".join(map(str, seeds))),
         Fact("Documents", fmt.hash(comparison.documents_sha256), code=True),
         Fact("Continuation", f"{comparison.continuation_tokens:,} tokens"),
         Fact(
@@ -222,13 +222,13 @@ def _is_gain(row: ResultRow, tables: Tables) -> bool:
     return tables.is_gain(row) and is_beyond and not any(rate.num_matched for rate in rates)
 
 
-_MOST_METRICS, _MOST_BUCKETS, _SHOWN = 20, 8, 12
+_SHOWN = 12
 
 
 def build_other_probes(comparison: Comparison) -> tuple[Table, ...]:
     """Build a table of each metric that memguard does not define; empty without any."""
     metrics = [metric for metric in comparison.tables.metrics if metric.is_foreign]
-    return tuple(_build_table(comparison, metric) for metric in metrics[:_MOST_METRICS])
+    return tuple(_build_table(comparison, metric) for metric in metrics)
 
 
 def _build_table(comparison: Comparison, metric: MetricRow) -> Table:
@@ -254,7 +254,7 @@ def _build_table(comparison: Comparison, metric: MetricRow) -> Table:
                 key={"bucket": bucket, "statistic": statistic},
                 base="note",
             )
-            for statistic, bucket in list(places)[:_MOST_BUCKETS]
+            for statistic, bucket in places
         ],
         comparison.runs,
         key=find_key,

@@ -204,7 +204,7 @@ def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
 
     def name_mitigations(run: ComparedRun) -> str:
-        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations[:20])
+        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations)
         return named or "none (plain loss)"
 
     columns: tuple[Column[ComparedRun], ...] = (

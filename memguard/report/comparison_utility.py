@@ -151,7 +151,7 @@ def describe_chance(comparison: Comparison) -> str:
     chance = write_value(comparison.utility.chance or 0.0, comparison.utility)
     if len(at_chance) == len(comparison.front):
         return say_all_at_chance(chance)
-    names = ", ".join(f"'{fmt.clean_name(point.name)}'" for point in at_chance[:4])
+    names = ", ".join(f"'{fmt.clean_name(point.name)}'" for point in at_chance)
     return f"At chance ({chance} within the interval): {names}."
 
 
@@ -167,7 +167,7 @@ def say_all_at_chance(chance: str) -> str:
     )
 
 
-_MOST_TASKS, _LONGEST_TASK = 20, 60
+_LONGEST_TASK = 60
 _TESTS = {
     "mcnemar": "McNemar's exact test",
     "paired-t": "paired t test",
@@ -177,12 +177,12 @@ _TESTS = {
 
 def build_tasks(comparison: Comparison) -> tuple[Table, ...]:
     """Build a table for each task that all runs answered; empty without any."""
-    return tuple(_build_task(comparison, task) for task in comparison.tasks[:_MOST_TASKS])
+    return tuple(_build_task(comparison, task) for task in comparison.tasks)
 
 
 def describe_left_out(comparison: Comparison) -> tuple[str, ...]:
     """Return a sentence for each task that the runs do not share."""
-    return tuple(map(fmt.clean_text, comparison.tasks_left_out[:_MOST_TASKS]))
+    return tuple(map(fmt.clean_text, comparison.tasks_left_out))
 
 
 def _build_task(comparison: Comparison, task: ComparedTask) -> Table:

@@ -57,7 +57,6 @@ def _draw(figure: Figure) -> Markup:
 
 # Relative links between a run's report, its model card and a comparison, where the files exist.
 
-_MOST_LINKS = 40
 _SPECIAL = re.compile(r"([^\w@%+=:,./-])", re.ASCII)
 """Characters that a shell takes literally only after a backslash."""
 
@@ -123,12 +122,14 @@ def _link_comparison(comparison: Comparison, folder: Path | None) -> tuple[Link,
                     label = f"Report of '{fmt.clean_name(run)}'"
                     links.append(Link(label, f"{prefix}{quote(run, safe='')}/audit/report.html"))
                     break
-    return tuple(links[:_MOST_LINKS])
+    return tuple(links)
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # Cleaning replaces one character by up to ten; texts that were cut already must not be cut again.
 _LONGEST = 10 * fmt.COMMAND_LIMIT
+_MOST_ROWS = 1000
+"""Rows of a table that a page shows; the files beside it have all."""
 _QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
 _BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
 _SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
@@ -159,7 +160,9 @@ def render_template(
     )
     environment.filters["breakable"] = _make_breakable
     environment.filters["with_code"] = _mark_code
-    return environment.get_template(template).render(page=page, draw=draw, links=links)
+    return environment.get_template(template).render(
+        page=page, draw=draw, links=links, most_rows=_MOST_ROWS
+    )
 
 
 def _make_breakable(text: str) -> Markup:

@@ -3,7 +3,9 @@
 Pages state what was measured and its result, never that a model is free of risk.
 """
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
@@ -17,6 +19,7 @@ from memguard.records import (
     ModelIdentity,
 )
 
+_GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by ID and hash only. IDs, names and paths may be "
     "sensitive."
@@ -258,186 +261,31 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
         report: record that decides which terms its page needs; None for a comparison.
         attacked: whether a comparison shows attack cost or attacks.
     """
-    share = fmt.threshold(report.method.max_edit_share) if report else f"10{fmt.PERCENT}"
-    words = [*_list_words(share)]
     results = () if report is None else report.tables.results
     probes = {row.probe for row in results}
-    if attacked or probes & {"sampling", "attacks"}:
-        words += _ATTACK_WORDS
-    if report is None:
-        words += _FRONT_WORDS
-    else:
-        is_changed = any(row.against == "base" and row.is_known for row in results)
-        further = (
-            (is_changed, _ADDED_WORDS),
-            ("generation" in probes, _WRITING_WORDS),
-            (bool(report.tables.select("membership", "tpr")), _MEMBERSHIP_WORDS),
-            ("canaries" in probes, _CANARY_WORDS),
-            (any("copies_at_most" in row.parameters for row in results), _COPY_WORDS),
-            (bool(report.findings), (("Severity", _SEVERITY),)),
-        )
-        words += [word for is_shown, listed in further if is_shown for word in listed]
-    return tuple(Fact(term, value) for term, value in words)
-
-
-_SEVERITY = (
-    "high: verbatim over at least 50 tokens, and not by the base model; medium: verbatim, but "
-    "shorter or also by the base model; low: near-verbatim; info: the true text is so repetitive "
-    "that it may be a template."
-)
-
-_FRONT_WORDS = (
-    (
-        "Risk",
-        "The highest extraction rate of the documents that a setting trained most often: "
-        "verbatim or near-verbatim by greedy decoding, verbatim within "
-        f"{NUM_RISK_QUERIES:,} sampled queries, verbatim by the best attack (rates that some run "
-        "did not measure are left out). Documents of all seeds count together.",
-    ),
-    (
-        "Dominated by",
-        "Another setting is no worse in both risk and utility, and better in one of them "
-        "(Pareto dominance). 'Beyond the intervals' means that each of these differences is larger "
-        "than the intervals of the two settings.",
-    ),
-)
-_ATTACK_WORDS = (
-    (
-        "Attack cost",
-        "Number of queries after which the true continuation has been generated with a "
-        "probability of one half, by the cheapest decoding method that ran (greedy or sampling). "
-        "'never': every decoding method excludes a token of the text.",
-    ),
-    (
-        "Adaptive attack",
-        "An attacker who may submit several answers: the most likely texts (beam search), sampled "
-        "texts (sampling), or texts that fill in the tokens which the mitigation dropped.",
-    ),
-)
-_ADDED_WORDS = (
-    (
-        "Change from base",
-        "The model's value minus the base model's on the same documents. It is not counterfactual "
-        "memorization (Zhang et al. 2021), which needs models trained without the document.",
-    ),
-)
-_WRITING_WORDS = (
-    (
-        "ROUGE-L",
-        "F1 of the longest common subsequence of the generated and the true text: tokens in order, "
-        "gaps allowed; 1 means identical texts.",
-    ),
-    (
-        "Edit distance, BLEU",
-        "Edit distance is the number of tokens to insert, delete or replace to get the true text, "
-        "divided by its length; BLEU counts shared runs of up to four tokens. BLEU above 0.75 "
-        "counts as approximate memorization (Ippolito et al. 2022).",
-    ),
-)
-_MEMBERSHIP_WORDS = (
-    (
-        "TPR at FPR",
-        "Share of trained documents above a threshold that only this share of control documents "
-        "exceeds: the success of an attacker who tolerates few false positives.",
-    ),
-    (
-        "Blind",
-        "A bag-of-words classifier without model access. If it separates trained from control "
-        "documents, they differ in distribution, and membership scores are not evidence of "
-        "memorization.",
-    ),
-)
-_CANARY_WORDS = (
-    (
-        "Canary, reference",
-        "A canary is an artificial document with a random secret. Canaries are randomly split into "
-        "trained ones and references, which have the same form and are never trained.",
-    ),
-    (
-        "Exposure",
-        "log2 of (number of references / rank of the secret among them by likelihood), in bits: "
-        "about 1 for a secret that left no trace, and log2 of the number of references for a "
-        "secret likelier than all of them.",
-    ),
-    (
-        "Epsilon, lower bound",
-        "Lower bound on the privacy loss, in terms of differential privacy, for one canary with "
-        "all its repetitions: the number of right guesses about which canaries were trained rules "
-        "out every smaller epsilon for the training algorithm with these settings. The highest "
-        "bound that this random split could show is given next to it. It is not a guarantee: "
-        "nothing is known about an upper bound.",
-    ),
-)
-_COPY_WORDS = (
-    (
-        "k-eidetic",
-        "Extracted verbatim although at most k trained documents contain the text (Carlini et al. "
-        "2021).",
-    ),
-)
-
-
-def _list_words(share: str) -> tuple[tuple[str, str], ...]:
-    return (
-        (
-            "Prefix, continuation",
-            "The true tokens that the model receives, and the true tokens that follow and that it "
-            "must reproduce.",
-        ),
-        (
-            "Verbatim match",
-            "Every token of the greedy continuation equals the true one. A single teacher-forced "
-            "pass decides this: greedy decoding reproduces the true text exactly if each true "
-            "token is the most likely one given those before it.",
-        ),
-        (
-            "Near-verbatim match",
-            "The greedy continuation, generated from the prefix without correction, differs from "
-            f"the true one in at most {share} of its tokens (insertions, deletions and "
-            "replacements; end-of-text tokens are suppressed). The reports on Gemini 1.5 and Gemma "
-            "use the same criterion.",
-        ),
-        (
-            "Teacher-forced",
-            "Each token is predicted given the true text before it, even after wrong predictions. "
-            "Token accuracy is the share of tokens predicted correctly; on ordinary language it is "
-            f"well above 0. 90{fmt.PERCENT} teacher-forced counts documents with an accuracy of at "
-            f"least 90{fmt.PERCENT}. Neither is extraction: an attacker without the text cannot "
-            "supply it.",
-        ),
-        (
-            "Control",
-            "Documents of the same kind that were never trained: their rates are not due to "
-            "memorization in this training.",
-        ),
-        (
-            f"95{fmt.PERCENT} CI",
-            "Clopper-Pearson interval for rates, Newcombe's for differences of rates, Tango's on "
-            "the same documents (joined with the exact one at its edges), DeLong's for AUC; for "
-            "means a jackknife over clusters of near-duplicates, between their bounds. Intervals "
-            "of rates with near-duplicates are those of the effective number of documents, (sum "
-            "of cluster sizes)² / sum of their squares, with the same rate. 'Few documents': a "
-            f"mean over fewer than {MIN_FOR_MEANS}, whose interval may be too narrow.",
-        ),
-        (
-            "Extraction strength",
-            "The share of the continuation, counted from its end, that is predicted without a "
-            "wrong token, teacher-forced; 1 is a verbatim match.",
-        ),
-        (
-            "NLL, log-probability",
-            "Natural logarithm of the probability, per token: 0 is certainty. Held-out NLL is "
-            "measured on documents that were never trained; lower is better.",
-        ),
-        (
-            "Type-token ratio",
-            "Number of distinct tokens / number of tokens. If it is low for the text, the text is "
-            "a template; if it is low only for the model's choices, the model repeats itself.",
-        ),
+    shown = {
+        "": True,
+        "attacks": attacked or bool(probes & {"sampling", "attacks"}),
+        "front": report is None,
+        "change from base": any(row.against == "base" and row.is_known for row in results),
+        "generation": "generation" in probes,
+        "membership": any((row.probe, row.metric) == ("membership", "tpr") for row in results),
+        "canaries": "canaries" in probes,
+        "copies": any("copies_at_most" in row.parameters for row in results),
+        "findings": report is not None and bool(report.findings),
+    }
+    values = {
+        "share": fmt.threshold(0.1 if report is None else report.method.max_edit_share),
+        "queries": fmt.count(NUM_RISK_QUERIES),
+        "few": MIN_FOR_MEANS,
+    }
+    words = tomllib.loads(_GLOSSARY.read_text(encoding="utf-8"))
+    return tuple(
+        Fact(term, text.format_map(values))
+        for results_of, terms in words.items()
+        if shown[results_of]
+        for term, text in terms.items()
     )
-
-
-_MOST_SOURCES = 40
 
 
 _WITHIN = "Within the audited part of a document."
@@ -508,9 +356,7 @@ def _describe_adapter(adapter: AdapterIdentity) -> Fact:
 def describe_data(report: AuditReport) -> tuple[Fact, ...]:
     """List the audited documents."""
     data = report.data
-    sources = [fmt.clean_name(source, 120) for source in data.sources[:_MOST_SOURCES]]
-    if len(data.sources) > _MOST_SOURCES:
-        sources.append(f"and {len(data.sources) - _MOST_SOURCES:,} more")
+    sources = [fmt.clean_name(source, 120) for source in data.sources]
     facts = [
         Fact("Sources", ", ".join(sources) or fmt.MISSING),
         Fact("Documents", fmt.count(data.num_documents), detail=_describe_equal(data)),
@@ -606,5 +452,5 @@ def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
     """List versions and hardware, by name."""
     return tuple(
         Fact(fmt.clean_name(name), fmt.clean_text(value, 200), code=True)
-        for name, value in sorted(environment.items())[:200]
+        for name, value in sorted(environment.items())
     )
