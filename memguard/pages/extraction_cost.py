@@ -128,7 +128,6 @@ def build_extraction_cost(report: AuditReport) -> Section:
     return Section(
         key="attacks",
         title="Extraction cost",
-        short_title="Extraction",
         lead=tuple(filter(None, lead)),
         tables=tuple(filter(None, (table, _build_attacks(report, attacks)))),
         brief=_write_brief(report),

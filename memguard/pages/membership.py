@@ -58,7 +58,6 @@ def build_membership(report: AuditReport) -> Section:
     return Section(
         key="membership",
         title="Membership inference",
-        short_title="Membership",
         lead=(write_membership_note(report),),
         figure=build_roc(report, rows, name_score),
         tables=tuple(tables),

@@ -210,9 +210,9 @@ class Section:
     key: str
     """Target of links."""
     title: str
-    short_title: str
+    short_title: str = ""
     """Text of links."""
-    lead: tuple[str, ...]
+    lead: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     figure: Figure | None = None
     tables: tuple[Table, ...] = ()

@@ -3,10 +3,11 @@
 rendering
     html.py                the page of a report or a comparison as one file; its links
     charts.py, svg.py      charts as inline SVG; a drawing as SVG elements or as a file
-    texts.py               limitations, next steps, identity, method, glossary
+    texts.py               limitations, next steps, identity, method
+    glossary.toml          the terms of the pages
 an audit; the sections of probes are in `audit.probes`
     audit_facts.py         an audit report -> what a reader is told of it
-    audit_summary.py       tables by bucket, extraction by repetitions, the list of findings
+    audit_summary.py       tables by bucket, the list of findings
     audit_training.py      cost of training, audits during it, benchmark tasks
 the page of a comparison
     comparison_page.py     a comparison -> the contents of its page

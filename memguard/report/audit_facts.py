@@ -19,6 +19,7 @@ from memguard.audit.suite import PROBES
 from memguard.errors import ConfigError
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, make_table
+from memguard.pages.doses import build_doses
 from memguard.pages.facts import Facts, describe_not_run, describe_probes
 from memguard.pages.membership import warn_of_blind
 from memguard.pages.page import Fact, GateHead, Group, Notice, Section, Table
@@ -36,7 +37,6 @@ from memguard.records import (
     VerdictCounts,
 )
 from memguard.report.audit_summary import (
-    build_doses,
     build_findings,
     build_summary,
     describe_learned,
@@ -152,8 +152,6 @@ def _build_identity(report: AuditReport) -> Section:
     return Section(
         key="identity",
         title="Weights and documents",
-        short_title="Weights",
-        lead=(),
         facts=describe_identity(report),
         groups=(Group(title="Documents", facts=describe_data(report)),),
         brief=(Fact("", write_origin(report), code=True),),
@@ -170,8 +168,6 @@ def _build_method(report: AuditReport) -> Section:
     return Section(
         key="method",
         title="Method",
-        short_title="Method",
-        lead=(),
         facts=describe_method(report),
         groups=tuple(group for group in groups if group.facts or group.command),
     )
@@ -221,7 +217,6 @@ def _build_default(report: AuditReport, probe: str, package: str, *, is_installe
     return Section(
         key=f"probe-{[metric.probe for metric in report.tables.metrics].index(probe)}",
         title=fmt.clean_words(probe),
-        short_title=fmt.clean_words(probe),
         lead=tuple(lead),
         tables=(table,),
     )
@@ -288,7 +283,6 @@ def _build_public(report: AuditReport) -> Section:
     return Section(
         key="public",
         title="Memorization audit",
-        short_title="Audit",
         lead=tuple(
             filter(
                 None,

@@ -41,7 +41,6 @@ def build_training(report: AuditReport) -> Section:
     return Section(
         key="training",
         title="Training, utility and mitigation",
-        short_title="Training",
         lead=(lead,),
         facts=() if training is None else _describe_training(training, report.model.load_as),
         brief=tuple(_list_brief(report)),
@@ -145,7 +144,6 @@ def build_watched(report: AuditReport) -> Section | None:
     return Section(
         key="during",
         title="During training",
-        short_title="During",
         lead=tuple(filter(None, (first, describe_budget(training)))),
         figure=Figure(
             key="during",
@@ -281,7 +279,6 @@ def build_utility(report: AuditReport) -> Section | None:
     return Section(
         key="utility",
         title="Utility",
-        short_title="Utility",
         lead=(
             "Benchmark tasks of lm-eval, answered by the trained model and by the base model. They "
             "measure what the model can do; they have no part in the verdict.",

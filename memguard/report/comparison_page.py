@@ -10,6 +10,7 @@ from memguard.pages.extraction_cost import list_attacks
 from memguard.pages.page import ComparisonPage, Fact, Table
 from memguard.pages.pivot import ResultColumn, pivot
 from memguard.records import ComparedRun, Comparison, MetricRow, ResultRow, Tables
+from memguard.report import seed_means as means
 from memguard.report.comparison_front import build_front, build_trends, describe_recommendation
 from memguard.report.comparison_paired import build_paired, build_paired_canaries
 from memguard.report.comparison_tables import (
@@ -19,22 +20,7 @@ from memguard.report.comparison_tables import (
     build_settings,
 )
 from memguard.report.comparison_utility import build_tasks, describe_setting_utility, name_utility
-from memguard.report.seed_means import (
-    Setting,
-    average,
-    count_documents,
-    count_matched,
-    describe_other_dose,
-    find_bucket,
-    is_measured,
-    label_run,
-    list_costs,
-    list_settings,
-    list_values,
-    name_dose,
-    name_first,
-    pick_highest,
-)
+from memguard.report.seed_means import Setting
 from memguard.report.texts import (
     COMPARISON_CONFIDENTIALITY,
     READING_GUIDE,
@@ -77,7 +63,7 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
 
 
 def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
-    runs, num_settings = comparison.runs, len(list_settings(comparison))
+    runs, num_settings = comparison.runs, len(means.list_settings(comparison))
     seeds, loss = sorted({run.seed for run in runs}), comparison.find_loss(runs[0])
     return (
         Fact("Compared", f"{num_settings:,} settings", detail=f"{len(runs):,} runs"),
@@ -98,17 +84,16 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
 
 
 def _write_in_short_lead(comparison: Comparison) -> str:
-    dose = pick_highest(comparison)
+    dose = means.pick_highest(comparison)
     if dose is None:
         return "No trained bucket was measured; only the loss on held-out documents is known."
-    return (
-        f"Documents {name_dose(dose)}, continuation of {comparison.continuation_tokens:,} tokens:"
-    )
+    tokens = f"continuation of {comparison.continuation_tokens:,} tokens"
+    return f"Documents {means.name_dose(dose)}, {tokens}:"
 
 
 def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
     """Summarise risk and cost of each setting in one sentence, and the control."""
-    settings = list_settings(comparison)[:_MOST_SUMMARISED]
+    settings = means.list_settings(comparison)[:_MOST_SUMMARISED]
     sentences = (Fact(fmt.clean_name(setting.name), _summarise(setting)) for setting in settings)
     return (*sentences, *_summarise_control(comparison))
 
@@ -117,25 +102,25 @@ def _summarise(setting: Setting) -> str:
     value, change, _ = describe_setting_utility(setting)
     loss = f"{name_utility(setting.comparison.utility)} {value}"
     if setting.name != setting.comparison.runs[0].setting and change != fmt.MISSING:
-        loss += f" ({change} from '{name_first(setting.comparison)}')"
+        loss += f" ({change} from '{means.name_first(setting.comparison)}')"
     verbatim, near, accuracy = (
         setting.find("extraction", metric)
         for metric in ("verbatim", "near_verbatim", "token_accuracy")
     )
-    num_documents = count_documents(verbatim)
+    num_documents = means.count_documents(verbatim)
     if not num_documents:
         return f"no document in this bucket; {loss}."
-    other = describe_other_dose(setting)
+    other = means.describe_other_dose(setting)
     text = f"{other}: " if other else ""
-    text += f"{fmt.of(count_matched(verbatim), num_documents)} verbatim"
-    if all(map(is_measured, near)):
-        text += f", {fmt.of(count_matched(near), num_documents)} near-verbatim"
+    text += f"{fmt.of(means.count_matched(verbatim), num_documents)} verbatim"
+    if all(map(means.is_measured, near)):
+        text += f", {fmt.of(means.count_matched(near), num_documents)} near-verbatim"
     else:
         text += ", near-verbatim not generated"
-    if not count_matched([*verbatim, *near]) and len(verbatim) == 1:
+    if not means.count_matched([*verbatim, *near]) and len(verbatim) == 1:
         text += f" ({fmt.percent_ci(verbatim[0].ci)})"
-    if accuracies := list_values(accuracy):
-        text += f", teacher-forced accuracy {fmt.percent(average(accuracies))}"
+    if accuracies := means.list_values(accuracy):
+        text += f", teacher-forced accuracy {fmt.percent(means.average(accuracies))}"
     return f"{_describe_verdict(setting)}{text}{_describe_attacks(setting)}; {loss}."
 
 
@@ -152,28 +137,29 @@ def _describe_attacks(setting: Setting) -> str:
     """Report the attack cost and the best attack, over seeds; "" if neither was measured."""
     text = ""
     medians = setting.find("sampling", "log10_queries", statistic="median")
-    if costs := list_costs(setting):
-        mean = average(costs)
+    if costs := means.list_costs(setting):
+        mean = means.average(costs)
         cost = replace(medians[0], value=None if mean == math.inf else mean)
         text += f"; median attack cost {fmt.cost_in_queries(cost)}"
     attacked = [setting.find_attacked(attack) for attack in list_attacks(setting.tables)]
     if any(attacked):
-        best = max(filter(None, attacked), key=count_matched)
-        text += f"; the best attack extracts {fmt.of(count_matched(best), count_documents(best))}"
+        best = max(filter(None, attacked), key=means.count_matched)
+        counts = fmt.of(means.count_matched(best), means.count_documents(best))
+        text += f"; the best attack extracts {counts}"
     return text
 
 
 def _summarise_control(comparison: Comparison) -> tuple[Fact, ...]:
-    settings = list_settings(comparison)
+    settings = means.list_settings(comparison)
     greedy = [row for setting in settings for row in _list_greedy(setting)]
-    if not count_documents(greedy):
+    if not means.count_documents(greedy):
         return ()
     most = max(greedy, key=lambda row: row.num_matched or 0)
     how = "verbatim" if most.metric == "verbatim" else "near-verbatim"
     text = f"{fmt.of(most.num_matched or 0, most.num_documents)} {how}"
     if most.num_matched:
         text = f"at most {text}"
-    shares = list_values(
+    shares = means.list_values(
         row for setting in settings for row in setting.find("extraction", "token_accuracy", 0)
     )
     if shares:
@@ -187,7 +173,7 @@ def _list_greedy(setting: Setting) -> list[ResultRow]:
     verbatim, near = (
         setting.find("extraction", metric, 0) for metric in ("verbatim", "near_verbatim")
     )
-    return [two if is_measured(two) else one for one, two in zip(verbatim, near, strict=True)]
+    return [two if means.is_measured(two) else one for one, two in zip(verbatim, near, strict=True)]
 
 
 def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
@@ -203,15 +189,15 @@ def _describe_learned(comparison: Comparison) -> tuple[str, ...]:
         return ()
     gain = max(gains, key=lambda row: row.minus_control or 0.0)
     run = runs[gain.setting or "", gain.seed or 0]
-    control = changes.get((run.setting, run.seed, find_bucket(run, 0) or ""))
+    control = changes.get((run.setting, run.seed, means.find_bucket(run, 0) or ""))
     metric = tables.find_metric("extraction", "token_accuracy")
     shown = show_minus_control(gain, control, metric)
     interval = ", ".join(filter(None, (shown.detail, shown.note)))
     return (
-        f"With '{label_run(run, comparison)}' no document {name_dose(run.doses[gain.bucket])} is "
-        f"extracted, yet training raised their teacher-forced token accuracy by {shown.text} more "
-        f"than that of the control ({interval}): 0{fmt.PERCENT} extracted does not mean that "
-        "nothing was learned from them.",
+        f"With '{means.label_run(run, comparison)}' no document "
+        f"{means.name_dose(run.doses[gain.bucket])} is extracted, yet training raised their "
+        f"teacher-forced token accuracy by {shown.text} more than that of the control "
+        f"({interval}): 0{fmt.PERCENT} extracted does not mean that nothing was learned from them.",
     )
 
 
@@ -245,7 +231,7 @@ def _build_table(comparison: Comparison, metric: MetricRow) -> Table:
         tables,
         f"{fmt.clean_text(metric.heading, 60)} ({fmt.CI}), by probe "
         f"'{fmt.clean_name(metric.probe, 40)}' of {fmt.clean_text(metric.package, 60)}",
-        Column("Setting", lambda run: show_name(label_run(run, comparison))),
+        Column("Setting", lambda run: show_name(means.label_run(run, comparison))),
         [
             ResultColumn(
                 (fmt.clean_name(bucket, 40), statistic),

@@ -9,6 +9,7 @@ from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_no
 from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
 from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
+from memguard.report import seed_means as means
 from memguard.report.audit_training import describe_dropped
 from memguard.report.comparison_front import name_dominators, show_risk
 from memguard.report.comparison_utility import (
@@ -20,28 +21,7 @@ from memguard.report.comparison_utility import (
     write_difference,
     write_value,
 )
-from memguard.report.seed_means import (
-    Setting,
-    average,
-    describe_setting,
-    get_base,
-    has_several_seeds,
-    is_measured,
-    label_base,
-    label_run,
-    list_doses,
-    list_settings,
-    name_dose,
-    name_first,
-    pick_highest,
-    show_accuracy,
-    show_attack,
-    show_cost,
-    show_counts,
-    show_loss,
-    show_mean_share,
-    show_membership,
-)
+from memguard.report.seed_means import Setting
 
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
@@ -58,30 +38,30 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
 
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
-    dose = name_dose(pick_highest(comparison))
+    dose = means.name_dose(means.pick_highest(comparison))
     utility = comparison.utility
     of_base = write_value(comparison.mean_utility(comparison.runs[0].setting, "base"), utility)
     change = write_difference(find_base_difference(comparison), utility)
 
     def name(setting: Setting) -> Cell:
         dominators = name_dominators(setting.point)
-        detail = describe_setting(setting)
+        detail = means.describe_setting(setting)
         note = f"dominated by {dominators}" if dominators else ""
         return show_name(fmt.clean_name(setting.name), detail, note)
 
     def show(setting: Setting, metric: str) -> Content:
         is_there = setting.find("extraction", metric)
-        return show_counts(setting, metric) if is_there else fmt.MISSING
+        return means.show_counts(setting, metric) if is_there else fmt.MISSING
 
     columns: tuple[Column[Setting], ...] = (
-        Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
+        Column("Setting", name, lambda base: show_name(base.name, means.label_base(comparison))),
         Column(("Verdict", "of its own report"), show_level),
         Column(("Risk", "highest rate"), lambda s: show_risk(s.point, s.tables)),
         _both(("Verbatim", dose), lambda s: show(s, "verbatim")),
         _both(("Near-verbatim", dose), lambda s: show(s, "near_verbatim")),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
-            lambda s: show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
+            lambda s: means.show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
         ),
         Column(
             head_utility(comparison),
@@ -94,11 +74,11 @@ def build_headline(comparison: Comparison) -> Table:
     return make_table(
         "Risk, utility and cost of each setting",
         columns,
-        list_settings(comparison),
+        means.list_settings(comparison),
         tone=lambda s: "dominated" if name_dominators(s.point) else "",
-        base=get_base(comparison),
+        base=means.get_base(comparison),
         notes=(
-            *((_SEEDS_NOTE,) if has_several_seeds(comparison) else ()),
+            *((_SEEDS_NOTE,) if means.has_several_seeds(comparison) else ()),
             *filter(None, (describe_chance(comparison),)),
             *describe_left_out(comparison),
         ),
@@ -135,7 +115,7 @@ _BAD: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized
 
 def _write_dropped(setting: Setting) -> str:
     shares = [run.cost.dropped_fraction for run in setting.runs]
-    dropped = average([share for share in shares if share is not None])
+    dropped = means.average([share for share in shares if share is not None])
     return describe_dropped(dropped, bool(setting.runs[0].mitigations))
 
 
@@ -153,14 +133,14 @@ _Extracted = tuple[Setting, str, int]
 
 def build_extraction(comparison: Comparison) -> Table:
     """Build the full table: every setting at every number of repetitions, with intervals."""
-    base = get_base(comparison)
+    base = means.get_base(comparison)
     named = [
-        (Setting(run.setting, [run], comparison), label_run(run, comparison))
+        (Setting(run.setting, [run], comparison), means.label_run(run, comparison))
         for run in comparison.runs
     ]
     measured: list[_Extracted] = [
         (setting, label, dose)
-        for dose in list_doses(comparison)
+        for dose in means.list_doses(comparison)
         for setting, label in (*named, (base, base.name))
         if setting.find("extraction", "verbatim", dose)
     ]
@@ -173,7 +153,7 @@ def build_extraction(comparison: Comparison) -> Table:
 
     columns: tuple[Column[_Extracted], ...] = (
         Column("Setting", lambda row: row[1]),
-        Column("Documents", lambda row: name_dose(row[2])),
+        Column("Documents", lambda row: means.name_dose(row[2])),
         column_of("Verbatim", "verbatim"),
         column_of("Near-verbatim", "near_verbatim"),
         column_of((f"90{fmt.PERCENT} teacher-forced", "not extraction"), "teacher_forced_90"),
@@ -191,7 +171,7 @@ def build_extraction(comparison: Comparison) -> Table:
 
 def _write_share(row: ResultRow | None = None) -> str:
     """Format a value on one line; this table has too many rows for bars."""
-    if row is None or not is_measured(row):
+    if row is None or not means.is_measured(row):
         return fmt.MISSING if row is None or row.statistic == "mean" else "not generated"
     if row.statistic == "mean":
         return fmt.percent(row.value)
@@ -230,7 +210,7 @@ _SEVERAL_NOTE = (
 
 def build_gains(comparison: Comparison) -> Section | None:
     """Build the section; None if no run has results that the other tables do not show."""
-    dose = pick_highest(comparison)
+    dose = means.pick_highest(comparison)
     tables, score = comparison.tables, _pick_score(comparison)
     if dose is None or not (tables.select("sampling", "never") or list_attacks(tables) or score):
         return None
@@ -262,31 +242,31 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
     attacks = list_attacks(comparison.tables)
 
     def column_of_attack(attack: Attack) -> Column[Setting]:
-        return Column(attack.heading, lambda s: show_attack(s, attack))
+        return Column(attack.heading, lambda s: means.show_attack(s, attack))
 
-    cost: Column[Setting] = _both(("Attack cost", "log10 queries, median"), show_cost)
+    cost: Column[Setting] = _both(("Attack cost", "log10 queries, median"), means.show_cost)
     membership: Column[Setting] = Column(
-        ("Membership AUC", name_score(score)), lambda s: show_membership(s, score)
+        ("Membership AUC", name_score(score)), lambda s: means.show_membership(s, score)
     )
     columns: tuple[Column[Setting], ...] = (
         Column(
             "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), describe_setting(s)),
-            lambda base: show_name(base.name, label_base(comparison)),
+            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
+            lambda base: show_name(base.name, means.label_base(comparison)),
         ),
-        _both(("Verbatim", "documents"), lambda s: show_mean_share(s, "verbatim")),
-        _both(("Near-verbatim", "documents"), lambda s: show_mean_share(s, "near_verbatim")),
-        _both(("Token accuracy", "teacher-forced"), show_accuracy),
+        _both(("Verbatim", "documents"), lambda s: means.show_mean_share(s, "verbatim")),
+        _both(("Near-verbatim", "documents"), lambda s: means.show_mean_share(s, "near_verbatim")),
+        _both(("Token accuracy", "teacher-forced"), means.show_accuracy),
         *([cost] if comparison.tables.select("sampling", "never") else []),
         *map(column_of_attack, attacks),
         *([membership] if score else []),
         Column(
-            ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
-            show_loss,
-            lambda base: fmt.number(get_base(comparison).mean_loss()),
+            ("Held-out NLL", f"nats; from '{means.name_first(comparison, 12)}'"),
+            means.show_loss,
+            lambda base: fmt.number(means.get_base(comparison).mean_loss()),
         ),
     )
-    notes = [_SEVERAL_NOTE if has_several_seeds(comparison) else _SINGLE_NOTE]
+    notes = [_SEVERAL_NOTE if means.has_several_seeds(comparison) else _SINGLE_NOTE]
     notes += write_attack_notes(attacks)
     if not attacks:
         notes.append("No attacks ran; 'audit.suite: full' includes them.")
@@ -297,10 +277,10 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
             "below 0.5 tells the documents apart too, with the opposite sign."
         )
     return make_table(
-        f"Documents {name_dose(dose)}",
+        f"Documents {means.name_dose(dose)}",
         columns,
-        list_settings(comparison),
-        base=get_base(comparison),
+        means.list_settings(comparison),
+        base=means.get_base(comparison),
         notes=notes,
         compact=True,
     )
