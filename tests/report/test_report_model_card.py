@@ -1,4 +1,4 @@
-"""Model cards: that of a run is publishable; that on a hub is what its library reads, and no more."""
+"""Model cards: that of a run is publishable; that on a hub is what its library reads."""
 
 import dataclasses
 import typing

@@ -1,4 +1,4 @@
-"""What a run's page says of its training, and audits during it: first steps, budget, chart, table."""
+"""What a page says of training, and of audits during it: first steps, budget, chart and table."""
 
 from typing import Any
 
@@ -136,10 +136,10 @@ def budget_facts(action: Any) -> r.Budget:
     ("changes", "said"),
     [
         ({}, "masked by goldfish; target 12.5 % (1 in 8)"),
-        ({"budget_facts": budget_facts("stop")}, "masked by goldfish; target 12.5 % (1 in 8)"),
+        ({"budget": budget_facts("stop")}, "masked by goldfish; target 12.5 % (1 in 8)"),
         # Documents differ in what was asked: the share beside it is another one.
         ({"mitigations": [{**GOLDFISH, "k_by_dose": {"16": 4, "64": 2}}]}, ""),
-        ({"budget_facts": budget_facts("tighten")}, ""),
+        ({"budget": budget_facts("tighten")}, ""),
         ({"mitigations": [{"name": "focal", "gamma": 2.0}]}, ""),
     ],
 )
