@@ -47,7 +47,8 @@ def build_dose_response(report: AuditReport) -> Figure | None:
         chart=chart,
         caption="Share of documents extracted, and teacher-forced token accuracy, which is not "
         "extraction, by the number of times the documents were trained. Bands are 95 % intervals; "
-        f"positions are evenly spaced, not to scale. Documents per position: {_list_n(buckets)}.",
+        f"positions are evenly spaced, not to scale. Documents per position: "
+        f"{', '.join(f'{bucket.num_documents:,}' for bucket in buckets)}.",
         table=_build_table(report.tables, buckets),
     )
 
@@ -98,11 +99,6 @@ def _order(buckets: Sequence[BucketRow]) -> list[BucketRow]:
 
 def _dose(bucket: BucketRow) -> int:
     return bucket.num_repetitions or 0
-
-
-def _list_n(buckets: Sequence[BucketRow]) -> str:
-    counts = [f"{bucket.num_documents:,}" for bucket in buckets]
-    return ", ".join(counts)
 
 
 def _build_lines(
@@ -248,7 +244,9 @@ def build_copies(report: AuditReport) -> Table | None:
             "no such document",
         ),
     )
-    shown = _drop_repeated(copies)
+    # A limit whose counts are those of the one before says nothing new.
+    counts = [None, *map(_count, copies)]
+    shown = [row for row, before in zip(copies, counts, strict=False) if _count(row) != before]
     left_out = [write_limit(row) for row in copies if row not in shown]
     repeated = f"A limit of {', '.join(left_out)} gives the same counts as the row before."
     return make_table(
@@ -267,8 +265,3 @@ def build_copies(report: AuditReport) -> Table | None:
 
 def _count(row: ResultRow) -> tuple[int, int]:
     return row.num_matched or 0, row.num_documents
-
-
-def _drop_repeated(copies: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the rows whose counts differ from those of the row before."""
-    return [row for i, row in enumerate(copies) if i == 0 or _count(row) != _count(copies[i - 1])]

@@ -102,15 +102,13 @@ def _name_missing_scores(report: AuditReport) -> str:
     probe = next((p for p in report.method.probes if p.get("name") == "membership"), {})
     requested = probe.get("scores")
     listed = requested if isinstance(requested, list) else []
-    missing = [str(score) for score in listed if not _has_score(report, str(score))]
-    names = ", ".join(fmt.clean_name(score, 40) for score in missing)
-    return f"; not computed: {names}" if names else ""
-
-
-def _has_score(report: AuditReport, score: str) -> bool:
-    parameters = write_parameters({"score": score})
-    row = report.tables.find("membership", "auc", MEMBERS, parameters=parameters)
-    return row is not None and row.is_known
+    missing = []
+    for score in map(str, listed):
+        parameters = write_parameters({"score": score})
+        row = report.tables.find("membership", "auc", MEMBERS, parameters=parameters)
+        if row is None or not row.is_known:
+            missing.append(fmt.clean_name(score, 40))
+    return f"; not computed: {', '.join(missing)}" if missing else ""
 
 
 def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Cell, Fact, GateHead, Notice, PageColour, Row, Table
+from memguard.pages.columns import Column, make_table, show_name
+from memguard.pages.page import Cell, Fact, GateHead, Notice, PageColour, Table
 from memguard.records import LEVEL_NAMES, AuditReport, Tables
 from memguard.records.gate import (
     EXIT_CODES,
@@ -82,7 +83,10 @@ def describe_judgement(
         tables: of the audit, which say whether the value is a share.
         name_limit: largest number of characters of the name.
     """
-    is_share = _is_share(judgement, tables)
+    is_share = judgement.num_matched is not None
+    if not is_share and judgement.probe is not None and judgement.metric is not None:
+        metric = tables.find_metric(judgement.probe, judgement.metric, judgement.parameters or "")
+        is_share = metric is not None and (metric.statistic == "rate" or metric.unit == "share")
     low, high = judgement.low, judgement.high
     ci = None if low is None or high is None else (low, high)
     estimate = None if judgement.value is None else Interval(value=judgement.value, ci=ci)
@@ -94,51 +98,28 @@ def describe_judgement(
         # Counts of findings are whole numbers.
         is_count = ci is None and judgement.value is not None and judgement.value.is_integer()
         written = fmt.share(estimate) if is_share else fmt.interval(estimate, 0 if is_count else 3)
+    documents, limit, needed = judgement.num_documents, fmt.MISSING, fmt.MISSING
+    counts = fmt.MISSING if documents is None else f"{documents:,} documents"
+    if documents is not None and judgement.num_matched is not None:
+        counts = fmt.of(judgement.num_matched, documents)
+    if judgement.limit is not None and not is_share:
+        limit = f"{judgement.limit:g}"
+    elif judgement.limit is not None and judgement.compared_with is not None:
+        limit = f"{100 * judgement.limit:.4g}{fmt.NBSP}pp"
+    elif judgement.limit is not None:
+        limit = fmt.threshold(judgement.limit)
+    if judgement.outcome == "inconclusive":
+        number = judgement.num_documents_needed
+        needed = "no number decides" if number is None else f"{number:,}"
     return JudgementText(
         outcome=OUTCOME_NAMES[judgement.outcome],
         name=fmt.clean_name(judgement.name, name_limit),
-        counts=_write_counts(judgement),
+        counts=counts,
         value=written.value,
         interval=written.interval,
-        limit=_write_limit(judgement, is_share),
-        needed=_write_needed(judgement),
+        limit=limit,
+        needed=needed,
     )
-
-
-def _is_share(judgement: Judgement, tables: Tables) -> bool:
-    if judgement.num_matched is not None:
-        return True
-    if judgement.probe is None or judgement.metric is None:
-        return False
-    metric = tables.find_metric(judgement.probe, judgement.metric, judgement.parameters or "")
-    return metric is not None and (metric.statistic == "rate" or metric.unit == "share")
-
-
-def _write_counts(judgement: Judgement) -> str:
-    documents = judgement.num_documents
-    if documents is None:
-        return fmt.MISSING
-    if judgement.num_matched is None:
-        return f"{documents:,} documents"
-    return fmt.of(judgement.num_matched, documents)
-
-
-def _write_limit(judgement: Judgement, is_share: bool) -> str:
-    limit = judgement.limit
-    if limit is None:
-        return fmt.MISSING
-    if not is_share:
-        return f"{limit:g}"
-    if judgement.compared_with is not None:
-        return f"{100 * limit:.4g}{fmt.NBSP}pp"
-    return fmt.threshold(limit)
-
-
-def _write_needed(judgement: Judgement) -> str:
-    if judgement.outcome != "inconclusive":
-        return fmt.MISSING
-    needed = judgement.num_documents_needed
-    return "no number decides" if needed is None else f"{needed:,}"
 
 
 def write_contrast(result: GateResult) -> str:
@@ -191,7 +172,11 @@ _LOOKS: dict[Outcome, tuple[PageColour, str]] = {
     "pass": ("green", "none-found"),
 }
 """Colour of an outcome, and the level whose icon it has."""
-_COLUMNS = ("Rule", "Outcome", "Counts", "Value", "Interval", "Limit", "Documents needed")
+_STATES = {
+    "accepted": ("accepted", "low"),
+    "expired": ("expired: counts again", "warning"),
+    "not-found": ("not in this audit", "low"),
+}
 _RELEASES: dict[ReleaseContext | None, tuple[str, str]] = {
     "internal": (
         "internal",
@@ -262,55 +247,49 @@ def build_gate_head(result: GateResult, report: AuditReport, policy: str) -> Gat
 
 
 def _build_judgements(result: GateResult, report: AuditReport) -> Table:
-    judgements = worst_first(result)
-    return Table(
-        caption="Judgements, those that decide first",
-        columns=tuple(map(Cell, _COLUMNS)),
-        rows=tuple(_show_judgement(one, report) for one in judgements),
-        notes=(INTERVAL_NOTE, _NO_PROBE),
-        compact=True,
-    )
+    def name(pair: tuple[Judgement, JudgementText]) -> Cell:
+        judgement, text = pair
+        is_told = judgement.outcome != "pass"
+        why = fmt.clean_text(fmt.hide_paths(judgement.sentence)) if is_told else ""
+        return show_name(text.name, why)
 
+    def show_outcome(pair: tuple[Judgement, JudgementText]) -> Cell:
+        return Cell(pair[1].outcome, kind="level", level=_LOOKS[pair[0].outcome][1])
 
-def _show_judgement(judgement: Judgement, report: AuditReport) -> Row:
-    text = describe_judgement(judgement, report.tables)
-    why = "" if judgement.outcome == "pass" else fmt.clean_text(fmt.hide_paths(judgement.sentence))
-    numbers = (text.counts, text.value, text.interval or fmt.MISSING, text.limit, text.needed)
-    return Row(
-        head=Cell(text.name, detail=why, kind="text"),
-        cells=(
-            Cell(text.outcome, kind="level", level=_LOOKS[judgement.outcome][1]),
-            *map(Cell, numbers),
+    columns: tuple[Column[tuple[Judgement, JudgementText]], ...] = (
+        Column("Rule", name),
+        Column(
+            "Outcome", lambda p: Cell(p[1].outcome, kind="level", level=_LOOKS[p[0].outcome][1])
         ),
+        Column("Counts", lambda pair: pair[1].counts),
+        Column("Value", lambda pair: pair[1].value),
+        Column("Interval", lambda pair: pair[1].interval or fmt.MISSING),
+        Column("Limit", lambda pair: pair[1].limit),
+        Column("Documents needed", lambda pair: pair[1].needed),
     )
+    pairs = [(one, describe_judgement(one, report.tables)) for one in worst_first(result)]
+    caption = "Judgements, those that decide first"
+    return make_table(caption, columns, pairs, notes=(INTERVAL_NOTE, _NO_PROBE), compact=True)
 
 
 def _build_accepted(result: GateResult) -> Table | None:
+    def name(entry: Acceptance) -> Cell:
+        text_hmac, _, probe = entry.finding.partition(":")
+        return Cell(f"{fmt.hash(text_hmac)}:{fmt.clean_text(probe, 40)}", kind="hash")
+
+    def show_state(entry: Acceptance) -> Cell:
+        state, level = _STATES[entry.state]
+        return Cell(state, kind="level", level=level)
+
+    def show_until(entry: Acceptance) -> Cell:
+        return show_name("without end" if entry.until is None else fmt.clean_text(entry.until, 40))
+
+    columns: tuple[Column[Acceptance], ...] = (
+        Column("Finding", name),
+        Column("State", show_state),
+        Column("By", lambda one: show_name(fmt.clean_name(one.by, 80))),
+        Column("Until", show_until),
+        Column("Why", lambda one: show_name(fmt.clean_text(one.reason, 200))),
+    )
     accepted = sort_acceptances(result)
-    if not accepted:
-        return None
-    return Table(
-        caption="Accepted findings",
-        columns=tuple(map(Cell, ("Finding", "State", "By", "Until", "Why"))),
-        rows=tuple(map(_show_acceptance, accepted)),
-        compact=True,
-    )
-
-
-def _show_acceptance(entry: Acceptance) -> Row:
-    text_hmac, _, probe = entry.finding.partition(":")
-    state, level = {
-        "accepted": ("accepted", "low"),
-        "expired": ("expired: counts again", "warning"),
-        "not-found": ("not in this audit", "low"),
-    }[entry.state]
-    until = "without end" if entry.until is None else fmt.clean_text(entry.until, 40)
-    return Row(
-        head=Cell(f"{fmt.hash(text_hmac)}:{fmt.clean_text(probe, 40)}", kind="hash"),
-        cells=(
-            Cell(state, kind="level", level=level),
-            Cell(fmt.clean_name(entry.by, 80), kind="text"),
-            Cell(until, kind="text"),
-            Cell(fmt.clean_text(entry.reason, 200), kind="text"),
-        ),
-    )
+    return make_table("Accepted findings", columns, accepted, compact=True) if accepted else None

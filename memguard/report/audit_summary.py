@@ -182,6 +182,10 @@ def _write_rate(rate: ResultRow | None) -> str:
 def _build_details(report: AuditReport) -> Table:
     """Build the second table: match details, and the documents that the rates exclude."""
 
+    def count_tiny(bucket: BucketRow) -> int:
+        row = report.tables.find("extraction", "tiny_margin", bucket.bucket)
+        return 0 if row is None else row.num_matched or 0
+
     def plain(heading: Heading, metric: str) -> ResultColumn:
         return ResultColumn(heading, "extraction", metric, how="plain", unit=PLAIN, base="")
 
@@ -197,7 +201,7 @@ def _build_details(report: AuditReport) -> Table:
         ResultColumn(_LOGPROB, "extraction", "logprob", why_not="fewer than two texts"),
         plain(("Type-token ratio", "true text"), "type_token_ratio"),
         plain(("Type-token ratio", "model's choices"), "argmax_type_token_ratio"),
-        Column(("Tiny margins", "documents"), lambda b: count_tiny(report, b)),
+        Column(("Tiny margins", "documents"), count_tiny),
         Column(("Scored", "documents"), lambda b: b.num_documents),
         Column(("Too short", "documents"), lambda b: b.num_too_short),
         Column(
@@ -235,12 +239,6 @@ def build_change_from_base(report: AuditReport) -> Table | None:
             "change beyond it was learned from the documents.",
         ),
     )
-
-
-def count_tiny(report: AuditReport, bucket: BucketRow) -> int:
-    """Return how many documents of a bucket have a result that depends on a tiny margin."""
-    row = report.tables.find("extraction", "tiny_margin", bucket.bucket)
-    return 0 if row is None else row.num_matched or 0
 
 
 def find_learned(report: AuditReport) -> list[ResultRow]:
@@ -299,12 +297,18 @@ def build_findings(report: AuditReport) -> Section:
         Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
         Column("Repeated", lambda f: show_name(fmt.clean_text(f.sentence))),
         Column("Bucket", lambda f: show_name(fmt.clean_name(f.bucket))),
-        Column("Trained", lambda f: _write_times(f.num_repetitions)),
+        Column("Trained", _write_times),
     ]
     if any(finding.base_num_correct is not None for finding in findings):
         columns.append(Column("Base model", _write_base))
     if _has_hashes(report):
-        columns.append(Column("Finding", lambda f: Cell(_write_finding(f), kind="hash")))
+        # The id: the first characters of the keyed hash, and the probe.
+        columns.append(
+            Column(
+                "Finding",
+                lambda f: Cell(f"{fmt.hash(f.text_hmac)}:{fmt.clean_name(f.probe)}", kind="hash"),
+            )
+        )
     table = make_table(
         "Extracted documents",
         columns,
@@ -321,10 +325,9 @@ def build_findings(report: AuditReport) -> Section:
     )
 
 
-def _write_times(num_repetitions: int | None) -> str:
-    if num_repetitions is None:
-        return "unknown"
-    return fmt.times(num_repetitions).replace(" ", fmt.NBSP)
+def _write_times(finding: Finding) -> str:
+    times = finding.num_repetitions
+    return "unknown" if times is None else fmt.times(times).replace(" ", fmt.NBSP)
 
 
 def _write_base(finding: Finding) -> str:
@@ -332,11 +335,6 @@ def _write_base(finding: Finding) -> str:
     if base is None:
         return fmt.MISSING
     return f"{fmt.of(base, finding.continuation_tokens)}{fmt.NBSP}tokens"
-
-
-def _write_finding(finding: Finding) -> str:
-    """Return the finding's id, with the first characters of its hash."""
-    return f"{fmt.hash(finding.text_hmac)}:{fmt.clean_name(finding.probe)}"
 
 
 _GREEDY_ONLY = (

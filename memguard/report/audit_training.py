@@ -13,14 +13,13 @@ from memguard.pages.page import Cell, Fact, Figure, Line, LineChart, Point, Sect
 from memguard.records import (
     RISK_NAMES,
     AuditReport,
-    Budget,
     LoadAs,
     ResultRow,
     Tables,
     TrainingSummary,
     WatchedStep,
 )
-from memguard.records.utility import TaskDetail, UtilityModel, list_task_details
+from memguard.records.utility import TaskDetail, list_task_details
 from memguard.report.texts import describe_loss_change
 
 _PRIVACY_LIMITS = (
@@ -69,8 +68,11 @@ def _describe_training(training: TrainingSummary, load_as: LoadAs) -> tuple[Fact
     heldout.append(f"{fmt.count(training.heldout_num_tokens)} tokens")
     if training.heldout_bucket:
         heldout.append(f"bucket {fmt.clean_name(training.heldout_bucket)}")
-    budget = training.budget
-    bounded = () if budget is None else (_describe_budget(budget),)
+    bounded = []
+    if (budget := training.budget) is not None:
+        limit = f"at most {fmt.percent(budget.limit)} {RISK_NAMES[budget.metric]} extraction"
+        detail = f"action if exceeded: {budget.action}"
+        bounded = [Fact("Risk budget", f"{limit} per bucket", detail=detail)]
     removed = Fact("Copies removed", f"{fmt.count(training.num_removed or 0)} documents")
     return (
         Fact("Mitigations", "; ".join(mitigations) or "none (plain loss)"),
@@ -104,12 +106,6 @@ def _describe_target(training: TrainingSummary) -> str:
         return ""
     k = goldfish[0]["k"]
     return f"masked by goldfish; target {fmt.threshold(1 / k)} (1 in {k:,})"
-
-
-def _describe_budget(budget: Budget) -> Fact:
-    metric = RISK_NAMES[budget.metric]
-    value = f"at most {fmt.percent(budget.limit)} {metric} extraction per bucket"
-    return Fact("Risk budget", value, detail=f"action if exceeded: {budget.action}")
 
 
 def _describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
@@ -282,7 +278,11 @@ def build_utility(report: AuditReport) -> Section | None:
         lead=(
             "Benchmark tasks of lm-eval, answered by the trained model and by the base model. They "
             "measure what the model can do; they have no part in the verdict.",
-            *_describe_chance(details),
+            *(
+                f"{fmt.clean_name(detail.task, _LONGEST)}: {_say_at_chance(detail)}."
+                for detail in details
+                if detail.is_at_chance
+            ),
         ),
         tables=(_build_values(report.tables, details), _build_details(details)),
     )
@@ -327,14 +327,6 @@ def _say_at_chance(detail: TaskDetail) -> str:
     return (
         f"{models} at chance ({fmt.percent(detail.chance)} within the interval): this task cannot "
         "tell whether training changed what the model can do"
-    )
-
-
-def _describe_chance(details: Sequence[TaskDetail]) -> tuple[str, ...]:
-    return tuple(
-        f"{fmt.clean_name(detail.task, _LONGEST)}: {_say_at_chance(detail)}."
-        for detail in details
-        if detail.is_at_chance
     )
 
 
@@ -406,10 +398,11 @@ def _build_details(details: Sequence[TaskDetail]) -> Table:
 
     def show_forwards(detail: TaskDetail) -> Content:
         decoded = sum(detail.num_decoded_tokens.values())
+        cached = [model for model, is_read in detail.is_cached.items() if is_read]
         return Cell(
             fmt.count(sum(detail.num_forwards.values())),
             detail=f"{fmt.count(decoded)} tokens generated" if decoded else "",
-            note=_describe_cached(detail),
+            note=f"from the cache: {' and '.join(cached)}" if cached else "",
         )
 
     def show_items(detail: TaskDetail) -> Content:
@@ -440,8 +433,3 @@ def _build_details(details: Sequence[TaskDetail]) -> Table:
         ),
         compact=True,
     )
-
-
-def _describe_cached(detail: TaskDetail) -> str:
-    cached: list[UtilityModel] = [model for model, is_read in detail.is_cached.items() if is_read]
-    return f"from the cache: {' and '.join(cached)}" if cached else ""

@@ -30,11 +30,6 @@ _ROOM_FOR_REFERENCE = 0.5
 """The axis is extended to the reference by at most this share of the range of the settings."""
 
 
-def fit_height(chart: FrontChart, least: float) -> float:
-    """Return the height of axes that fit all names, at least ``least`` (units)."""
-    return max(least, _LINE_HEIGHT * len(chart.marks))
-
-
 def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
     """Paint risk against utility into empty axes.
 
@@ -162,11 +157,21 @@ _BODY = 250
 
 def draw_chart(chart: LineChart | FrontChart | RocChart, key: str) -> str:
     """Return a chart as an ``<svg>`` element whose ids begin with ``key``."""
-    if isinstance(chart, FrontChart):
-        return _draw_front(chart, key)
+    if isinstance(chart, LineChart):
+        return _draw_lines(chart, key)
     if isinstance(chart, RocChart):
-        return _draw_roc(chart, key)
-    return _draw_lines(chart, key)
+        height = ROC_BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
+
+        def paint(figure: Any) -> None:
+            _draw_legend(figure, chart.lines, paint_roc(figure.add_subplot(), chart))
+
+        return draw_svg(key, height, chart.description, paint)
+    body = max(_BODY, _LINE_HEIGHT * len(chart.marks))
+
+    def paint_marks(figure: Any) -> None:
+        paint_front(figure.add_subplot(), chart, height=body)
+
+    return draw_svg(key, body + 70, chart.description, paint_marks)
 
 
 def _style(name: str) -> dict[str, Any]:
@@ -248,24 +253,6 @@ def _thin(ticks: Sequence[str]) -> list[str]:
     """Remove some labels if there are too many to read."""
     every = -(-len(ticks) // 12)
     return [tick if number % every == 0 else "" for number, tick in enumerate(ticks)]
-
-
-def _draw_front(chart: FrontChart, key: str) -> str:
-    height = fit_height(chart, _BODY)
-
-    def paint(figure: Any) -> None:
-        paint_front(figure.add_subplot(), chart, height=height)
-
-    return draw_svg(key, height + 70, chart.description, paint)
-
-
-def _draw_roc(chart: RocChart, key: str) -> str:
-    def paint(figure: Any) -> None:
-        handles = paint_roc(figure.add_subplot(), chart)
-        _draw_legend(figure, chart.lines, handles)
-
-    height = ROC_BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
-    return draw_svg(key, height, chart.description, paint)
 
 
 ROC_BODY = 300

@@ -44,7 +44,13 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         identity=_describe_identity(comparison),
         recommendation=describe_recommendation(comparison),
         in_short_lead=_write_in_short_lead(comparison),
-        in_short=_write_in_short(comparison),
+        in_short=(
+            *(
+                Fact(fmt.clean_name(setting.name), _summarise(setting))
+                for setting in means.list_settings(comparison)[:_MOST_SUMMARISED]
+            ),
+            *_summarise_control(comparison),
+        ),
         guide=(*READING_GUIDE, *_describe_learned(comparison)),
         headline=build_headline(comparison),
         gains=gains,
@@ -89,13 +95,6 @@ def _write_in_short_lead(comparison: Comparison) -> str:
         return "No trained bucket was measured; only the loss on held-out documents is known."
     tokens = f"continuation of {comparison.continuation_tokens:,} tokens"
     return f"Documents {means.name_dose(dose)}, {tokens}:"
-
-
-def _write_in_short(comparison: Comparison) -> tuple[Fact, ...]:
-    """Summarise risk and cost of each setting in one sentence, and the control."""
-    settings = means.list_settings(comparison)[:_MOST_SUMMARISED]
-    sentences = (Fact(fmt.clean_name(setting.name), _summarise(setting)) for setting in settings)
-    return (*sentences, *_summarise_control(comparison))
 
 
 def _summarise(setting: Setting) -> str:

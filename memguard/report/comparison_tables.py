@@ -49,6 +49,21 @@ def build_headline(comparison: Comparison) -> Table:
         note = f"dominated by {dominators}" if dominators else ""
         return show_name(fmt.clean_name(setting.name), detail, note)
 
+    def show_utility(setting: Setting) -> Cell:
+        value, change, ends = describe_setting_utility(setting)
+        is_first = setting.name == comparison.runs[0].setting
+        return Cell(value, detail="reference" if is_first else change, note=ends)
+
+    def write_dropped(setting: Setting) -> str:
+        shares = [run.cost.dropped_fraction for run in setting.runs]
+        dropped = means.average([share for share in shares if share is not None])
+        return describe_dropped(dropped, bool(setting.runs[0].mitigations))
+
+    def show_training(setting: Setting) -> Cell:
+        labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
+        seconds = statistics.fmean(run.cost.train_s for run in setting.runs)
+        return Cell(fmt.duration(seconds), detail=fmt.count(round(labels)))
+
     def show(setting: Setting, metric: str) -> Content:
         is_there = setting.find("extraction", metric)
         return means.show_counts(setting, metric) if is_there else fmt.MISSING
@@ -63,13 +78,9 @@ def build_headline(comparison: Comparison) -> Table:
             ("Token accuracy", "teacher-forced, mean"),
             lambda s: means.show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
         ),
-        Column(
-            head_utility(comparison),
-            show_utility,
-            lambda base: Cell(of_base, detail=change),
-        ),
-        Column(("Labels dropped", "measured"), _write_dropped),
-        Column(("Training", "time; labels"), _show_training),
+        Column(head_utility(comparison), show_utility, lambda _: Cell(of_base, detail=change)),
+        Column(("Labels dropped", "measured"), write_dropped),
+        Column(("Training", "time; labels"), show_training),
     )
     return make_table(
         "Risk, utility and cost of each setting",
@@ -84,13 +95,6 @@ def build_headline(comparison: Comparison) -> Table:
         ),
         compact=True,
     )
-
-
-def show_utility(setting: Setting) -> Cell:
-    """Show the utility of a setting, its change from the first one, and the interval of that."""
-    value, change, ends = describe_setting_utility(setting)
-    is_first = setting.name == setting.comparison.runs[0].setting
-    return Cell(value, detail="reference" if is_first else change, note=ends)
 
 
 def show_level(setting: Setting) -> Cell:
@@ -111,20 +115,6 @@ def show_level(setting: Setting) -> Cell:
 
 _BAD: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized")
 """Levels, the worst last."""
-
-
-def _write_dropped(setting: Setting) -> str:
-    shares = [run.cost.dropped_fraction for run in setting.runs]
-    dropped = means.average([share for share in shares if share is not None])
-    return describe_dropped(dropped, bool(setting.runs[0].mitigations))
-
-
-def _show_training(setting: Setting) -> Cell:
-    labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
-    return Cell(
-        fmt.duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
-        detail=fmt.count(round(labels)),
-    )
 
 
 _Extracted = tuple[Setting, str, int]

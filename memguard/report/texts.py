@@ -13,9 +13,7 @@ from memguard.pages.page import Fact, Statement
 from memguard.records import (
     MIN_FOR_MEANS,
     NUM_RISK_QUERIES,
-    AdapterIdentity,
     AuditReport,
-    DataIdentity,
     ModelIdentity,
 )
 
@@ -294,10 +292,18 @@ _WITHIN = "Within the audited part of a document."
 def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
     """List the facts in the header of the page."""
     base, adapter = report.model.base, report.model.adapter
-    parts = () if adapter is None else (_describe_adapter(adapter),)
+    form, parts = [], []
+    if report.model.load_as != "stored":
+        made = fmt.clean_text(report.model.load_as_detail)
+        detail = f"{made}; the stored weights were not audited"
+        form = [Fact("Loaded as", report.model.load_as, detail=detail)]
+    if adapter is not None:
+        merged = fmt.clean_name(fmt.shorten_place(adapter.base), 48)
+        detail = f"merged into {merged}, {fmt.hash(adapter.base_weights_sha256)}"
+        parts = [Fact("Adapter", fmt.clean_name(adapter.description, 80), detail=detail)]
     return (
         Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
-        *_describe_form(report.model),
+        *form,
         *parts,
         Fact("Parameters", fmt.count(report.model.num_parameters)),
         Fact(
@@ -334,32 +340,19 @@ def write_origin(report: AuditReport) -> str:
     )
 
 
-def _describe_form(model: ModelIdentity) -> tuple[Fact, ...]:
-    """Report that the numbers are not those of the stored weights; nothing if they are."""
-    if model.load_as == "stored":
-        return ()
-    made = fmt.clean_text(model.load_as_detail)
-    return (
-        Fact("Loaded as", model.load_as, detail=f"{made}; the stored weights were not audited"),
-    )
-
-
-def _describe_adapter(adapter: AdapterIdentity) -> Fact:
-    base = fmt.clean_name(fmt.shorten_place(adapter.base), 48)
-    return Fact(
-        "Adapter",
-        fmt.clean_name(adapter.description, 80),
-        detail=f"merged into {base}, {fmt.hash(adapter.base_weights_sha256)}",
-    )
-
-
 def describe_data(report: AuditReport) -> tuple[Fact, ...]:
     """List the audited documents."""
-    data = report.data
+    data, equal = report.data, ""
+    if data.num_equal:
+        has = "has" if data.num_equal == 1 else "have"
+        equal = (
+            f"{fmt.count(data.num_texts or 0)} different texts: {fmt.count(data.num_equal)} {has} "
+            "the text of another, and its keyed hash."
+        )
     sources = [fmt.clean_name(source, 120) for source in data.sources]
     facts = [
         Fact("Sources", ", ".join(sources) or fmt.MISSING),
-        Fact("Documents", fmt.count(data.num_documents), detail=_describe_equal(data)),
+        Fact("Documents", fmt.count(data.num_documents), detail=equal),
     ]
     if data.identity_key is not None:
         facts.append(
@@ -385,16 +378,6 @@ def describe_data(report: AuditReport) -> tuple[Fact, ...]:
             detail="Hash of the ids and token hashes of all documents, in order.",
             code=True,
         ),
-    )
-
-
-def _describe_equal(data: DataIdentity) -> str:
-    """Count the documents that share a keyed hash, and so an identity."""
-    if not data.num_equal:
-        return ""
-    return (
-        f"{fmt.count(data.num_texts or 0)} different texts: {fmt.count(data.num_equal)} "
-        f"{'has' if data.num_equal == 1 else 'have'} the text of another, and its keyed hash."
     )
 
 
