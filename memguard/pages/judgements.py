@@ -258,9 +258,7 @@ def _build_judgements(result: GateResult, report: AuditReport) -> Table:
 
     columns: tuple[Column[tuple[Judgement, JudgementText]], ...] = (
         Column("Rule", name),
-        Column(
-            "Outcome", lambda p: Cell(p[1].outcome, kind="level", level=_LOOKS[p[0].outcome][1])
-        ),
+        Column("Outcome", show_outcome),
         Column("Counts", lambda pair: pair[1].counts),
         Column("Value", lambda pair: pair[1].value),
         Column("Interval", lambda pair: pair[1].interval or fmt.MISSING),
