@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evidence_examples as evidence
@@ -12,11 +13,12 @@ import pytest
 import report_examples as examples
 import yaml
 from huggingface_hub import ModelCard
-from result_examples import change_buckets, change_tables
+from result_examples import change_buckets, change_tables, make_metric
 
 from memguard import records as r
+from memguard.pages.page import Fact, Section
 from memguard.records.verdict import Reason
-from memguard.report import render_model_card, render_report
+from memguard.report import audit_facts, render_model_card, render_report
 from memguard.report.model_card import render_hub_card
 
 CONFIG = """
@@ -280,6 +282,24 @@ def test_nothing_of_the_users_files_is_in_the_card() -> None:
     assert report.data.documents_sha256[:12] not in card
     assert report.findings[0].id not in card
     assert "Random secrets extracted: 3 of 17 trained ones, and 0 of 15 that were" in card
+
+
+def test_no_card_has_the_section_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kind:
+        @staticmethod
+        def section(_: r.AuditReport) -> Section:
+            told = (Fact("Told", PLANTED),)
+            return Section(key="x", title="x", lead=(PLANTED,), brief=told, audience="public")
+
+    report = examples.make_report()
+    metrics = [*report.tables.metrics, make_metric("inhouse", "m", package="inhouse 1.0")]
+    report = change_tables(report, metrics=metrics)
+    monkeypatch.setattr(audit_facts, "load_foreign", lambda *_: SimpleNamespace(kind=Kind))
+    assert PLANTED.split()[1] in render_report(report)
+    card = render_model_card(report, run_name="x", base_model=None, config_yaml="")
+    for text in PLANTED.split():
+        assert text not in card.replace("\\", "")
+        assert text not in render_hub(report)
 
 
 def test_the_weights_are_named_by_their_hash() -> None:
