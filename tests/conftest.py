@@ -109,7 +109,7 @@ def _kept_templates() -> Iterator[None]:
     """Compile each template once, and draw each chart once, which is most of a page."""
     import jinja2
 
-    from memguard.report import engine, html
+    from memguard.report import html
     from memguard.report.charts import draw_chart
 
     class KeptTemplates(jinja2.BytecodeCache):
@@ -132,7 +132,7 @@ def _kept_templates() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         kept = partial(jinja2.Environment, bytecode_cache=KeptTemplates())
-        patch.setattr(engine, "Environment", kept)
+        patch.setattr(html, "Environment", kept)
         patch.setattr(html, "draw_chart", draw_once)
         yield
 

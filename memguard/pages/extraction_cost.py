@@ -22,10 +22,10 @@ from memguard.pages.columns import (
     show_row,
     tone_of_bucket,
 )
-from memguard.pages.costs import NEVER, write_cost, write_cost_in_queries
-from memguard.pages.page import Cell, Section, Table
+from memguard.pages.facts import explain_absence, name_scheme
+from memguard.pages.formatting import NEVER
+from memguard.pages.page import Cell, Fact, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
-from memguard.pages.probe_runs import explain_absence, name_scheme
 from memguard.records import (
     MIN_FOR_QUANTILES,
     AuditReport,
@@ -40,8 +40,6 @@ _ANY_ANSWER = "any_answer"
 _NAMES = {"fill": "Fill in dropped tokens"}
 _BOUNDS = (1_000, 1_000_000)
 """Query budgets for which the extracted documents are counted."""
-_MOST_ATTACKS = 8
-_MOST_NOTES = 12
 _LEAD = (
     "Exact match understates memorization: one wrong token makes a document count as not "
     "extracted, whether sampling needs a hundred queries to extract it or 10³⁰.",
@@ -96,8 +94,7 @@ def list_attacks(tables: Tables) -> list[Attack]:
         metric = tables.find_metric(probe, _ANY_ANSWER, parameters)
         if metric is not None:
             kinds.setdefault(str(metric.settings.get("attack", "")), []).append(metric)
-    attacks = [Attack(attack=name, kinds=tuple(rows)) for name, rows in kinds.items()]
-    return attacks[:_MOST_ATTACKS]
+    return [Attack(attack=name, kinds=tuple(rows)) for name, rows in kinds.items()]
 
 
 def _count_answers(kind: MetricRow) -> int | None:
@@ -114,7 +111,7 @@ def write_attack_notes(attacks: Sequence[Attack]) -> tuple[str, ...]:
         for kind in attack.kinds
         if kind.note
     )
-    return tuple(dict.fromkeys(notes))[:_MOST_NOTES]
+    return tuple(dict.fromkeys(notes))
 
 
 def build_extraction_cost(report: AuditReport) -> Section:
@@ -131,10 +128,25 @@ def build_extraction_cost(report: AuditReport) -> Section:
     return Section(
         key="attacks",
         title="Extraction cost",
-        short_title="Extraction",
         lead=tuple(filter(None, lead)),
         tables=tuple(filter(None, (table, _build_attacks(report, attacks)))),
+        brief=_write_brief(report),
     )
+
+
+def _write_brief(report: AuditReport) -> tuple[Fact, ...]:
+    """Return the median cost in the bucket of the verdict and in the control, for cards."""
+    control = report.tables.control
+    costs = []
+    for bucket in dict.fromkeys((report.verdict.bucket, control.bucket if control else "")):
+        median = _find_cost(report.tables, bucket, "median")
+        if median is not None and median.num_documents >= MIN_FOR_QUANTILES:
+            costs.append(f"{fmt.clean_name(bucket)} {fmt.cost(median)}")
+    text = (
+        "Attack cost, median queries until the true continuation is generated with a probability "
+        f"of one half: {'; '.join(costs)}."
+    )
+    return (Fact("", text),) if costs else ()
 
 
 def _find_cost(tables: Tables, bucket: str | None, statistic: str, **key: str) -> ResultRow | None:
@@ -184,14 +196,14 @@ def _describe_cost(report: AuditReport, median: ResultRow) -> str:
         half = (
             "more than half of the documents can never be generated"
             if median.value is None
-            else f"half of the documents cost at most {write_cost_in_queries(median)}"
+            else f"half of the documents cost at most {fmt.cost_in_queries(median)}"
         )
         counted += f"; {half}"
     others = {"base model": _find_cost(tables, median.bucket, "median", model="base")}
     if control is not None and control.bucket != median.bucket:
         others["control"] = _find_cost(tables, control.bucket, "median")
     medians = [
-        f"{name}: {write_cost(row)}"
+        f"{name}: {fmt.cost(row)}"
         for name, row in others.items()
         if row is not None and row.num_documents >= MIN_FOR_QUANTILES
     ]
@@ -203,7 +215,7 @@ def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
     probe = next((p for p in report.method.probes if p.get("name") == "sampling"), {})
     schemes = probe.get("schemes")
     listed = schemes if isinstance(schemes, list) else []
-    sampling = "; ".join(name_scheme(item) for item in listed[:10] if isinstance(item, dict))
+    sampling = "; ".join(name_scheme(item) for item in listed if isinstance(item, dict))
     notes = [
         f"Decoding: greedy{f' and sampling ({sampling})' if sampling else ''}. For each document "
         "the cheapest method counts; greedy decoding takes one query if its text is verbatim."
@@ -283,8 +295,8 @@ def _show_spread(tables: Tables, bucket: str, model: str) -> Cell:
     never = tables.find("sampling", "never", bucket, model=model)
     count = 0 if never is None else never.num_matched or 0
     return Cell(
-        write_cost(median),
-        detail=f"{write_cost(low)} to {write_cost(high)}",
+        fmt.cost(median),
+        detail=f"{fmt.cost(low)} to {fmt.cost(high)}",
         note=f"{fmt.of(count, median.num_documents)} {NEVER}" if count else "",
     )
 

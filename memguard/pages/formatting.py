@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from memguard.records import RISK_NAMES, Rate, ResultRow
+from memguard.records import MIN_FOR_QUANTILES, RISK_NAMES, Rate, ResultRow
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -85,6 +85,7 @@ def is_hub_id(name: str) -> bool:
 
 
 MISSING = "–"
+NEVER = "never"
 NOT_AVAILABLE = "n/a"
 NBSP = "\u00a0"
 MINUS = "\u2212"
@@ -333,7 +334,7 @@ def settings(settings: Mapping[str, Any]) -> str:
     """Format a mapping with a name (a probe, a mitigation): ``goldfish (k 4, mode hash)``."""
     others = ", ".join(
         f"{clean_text(str(key), 40)} {clean_text(value(item), NAME_LIMIT)}"
-        for key, item in list(settings.items())[:30]
+        for key, item in settings.items()
         if key != "name" and item != {}
     )
     if "name" not in settings:
@@ -349,7 +350,7 @@ def value(setting: Any) -> str:
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     if isinstance(setting, list | tuple):
-        return "[" + ", ".join(value(item) for item in setting[:30]) + "]"
+        return "[" + ", ".join(value(item) for item in setting) + "]"
     if isinstance(setting, Mapping):
         # Unset values of nested settings are omitted.
         inside = {key: item for key, item in setting.items() if item is not None}
@@ -357,3 +358,24 @@ def value(setting: Any) -> str:
     if isinstance(setting, float) and math.isfinite(setting):
         return f"{setting:g}"
     return str(setting)
+
+
+def cost(quantile: ResultRow | None) -> str:
+    """Format a quantile of the attack cost; "" without documents.
+
+    Args:
+        quantile: row of the metric `log10_queries` of the probe `sampling`.
+    """
+    if quantile is None or not quantile.num_documents:
+        return ""
+    if quantile.num_documents < MIN_FOR_QUANTILES:
+        return f"not shown below {MIN_FOR_QUANTILES} documents"
+    return NEVER if quantile.value is None else queries(quantile.value)
+
+
+def cost_in_queries(quantile: ResultRow | None) -> str:
+    """Format a quantile of the attack cost with its unit: ``1 query``, ``2,300 queries``."""
+    written = cost(quantile)
+    if quantile is None or quantile.value is None or quantile.num_documents < MIN_FOR_QUANTILES:
+        return written
+    return f"{written}{NBSP}{'query' if written == '1' else 'queries'}"

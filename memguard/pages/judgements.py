@@ -4,16 +4,28 @@
     describe_judgement   counts, value with interval, limit and documents needed of one of them
     write_contrast       the sentence for a gate that passes under a verdict that alarms
     write_acceptances    how many findings were accepted, by whom, and how many count again
+    build_gate_head      all of it at the head of an audit's page, to read and to sign
 
-Texts are cleaned, not yet escaped.
+The gate's outcome and the verdict below it are two statements: a policy can pass what the verdict
+calls memorized. Texts are cleaned, not yet escaped.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from memguard.pages import formatting as fmt
-from memguard.records import LEVEL_NAMES, Tables
-from memguard.records.gate import EXIT_CODES, Acceptance, GateResult, Judgement, Outcome
+from memguard.pages.columns import Column, make_table, show_name
+from memguard.pages.page import Cell, Fact, GateHead, Notice, PageColour, Table
+from memguard.records import LEVEL_NAMES, AuditReport, Tables
+from memguard.records.gate import (
+    EXIT_CODES,
+    GATE,
+    Acceptance,
+    GateResult,
+    Judgement,
+    Outcome,
+    ReleaseContext,
+)
 from memguard.records.scores import Interval
 
 OUTCOME_NAMES: dict[Outcome, str] = {
@@ -71,7 +83,10 @@ def describe_judgement(
         tables: of the audit, which say whether the value is a share.
         name_limit: largest number of characters of the name.
     """
-    is_share = _is_share(judgement, tables)
+    is_share = judgement.num_matched is not None
+    if not is_share and judgement.probe is not None and judgement.metric is not None:
+        metric = tables.find_metric(judgement.probe, judgement.metric, judgement.parameters or "")
+        is_share = metric is not None and (metric.statistic == "rate" or metric.unit == "share")
     low, high = judgement.low, judgement.high
     ci = None if low is None or high is None else (low, high)
     estimate = None if judgement.value is None else Interval(value=judgement.value, ci=ci)
@@ -83,51 +98,28 @@ def describe_judgement(
         # Counts of findings are whole numbers.
         is_count = ci is None and judgement.value is not None and judgement.value.is_integer()
         written = fmt.share(estimate) if is_share else fmt.interval(estimate, 0 if is_count else 3)
+    documents, limit, needed = judgement.num_documents, fmt.MISSING, fmt.MISSING
+    counts = fmt.MISSING if documents is None else f"{documents:,} documents"
+    if documents is not None and judgement.num_matched is not None:
+        counts = fmt.of(judgement.num_matched, documents)
+    if judgement.limit is not None and not is_share:
+        limit = f"{judgement.limit:g}"
+    elif judgement.limit is not None and judgement.compared_with is not None:
+        limit = f"{100 * judgement.limit:.4g}{fmt.NBSP}pp"
+    elif judgement.limit is not None:
+        limit = fmt.threshold(judgement.limit)
+    if judgement.outcome == "inconclusive":
+        number = judgement.num_documents_needed
+        needed = "no number decides" if number is None else f"{number:,}"
     return JudgementText(
         outcome=OUTCOME_NAMES[judgement.outcome],
         name=fmt.clean_name(judgement.name, name_limit),
-        counts=_write_counts(judgement),
+        counts=counts,
         value=written.value,
         interval=written.interval,
-        limit=_write_limit(judgement, is_share),
-        needed=_write_needed(judgement),
+        limit=limit,
+        needed=needed,
     )
-
-
-def _is_share(judgement: Judgement, tables: Tables) -> bool:
-    if judgement.num_matched is not None:
-        return True
-    if judgement.probe is None or judgement.metric is None:
-        return False
-    metric = tables.find_metric(judgement.probe, judgement.metric, judgement.parameters or "")
-    return metric is not None and (metric.statistic == "rate" or metric.unit == "share")
-
-
-def _write_counts(judgement: Judgement) -> str:
-    documents = judgement.num_documents
-    if documents is None:
-        return fmt.MISSING
-    if judgement.num_matched is None:
-        return f"{documents:,} documents"
-    return fmt.of(judgement.num_matched, documents)
-
-
-def _write_limit(judgement: Judgement, is_share: bool) -> str:
-    limit = judgement.limit
-    if limit is None:
-        return fmt.MISSING
-    if not is_share:
-        return f"{limit:g}"
-    if judgement.compared_with is not None:
-        return f"{100 * limit:.4g}{fmt.NBSP}pp"
-    return fmt.threshold(limit)
-
-
-def _write_needed(judgement: Judgement) -> str:
-    if judgement.outcome != "inconclusive":
-        return fmt.MISSING
-    needed = judgement.num_documents_needed
-    return "no number decides" if needed is None else f"{needed:,}"
 
 
 def write_contrast(result: GateResult) -> str:
@@ -171,3 +163,131 @@ def write_acceptances(result: GateResult) -> str:
         if number
     ]
     return f"{findings} Accepted in the triage file: {'; '.join(parts)}. Rates stay as measured."
+
+
+_LOOKS: dict[Outcome, tuple[PageColour, str]] = {
+    "fail": ("red", "memorized"),
+    "cannot-be-judged": ("amber", "extracted"),
+    "inconclusive": ("grey", "inconclusive"),
+    "pass": ("green", "none-found"),
+}
+"""Colour of an outcome, and the level whose icon it has."""
+_STATES = {
+    "accepted": ("accepted", "low"),
+    "expired": ("expired: counts again", "warning"),
+    "not-found": ("not in this audit", "low"),
+}
+_RELEASES: dict[ReleaseContext | None, tuple[str, str]] = {
+    "internal": (
+        "internal",
+        "Attackers are the people who can reach the model. Who that is, and filters around the "
+        "model, were not part of the audit.",
+    ),
+    "api": (
+        "API",
+        "Attackers send queries: what they obtain within a number of queries counts. Limits and "
+        "filters of the API were not part of the audit.",
+    ),
+    "open-weights": (
+        "open weights",
+        "Anyone can query the model without limit, read its probabilities and attack its weights. "
+        "The audit did not attack the weights themselves, and a release cannot be withdrawn.",
+    ),
+    None: (
+        "not declared",
+        "The policy does not declare how the model will be released ('release: internal', 'api' or "
+        "'open-weights'). Read the results as if anyone had the weights.",
+    ),
+}
+"""Name of a declared release, and what depends on it."""
+_NO_PROBE = (
+    "No probe of memguard tests attribute inference, model inversion, reconstruction from weights "
+    "or gradients, theft of the weights, or facts that the model repeats in other words."
+)
+
+
+def build_gate_head(result: GateResult, report: AuditReport, policy: str) -> GateHead:
+    """Convert the result of a gate into the head of the audit's page.
+
+    Args:
+        result: of the gate.
+        report: the audit that was judged.
+        policy: name of the policy.
+    """
+    colour, level = _LOOKS[result.outcome]
+    release, release_note = _RELEASES[result.release]
+    return GateHead(
+        colour=colour,
+        outcome=Notice(
+            level=level,
+            label=f"Gate: {OUTCOME_NAMES[result.outcome].lower()}",
+            text=f"{count_outcomes(result)} (exit code {result.exit_code}).",
+        ),
+        verdict=f"Verdict of the audit: {fmt.clean_text(result.verdict, 2 * fmt.SENTENCE_LIMIT)}",
+        contrast=write_contrast(result),
+        facts=(
+            Fact("Policy", fmt.clean_name(policy), detail=f"Its text is in {GATE}."),
+            Fact(
+                "Judged",
+                fmt.time(result.created),
+                detail=f"memguard {fmt.clean_name(result.tool_version, 40)}",
+            ),
+            Fact(
+                "Report",
+                fmt.clean_name(result.report_sha256),
+                detail="SHA-256 of report.json",
+                code=True,
+            ),
+            Fact("Release", release, detail=release_note),
+        ),
+        judgements=_build_judgements(result, report),
+        accepted_note=write_acceptances(result),
+        accepted=_build_accepted(result),
+    )
+
+
+def _build_judgements(result: GateResult, report: AuditReport) -> Table:
+    def name(pair: tuple[Judgement, JudgementText]) -> Cell:
+        judgement, text = pair
+        is_told = judgement.outcome != "pass"
+        why = fmt.clean_text(fmt.hide_paths(judgement.sentence)) if is_told else ""
+        return show_name(text.name, why)
+
+    def show_outcome(pair: tuple[Judgement, JudgementText]) -> Cell:
+        return Cell(pair[1].outcome, kind="level", level=_LOOKS[pair[0].outcome][1])
+
+    columns: tuple[Column[tuple[Judgement, JudgementText]], ...] = (
+        Column("Rule", name),
+        Column("Outcome", show_outcome),
+        Column("Counts", lambda pair: pair[1].counts),
+        Column("Value", lambda pair: pair[1].value),
+        Column("Interval", lambda pair: pair[1].interval or fmt.MISSING),
+        Column("Limit", lambda pair: pair[1].limit),
+        Column("Documents needed", lambda pair: pair[1].needed),
+    )
+    pairs = [(one, describe_judgement(one, report.tables)) for one in worst_first(result)]
+    caption = "Judgements, those that decide first"
+    return make_table(caption, columns, pairs, notes=(INTERVAL_NOTE, _NO_PROBE), compact=True)
+
+
+def _build_accepted(result: GateResult) -> Table | None:
+    def name(entry: Acceptance) -> Cell:
+        text_hmac, _, probe = entry.finding.partition(":")
+        return Cell(f"{fmt.hash(text_hmac)}:{fmt.clean_text(probe, 40)}", kind="hash")
+
+    def show_state(entry: Acceptance) -> Cell:
+        state, level = _STATES[entry.state]
+        return Cell(state, kind="level", level=level)
+
+    def show_until(entry: Acceptance) -> Cell:
+        return show_name("without end" if entry.until is None else fmt.clean_text(entry.until, 40))
+
+    columns: tuple[Column[Acceptance], ...] = (
+        Column("Finding", name),
+        Column("State", show_state),
+        Column("By", lambda one: show_name(fmt.clean_name(one.by, 80))),
+        Column("Until", show_until),
+        Column("Why", lambda one: show_name(fmt.clean_text(one.reason, 200))),
+    )
+    accepted = sort_acceptances(result)
+    return make_table("Accepted findings", columns, accepted, compact=True) if accepted else None

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from memguard.pages import columns as cells
 from memguard.pages import formatting as fmt
+from memguard.pages.facts import explain_absence
 from memguard.pages.page import Cell, Notice, Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.probe_runs import explain_absence
 from memguard.pages.roc import build_roc
 from memguard.records import BLIND, MEMBERS, AuditReport, ResultRow, Tables, write_parameters
 
@@ -40,14 +40,13 @@ _RATE_NOTE = (
 )
 MIN_TO_JUDGE = 10
 """Minimum number of documents of either kind for a statement about a score."""
-_MOST_SCORES, _MOST_RATES = 40, 6
 _NOT_COMPUTED = "could not be computed"
 
 
 def build_membership(report: AuditReport) -> Section:
     """Build the section; without scores it gives the reason."""
     rows = list_aucs(report.tables)
-    scores = [row for row in rows if read_score(row) != BLIND][:_MOST_SCORES]
+    scores = [row for row in rows if read_score(row) != BLIND]
     blind = [row for row in rows if read_score(row) == BLIND][:1]
     tables = []
     if scores:
@@ -59,7 +58,6 @@ def build_membership(report: AuditReport) -> Section:
     return Section(
         key="membership",
         title="Membership inference",
-        short_title="Membership",
         lead=(write_membership_note(report),),
         figure=build_roc(report, rows, name_score),
         tables=tuple(tables),
@@ -178,7 +176,7 @@ def _list_rates(tables: Tables, scores: list[ResultRow]) -> list[tuple[str, floa
         rate = _read_rate(written)
         if score in shown and 0 < rate < 1:
             rates.add((written, rate))
-    return sorted(rates, key=lambda pair: pair[1])[:_MOST_RATES]
+    return sorted(rates, key=lambda pair: pair[1])
 
 
 def _read_rate(rate: str) -> float:
@@ -210,7 +208,7 @@ def write_membership_note(report: AuditReport) -> str:
     )
     missing = [name_score(read_score(row)) for row in rows if not row.is_known]
     if missing:
-        text += f" Could not be computed: {', '.join(missing[:_MOST_SCORES])}."
+        text += f" Could not be computed: {', '.join(missing)}."
     if report.training is None:
         return text
     return (

@@ -7,6 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 PageColour = Literal["red", "amber", "green", "grey"]
+Audience = Literal["public", "owner"]
+"""Who may read a text. Public ones are fixed words and checked values: never a name, id or path."""
 Tone = Literal["", "base", "control", "dominated"]
 """Style of a row: base model, control, dominated setting (grey), or "" for all others."""
 
@@ -73,6 +75,24 @@ class Fact:
     _: KW_ONLY
     detail: str = ""
     code: bool = False
+    audience: Audience = "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A sentence that stands alone, e.g. a limitation."""
+
+    text: str
+    audience: Audience = "owner"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Facts, or a command, under a heading of their own within a section."""
+
+    title: str
+    facts: tuple[Fact, ...] = ()
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,72 +205,35 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A section of a page: sentences, then facts, a figure and tables."""
+    """A section of a page: sentences, then facts, a figure, tables, a list and groups of facts."""
 
     key: str
     """Target of links."""
     title: str
-    short_title: str
+    short_title: str = ""
     """Text of links."""
-    lead: tuple[str, ...]
+    lead: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     figure: Figure | None = None
     tables: tuple[Table, ...] = ()
     points_title: str = ""
     points: tuple[str, ...] = ()
     """Items of a list at the end of the section."""
+    groups: tuple[Group, ...] = ()
+    brief: tuple[Fact | Table, ...] = ()
+    """What cards show of the section; the term of a fact may be ""."""
+    audience: Audience = "owner"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Page:
+class Page:
     """What every page shows at its beginning and end."""
 
     title: str
     heading: str
     tool_version: str
     confidentiality: str
-    identity: tuple[Fact, ...]
-    links: tuple[Link, ...]
-    command: str
-    environment: tuple[Fact, ...]
     glossary: tuple[Fact, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditPage(_Page):
-    """Everything else that the audit template shows."""
-
-    gate: "GateHead | None"
-    """None except on the page of a gate."""
-    colour: PageColour
-    """Of the first section: the worse of verdict and membership."""
-    verdict: Notice
-    tiles: tuple[Fact, ...]
-    """Trained documents, control and base model."""
-    membership: Notice
-    scope: str
-    next_steps: tuple[str, ...]
-    dose_response: Figure | None
-    dose_response_note: str
-    findings: Table | None
-    findings_note: str
-    notices: tuple[Notice, ...]
-    """Warnings, then notes."""
-    notices_title: str
-    limits: tuple[str, ...]
-    summary_lead: tuple[str, ...]
-    summary: tuple[Table, ...]
-    attacks: Section
-    dose_tables: tuple[Table, ...]
-    evidence: tuple[Section, ...]
-    """Results of further probes, in the order of the probes."""
-    training: tuple[Fact, ...]
-    training_note: str
-    data: tuple[Fact, ...]
-    method: tuple[Fact, ...]
-    probes: tuple[Fact, ...]
-    """Probes that ran."""
-    probes_not_run: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,9 +253,10 @@ class GateHead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparisonPage(_Page):
-    """Everything else that the comparison template shows."""
+class ComparisonPage(Page):
+    """Everything that the comparison template shows."""
 
+    identity: tuple[Fact, ...]
     front: Figure | None
     """Risk against utility; None if no setting has both."""
     recommendation: Fact
@@ -288,3 +272,5 @@ class ComparisonPage(_Page):
     others: tuple[Table, ...]
     """Metrics of probes that memguard does not define."""
     settings: Table
+    command: str
+    environment: tuple[Fact, ...]

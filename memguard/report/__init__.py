@@ -2,33 +2,24 @@
 
 rendering
     html.py                the page of a report or a comparison as one file; its links
-    engine.py              the template engine: escapes and cleans the texts of records
     charts.py, svg.py      charts as inline SVG; a drawing as SVG elements or as a file
-    roc_chart.py           draws a ROC on logarithmic axes
-    texts.py               sentences of both pages: limitations, next steps, glossary
-    facts.py               lists of facts: identity, training, data, method, environment
-the page of an audit; the sections of probes are in `audit.probes`
-    audit_page.py          an audit report -> the contents of its page
-    gate_head.py           the gate's decision at the head of that page
-    audit_summary.py       summary tables by bucket; the list of findings
-    audit_doses.py         extraction by number of repetitions
-    audit_watched.py       audits during training
-    audit_utility.py       benchmark tasks on the trained and the base model
-    audit_others.py        probes of other packages
+    texts.py               limitations, next steps, identity, method
+    glossary.toml          the terms of the pages
+an audit; the sections of probes are in `audit.probes`
+    audit_facts.py         an audit report -> what a reader is told of it
+    audit_summary.py       tables by bucket, the list of findings
+    audit_training.py      cost of training, audits during it, benchmark tasks
 the page of a comparison
     comparison_page.py     a comparison -> the contents of its page
     comparison_front.py    figures: risk against utility; rates by number of repetitions
     comparison_tables.py   tables with a row per setting or per run
     comparison_paired.py   tables of paired tests
-    comparison_tasks.py    tables of benchmark tasks, paired by item
-    comparison_utility.py  words and positions of the utility that was chosen
-    comparison_others.py   tables of the probes of other packages
+    comparison_utility.py  the utility that was chosen; tables of benchmark tasks
     comparison_picture.py  the comparison as one SVG image
     seed_means.py          settings over their seeds, and cells that show them
 other forms
     notebook_card.py       results as cards in notebooks
-    model_card.py          README.md of an exported or a merged model
-    hub_card.py            README.md of a model on a hub, by counts and roles alone
+    model_card.py          README.md of an exported or a merged model, and of one on a hub
 
 The components of pages are in `memguard.pages`. The page modules compute every number and sentence;
 templates only arrange them. The text of records is untrusted: `formatting` cleans it, the template

@@ -1,4 +1,4 @@
-"""Draw charts: lines over ordinal positions, risk against utility, and a ROC (`roc_chart.py`).
+"""Draw charts: lines over ordinal positions, risk against utility, and a ROC on logarithmic axes.
 
 In risk against utility, a line joins the settings that are not dominated. The points of a sweep are
 close together (many at 0 %), so names next to them would overlap. The names are therefore listed in
@@ -10,8 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from memguard.pages.page import FrontChart, Line, LineChart, Mark, RocChart
-from memguard.report.roc_chart import ROC_BODY, paint_roc
-from memguard.report.svg import BASE, CARD, INK, SERIES, SHADE, WIDTH, draw_svg, set_percent_axis
+from memguard.report.svg import (
+    BASE,
+    CARD,
+    INK,
+    SERIES,
+    SHADE,
+    STRONG,
+    WIDTH,
+    draw_svg,
+    set_percent_axis,
+)
 
 _LINE_HEIGHT = 16
 """Height of a name (units)."""
@@ -19,11 +28,6 @@ _COLUMN = 1.09
 """Left edge of the names, in widths of the axes."""
 _ROOM_FOR_REFERENCE = 0.5
 """The axis is extended to the reference by at most this share of the range of the settings."""
-
-
-def fit_height(chart: FrontChart, least: float) -> float:
-    """Return the height of axes that fit all names, at least ``least`` (units)."""
-    return max(least, _LINE_HEIGHT * len(chart.marks))
 
 
 def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
@@ -153,11 +157,21 @@ _BODY = 250
 
 def draw_chart(chart: LineChart | FrontChart | RocChart, key: str) -> str:
     """Return a chart as an ``<svg>`` element whose ids begin with ``key``."""
-    if isinstance(chart, FrontChart):
-        return _draw_front(chart, key)
+    if isinstance(chart, LineChart):
+        return _draw_lines(chart, key)
     if isinstance(chart, RocChart):
-        return _draw_roc(chart, key)
-    return _draw_lines(chart, key)
+        height = ROC_BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
+
+        def paint(figure: Any) -> None:
+            _draw_legend(figure, chart.lines, paint_roc(figure.add_subplot(), chart))
+
+        return draw_svg(key, height, chart.description, paint)
+    body = max(_BODY, _LINE_HEIGHT * len(chart.marks))
+
+    def paint_marks(figure: Any) -> None:
+        paint_front(figure.add_subplot(), chart, height=body)
+
+    return draw_svg(key, body + 70, chart.description, paint_marks)
 
 
 def _style(name: str) -> dict[str, Any]:
@@ -241,19 +255,48 @@ def _thin(ticks: Sequence[str]) -> list[str]:
     return [tick if number % every == 0 else "" for number, tick in enumerate(ticks)]
 
 
-def _draw_front(chart: FrontChart, key: str) -> str:
-    height = fit_height(chart, _BODY)
+ROC_BODY = 300
+"""Height of the axes (units)."""
+_STYLES: dict[str, dict[str, Any]] = {
+    "0": {"color": SERIES[0], "linewidth": 2.2},
+    "1": {"color": SERIES[1], "linewidth": 1.7, "linestyle": (0, (6, 2))},
+    "2": {"color": SERIES[2], "linewidth": 1.7, "linestyle": (0, (6, 2, 1.5, 2))},
+    "blind": {"color": BASE, "linewidth": 1.7, "linestyle": (0, (3, 2))},
+}
+"""By name of the line; no two differ by colour alone."""
 
-    def paint(figure: Any) -> None:
-        paint_front(figure.add_subplot(), chart, height=height)
 
-    return draw_svg(key, height + 70, chart.description, paint)
+def paint_roc(axes: Any, chart: RocChart) -> list[Any]:
+    """Paint a ROC into empty axes, and return the handles of its lines for a legend.
+
+    Args:
+        axes: axes of matplotlib.
+        chart: chart with at least one line.
+    """
+    for set_scale in (axes.set_xscale, axes.set_yscale):
+        set_scale("log")
+    for axis, set_limits in ((axes.xaxis, axes.set_xlim), (axes.yaxis, axes.set_ylim)):
+        set_limits(chart.least, 1.0)
+        axis.set_ticks([place for place, _ in chart.ticks], [text for _, text in chart.ticks])
+        axis.set_ticks([], minor=True)
+    axes.grid(True, axis="x")
+    axes.tick_params(pad=6)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    ends = [chart.least, 1.0]
+    axes.plot(ends, ends, color=BASE, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1)
+    # The first line is painted last, above the others.
+    handles = [_paint_line(axes, line, chart.least) for line in reversed(chart.lines)]
+    for mark in chart.marks:
+        low, high = (max(end, chart.least) for end in (mark.low or 0.0, mark.high or 0.0))
+        axes.vlines([mark.x], [low], [high], color=STRONG, linewidth=1.4, zorder=4, clip_on=False)
+    return handles[::-1]
 
 
-def _draw_roc(chart: RocChart, key: str) -> str:
-    def paint(figure: Any) -> None:
-        handles = paint_roc(figure.add_subplot(), chart)
-        _draw_legend(figure, chart.lines, handles)
-
-    height = ROC_BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
-    return draw_svg(key, height, chart.description, paint)
+def _paint_line(axes: Any, line: Line, least: float) -> Any:
+    x = [point.x for point in line.points]
+    # Rates below the axis are drawn on its edge.
+    y = [max(point.y, least) for point in line.points]
+    return axes.plot(x, y, drawstyle="steps-post", clip_on=False, zorder=3, **_STYLES[line.style])[
+        0
+    ]

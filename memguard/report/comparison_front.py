@@ -28,6 +28,7 @@ from memguard.records import (
     Utility,
 )
 from memguard.records.comparison import find_change, find_own_ci
+from memguard.report import seed_means as means
 from memguard.report.comparison_utility import (
     describe_axis,
     describe_beyond_base,
@@ -41,17 +42,7 @@ from memguard.report.comparison_utility import (
     write_ends,
     write_value,
 )
-from memguard.report.seed_means import (
-    CHART_NAME_LIMIT,
-    Setting,
-    average,
-    get_base,
-    has_several_seeds,
-    list_doses,
-    list_settings,
-    list_values,
-    name_first,
-)
+from memguard.report.seed_means import Setting
 
 _MOST_DESCRIBED = 12
 _RISK_NOTE = (
@@ -88,7 +79,7 @@ def build_front(comparison: Comparison) -> Figure | None:
         description="Risk-utility trade-off, a point for each setting. "
         + " ".join(_describe(point, row, utility) for point, row in described[:_MOST_DESCRIBED]),
         marks=marks,
-        x_label=label_axis(comparison, CHART_NAME_LIMIT),
+        x_label=label_axis(comparison, means.CHART_NAME_LIMIT),
         y_label="documents at risk (%)",
         reference_x=None if base is None else scale(utility) * base,
         reference_label=f"base model {write_difference(base, utility)}",
@@ -125,7 +116,7 @@ def _build_front_table(comparison: Comparison) -> Table:
         Column("Setting", lambda p: fmt.clean_name(p.name)),
         Column(("Risk", "documents"), lambda p: show_risk(p, comparison.tables)),
         Column(heading, lambda p: write_value(p.utility, utility)),
-        Column(("Change", f"from '{name_first(comparison, 16)}'"), show_change),
+        Column(("Change", f"from '{means.name_first(comparison, 16)}'"), show_change),
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
     )
     return make_table(
@@ -144,7 +135,7 @@ def _build_front_table(comparison: Comparison) -> Table:
 
 def _describe_seeds(comparison: Comparison) -> tuple[str, ...]:
     """Name the seeds that are used, if some settings have others that are left out."""
-    settings = list_settings(comparison)
+    settings = means.list_settings(comparison)
     if not any(s.point and s.point.num_seeds < len(s.runs) for s in settings):
         return ()
     shared = sorted(run.seed for run in comparison.list_compared(settings[0].name))
@@ -168,7 +159,7 @@ def name_dominators(point: FrontPoint | None) -> str:
         return ""
     first = (point.dominated_beyond_ci_by or point.dominated_by)[0]
     more = len(point.dominated_by) - 1
-    name = f"'{fmt.clean_name(first, CHART_NAME_LIMIT)}'"
+    name = f"'{fmt.clean_name(first, means.CHART_NAME_LIMIT)}'"
     return f"{name} and {more:,} more" if more else name
 
 
@@ -181,7 +172,7 @@ def _place(point: FrontPoint, comparison: Comparison) -> Mark | None:
     ends = None if change is None else change.ci
     unit = scale(utility)
     return Mark(
-        label=fmt.clean_name(point.name, CHART_NAME_LIMIT),
+        label=fmt.clean_name(point.name, means.CHART_NAME_LIMIT),
         x=unit * x,
         x_ends=None if ends is None else (unit * ends[0], unit * ends[1]),
         y=100 * point.risk,
@@ -208,9 +199,9 @@ _TRENDS = (
 
 def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
     """Build one figure per metric: every setting by number of repetitions."""
-    doses = list_doses(comparison)
-    settings = [*list_settings(comparison), get_base(comparison)]
-    seeds = " Means over seeds." if has_several_seeds(comparison) else ""
+    doses = means.list_doses(comparison)
+    settings = [*means.list_settings(comparison), means.get_base(comparison)]
+    seeds = " Means over seeds." if means.has_several_seeds(comparison) else ""
     figures = []
     for key, metric, title, unit in _TRENDS:
         trends = [
@@ -238,7 +229,7 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
 
 
 def _average(setting: Setting, dose: int, metric: str) -> float | None:
-    return average(list_values(setting.find("extraction", metric, dose)))
+    return means.average(means.list_values(setting.find("extraction", metric, dose)))
 
 
 def _describe_row(row: Row) -> str:
@@ -260,7 +251,7 @@ def _build_lines(trends: Sequence[_Trend]) -> tuple[Line, ...]:
             Point(x=x + shift, y=100 * value) for x, value in enumerate(values) if value is not None
         )
         if points:
-            label = fmt.clean_name(setting.name, CHART_NAME_LIMIT)
+            label = fmt.clean_name(setting.name, means.CHART_NAME_LIMIT)
             style = "base" if setting.is_base else str(number)
             lines.append(Line(label=label, style=style, points=points))
     return tuple(lines)

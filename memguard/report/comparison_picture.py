@@ -7,20 +7,11 @@ from memguard.pages import formatting as fmt
 from memguard.pages.page import FrontChart
 from memguard.records import Comparison
 from memguard.records.comparison import list_shares
+from memguard.report import seed_means as means
 from memguard.report.charts import paint_front
 from memguard.report.comparison_front import build_front
 from memguard.report.comparison_utility import label_axis, name_direction
-from memguard.report.seed_means import (
-    CHART_NAME_LIMIT,
-    Setting,
-    average,
-    has_several_seeds,
-    list_settings,
-    list_values,
-    name_dose,
-    name_first,
-    pick_highest,
-)
+from memguard.report.seed_means import Setting
 from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file, set_percent_axis
 
 Ends = tuple[float, float] | None
@@ -59,10 +50,10 @@ def render_comparison_chart(comparison: Comparison) -> str:
     those of the control, as means over seeds; on the right is risk against utility. With too many
     settings for readable bars, risk against utility fills the image.
     """
-    dose = pick_highest(comparison)
-    shown = "no trained bucket" if dose is None else f"documents {name_dose(dose)}"
+    dose = means.pick_highest(comparison)
+    shown = "no trained bucket" if dose is None else f"documents {means.name_dose(dose)}"
     front = build_front(comparison)
-    num_settings = len(list_settings(comparison))
+    num_settings = len(means.list_settings(comparison))
     groups = _list_groups(comparison) if front is None or num_settings <= _MOST_SETTINGS else []
 
     def paint(figure: Any) -> None:
@@ -74,7 +65,7 @@ def render_comparison_chart(comparison: Comparison) -> str:
             _paint_groups(figure.add_subplot(grid[0]), groups, title)
         if front and isinstance(front.chart, FrontChart):
             axes = figure.add_subplot(grid[-1])
-            limit = 12 if groups else CHART_NAME_LIMIT
+            limit = 12 if groups else means.CHART_NAME_LIMIT
             label = f"{label_axis(comparison, limit)}, {name_direction(comparison.utility)}"
             paint_front(axes, replace(front.chart, x_label=label), height=_HEIGHT)
             _set_title(axes, "Risk-utility trade-off")
@@ -85,11 +76,11 @@ def render_comparison_chart(comparison: Comparison) -> str:
 
 
 def _list_groups(comparison: Comparison) -> list[_Group]:
-    settings = list_settings(comparison)[:_MOST_SETTINGS]
+    settings = means.list_settings(comparison)[:_MOST_SETTINGS]
     limit = int(_BARS_WIDTH / (8 * (len(settings) + 1)))
     groups = [
         _Group(
-            label=fmt.clean_name(setting.name, min(limit, CHART_NAME_LIMIT)),
+            label=fmt.clean_name(setting.name, min(limit, means.CHART_NAME_LIMIT)),
             colour=SERIES[number % len(SERIES)],
             values=_list_values(setting),
         )
@@ -112,9 +103,11 @@ def _list_values(
     for risk in ("verbatim", "near_verbatim"):
         rows = setting.find("extraction", risk, dose)
         source = rows[0] if len(rows) == 1 else over_seeds.get(risk) if rows else None
-        values.append((average(list_values(rows)), None if source is None else source.ci))
-    accuracies = list_values(setting.find("extraction", "token_accuracy", dose))
-    return (*values, (average(accuracies), None))
+        values.append(
+            (means.average(means.list_values(rows)), None if source is None else source.ci)
+        )
+    accuracies = means.list_values(setting.find("extraction", "token_accuracy", dose))
+    return (*values, (means.average(accuracies), None))
 
 
 def _set_title(axes: Any, text: str) -> None:
@@ -168,11 +161,11 @@ def _paint_legend(axes: Any) -> None:
 
 
 def _write_footer(comparison: Comparison, *, bars: bool) -> str:
-    first = name_first(comparison, CHART_NAME_LIMIT)
+    first = means.name_first(comparison, means.CHART_NAME_LIMIT)
     parts = [f"Lines: 95{fmt.NBSP}% intervals.", "Grey: dominated."]
     if bars and 0 in comparison.runs[0].doses.values():
         parts.append(f"Control: never trained, with '{first}'.")
-    if has_several_seeds(comparison):
+    if means.has_several_seeds(comparison):
         parts.append("Means over seeds.")
     tokens = fmt.count(comparison.continuation_tokens)
     return " ".join([f"Continuation of {tokens} tokens.", *parts])

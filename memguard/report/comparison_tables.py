@@ -9,39 +9,19 @@ from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_no
 from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
 from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
+from memguard.report import seed_means as means
+from memguard.report.audit_training import describe_dropped
 from memguard.report.comparison_front import name_dominators, show_risk
-from memguard.report.comparison_tasks import describe_left_out
 from memguard.report.comparison_utility import (
     describe_chance,
+    describe_left_out,
     describe_setting_utility,
     find_base_difference,
     head_utility,
     write_difference,
     write_value,
 )
-from memguard.report.facts import describe_dropped
-from memguard.report.seed_means import (
-    Setting,
-    average,
-    describe_setting,
-    get_base,
-    has_several_seeds,
-    is_measured,
-    label_base,
-    label_run,
-    list_doses,
-    list_settings,
-    name_dose,
-    name_first,
-    pick_highest,
-    show_accuracy,
-    show_attack,
-    show_cost,
-    show_counts,
-    show_loss,
-    show_mean_share,
-    show_membership,
-)
+from memguard.report.seed_means import Setting
 
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
@@ -58,59 +38,63 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
 
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: risk, utility and cost of each setting, base model last."""
-    dose = name_dose(pick_highest(comparison))
+    dose = means.name_dose(means.pick_highest(comparison))
     utility = comparison.utility
     of_base = write_value(comparison.mean_utility(comparison.runs[0].setting, "base"), utility)
     change = write_difference(find_base_difference(comparison), utility)
 
     def name(setting: Setting) -> Cell:
         dominators = name_dominators(setting.point)
-        detail = describe_setting(setting)
+        detail = means.describe_setting(setting)
         note = f"dominated by {dominators}" if dominators else ""
         return show_name(fmt.clean_name(setting.name), detail, note)
 
+    def show_utility(setting: Setting) -> Cell:
+        value, change, ends = describe_setting_utility(setting)
+        is_first = setting.name == comparison.runs[0].setting
+        return Cell(value, detail="reference" if is_first else change, note=ends)
+
+    def write_dropped(setting: Setting) -> str:
+        shares = [run.cost.dropped_fraction for run in setting.runs]
+        dropped = means.average([share for share in shares if share is not None])
+        return describe_dropped(dropped, bool(setting.runs[0].mitigations))
+
+    def show_training(setting: Setting) -> Cell:
+        labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
+        seconds = statistics.fmean(run.cost.train_s for run in setting.runs)
+        return Cell(fmt.duration(seconds), detail=fmt.count(round(labels)))
+
     def show(setting: Setting, metric: str) -> Content:
         is_there = setting.find("extraction", metric)
-        return show_counts(setting, metric) if is_there else fmt.MISSING
+        return means.show_counts(setting, metric) if is_there else fmt.MISSING
 
     columns: tuple[Column[Setting], ...] = (
-        Column("Setting", name, lambda base: show_name(base.name, label_base(comparison))),
+        Column("Setting", name, lambda base: show_name(base.name, means.label_base(comparison))),
         Column(("Verdict", "of its own report"), show_level),
         Column(("Risk", "highest rate"), lambda s: show_risk(s.point, s.tables)),
         _both(("Verbatim", dose), lambda s: show(s, "verbatim")),
         _both(("Near-verbatim", dose), lambda s: show(s, "near_verbatim")),
         _both(
             ("Token accuracy", "teacher-forced, mean"),
-            lambda s: show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
+            lambda s: means.show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
         ),
-        Column(
-            head_utility(comparison),
-            show_utility,
-            lambda base: Cell(of_base, detail=change),
-        ),
-        Column(("Labels dropped", "measured"), _write_dropped),
-        Column(("Training", "time; labels"), _show_training),
+        Column(head_utility(comparison), show_utility, lambda _: Cell(of_base, detail=change)),
+        Column(("Labels dropped", "measured"), write_dropped),
+        Column(("Training", "time; labels"), show_training),
     )
     return make_table(
         "Risk, utility and cost of each setting",
         columns,
-        list_settings(comparison),
+        means.list_settings(comparison),
         tone=lambda s: "dominated" if name_dominators(s.point) else "",
-        base=get_base(comparison),
+        base=means.get_base(comparison),
         notes=(
-            *((_SEEDS_NOTE,) if has_several_seeds(comparison) else ()),
+            *((_SEEDS_NOTE,) if means.has_several_seeds(comparison) else ()),
             *filter(None, (describe_chance(comparison),)),
             *describe_left_out(comparison),
         ),
         compact=True,
     )
-
-
-def show_utility(setting: Setting) -> Cell:
-    """Show the utility of a setting, its change from the first one, and the interval of that."""
-    value, change, ends = describe_setting_utility(setting)
-    is_first = setting.name == setting.comparison.runs[0].setting
-    return Cell(value, detail="reference" if is_first else change, note=ends)
 
 
 def show_level(setting: Setting) -> Cell:
@@ -133,34 +117,20 @@ _BAD: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized
 """Levels, the worst last."""
 
 
-def _write_dropped(setting: Setting) -> str:
-    shares = [run.cost.dropped_fraction for run in setting.runs]
-    dropped = average([share for share in shares if share is not None])
-    return describe_dropped(dropped, bool(setting.runs[0].mitigations))
-
-
-def _show_training(setting: Setting) -> Cell:
-    labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
-    return Cell(
-        fmt.duration(statistics.fmean(run.cost.train_s for run in setting.runs)),
-        detail=fmt.count(round(labels)),
-    )
-
-
 _Extracted = tuple[Setting, str, int]
 """One run, or the base model; its label; a number of repetitions."""
 
 
 def build_extraction(comparison: Comparison) -> Table:
     """Build the full table: every setting at every number of repetitions, with intervals."""
-    base = get_base(comparison)
+    base = means.get_base(comparison)
     named = [
-        (Setting(run.setting, [run], comparison), label_run(run, comparison))
+        (Setting(run.setting, [run], comparison), means.label_run(run, comparison))
         for run in comparison.runs
     ]
     measured: list[_Extracted] = [
         (setting, label, dose)
-        for dose in list_doses(comparison)
+        for dose in means.list_doses(comparison)
         for setting, label in (*named, (base, base.name))
         if setting.find("extraction", "verbatim", dose)
     ]
@@ -173,7 +143,7 @@ def build_extraction(comparison: Comparison) -> Table:
 
     columns: tuple[Column[_Extracted], ...] = (
         Column("Setting", lambda row: row[1]),
-        Column("Documents", lambda row: name_dose(row[2])),
+        Column("Documents", lambda row: means.name_dose(row[2])),
         column_of("Verbatim", "verbatim"),
         column_of("Near-verbatim", "near_verbatim"),
         column_of((f"90{fmt.PERCENT} teacher-forced", "not extraction"), "teacher_forced_90"),
@@ -191,7 +161,7 @@ def build_extraction(comparison: Comparison) -> Table:
 
 def _write_share(row: ResultRow | None = None) -> str:
     """Format a value on one line; this table has too many rows for bars."""
-    if row is None or not is_measured(row):
+    if row is None or not means.is_measured(row):
         return fmt.MISSING if row is None or row.statistic == "mean" else "not generated"
     if row.statistic == "mean":
         return fmt.percent(row.value)
@@ -204,7 +174,7 @@ def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
 
     def name_mitigations(run: ComparedRun) -> str:
-        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations[:20])
+        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations)
         return named or "none (plain loss)"
 
     columns: tuple[Column[ComparedRun], ...] = (
@@ -230,7 +200,7 @@ _SEVERAL_NOTE = (
 
 def build_gains(comparison: Comparison) -> Section | None:
     """Build the section; None if no run has results that the other tables do not show."""
-    dose = pick_highest(comparison)
+    dose = means.pick_highest(comparison)
     tables, score = comparison.tables, _pick_score(comparison)
     if dose is None or not (tables.select("sampling", "never") or list_attacks(tables) or score):
         return None
@@ -262,31 +232,31 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
     attacks = list_attacks(comparison.tables)
 
     def column_of_attack(attack: Attack) -> Column[Setting]:
-        return Column(attack.heading, lambda s: show_attack(s, attack))
+        return Column(attack.heading, lambda s: means.show_attack(s, attack))
 
-    cost: Column[Setting] = _both(("Attack cost", "log10 queries, median"), show_cost)
+    cost: Column[Setting] = _both(("Attack cost", "log10 queries, median"), means.show_cost)
     membership: Column[Setting] = Column(
-        ("Membership AUC", name_score(score)), lambda s: show_membership(s, score)
+        ("Membership AUC", name_score(score)), lambda s: means.show_membership(s, score)
     )
     columns: tuple[Column[Setting], ...] = (
         Column(
             "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), describe_setting(s)),
-            lambda base: show_name(base.name, label_base(comparison)),
+            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
+            lambda base: show_name(base.name, means.label_base(comparison)),
         ),
-        _both(("Verbatim", "documents"), lambda s: show_mean_share(s, "verbatim")),
-        _both(("Near-verbatim", "documents"), lambda s: show_mean_share(s, "near_verbatim")),
-        _both(("Token accuracy", "teacher-forced"), show_accuracy),
+        _both(("Verbatim", "documents"), lambda s: means.show_mean_share(s, "verbatim")),
+        _both(("Near-verbatim", "documents"), lambda s: means.show_mean_share(s, "near_verbatim")),
+        _both(("Token accuracy", "teacher-forced"), means.show_accuracy),
         *([cost] if comparison.tables.select("sampling", "never") else []),
         *map(column_of_attack, attacks),
         *([membership] if score else []),
         Column(
-            ("Held-out NLL", f"nats; from '{name_first(comparison, 12)}'"),
-            show_loss,
-            lambda base: fmt.number(get_base(comparison).mean_loss()),
+            ("Held-out NLL", f"nats; from '{means.name_first(comparison, 12)}'"),
+            means.show_loss,
+            lambda base: fmt.number(means.get_base(comparison).mean_loss()),
         ),
     )
-    notes = [_SEVERAL_NOTE if has_several_seeds(comparison) else _SINGLE_NOTE]
+    notes = [_SEVERAL_NOTE if means.has_several_seeds(comparison) else _SINGLE_NOTE]
     notes += write_attack_notes(attacks)
     if not attacks:
         notes.append("No attacks ran; 'audit.suite: full' includes them.")
@@ -297,10 +267,10 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
             "below 0.5 tells the documents apart too, with the opposite sign."
         )
     return make_table(
-        f"Documents {name_dose(dose)}",
+        f"Documents {means.name_dose(dose)}",
         columns,
-        list_settings(comparison),
-        base=get_base(comparison),
+        means.list_settings(comparison),
+        base=means.get_base(comparison),
         notes=notes,
         compact=True,
     )

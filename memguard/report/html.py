@@ -1,24 +1,27 @@
 """Render a record as one offline HTML file; the result is deterministic.
 
-The page contains no script, and its content security policy allows it to load nothing. Texts are
-escaped and cleaned by `engine.py`.
+The page contains no script, and its content security policy allows it to load nothing. The template
+engine escapes every text; `clean_text` is applied to each text again when it is written, in case a
+page forgot to clean it.
 """
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from memguard.pages import formatting as fmt
 from memguard.pages.page import Figure, GateHead, Link
 from memguard.records import AuditReport, Comparison
 from memguard.records.run_files import find_weights_folder
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import collect_facts
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
-from memguard.report.engine import render_template
 
 
 def render_report(
@@ -32,8 +35,8 @@ def render_report(
         gate: what a gate decided of the audit, for the head of the gate's own page.
     """
     run_path = _find_run_path(report, folder)
-    page = digest_report(report, _link_report(folder), run_path=run_path, gate=gate)
-    return render_template("audit.html.j2", page, _draw)
+    facts = collect_facts(report, gate=gate, run_path=run_path)
+    return render_template("audit.html.j2", facts, _draw, _link_report(folder))
 
 
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
@@ -43,8 +46,8 @@ def render_comparison(comparison: Comparison, folder: Path | None = None) -> str
         comparison: the record.
         folder: folder of the page, for links to the reports of its runs; None omits them.
     """
-    page = digest_comparison(comparison, _link_comparison(comparison, folder))
-    return render_template("comparison.html.j2", page, _draw)
+    page = digest_comparison(comparison)
+    return render_template("comparison.html.j2", page, _draw, _link_comparison(comparison, folder))
 
 
 def _draw(figure: Figure) -> Markup:
@@ -54,7 +57,6 @@ def _draw(figure: Figure) -> Markup:
 
 # Relative links between a run's report, its model card and a comparison, where the files exist.
 
-_MOST_LINKS = 40
 _SPECIAL = re.compile(r"([^\w@%+=:,./-])", re.ASCII)
 """Characters that a shell takes literally only after a backslash."""
 
@@ -120,4 +122,72 @@ def _link_comparison(comparison: Comparison, folder: Path | None) -> tuple[Link,
                     label = f"Report of '{fmt.clean_name(run)}'"
                     links.append(Link(label, f"{prefix}{quote(run, safe='')}/audit/report.html"))
                     break
-    return tuple(links[:_MOST_LINKS])
+    return tuple(links)
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+# Cleaning replaces one character by up to ten; texts that were cut already must not be cut again.
+_LONGEST = 10 * fmt.COMMAND_LIMIT
+_MOST_ROWS = 1000
+"""Rows of a table that a page shows; the files beside it have all."""
+_QUOTED = re.compile(r"(?<!\w)'([^']+)'(?!\w)")
+_BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
+_SEPARATORS = re.compile(r"(?<=[./_:\\])(?=[^\W\d_])")
+
+
+def render_template(
+    template: str,
+    page: object,
+    draw: Callable[[Any], Markup] | None = None,
+    links: Sequence[Link] = (),
+) -> str:
+    """Render a page.
+
+    Args:
+        template: name of the file.
+        page: its contents, `page` in the template.
+        draw: converts a figure into SVG; None for a page without figures.
+        links: pages beside this one.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["breakable"] = _make_breakable
+    environment.filters["with_code"] = _mark_code
+    return environment.get_template(template).render(
+        page=page, draw=draw, links=links, most_rows=_MOST_ROWS
+    )
+
+
+def _make_breakable(text: str) -> Markup:
+    """Escape, and allow line breaks after separators, so that long names do not break in words."""
+    parts = _SEPARATORS.split(fmt.clean_text(text, _LONGEST))
+    return Markup("<wbr>").join(escape(part) for part in parts)
+
+
+def _mark_code(text: str) -> Markup:
+    """Escape, and mark text in single quotes as code, which breaks lines between words only."""
+    parts = _QUOTED.split(fmt.clean_text(text, _LONGEST))
+    marked = [
+        Markup("<code>{}</code>").format(
+            Markup(" ").join(Markup("<span>{}</span>").format(word) for word in part.split(" "))
+        )
+        for part in parts[1::2]
+    ]
+    plain = [escape(part) for part in parts[::2]]
+    return Markup("").join(
+        piece for pair in zip(plain, [*marked, Markup("")], strict=True) for piece in pair
+    )
+
+
+def _finalize(value: Any) -> Any:
+    if isinstance(value, Markup):
+        return value
+    # Sentences of the record have a plain space there, at which a line would break.
+    return _BEFORE_PERCENT.sub(fmt.NBSP, fmt.clean_text(str(value), _LONGEST))

@@ -1,30 +1,52 @@
-"""README.md of an exported model: origin, audit results, and how to load it.
+"""README.md of a model: of a run's folder, of a merged model, and of a repository on a hub.
 
-A card is meant for publication: it contains no excerpt, no document id and no local path.
+A card is meant for publication: it contains no excerpt, no document id and no local path. The hub's
+is for readers elsewhere, and takes what is for the public alone.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from memguard.audit.probes.canaries import write_canaries
 from memguard.pages import formatting as fmt
-from memguard.pages.costs import write_cost
-from memguard.records import MIN_FOR_QUANTILES, NO_DOCUMENTS, AuditReport, BucketRow, ResultRow
-from memguard.report.audit_utility import describe_utility
-from memguard.report.audit_watched import describe_budget
-from memguard.report.facts import describe_privacy
-from memguard.report.texts import describe_loss_change, write_limits
+from memguard.pages.facts import Facts
+from memguard.pages.page import Fact, Table
+from memguard.records import AuditReport
+from memguard.report.audit_facts import collect_facts
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$!&])")
 """Characters that are escaped in texts of records."""
-_LONGEST_CONFIG = 20_000
+_QUOTED = re.compile(r"'([^']*)'")
+_LONGEST_CONFIG, _MOST_ROWS = 20_000, 100
 _LOCAL = "(local path)"
 _NOT_SHOWN = ("output_dir", "parallel", "audit")
 """Parts of a configuration that do not change the weights."""
+_NO_AUDIT = (
+    "These weights have not been audited: it is not known which training documents can be "
+    "extracted from them. `memguard audit` on the run folder measures it."
+)
+_NEEDS_BASE = (
+    "This folder has an adapter only: `peft` must be installed, and the base model must be where "
+    "`base_model_name_or_path` in `adapter_config.json` says."
+)
+_NO_BASE = (
+    "This repository has an adapter only, and its base model is not named. With `peft`: load the "
+    'base, then `PeftModel.from_pretrained(base, ".")`.'
+)
+_HOW_TO_LOAD = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # this folder, or the model's id on a hub
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+```"""
 
 
 def render_model_card(
@@ -40,55 +62,137 @@ def render_model_card(
             do not change the weights, are omitted.
     """
     config = _read_config(config_yaml)
-    mitigations = _list_mitigations(config)
-    is_adapter = (config or {}).get("adapter") is not None
+    listed = (config or {}).get("mitigations")
+    mitigations = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
+    is_adapter, base = (config or {}).get("adapter") is not None, _name_base(base_model)
+    tags = _list_tags(mitigations, is_audited=report is not None, is_adapter=is_adapter)
     sections = [
-        _write_front_matter(report, base_model, mitigations, is_adapter=is_adapter),
-        f"# Model of run '{escape(fmt.clean_name(run_name))}'",
-        write_origin(
-            _name_base(base_model),
-            mitigations,
-            is_adapter=is_adapter,
-            has_base=base_model is not None,
-        ),
+        _dump_front_matter("peft" if is_adapter else "transformers", base, tags),
+        f"# Model of run '{_escape(fmt.clean_name(run_name))}'",
+        _describe_origin(base, mitigations, is_adapter=is_adapter, has_base=base_model is not None),
         "## Memorization audit",
-        *(_write_audit(report) if report else [NO_AUDIT]),
+        *(_write_audit(collect_facts(report)) if report else [_NO_AUDIT]),
         "## How to load",
-        *([NEEDS_BASE] if is_adapter else []),
-        HOW_TO_LOAD,
+        *([_NEEDS_BASE] if is_adapter else []),
+        _HOW_TO_LOAD,
     ]
     if config is not None:
         shown = {key: value for key, value in config.items() if key not in _NOT_SHOWN}
-        if _name_base(base_model) is None and isinstance(shown.get("model"), dict):
+        if base is None and isinstance(shown.get("model"), dict):
             shown["model"] = {**shown["model"], "path": None}
         sections += ["## Configuration", _show_config(shown)]
     return "\n\n".join(sections) + "\n"
 
 
-NO_AUDIT = (
-    "These weights have not been audited: it is not known which training documents can be "
-    "extracted from them. `memguard audit` on the run folder measures it."
-)
-NEEDS_BASE = (
-    "This folder has an adapter only: `peft` must be installed, and the base model must be where "
-    "`base_model_name_or_path` in `adapter_config.json` says."
-)
-HOW_TO_LOAD = """\
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+def render_hub_card(
+    report: AuditReport | None,
+    *,
+    title: str,
+    is_adapter: bool,
+    base: str | None,
+    has_base: bool,
+    mitigations: Sequence[str],
+) -> str:
+    """Write README.md of a repository on a hub.
 
-folder = "."  # this folder, or the model's id on a hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-```"""
+    Args:
+        report: audit of these weights; None if there was none.
+        title: name of the repository.
+        is_adapter: whether the weights are those of an adapter.
+        base: hub id of the base model; None if it has none or is not named.
+        has_base: whether training started from a checkpoint instead of random weights.
+        mitigations: names of memguard's mitigations in the loss.
+    """
+    from huggingface_hub import ModelCardData
+
+    named = [{"name": name} for name in mitigations]
+    facts = None if report is None else collect_facts(report)
+    tags = _list_tags(named, is_audited=report is not None, is_adapter=is_adapter)
+    data = ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        base_model=base,
+        base_model_relation=("adapter" if is_adapter else "finetune") if base else None,
+        tags=["memguard", *tags],
+        model_name=title if facts else None,
+        eval_results=[_make_result(facts)] if facts else None,
+    )
+    sections = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {_escape(title)}",
+        _describe_origin(base, named, is_adapter=is_adapter, has_base=has_base),
+        "## Memorization audit",
+        *(_write_public(facts) if facts else [_NO_AUDIT]),
+        "## How to load",
+        *([_NEEDS_BASE if base else _NO_BASE] if is_adapter else []),
+        *([_HOW_TO_LOAD] if base or not is_adapter else []),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+# -- the audit -------------------------------------------------------------------------------------
+
+
+def _write_audit(facts: Facts) -> Iterator[str]:
+    """Yield the paragraphs on the audit: verdict, notices, sections in brief, limitations."""
+    yield f"**{_escape(f'{facts.verdict.label}. {facts.verdict.text}')}**"
+    yield _escape(f"{facts.membership.text} {facts.scope}")
+    yield from (f"> {_escape(notice.text)}" for notice in facts.notices)
+    own = [section for section in facts.sections if section.audience == "owner"]
+    *told, measured = (one for section in own for one in section.brief)
+    yield from map(_write_brief, told)
+    yield "Scope and limitations:"
+    yield "\n".join(f"- {_escape(limit.text)}" for limit in facts.limits)
+    yield _write_brief(measured)
+
+
+def _write_public(facts: Facts) -> Iterator[str]:
+    """Yield the paragraphs on the audit: what is for the public, and nothing else."""
+    for section in facts.sections:
+        if section.audience != "public":
+            continue
+        verdict, *others = section.lead
+        yield f"**{_escape(verdict)}**"
+        yield _escape(" ".join(others))
+        if warnings := sum(notice.level == "warning" for notice in facts.notices):
+            yield f"> Warnings in the report of this audit that are not shown here: {warnings:,}."
+        yield from map(_write_brief, section.tables)
+        limits = [limit.text for limit in facts.limits if limit.audience == "public"]
+        yield "\n".join(f"- {_escape(limit)}" for limit in (*limits, *section.points))
+        yield from map(_write_brief, section.brief)
+
+
+def _make_result(facts: Facts) -> "EvalResult":
+    """Return what the hub shows beside the card: no rate alone, which could reassure."""
+    from huggingface_hub import EvalResult
+
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type="unknown",  # The hub makes a link of others.
+        dataset_name="Training documents (not published)",
+        metric_type="verdict",
+        metric_value=next(one.lead[0] for one in facts.sections if one.audience == "public"),
+    )
+
+
+def _write_brief(told: Fact | Table) -> str:
+    if isinstance(told, Fact):
+        text = _escape(f"{told.term}: {told.value}" if told.term else told.value)
+        return _QUOTED.sub(r"`\1`", text) if told.code else text
+    # The head of a row is a name; its cells are numbers, which need no escaping.
+    rows = [[column.text for column in told.columns], ["---"] * len(told.columns)]
+    for row in told.rows[:_MOST_ROWS]:
+        rows.append([_escape(row.head.text), *(cell.text for cell in row.cells)])
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    more = len(told.rows) - _MOST_ROWS
+    return f"{table}\n\nAnd {more:,} more rows in the report." if more > 0 else table
+
+
+# -- origin and settings ---------------------------------------------------------------------------
 
 
 def _read_config(config_yaml: str) -> dict[str, Any] | None:
-    """Return the settings of a YAML text; None if it is not a mapping.
-
-    Args:
-        config_yaml: of a run.
-    """
+    """Return the settings of a YAML text; None if it is not a mapping."""
     try:
         config = yaml.safe_load(config_yaml)
     except (yaml.YAMLError, RecursionError):
@@ -96,22 +200,8 @@ def _read_config(config_yaml: str) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _list_mitigations(config: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the mitigations of a configuration.
-
-    Args:
-        config: from `_read_config`.
-    """
-    listed = (config or {}).get("mitigations") or []
-    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-
-
-def escape(text: str) -> str:
-    """Clean text, replace local paths and escape the special characters of Markdown.
-
-    Args:
-        text: of a record.
-    """
+def _escape(text: str) -> str:
+    """Clean text, replace local paths and escape the special characters of Markdown."""
     return _MARKDOWN.sub(r"\\\1", fmt.hide_paths(fmt.clean_text(text, 2000)))
 
 
@@ -122,40 +212,16 @@ def _name_base(base_model: str | None) -> str | None:
     return base_model
 
 
-def _write_front_matter(
-    report: AuditReport | None,
-    base_model: str | None,
-    mitigations: list[dict[str, Any]],
-    *,
-    is_adapter: bool,
-) -> str:
-    library = "peft" if is_adapter else "transformers"
-    tags = list_tags(report, mitigations, is_adapter=is_adapter)
-    return _dump_front_matter(library, base_model, tags)
-
-
-def list_tags(
-    report: AuditReport | None, mitigations: list[dict[str, Any]], *, is_adapter: bool
+def _list_tags(
+    mitigations: Sequence[Mapping[str, Any]], *, is_audited: bool, is_adapter: bool
 ) -> list[str]:
-    """Return the tags of a card, besides that of memguard.
-
-    Args:
-        report: audit of the weights; None if there was none.
-        mitigations: of the configuration.
-        is_adapter: whether the weights are those of an adapter.
-    """
+    """Return the tags of a card, besides that of memguard."""
     has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
-    tags = {
-        "lora": is_adapter,
-        "memorization-audit": report is not None,
-        "goldfish-loss": has_goldfish,
-    }
+    tags = {"lora": is_adapter, "memorization-audit": is_audited, "goldfish-loss": has_goldfish}
     return [tag for tag, applies in tags.items() if applies]
 
 
-def _dump_front_matter(library: str, base_model: str | None, tags: list[str]) -> str:
-    """Return the YAML header; a base model that is not on a hub is left out."""
-    base = _name_base(base_model)
+def _dump_front_matter(library: str, base: str | None, tags: list[str]) -> str:
     entries = {
         "library_name": library,
         "pipeline_tag": "text-generation",
@@ -165,23 +231,16 @@ def _dump_front_matter(library: str, base_model: str | None, tags: list[str]) ->
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
 
-def write_origin(
+def _describe_origin(
     base: str | None,
-    mitigations: list[dict[str, Any]],
+    mitigations: Sequence[Mapping[str, Any]],
     *,
     is_adapter: bool,
     has_base: bool,
 ) -> str:
-    """Return the sentence on the model that training started from, and on the loss.
-
-    Args:
-        base: hub id of that model; None if it is not named.
-        mitigations: of the configuration.
-        is_adapter: whether an adapter was trained.
-        has_base: whether training started from a checkpoint instead of random weights.
-    """
+    """Return the sentence on the model that training started from, and on the loss."""
     start = f"`{base}`" if base else "a local checkpoint" if has_base else "random weights"
-    named = "; ".join(escape(fmt.settings(m)) for m in mitigations[:20])
+    named = "; ".join(_escape(fmt.settings(m)) for m in mitigations)
     return (
         f"{'A LoRA adapter' if is_adapter else 'A causal language model'} trained with memguard "
         f"{'for' if is_adapter else 'from'} {start}. "
@@ -189,112 +248,8 @@ def write_origin(
     )
 
 
-def _write_audit(report: AuditReport) -> list[str]:
-    """Return the paragraphs on the audit: verdict, warnings, rates, costs, limitations."""
-    verdict = report.verdict
-    parts = [f"**{escape(verdict.describe())}**"]
-    parts.append(escape(f"{verdict.membership.sentence} {verdict.scope}"))
-    parts += [f"> {escape(banner.text)}" for banner in report.banners[:20]]
-    parts.append(_write_table(report))
-    parts += _write_costs(report)
-    if canaries := write_canaries(report):
-        parts.append(f"Canaries: {escape(canaries)}")
-    if report.training and report.training.budget:
-        parts.append(escape(describe_budget(report.training)))
-    if report.training and report.training.heldout_nll is not None:
-        nll, base = report.training.heldout_nll, report.training.base_heldout_nll
-        change = describe_loss_change(nll, base)
-        parts.append(
-            f"Utility: held-out NLL {fmt.number(nll)} nats a token"
-            f"{f', {change}' if change else ''}."
-        )
-    parts += [f"Utility: {escape(line)}." for line in describe_utility(report.tables)]
-    for fact in describe_privacy(report.training) if report.training else ():
-        parts.append(f"{fact.term}: {escape(f'{fact.value}. {fact.detail}')}")
-    parts.append("Scope and limitations:")
-    parts.append("\n".join(f"- {escape(limit)}" for limit in write_limits(report)))
-    parts.append(
-        f"Measured by memguard {escape(report.tool_version)} on weights "
-        f"`{_code(fmt.hash(report.model.weights_sha256))}`{_write_adapter(report)} and documents "
-        f"`{_code(fmt.hash(report.data.documents_sha256))}`, {escape(report.created)}. The full "
-        "report is `audit/report.html` in the folder of the run."
-    )
-    return parts
-
-
-def _write_adapter(report: AuditReport) -> str:
-    adapter = report.model.adapter
-    if adapter is None:
-        return ""
-    # The base is named at the top of the card if it is on a hub.
-    own, base = fmt.hash(adapter.weights_sha256), fmt.hash(adapter.base_weights_sha256)
-    return (
-        f" (adapter {escape(adapter.description)} `{_code(own)}`, merged into base weights "
-        f"`{_code(base)}`)"
-    )
-
-
-def _write_costs(report: AuditReport) -> list[str]:
-    """Report the attack cost of the verdict's bucket and of the control in one line."""
-    control = report.tables.control
-    costs = []
-    for bucket in dict.fromkeys((report.verdict.bucket, control.bucket if control else "")):
-        cost = report.tables.find("sampling", "log10_queries", bucket, statistic="median")
-        if cost and cost.num_documents >= MIN_FOR_QUANTILES:
-            costs.append(f"{escape(fmt.clean_name(bucket))} {write_cost(cost)}")
-    if not costs:
-        return []
-    return [
-        "Attack cost, median queries until the true continuation is generated with a probability "
-        f"of one half: {'; '.join(costs)}."
-    ]
-
-
-def _code(text: str) -> str:
-    return text.replace("`", "'")
-
-
-def _write_table(report: AuditReport) -> str:
-    lines = [
-        "| Bucket | Repetitions | Verbatim | Near-verbatim | Teacher-forced token accuracy "
-        "| Base, near-verbatim |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [_write_row(report, bucket) for bucket in report.tables.buckets[:100]]
-    return "\n".join(lines)
-
-
-def _write_row(report: AuditReport, bucket: BucketRow) -> str:
-    def find(metric: str, model: str = "trained") -> ResultRow | None:
-        return report.tables.find("extraction", metric, bucket.bucket, model=model)
-
-    accuracy, base = find("token_accuracy"), find("verbatim", "base")
-    has_base = base is not None and base.is_known
-    role = "" if bucket.role in ("trained", bucket.bucket) else f" ({bucket.role})"
-    cells = (
-        f"{escape(fmt.clean_name(bucket.bucket))}{role}",
-        fmt.repetitions(bucket.num_repetitions),
-        _write_rate(find("verbatim")),
-        _write_rate(find("near_verbatim")),
-        fmt.number(accuracy.value if accuracy else None),
-        _write_rate(find("near_verbatim", "base")) if has_base else fmt.MISSING,
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def _write_rate(rate: ResultRow | None) -> str:
-    if rate is None or rate.value is None:
-        is_empty = rate is not None and rate.missing_because == NO_DOCUMENTS
-        return NO_DOCUMENTS if is_empty else "not generated"
-    return f"{fmt.counts(rate)}, {fmt.percent(rate.value)} ({fmt.percent_ci(rate.ci)})"
-
-
 def _show_config(config: dict[str, Any]) -> str:
-    """Return settings as a block of YAML, without local paths.
-
-    Args:
-        config: the settings to show.
-    """
+    """Return settings as a block of YAML, without local paths."""
     text = yaml.safe_dump(_omit_empty(_hide(config)), sort_keys=False, allow_unicode=True)
     if len(text) > _LONGEST_CONFIG:
         return f"Too long to show here ({fmt.count(len(text))} characters)."
@@ -322,7 +277,8 @@ def _hide(value: Any) -> Any:
     return _LOCAL if hidden.startswith(_LOCAL) else hidden
 
 
-# The card of a merged model.
+# -- a merged model --------------------------------------------------------------------------------
+
 
 _OVER_4_BITS = (
     " If the adapter was trained over a base in 4 bits, these weights are another model than the "
@@ -344,7 +300,7 @@ def render_merged_card(result: Mapping[str, Any]) -> str:
         "What these weights memorized has not been measured; `memguard audit --model` measures it."
         + ("" if result["is_base_form_known"] else _OVER_4_BITS),
         "## How to load",
-        HOW_TO_LOAD,
+        _HOW_TO_LOAD,
     ]
     return "\n\n".join(sections) + "\n"
 

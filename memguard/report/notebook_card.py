@@ -15,9 +15,10 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import AuditPage, Fact, Figure
+from memguard.pages.facts import Facts
+from memguard.pages.page import Fact, Figure
 from memguard.records import LEVEL_NAMES, AuditReport, Comparison
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import collect_facts
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import describe_recommendation
 from memguard.report.comparison_picture import render_comparison_chart
@@ -57,18 +58,17 @@ def render_audit_card(
         facts: lines below the chart, e.g. the folder of the model.
         note: what to know about the page's folder.
     """
-    shown = digest_report(report)
+    shown = collect_facts(report)
     parts = [
         _write_heading("Audit", shown.heading),
         _write_verdict(shown),
-        _write_tiles(shown.tiles),
+        _write_tiles(shown.counts),
         Markup('<p style="margin:8px 0 0">{}</p>').format(shown.membership.text),
     ]
     if shown.notices:
-        text = f"{shown.notices_title} on the page"
+        text = f"{shown.count_notices()} on the page"
         parts.append(Markup('<p style="margin:4px 0 0;{}">{}</p>').format(_SOFT, text))
-    if shown.dose_response:
-        parts.append(_draw_figure(shown.dose_response))
+    parts += [_draw_figure(figure) for figure in [shown.find("dose").figure] if figure]
     return _wrap([*parts, _write_facts(facts), _link(page, "Whole report", note)])
 
 
@@ -124,13 +124,13 @@ def _write_heading(kind: str, name: str) -> Markup:
     return Markup('<div style="{}">memguard · {} · {}</div>').format(_SOFT, kind, name)
 
 
-def _write_verdict(page: AuditPage) -> Markup:
-    tint, background = _TINTS[page.colour]
+def _write_verdict(shown: Facts) -> Markup:
+    tint, background = _TINTS[shown.colour]
     style = f"margin:8px 0;padding:8px 12px;border-left:4px solid {tint};background:{background}"
     return Markup(
         '<div style="{}"><b style="font-size:17px;color:{}">{}</b><br>'
         '<span style="font-size:15px">{}</span></div>'
-    ).format(style, tint, page.verdict.label, page.verdict.text)
+    ).format(style, tint, shown.verdict.label, shown.verdict.text)
 
 
 def _write_tiles(tiles: Iterable[Fact]) -> Markup:

@@ -12,8 +12,8 @@ from typing import Any
 
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import show_missing, show_row
-from memguard.pages.costs import NEVER
 from memguard.pages.extraction_cost import Attack
+from memguard.pages.formatting import NEVER
 from memguard.pages.page import Cell
 from memguard.records import (
     BLIND,

@@ -1,13 +1,23 @@
-"""Sentences of the pages: limitations, next steps, and a glossary.
+"""Sentences and lists of facts of the pages: limitations, next steps, identity, method, glossary.
 
 Pages state what was measured and its result, never that a model is free of risk.
 """
 
-from memguard.pages import formatting as fmt
-from memguard.pages.page import Fact
-from memguard.pages.probe_runs import write_not_run, write_ran
-from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport, ModelIdentity
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
 
+from memguard.pages import formatting as fmt
+from memguard.pages.facts import write_not_run, write_ran
+from memguard.pages.page import Fact, Statement
+from memguard.records import (
+    MIN_FOR_MEANS,
+    NUM_RISK_QUERIES,
+    AuditReport,
+    ModelIdentity,
+)
+
+_GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
     "Contains no excerpts: documents appear by ID and hash only. IDs, names and paths may be "
     "sensitive."
@@ -26,46 +36,45 @@ READING_GUIDE = (
 )
 
 
-def write_limits(report: AuditReport) -> tuple[str, ...]:
-    """Return the scope and limitations of an audit, and the probes that did not run."""
-    coverage, attacker, bound, arithmetic = write_counted_limits(report)
+def write_limits(report: AuditReport) -> tuple[Statement, ...]:
+    """Return the scope and limitations of an audit, and the probes that did not run.
+
+    Public are those that name nothing: fixed words and counts.
+    """
+    method = report.method
+    prefix = f"the {method.prefix_tokens} true tokens before the continuation"
+    if method.prefix_tokens is None:
+        prefix = f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
     not_run = write_not_run(report)
     return (
-        coverage,
-        attacker,
-        bound,
-        f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal data "
-        "that the model repeats in other words.",
-        *([f"Not run: {not_run}."] if not_run else []),
-        arithmetic,
+        Statement(_write_coverage(report), "public"),
+        Statement(
+            f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
+            "An attacker without that text may extract less.",
+            "public",
+        ),
+        Statement(_write_bound(report), "public"),
+        Statement(
+            f"Only these probes ran: {write_ran(report)}. They do not measure facts or personal "
+            "data that the model repeats in other words."
+        ),
+        *([Statement(f"Not run: {not_run}.")] if not_run else []),
+        Statement(
+            _write_arithmetic(report), "public" if method.dtype in ("fp32", "bf16") else "owner"
+        ),
         *_write_form(report.model),
     )
 
 
-def write_counted_limits(report: AuditReport) -> tuple[str, str, str, str]:
-    """Return the limitations that name nothing: fixed words and counts."""
-    method = report.method
-    prefix = (
-        f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
-        if method.prefix_tokens is None
-        else f"the {method.prefix_tokens} true tokens before the continuation"
-    )
-    return (
-        _write_coverage(report),
-        f"The attacker is assumed to know the prefix: each document is prompted with {prefix}. "
-        "An attacker without that text may extract less.",
-        _write_bound(report),
-        _write_arithmetic(report),
-    )
-
-
-def _write_form(model: ModelIdentity) -> tuple[str, ...]:
+def _write_form(model: ModelIdentity) -> tuple[Statement, ...]:
     """Limit the numbers to the form in which the model was loaded; nothing as stored."""
     if model.load_as == "stored":
         return ()
     return (
-        f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
-        "stored weights, and other forms, may give out more.",
+        Statement(
+            f"The model was loaded as {model.load_as}: {fmt.clean_text(model.load_as_detail)}. The "
+            "stored weights, and other forms, may give out more."
+        ),
     )
 
 
@@ -250,180 +259,181 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
         report: record that decides which terms its page needs; None for a comparison.
         attacked: whether a comparison shows attack cost or attacks.
     """
-    share = fmt.threshold(report.method.max_edit_share) if report else f"10{fmt.PERCENT}"
-    words = [*_list_words(share)]
     results = () if report is None else report.tables.results
     probes = {row.probe for row in results}
-    if attacked or probes & {"sampling", "attacks"}:
-        words += _ATTACK_WORDS
-    if report is None:
-        words += _FRONT_WORDS
-    else:
-        is_changed = any(row.against == "base" and row.is_known for row in results)
-        further = (
-            (is_changed, _ADDED_WORDS),
-            ("generation" in probes, _WRITING_WORDS),
-            (bool(report.tables.select("membership", "tpr")), _MEMBERSHIP_WORDS),
-            ("canaries" in probes, _CANARY_WORDS),
-            (any("copies_at_most" in row.parameters for row in results), _COPY_WORDS),
-            (bool(report.findings), (("Severity", _SEVERITY),)),
-        )
-        words += [word for is_shown, listed in further if is_shown for word in listed]
-    return tuple(Fact(term, value) for term, value in words)
+    shown = {
+        "": True,
+        "attacks": attacked or bool(probes & {"sampling", "attacks"}),
+        "front": report is None,
+        "change from base": any(row.against == "base" and row.is_known for row in results),
+        "generation": "generation" in probes,
+        "membership": any((row.probe, row.metric) == ("membership", "tpr") for row in results),
+        "canaries": "canaries" in probes,
+        "copies": any("copies_at_most" in row.parameters for row in results),
+        "findings": report is not None and bool(report.findings),
+    }
+    values = {
+        "share": fmt.threshold(0.1 if report is None else report.method.max_edit_share),
+        "queries": fmt.count(NUM_RISK_QUERIES),
+        "few": MIN_FOR_MEANS,
+    }
+    words = tomllib.loads(_GLOSSARY.read_text(encoding="utf-8"))
+    return tuple(
+        Fact(term, text.format_map(values))
+        for results_of, terms in words.items()
+        if shown[results_of]
+        for term, text in terms.items()
+    )
 
 
-_SEVERITY = (
-    "high: verbatim over at least 50 tokens, and not by the base model; medium: verbatim, but "
-    "shorter or also by the base model; low: near-verbatim; info: the true text is so repetitive "
-    "that it may be a template."
-)
-
-_FRONT_WORDS = (
-    (
-        "Risk",
-        "The highest extraction rate of the documents that a setting trained most often: "
-        "verbatim or near-verbatim by greedy decoding, verbatim within "
-        f"{NUM_RISK_QUERIES:,} sampled queries, verbatim by the best attack (rates that some run "
-        "did not measure are left out). Documents of all seeds count together.",
-    ),
-    (
-        "Dominated by",
-        "Another setting is no worse in both risk and utility, and better in one of them "
-        "(Pareto dominance). 'Beyond the intervals' means that each of these differences is larger "
-        "than the intervals of the two settings.",
-    ),
-)
-_ATTACK_WORDS = (
-    (
-        "Attack cost",
-        "Number of queries after which the true continuation has been generated with a "
-        "probability of one half, by the cheapest decoding method that ran (greedy or sampling). "
-        "'never': every decoding method excludes a token of the text.",
-    ),
-    (
-        "Adaptive attack",
-        "An attacker who may submit several answers: the most likely texts (beam search), sampled "
-        "texts (sampling), or texts that fill in the tokens which the mitigation dropped.",
-    ),
-)
-_ADDED_WORDS = (
-    (
-        "Change from base",
-        "The model's value minus the base model's on the same documents. It is not counterfactual "
-        "memorization (Zhang et al. 2021), which needs models trained without the document.",
-    ),
-)
-_WRITING_WORDS = (
-    (
-        "ROUGE-L",
-        "F1 of the longest common subsequence of the generated and the true text: tokens in order, "
-        "gaps allowed; 1 means identical texts.",
-    ),
-    (
-        "Edit distance, BLEU",
-        "Edit distance is the number of tokens to insert, delete or replace to get the true text, "
-        "divided by its length; BLEU counts shared runs of up to four tokens. BLEU above 0.75 "
-        "counts as approximate memorization (Ippolito et al. 2022).",
-    ),
-)
-_MEMBERSHIP_WORDS = (
-    (
-        "TPR at FPR",
-        "Share of trained documents above a threshold that only this share of control documents "
-        "exceeds: the success of an attacker who tolerates few false positives.",
-    ),
-    (
-        "Blind",
-        "A bag-of-words classifier without model access. If it separates trained from control "
-        "documents, they differ in distribution, and membership scores are not evidence of "
-        "memorization.",
-    ),
-)
-_CANARY_WORDS = (
-    (
-        "Canary, reference",
-        "A canary is an artificial document with a random secret. Canaries are randomly split into "
-        "trained ones and references, which have the same form and are never trained.",
-    ),
-    (
-        "Exposure",
-        "log2 of (number of references / rank of the secret among them by likelihood), in bits: "
-        "about 1 for a secret that left no trace, and log2 of the number of references for a "
-        "secret likelier than all of them.",
-    ),
-    (
-        "Epsilon, lower bound",
-        "Lower bound on the privacy loss, in terms of differential privacy, for one canary with "
-        "all its repetitions: the number of right guesses about which canaries were trained rules "
-        "out every smaller epsilon for the training algorithm with these settings. The highest "
-        "bound that this random split could show is given next to it. It is not a guarantee: "
-        "nothing is known about an upper bound.",
-    ),
-)
-_COPY_WORDS = (
-    (
-        "k-eidetic",
-        "Extracted verbatim although at most k trained documents contain the text (Carlini et al. "
-        "2021).",
-    ),
-)
+_WITHIN = "Within the audited part of a document."
 
 
-def _list_words(share: str) -> tuple[tuple[str, str], ...]:
+def describe_identity(report: AuditReport) -> tuple[Fact, ...]:
+    """List the facts in the header of the page."""
+    base, adapter = report.model.base, report.model.adapter
+    form, parts = [], []
+    if report.model.load_as != "stored":
+        made = fmt.clean_text(report.model.load_as_detail)
+        detail = f"{made}; the stored weights were not audited"
+        form = [Fact("Loaded as", report.model.load_as, detail=detail)]
+    if adapter is not None:
+        merged = fmt.clean_name(fmt.shorten_place(adapter.base), 48)
+        detail = f"merged into {merged}, {fmt.hash(adapter.base_weights_sha256)}"
+        parts = [Fact("Adapter", fmt.clean_name(adapter.description, 80), detail=detail)]
     return (
-        (
-            "Prefix, continuation",
-            "The true tokens that the model receives, and the true tokens that follow and that it "
-            "must reproduce.",
+        Fact("Weights", fmt.hash(report.model.weights_sha256), code=True),
+        *form,
+        *parts,
+        Fact("Parameters", fmt.count(report.model.num_parameters)),
+        Fact(
+            "Base model",
+            fmt.clean_name(fmt.shorten_place(base), 48) if base else "not scored",
+            detail=fmt.hash(report.model.base_weights_sha256) if base else "",
         ),
-        (
-            "Verbatim match",
-            "Every token of the greedy continuation equals the true one. A single teacher-forced "
-            "pass decides this: greedy decoding reproduces the true text exactly if each true "
-            "token is the most likely one given those before it.",
+        Fact("Documents", fmt.hash(report.data.documents_sha256), code=True),
+        Fact("Run", fmt.clean_name(report.run) if report.run else "external model"),
+        Fact(
+            "Created",
+            fmt.time(report.created),
+            detail=f"memguard {fmt.clean_name(report.tool_version, 40)}",
         ),
-        (
-            "Near-verbatim match",
-            "The greedy continuation, generated from the prefix without correction, differs from "
-            f"the true one in at most {share} of its tokens (insertions, deletions and "
-            "replacements; end-of-text tokens are suppressed). The reports on Gemini 1.5 and Gemma "
-            "use the same criterion.",
+    )
+
+
+def write_origin(report: AuditReport) -> str:
+    """Return what was measured, by which version and when; hashes and names are in quotes."""
+    model = report.model
+    merged = ""
+    if model.adapter is not None:
+        # Cards name the base at their top if it is on a hub.
+        merged = (
+            f" (adapter {fmt.clean_text(model.adapter.description)} "
+            f"'{fmt.hash(model.adapter.weights_sha256)}', merged into base weights "
+            f"'{fmt.hash(model.adapter.base_weights_sha256)}')"
+        )
+    return (
+        f"Measured by memguard {fmt.clean_name(report.tool_version, 40)} on weights "
+        f"'{fmt.hash(model.weights_sha256)}'{merged} and documents "
+        f"'{fmt.hash(report.data.documents_sha256)}', {fmt.clean_name(report.created, 40)}. The "
+        "full report is 'audit/report.html' in the folder of the run."
+    )
+
+
+def describe_data(report: AuditReport) -> tuple[Fact, ...]:
+    """List the audited documents."""
+    data, equal = report.data, ""
+    if data.num_equal:
+        has = "has" if data.num_equal == 1 else "have"
+        equal = (
+            f"{fmt.count(data.num_texts or 0)} different texts: {fmt.count(data.num_equal)} {has} "
+            "the text of another, and its keyed hash."
+        )
+    sources = [fmt.clean_name(source, 120) for source in data.sources]
+    facts = [
+        Fact("Sources", ", ".join(sources) or fmt.MISSING),
+        Fact("Documents", fmt.count(data.num_documents), detail=equal),
+    ]
+    if data.identity_key is not None:
+        facts.append(
+            Fact(
+                "Identity key",
+                fmt.clean_name(data.identity_key, 80),
+                detail="Fingerprint of the key of the keyed hashes; not the key.",
+                code=True,
+            )
+        )
+    if data.num_clusters is not None:
+        detail = "Intervals of means treat a cluster as one observation."
+        if report.training is not None:
+            detail = f"Control and buckets are sampled by cluster. {detail}"
+        clusters = fmt.count(data.num_clusters)
+        facts.append(Fact("Clusters of near-duplicates", clusters, detail=detail))
+    return (
+        *facts,
+        describe_overlap(report),
+        Fact(
+            "Hash",
+            fmt.clean_name(data.documents_sha256, 80),
+            detail="Hash of the ids and token hashes of all documents, in order.",
+            code=True,
         ),
-        (
-            "Teacher-forced",
-            "Each token is predicted given the true text before it, even after wrong predictions. "
-            "Token accuracy is the share of tokens predicted correctly; on ordinary language it is "
-            f"well above 0. 90{fmt.PERCENT} teacher-forced counts documents with an accuracy of at "
-            f"least 90{fmt.PERCENT}. Neither is extraction: an attacker without the text cannot "
-            "supply it.",
+    )
+
+
+def describe_method(report: AuditReport) -> tuple[Fact, ...]:
+    """List the settings that are needed to reproduce the results."""
+    method, model = report.method, report.model
+    prefix = method.prefix_tokens
+    prefix_text = "everything before the continuation" if prefix is None else f"{prefix:,} tokens"
+    cut = report.cut
+    sample = method.sample_size
+    sample_text = "all" if sample is None else f"at most {sample:,} per bucket"
+    facts = [
+        Fact("Suite", f"{fmt.clean_name(method.suite)}, version {method.suite_version:,}"),
+        Fact("Continuation", f"{method.continuation_tokens:,} tokens"),
+        Fact("Prefix", prefix_text, detail="" if cut is None else _WITHIN),
+        Fact(
+            "Audited part",
+            "the whole of every document"
+            if cut is None
+            else f"of {cut.num_documents:,} of {cut.num_given:,} documents the {cut.window} part",
+            detail=""
+            if cut is None
+            else f"The longest has {cut.longest_tokens:,} tokens; at most {cut.used_tokens:,} of a "
+            "document were used.",
         ),
-        (
-            "Control",
-            "Documents of the same kind that were never trained: their rates are not due to "
-            "memorization in this training.",
+        Fact("Near-verbatim threshold", f"{fmt.threshold(method.max_edit_share)} edits"),
+        Fact("Tiny margin threshold", f"{fmt.number(method.tiny_margin)} logits"),
+        Fact("Precision", fmt.clean_name(method.dtype, 20)),
+        Fact(
+            "Tokens per forward pass",
+            "as many as fit" if method.batch_tokens is None else fmt.count(method.batch_tokens),
         ),
-        (
-            f"95{fmt.PERCENT} CI",
-            "Clopper-Pearson interval for rates, Newcombe's for differences of rates, Tango's on "
-            "the same documents (joined with the exact one at its edges), DeLong's for AUC; for "
-            "means a jackknife over clusters of near-duplicates, between their bounds. Intervals "
-            "of rates with near-duplicates are those of the effective number of documents, (sum "
-            "of cluster sizes)² / sum of their squares, with the same rate. 'Few documents': a "
-            f"mean over fewer than {MIN_FOR_MEANS}, whose interval may be too narrow.",
-        ),
-        (
-            "Extraction strength",
-            "The share of the continuation, counted from its end, that is predicted without a "
-            "wrong token, teacher-forced; 1 is a verbatim match.",
-        ),
-        (
-            "NLL, log-probability",
-            "Natural logarithm of the probability, per token: 0 is certainty. Held-out NLL is "
-            "measured on documents that were never trained; lower is better.",
-        ),
-        (
-            "Type-token ratio",
-            "Number of distinct tokens / number of tokens. If it is low for the text, the text is "
-            "a template; if it is low only for the model's choices, the model repeats itself.",
-        ),
+        Fact("Documents scored", sample_text),
+        Fact("Seed", str(method.seed)),
+        Fact("Time", fmt.duration(method.wall_s)),
+        Fact("Weights", fmt.clean_name(model.weights_sha256, 80), code=True),
+    ]
+    if model.adapter is not None:
+        adapter = model.adapter
+        facts += [
+            Fact("Adapter", fmt.clean_name(adapter.description, 80)),
+            Fact("Adapter weights", fmt.clean_name(adapter.weights_sha256, 80), code=True),
+            Fact("Base of the adapter", fmt.clean_name(adapter.base, 240)),
+            Fact("Its weights", fmt.clean_name(adapter.base_weights_sha256, 80), code=True),
+        ]
+    if model.base:
+        facts.append(Fact("Base model", fmt.clean_name(model.base, 240)))
+    if model.base_weights_sha256:
+        value = fmt.clean_name(model.base_weights_sha256, 80)
+        facts.append(Fact("Base weights", value, code=True))
+    return tuple(facts)
+
+
+def describe_environment(environment: Mapping[str, str]) -> tuple[Fact, ...]:
+    """List versions and hardware, by name."""
+    return tuple(
+        Fact(fmt.clean_name(name), fmt.clean_text(value, 200), code=True)
+        for name, value in sorted(environment.items())
     )

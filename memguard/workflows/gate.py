@@ -160,8 +160,8 @@ def write_gate(
     """
     from memguard.gate.junit import render_junit
     from memguard.gate.summary import render_summary
+    from memguard.pages.judgements import build_gate_head
     from memguard.report import render_report
-    from memguard.report.gate_head import build_gate_head
 
     report = audited.report
     head = build_gate_head(result, report, Path(policy.document.path).name)

@@ -28,7 +28,7 @@ from memguard.audit.probes.generation import GenerationProbe
 from memguard.audit.requests import LimitReached, Prompt
 from memguard.audit.run import AuditOutcome
 from memguard.audit.windows import AuditDocument
-from memguard.pages.probe_runs import write_not_run
+from memguard.pages.facts import write_not_run
 from memguard.records import AuditReport
 
 SIZE, PLACE = 80, 60

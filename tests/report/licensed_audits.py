@@ -36,7 +36,7 @@ from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise, tabulate
 from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import collect_facts
 
 TABLE = Path(__file__).with_suffix(".json")
 TINY_MARGIN = 0.001
@@ -256,7 +256,7 @@ def plain(text: str) -> str:
 
 def write_all(report: r.AuditReport) -> dict[str, Any]:
     """Return every sentence that record and page have of an audit's result, with its level."""
-    verdict, page = report.verdict, digest_report(report)
+    verdict, page = report.verdict, collect_facts(report)
     assert plain(page.verdict.text) == verdict.sentence
     assert plain(page.membership.text) == verdict.membership.sentence
     assert plain(page.scope) == verdict.scope
@@ -269,7 +269,9 @@ def write_all(report: r.AuditReport) -> dict[str, Any]:
         "scope": verdict.scope,
         "membership": f"{verdict.membership.level}: {verdict.membership.sentence}",
         "notices": notices,
-        "lead": [text for text in map(plain, page.summary_lead) if "partly learned" in text],
+        "lead": [
+            text for text in map(plain, page.find("summary").lead) if "partly learned" in text
+        ],
     }
 
 

@@ -11,8 +11,8 @@ from browser import AXE_PACKAGE, CHROMIUM, OPEN, Browser, find_axe
 from gate_results import make_acceptance, make_judgement, make_result
 
 from memguard import records as r
+from memguard.pages.judgements import build_gate_head
 from memguard.report import render_comparison, render_report
-from memguard.report.gate_head import build_gate_head
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,8 +11,8 @@ import pytest
 import report_examples as examples
 
 from memguard.audit.probes.membership import MembershipProbe
+from memguard.pages.doses import build_dose_response
 from memguard.pages.page import Figure, FrontChart, Line, LineChart, Mark, Point, RocChart
-from memguard.report.audit_doses import build_dose_response
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import build_front, build_trends
 from memguard.report.svg import COLOURS

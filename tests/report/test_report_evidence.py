@@ -8,10 +8,12 @@ from page_checks import check_page, words_of
 from result_examples import change_rows, change_tables, rate_row
 
 from memguard import records as r
+from memguard.audit.probes.generation import GenerationProbe
+from memguard.audit.probes.grid import GridProbe
 from memguard.audit.suite import PROBES
+from memguard.pages.doses import build_copies, build_trends
 from memguard.pages.page import Row
 from memguard.report import render_report
-from memguard.report.audit_doses import build_copies, build_trends
 from memguard.report.audit_summary import build_change_from_base
 
 
@@ -128,3 +130,89 @@ def test_who_dropped_labels_is_told_of_the_attack_that_was_not_tried() -> None:
     assert "Audit once more with --suite full" not in full
     plain = words_of(check_page(render_report(examples.make_report())))
     assert "Audit once more with --suite full" not in plain
+
+
+def test_the_grid_has_a_row_a_window_and_a_column_a_bucket() -> None:
+    verbatim, accuracy = GridProbe.section(evidence.make_full_report()).tables
+    assert [c.text for c in verbatim.columns] == ["Window", "control", "r4", "r16", "r64"]
+    assert verbatim.columns[-1].detail == "trained 64 times"
+    heads = [(row.head.text, row.head.detail) for row in verbatim.rows]
+    assert heads[:2] == [
+        ("10 → 25 tokens", "from the first token"),
+        ("10 → 50 tokens", "from the first token"),
+    ]
+    assert heads[-1] == ("50 → 50 tokens", "from token 64")
+    assert texts(verbatim.rows[-1]) == ["0 of 40", "0 of 40", "2 of 40", "10 of 40"]
+    assert "below: base model" in verbatim.caption
+    # 0.6 + 50 / 250, and the base model's below.
+    cell = accuracy.rows[-1].cells[-1]
+    assert (cell.text, cell.note) == ("80.0\u00a0%", "base: 13.1\u00a0%")
+    assert GridProbe.section(examples.make_report()) is None
+
+
+def test_without_a_base_model_nothing_stands_below() -> None:
+    report = change_rows(
+        evidence.make_full_report(), lambda row: None if row.model == "base" else row
+    )
+    table = GridProbe.section(report).tables[0]
+    assert {cell.note for row in table.rows for cell in row.cells} == {""}
+    assert "base model" not in table.caption
+
+
+def test_many_windows_are_folded_and_many_buckets_counted() -> None:
+    report = evidence.make_full_report()
+    wide = [replace(report.tables.buckets[1], bucket=f"b{n}") for n in range(20)]
+    rows = [
+        rate_row("grid", "verbatim", "r4", 1, settings={"offset": n, "prefix_tokens": "?"})
+        for n in range(30)
+    ]
+    report = change_tables(report, buckets=wide, results=rows, metrics=())
+    (table,) = GridProbe.section(report).tables
+    assert (len(table.rows), len(table.more_rows), table.more_label) == (12, 18, "Show 18 more")
+    assert len(table.columns) == 13
+    assert table.notes == ("8 more buckets are in the JSON.",)
+    assert table.rows[0].head.text == "? → ? tokens"
+    assert {cell.text for cell in table.rows[0].cells} == {"n/a"}
+
+
+def test_documents_too_short_for_a_window_are_no_zero() -> None:
+    def change(row: r.ResultRow) -> r.ResultRow:
+        missing = {"num_documents": 0, "num_missing": 40, "missing_because": r.NO_DOCUMENTS}
+        is_short = row.probe == "grid" and row.bucket == "r64"
+        return replace(row, value=None, **missing) if is_short else row
+
+    section = GridProbe.section(change_rows(evidence.make_full_report(), change))
+    cell = section.tables[0].rows[0].cells[-1]
+    assert (cell.text, cell.detail) == ("n/a", "40 too short, or not in the sample")
+
+
+def test_what_was_written_stands_beside_the_control_and_the_base_model() -> None:
+    (table,) = GenerationProbe.section(evidence.make_full_report()).tables
+    assert [column.detail for column in table.columns] == [
+        "decoding",
+        "mean",
+        "tokens, mean",
+        "share of the length, mean",
+        "documents",
+        "documents",
+        "generated, mean",
+    ]
+    heads = [(row.head.text, row.head.detail) for row in table.rows]
+    assert heads[:4] == [
+        ("control", "greedy"),
+        ("Base model", "greedy"),
+        ("control", "sampled, T=1, top-p 0.95"),
+        ("Base model", "sampled, T=1, top-p 0.95"),
+    ]
+    assert heads[-4] == ("r64", "greedy")
+    texts = [cell.text.replace("\u00a0", " ") for cell in table.rows[-4].cells]
+    assert texts == ["0.790", "31.5", "24.0 %", "11 of 40", "13 of 40", "0.710"]
+
+
+def test_a_report_without_generated_text_or_without_a_base_model() -> None:
+    assert GenerationProbe.section(examples.make_report()) is None
+    report = change_rows(
+        evidence.make_full_report(), lambda row: None if row.model == "base" else row
+    )
+    (table,) = GenerationProbe.section(report).tables
+    assert not any(row.tone == "base" for row in table.rows)

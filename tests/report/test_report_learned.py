@@ -85,8 +85,8 @@ def test_a_gain_beyond_the_controls_is_said_with_its_numbers() -> None:
     (found,) = find_learned(report)
     gains = (model - base).reshape(2, NUM_DOCUMENTS).mean(1)
     assert found.bucket == "r16"
-    assert found.gain.value == pytest.approx(gains[1])
-    assert found.gain.minus_control == pytest.approx(gains[1] - gains[0])
+    assert found.value == pytest.approx(gains[1])
+    assert found.minus_control == pytest.approx(gains[1] - gains[0])
     told = describe_learned(report, [found]).replace("\u00a0", " ")
     numbers = re.search(r"r16: \+([\d.]+) pp, \+([\d.]+) pp more than", told)
     expected = (100 * gains[1], 100 * (gains[1] - gains[0]))

@@ -7,7 +7,12 @@ import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
 
+from memguard.records.audit_files import find_audit_damage
+from memguard.records.record import save_record
 from memguard.report import render_comparison, render_report
+from memguard.workflows.auditing.pages import finish_audit
+from memguard.workflows.common.folder import locked
+from memguard.workflows.report_links import link_reports
 
 
 def touch(*paths: Path) -> None:
@@ -52,3 +57,38 @@ def test_a_comparison_has_its_date_of_creation() -> None:
     assert "Created 2026-11-20 14:03:07 UTC" in words_of(check_page(render_comparison(dated)))
     undated = comparison.model_copy(update={"created": None})
     assert "Created not recorded" in words_of(check_page(render_comparison(undated)))
+
+
+LINK = 'href="../../comparison.html"'
+
+
+def write_audit(run: Path) -> Path:
+    folder = run / "audit"
+    folder.mkdir(parents=True)
+    report = examples.make_report()
+    save_record(report, folder / "report.json")
+    for name in ("records.parquet", "results.parquet", "findings.csv"):
+        (folder / name).touch()
+    finish_audit(folder, report, card_of=None)
+    return folder / "report.html"
+
+
+def test_reports_link_to_the_comparison_beside_their_runs(tmp_path: Path) -> None:
+    pages = [write_audit(tmp_path / name) for name in ("none", "k4")]
+    runs = [tmp_path / "none", tmp_path / "k4", tmp_path / "not-audited"]
+    assert all(LINK not in page.read_text() for page in pages)
+    (tmp_path / "comparison.html").touch()
+    warnings: list[str] = []
+    with locked(tmp_path / "k4"):
+        link_reports(runs, warnings.append)
+    assert [LINK in page.read_text() for page in pages] == [True, False]
+    (warning,) = warnings
+    assert f"'{pages[1]}' has no link to the comparison: " in warning
+    link_reports(runs, warnings.append)
+    assert [LINK in page.read_text() for page in pages] == [True, True]
+    assert len(warnings) == 1
+    assert find_audit_damage(pages[0].parent) == []
+
+    written = [page.stat().st_mtime_ns for page in pages]
+    link_reports(runs, warnings.append)
+    assert [page.stat().st_mtime_ns for page in pages] == written, "a page was written again"

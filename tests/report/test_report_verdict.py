@@ -10,7 +10,7 @@ from page_checks import check_page, words_of
 
 from memguard import records as r
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_page import digest_report
+from memguard.report.audit_facts import collect_facts
 
 
 def make_report(verdict: r.Verdict, **changes: Any) -> r.AuditReport:
@@ -35,7 +35,7 @@ GREY = examples.make_green(level="inconclusive", reason="too-few")
     ids=["red", "amber", "green", "green, told apart", "grey", "grey, told apart"],
 )
 def test_the_colour_is_that_of_the_worse_line(verdict: r.Verdict, colour: str) -> None:
-    page = digest_report(make_report(verdict))
+    page = collect_facts(make_report(verdict))
     assert page.colour == colour
     html = render_report(make_report(verdict))
     assert f'class="verdict colour-{colour}"' in html
@@ -68,14 +68,14 @@ def test_nothing_is_read_before_the_result() -> None:
 
 def test_tiles_count_documents_and_texts() -> None:
     copies = examples.make_counts(26, 39, copies=6)
-    tiles = digest_report(make_report(examples.make_verdict(trained=copies))).tiles
+    tiles = collect_facts(make_report(examples.make_verdict(trained=copies))).counts
     trained, control, base = tiles
     assert trained.value.replace("\u00a0", " ") == "26 of 39"
     assert trained.detail.replace("\u00a0", " ").startswith("20 of 33 texts; 66.7 %, 95 % CI ")
     assert control.value.replace("\u00a0", " ") == "0 of 40"
     assert (base.term, base.value.replace("\u00a0", " ")) == ("Base model", "0 of 40")
     none = examples.make_verdict(control=examples.make_counts(0, 0), base=None)
-    assert [tile.value for tile in digest_report(make_report(none)).tiles[1:]] == [
+    assert [tile.value for tile in collect_facts(make_report(none)).counts[1:]] == [
         "none",
         "not scored",
     ]
@@ -119,7 +119,7 @@ def test_next_steps_follow_the_verdict(
 
 def test_a_finding_is_one_line() -> None:
     report = examples.make_report()
-    table = digest_report(report).findings
+    table = collect_facts(report).find("findings").tables[0]
     assert table.one_line
     cells = [cell for row in table.rows for cell in (row.head, *row.cells)]
     assert not any(cell.detail or cell.note for cell in cells)

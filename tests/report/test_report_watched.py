@@ -1,4 +1,6 @@
-"""Audits during training on a run's page: first steps, the budget's sentence, chart and table."""
+"""What a page says of training, and of audits during it: first steps, budget, chart and table."""
+
+from typing import Any
 
 import pytest
 import report_examples as examples
@@ -8,7 +10,7 @@ from result_examples import change_rows, rate_row, value_row
 from memguard import records as r
 from memguard.pages.page import LineChart
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_watched import build_watched
+from memguard.report.audit_training import build_training, build_watched
 
 STEPS = (0, 10, 20)
 
@@ -121,3 +123,29 @@ def test_many_audits_are_folded() -> None:
     assert (len(table.rows), len(table.more_rows)) == (12, 28)
     assert table.rows[-1].head.text == "390"
     check_page(render_report(make(*steps)))
+
+
+GOLDFISH = {"name": "goldfish", "k": 8, "k_by_dose": {}}
+
+
+def budget_facts(action: Any) -> r.Budget:
+    return r.Budget(metric="near_verbatim", limit=0.1, action=action)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "masked by goldfish; target 12.5 % (1 in 8)"),
+        ({"budget": budget_facts("stop")}, "masked by goldfish; target 12.5 % (1 in 8)"),
+        # Documents differ in what was asked: the share beside it is another one.
+        ({"mitigations": [{**GOLDFISH, "k_by_dose": {"16": 4, "64": 2}}]}, ""),
+        ({"budget": budget_facts("tighten")}, ""),
+        ({"mitigations": [{"name": "focal", "gamma": 2.0}]}, ""),
+    ],
+)
+def test_the_share_asked_for_is_told_where_there_is_one(changes: dict[str, Any], said: str) -> None:
+    report = examples.make_report(goldfish=True)
+    training = report.training.model_copy(update={"mitigations": [GOLDFISH], **changes})
+    section = build_training(report.model_copy(update={"training": training}))
+    (fact,) = [each for each in section.facts if each.term == "Labels dropped"]
+    assert fact.detail.replace("\u00a0", " ") == said

@@ -30,8 +30,8 @@ from memguard.audit.statistics import clopper_pearson
 from memguard.audit.windows import SECRET
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, count_columns, make_table
+from memguard.pages.facts import explain_absence
 from memguard.pages.page import Fact, Figure, Line, LineChart, Point, Section, Table
-from memguard.pages.probe_runs import explain_absence
 from memguard.records import (
     REFERENCE_SECRETS,
     SECRETS,
@@ -159,6 +159,7 @@ class CanaryProbe(Probe):
             section,
             lead=(write_canaries(report), _MEANING),
             facts=_list_facts(report, detail),
+            brief=(Fact("Canaries", write_canaries(report)),),
             figure=build_exposure(detail),
             points_title="Assumptions behind the epsilon bound" if detail.assumptions else "",
             points=tuple(fmt.clean_text(text) for text in detail.assumptions[:_MOST_ASSUMPTIONS]),

@@ -17,9 +17,9 @@ from memguard.audit.windows import AuditDocument
 from memguard.config.settings import PositiveInt
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, count_columns
+from memguard.pages.facts import explain_absence
 from memguard.pages.page import Section, Table
 from memguard.pages.pivot import ResultColumn, pivot
-from memguard.pages.probe_runs import explain_absence
 from memguard.records import (
     TRAINED,
     AuditReport,

@@ -28,7 +28,7 @@ from memguard.hf.assembly import find_sizes
 from memguard.hf.checkpoint import load_config
 from memguard.hf.identity import hash_weights
 from memguard.model.evaluation import keep_random_states
-from memguard.pages.probe_runs import write_not_run, write_ran
+from memguard.pages.facts import write_not_run, write_ran
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import Sizes
 from memguard.records import AuditReport, Banner, save_canaries, save_record

@@ -31,7 +31,7 @@ from memguard.records.utility import (
     list_task_details,
     save_item_scores,
 )
-from memguard.report.audit_utility import describe_utility
+from memguard.report.audit_training import describe_utility
 from memguard.runtime import Console, Runtime, default_cache_dir
 from memguard.workflows.auditing.models import LazyModel
 from memguard.workflows.auditing.resources import ShowStage

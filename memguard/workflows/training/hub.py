@@ -28,7 +28,7 @@ from memguard.records import AuditReport
 from memguard.records.audit_files import has_audit, load_audit_report
 from memguard.records.run_files import CARD, load_trained
 from memguard.records.sealed import FileSum, sum_file
-from memguard.report.hub_card import render_hub_card
+from memguard.report.model_card import render_hub_card
 from memguard.runtime import Console
 from memguard.runtime.children import call_interruptibly
 from memguard.workflows.bundle import check_same_run

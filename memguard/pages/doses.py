@@ -12,15 +12,19 @@ from memguard.pages.columns import (
     show_name,
     tone_of_bucket,
 )
-from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Table
-from memguard.records import (
-    TRAINED,
-    AuditReport,
-    BucketRow,
-    ResultRow,
-    Tables,
-    TestRow,
-)
+from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Section, Table
+from memguard.records import TRAINED, AuditReport, BucketRow, ResultRow, Tables, TestRow
+
+
+def build_doses(report: AuditReport) -> Section:
+    """Build the section of extraction by number of repetitions: a figure, or why there is none."""
+    figure = build_dose_response(report)
+    return Section(
+        key="dose",
+        title="Extraction by number of repetitions",
+        lead=() if figure else (explain_no_chart(report),),
+        figure=figure,
+    )
 
 
 def build_dose_response(report: AuditReport) -> Figure | None:
@@ -43,7 +47,8 @@ def build_dose_response(report: AuditReport) -> Figure | None:
         chart=chart,
         caption="Share of documents extracted, and teacher-forced token accuracy, which is not "
         "extraction, by the number of times the documents were trained. Bands are 95 % intervals; "
-        f"positions are evenly spaced, not to scale. Documents per position: {_list_n(buckets)}.",
+        f"positions are evenly spaced, not to scale. Documents per position: "
+        f"{', '.join(f'{bucket.num_documents:,}' for bucket in buckets)}.",
         table=_build_table(report.tables, buckets),
     )
 
@@ -96,11 +101,6 @@ def _dose(bucket: BucketRow) -> int:
     return bucket.num_repetitions or 0
 
 
-def _list_n(buckets: Sequence[BucketRow]) -> str:
-    counts = [f"{bucket.num_documents:,}" for bucket in buckets[:12]]
-    return ", ".join(counts) + (" …" if len(buckets) > 12 else "")
-
-
 def _build_lines(
     tables: Tables, buckets: Sequence[BucketRow], doses: Sequence[int]
 ) -> tuple[Line, ...]:
@@ -143,7 +143,7 @@ def _describe(tables: Tables, buckets: Sequence[BucketRow]) -> str:
     parts = [
         f"{_dose(b):,} repetitions: verbatim {_write_share(tables, 'verbatim', b.bucket)}, "
         f"near-verbatim {_write_share(tables, 'near_verbatim', b.bucket)}"
-        for b in buckets[:12]
+        for b in buckets
     ]
     return "Line chart of extracted documents by number of repetitions. " + "; ".join(parts) + "."
 
@@ -165,9 +165,6 @@ def _build_table(tables: Tables, buckets: Sequence[BucketRow]) -> Table:
     return make_table("Chart data", columns, buckets, tone=tone_of_bucket, compact=True)
 
 
-_MOST_DOSES = 20
-
-
 def build_trends(report: AuditReport) -> Table | None:
     """Build the table of monotone fits and trend tests; None if no dose is known."""
     trends = [
@@ -177,7 +174,7 @@ def build_trends(report: AuditReport) -> Table | None:
     ]
     if not trends:
         return None
-    doses = (trends[0].doses or ())[:_MOST_DOSES]
+    doses = trends[0].doses or ()
 
     def column_of_dose(number: int, dose: int) -> Column[TestRow]:
         heading = (f"{dose:,}", "control" if dose == 0 else "repetitions")
@@ -191,7 +188,7 @@ def build_trends(report: AuditReport) -> Table | None:
             ("p", "trend"), lambda t: show_known(t.p_value, fmt.p, "all rates are 0, or all are 1")
         ),
     )
-    shown = [trend for trend in trends[:8] if (trend.doses or ())[:_MOST_DOSES] == doses]
+    shown = [trend for trend in trends if (trend.doses or ()) == doses]
     return make_table(
         "Trend test",
         columns,
@@ -206,7 +203,7 @@ def build_trends(report: AuditReport) -> Table | None:
 
 
 def _show_fitted(trend: TestRow, number: int, num_doses: int) -> Cell | str:
-    fitted = (trend.fitted or ())[:_MOST_DOSES]
+    fitted = trend.fitted or ()
     return fmt.percent(fitted[number]) if len(fitted) == num_doses else show_missing("no documents")
 
 
@@ -226,7 +223,7 @@ def build_copies(report: AuditReport) -> Table | None:
         row
         for row in report.tables.select("extraction", "verbatim", bucket=TRAINED)
         if row.parameters in limits
-    ][:20]
+    ]
     if not copies:
         return None
 
@@ -247,7 +244,9 @@ def build_copies(report: AuditReport) -> Table | None:
             "no such document",
         ),
     )
-    shown = _drop_repeated(copies)
+    # A limit whose counts are those of the one before says nothing new.
+    counts = [None, *map(_count, copies)]
+    shown = [row for row, before in zip(copies, counts, strict=False) if _count(row) != before]
     left_out = [write_limit(row) for row in copies if row not in shown]
     repeated = f"A limit of {', '.join(left_out)} gives the same counts as the row before."
     return make_table(
@@ -266,8 +265,3 @@ def build_copies(report: AuditReport) -> Table | None:
 
 def _count(row: ResultRow) -> tuple[int, int]:
     return row.num_matched or 0, row.num_documents
-
-
-def _drop_repeated(copies: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the rows whose counts differ from those of the row before."""
-    return [row for i, row in enumerate(copies) if i == 0 or _count(row) != _count(copies[i - 1])]

@@ -1,13 +1,43 @@
-"""Which probes ran, with their settings, and why a report has no results of one."""
+"""What a reader is told of an audit; which probes ran, and why others did not."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Fact
+from memguard.pages.page import Fact, GateHead, Notice, Page, PageColour, Section, Statement
 from memguard.records import MEMBERS, AuditReport, ProbeRun, write_parameters
 
-_MOST_PROBES = 50
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts(Page):
+    """What a reader is told of an audit, in order; a renderer decides form, never content."""
+
+    gate: GateHead | None
+    """None except on the page of a gate."""
+    colour: PageColour
+    """The worse of verdict and membership."""
+    verdict: Notice
+    counts: tuple[Fact, ...]
+    """Trained documents, control and base model, as the verdict counts them."""
+    membership: Notice
+    next_steps: tuple[str, ...]
+    scope: str
+    notices: tuple[Notice, ...]
+    """Warnings, then notes."""
+    limits: tuple[Statement, ...]
+    sections: tuple[Section, ...]
+    """In the order of the page; a section for the public repeats others by counts and roles."""
+
+    def find(self, key: str) -> Section:
+        """Return the section of a key."""
+        return next(section for section in self.sections if section.key == key)
+
+    def count_notices(self) -> str:
+        """Count warnings and notes: ``1 warning, 3 notes``."""
+        num_warnings = sum(notice.level == "warning" for notice in self.notices)
+        counts = ((num_warnings, "warning"), (len(self.notices) - num_warnings, "note"))
+        return ", ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n)
 
 
 def describe_probes(report: AuditReport) -> tuple[Fact, ...]:
@@ -47,12 +77,12 @@ def write_not_run(report: AuditReport) -> str:
 
 def _list_ran(report: AuditReport) -> list[ProbeRun]:
     """Return the probes that ran, in the order of the suite."""
-    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is not None]
+    return [run for run in report.probe_runs if run.num_documents is not None]
 
 
 def _list_not_run(report: AuditReport) -> list[ProbeRun]:
     """Return the probes that did not run, in the order of the suite."""
-    return [run for run in report.probe_runs[:_MOST_PROBES] if run.num_documents is None]
+    return [run for run in report.probe_runs if run.num_documents is None]
 
 
 def _count_documents(run: ProbeRun) -> str:
@@ -72,15 +102,13 @@ def _name_missing_scores(report: AuditReport) -> str:
     probe = next((p for p in report.method.probes if p.get("name") == "membership"), {})
     requested = probe.get("scores")
     listed = requested if isinstance(requested, list) else []
-    missing = [str(score) for score in listed if not _has_score(report, str(score))]
-    names = ", ".join(fmt.clean_name(score, 40) for score in missing[:_MOST_PROBES])
-    return f"; not computed: {names}" if names else ""
-
-
-def _has_score(report: AuditReport, score: str) -> bool:
-    parameters = write_parameters({"score": score})
-    row = report.tables.find("membership", "auc", MEMBERS, parameters=parameters)
-    return row is not None and row.is_known
+    missing = []
+    for score in map(str, listed):
+        parameters = write_parameters({"score": score})
+        row = report.tables.find("membership", "auc", MEMBERS, parameters=parameters)
+        if row is None or not row.is_known:
+            missing.append(fmt.clean_name(score, 40))
+    return f"; not computed: {', '.join(missing)}" if missing else ""
 
 
 def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
