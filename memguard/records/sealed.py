@@ -78,6 +78,16 @@ def mark_unreadable(file: str) -> Damage:
     return Damage(file=file, what="cannot be read: no permission", is_unreadable=True)
 
 
+def describe_unread_file(file: str, error: OSError) -> Damage:
+    """Return the entry of a file that could not be opened."""
+    if isinstance(error, PermissionError):
+        return mark_unreadable(file)
+    is_missing = isinstance(error, FileNotFoundError)
+    return Damage(
+        file=file, what="is missing" if is_missing else f"cannot be read: {error.strerror}"
+    )
+
+
 def find_damage(
     folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "", read: SumFile = sum_file
 ) -> list[Damage]:
@@ -85,26 +95,23 @@ def find_damage(
 
     Args:
         folder: the folder of the files.
-        files: sizes and hashes by file name. A name with a separator counts as damage, because it
-            could point outside the folder.
+        files: sizes and hashes by path in the folder. One that leads out of it counts as damage.
         shown_in: text before the names in the result, as in ``model/``.
         read: sums a file of the right size.
     """
     damages = []
     for name, written in files.items():
         shown = f"{shown_in}{name}"
-        if Path(name).name != name or name == "..":
+        if Path(name).is_absolute() or ".." in Path(name).parts:
             damages.append(Damage(file=shown, what="is not the name of a file in its folder"))
             continue
         try:
             what = _compare(folder / name, written, read)
-        except PermissionError:
-            damages.append(mark_unreadable(shown))
-            continue
         except OSError as error:
-            what = f"cannot be read: {error.strerror}"
-        if what is not None:
-            damages.append(Damage(file=shown, what=what))
+            damages.append(describe_unread_file(shown, error))
+        else:
+            if what is not None:
+                damages.append(Damage(file=shown, what=what))
     return damages
 
 

@@ -31,10 +31,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
-from memguard.records.record import commit, flush, hide, make_temporary_folder
+from memguard.records.folders import CheckpointFolder
+from memguard.records.record import TEMPORARY, commit, flush, hide, make_temporary_folder
 from memguard.records.run_files import (
     CheckpointManifest,
-    find_checkpoint_damage,
     list_checkpoints,
     load_checkpoint_manifest,
     name_checkpoint,
@@ -230,7 +230,7 @@ def find_checkpoint(
 
 def _list_complete(folder: Path, until_step: int | None) -> list[Path]:
     """Return the checkpoints up to a step, newest first; delete those not written to their end."""
-    for incomplete in folder.glob(".step-*"):
+    for incomplete in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(incomplete, ignore_errors=True)
     newest = None if until_step is None else name_checkpoint(until_step)
     paths = reversed(list_checkpoints(folder))
@@ -267,7 +267,7 @@ def _check(path: Path, read: SumFile) -> CheckpointManifest:
     Raises:
         RecordError: the checkpoint's files were changed after writing, or its metadata is invalid.
     """
-    damages = find_checkpoint_damage(path, read=read)
+    damages = CheckpointFolder(path).find_damage(read=read)
     if damages:
         raise RecordError("; ".join(str(damage) for damage in damages[:3]))
     manifest = load_checkpoint_manifest(path)

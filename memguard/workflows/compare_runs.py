@@ -25,7 +25,7 @@ from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
-from memguard.workflows.common.folder import FREE_IN_TRAIN, load_own_config
+from memguard.workflows.common.folder import FREE_IN_TRAIN, RunFolder
 from memguard.workflows.common.requests import make_command
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
@@ -102,7 +102,7 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
     known: list[tuple[str, Mapping[str, Any]]] = []
     first: Mapping[str, Any] = {}
     for number, folder in enumerate(folders):
-        config = load_own_config(Path(folder))
+        config = RunFolder(Path(folder)).read_config()
         settings = _flatten(_list_settings(config))
         first = settings if number == 0 else first
         decided = {**settings, "mitigations": config.mitigations}

@@ -16,7 +16,7 @@ from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import split_points
 from memguard.errors import Interrupted
-from memguard.records.run_files import find_reference_damage
+from memguard.records.folders import RunFiles
 from memguard.train import base_nll
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.trainer import Trainer
@@ -171,9 +171,9 @@ def test_where_it_is_damaged_it_is_measured_again(
     else:
         base_nll._save(np.zeros_like(np.load(path)), "another", run_folder(config))
     if damage != "other-run":
-        assert find_reference_damage(run_folder(config))
+        assert RunFiles(run_folder(config)).find_damage("losses")
     train_run(config)
-    assert find_reference_damage(run_folder(config)) == []
+    assert RunFiles(run_folder(config)).find_damage("losses") == []
     np.testing.assert_array_equal(read_reference(config), read_reference(finished))
     assert [line.loss for line in read_steps(config)] == [
         line.loss for line in read_steps(finished)

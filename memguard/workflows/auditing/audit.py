@@ -72,9 +72,8 @@ from memguard.workflows.auditing.utility import (
 )
 from memguard.workflows.common.checks import check_device_map
 from memguard.workflows.common.folder import (
-    check_finished,
+    RunFolder,
     check_usable,
-    load_own_config,
     locked,
 )
 from memguard.workflows.common.requests import make_command
@@ -167,7 +166,7 @@ def _check_run(request: AuditRequest, runtime: Runtime) -> None:
     if folder is None or request.run_config is None:
         return
     read = sum_ahead(lambda: list_trained_files(folder), runtime)
-    runtime.only_on_main(lambda: check_finished(folder, read=read))
+    runtime.only_on_main(lambda: RunFolder(folder).require_trained(read=read))
 
 
 def choose_audit_mesh(
@@ -209,7 +208,7 @@ def audit_run(
         check_folder: on rank 0: raises an error if the folder is no longer the locked one.
         tasks: benchmark tasks of the run, if this rank has opened them; None opens them.
     """
-    config = load_own_config(folder)
+    config = RunFolder(folder).read_config()
     target = describe_run(folder, config, config.audit)
     return _audit(
         target,

@@ -23,7 +23,7 @@ from memguard.records import QUANTISING_LIBRARIES, LoadAs, format_now
 from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.auditing.pages import is_own_audit
 from memguard.workflows.common.checks import check_device_map, has_ternary_weights
-from memguard.workflows.common.folder import check_outside_runs, load_own_config
+from memguard.workflows.common.folder import RunFolder, check_outside_runs
 from memguard.workflows.common.requests import check_paths, read_mesh
 from memguard.workflows.common.trained_counts import TrainedCounts
 
@@ -158,7 +158,7 @@ class AuditRequest:
             ConfigError: the settings cannot be read.
             RecordError: the file differs from the one that the run wrote.
         """
-        return None if self.run is None else load_own_config(self.run)
+        return None if self.run is None else RunFolder(self.run).read_config()
 
 
 def check_audit(request: AuditRequest, settings: AuditConfig, num_processes: int) -> None:

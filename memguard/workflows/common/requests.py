@@ -31,7 +31,7 @@ from memguard.workflows.common.checks import (
     check_row_length,
     check_targets,
 )
-from memguard.workflows.common.folder import check_finished, check_outside_runs
+from memguard.workflows.common.folder import RunFolder, check_outside_runs
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
 _MOST_MISSING = 20
@@ -219,7 +219,7 @@ class ExportRequest:
         if not self.folder.is_dir():
             raise ConfigError(f"there is no folder '{self.folder}'; correct the path")
         if self.is_run:
-            check_finished(self.folder, without_documents=True)
+            RunFolder(self.folder).require_trained(without_documents=True)
         if not adapter_files.is_adapter(self.adapter):
             why = (
                 "model/ of this run is complete: it trained no adapter"

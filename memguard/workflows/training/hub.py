@@ -26,13 +26,12 @@ from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE, 
 from memguard.pages.formatting import is_hub_id
 from memguard.records import AuditReport
 from memguard.records.audit_files import has_audit, load_audit_report
-from memguard.records.run_files import CARD, load_trained
+from memguard.records.run_files import CARD
 from memguard.records.sealed import FileSum, sum_file
 from memguard.report.hub_card import render_hub_card
 from memguard.runtime import Console
 from memguard.runtime.children import call_interruptibly
-from memguard.workflows.bundle import check_same_run
-from memguard.workflows.common.folder import check_finished, load_own_config
+from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.verify import OnRead
 
 _NAME = re.compile(
@@ -129,11 +128,11 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
         return sum_file(path)
 
     repo, folder = request.check(), request.folder
-    check_finished(folder, without_documents=True, read=read)
-    trained, config = load_trained(folder), load_own_config(folder)
+    run = RunFolder(folder)
+    trained, config = run.require_trained(without_documents=True, read=read), run.read_config()
     report = load_audit_report(folder / "audit") if has_audit(folder / "audit") else None
     if report is not None:
-        check_same_run(folder, trained, report)
+        run.check_audited(report)
     base = request.base or _find_base(config)
     places, allowed = _list_places(folder, config, base), sorted(filter(_is_allowed, trained.model))
     operations = []

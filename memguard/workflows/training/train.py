@@ -48,10 +48,10 @@ from memguard.workflows.auditing.target import warn_of_faults
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import check_processes
 from memguard.workflows.common.folder import (
+    RunFolder,
     TrainedState,
     check_same_settings,
     compute_run_key,
-    find_trained,
     locked,
 )
 from memguard.workflows.common.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
@@ -204,7 +204,7 @@ def _prepare_and_train(
         prepared = _prepare_once(config, distributed, console)
     run_key = compute_run_key(config, prepared.corpus)
     read = sum_ahead(lambda: list_trained_files(folder), runtime)
-    state = runtime.only_on_main(lambda: find_trained(folder, run_key, console, read))
+    state = runtime.only_on_main(lambda: RunFolder(folder).find_trained(run_key, console, read))
     before = runtime.broadcast_object(state)
     if before.is_whole:
         console.info(f"model: {find_weights_folder(folder)} was trained before")
