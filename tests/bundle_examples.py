@@ -13,10 +13,16 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.hf.identity import hash_weights
 from memguard.records.audit_files import PAGE, save_audit_files
 from memguard.records.gate import GATE, JUNIT, SUMMARY, GateResult, Judgement
-from memguard.records.manifest import ManifestEntry, hash_plan, save_manifest
 from memguard.records.record import save_record
 from memguard.records.results import save_results
-from memguard.records.run_files import PreparedSummary, add_hash_line, sum_trained
+from memguard.records.run_files import (
+    ManifestEntry,
+    PreparedSummary,
+    add_hash_line,
+    hash_plan,
+    save_manifest,
+    sum_trained,
+)
 from memguard.records.sealed import save_sealed, sum_file
 
 CREATED = "2026-11-20T14:03:07Z"

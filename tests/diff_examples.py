@@ -20,10 +20,9 @@ from pyarrow import parquet
 from result_examples import make_rate, make_tables, rate_row
 
 from memguard import records as r
-from memguard.gate.audited import Audited
-from memguard.gate.diff import diff_audits
+from memguard.gate.diff import AuditDiff, DiffedFinding, diff_audits
+from memguard.gate.gaps import Audited
 from memguard.records.audit_files import save_audit_files
-from memguard.records.diff import AuditDiff, DiffedFinding
 from memguard.records.results import save_results
 
 NOT_ASKED = math.nan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_difference, compute_paired_interval, subtract
 from memguard.audit.statistics.rates import count_effective, find_clusters
-from memguard.gate.audited import Audited
-from memguard.gate.deciding import find_effective
+from memguard.gate.deciding import Unit, find_effective
+from memguard.gate.gaps import Audited
 from memguard.gate.measured import Measured, NoInterval, count_row
-from memguard.gate.words import Unit
 from memguard.records import RISK_PLACES, Interval, MetricRow, Rate, ResultRow, Texts
 from memguard.records.documents import EXTRACTED
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from memguard.pages import formatting as fmt
 from memguard.records import LEVEL_NAMES, Tables
 from memguard.records.gate import EXIT_CODES, Acceptance, GateResult, Judgement, Outcome
-from memguard.records.scores import Interval
+from memguard.records.results import Interval
 
 OUTCOME_NAMES: dict[Outcome, str] = {
     "pass": "Pass",

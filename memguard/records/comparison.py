@@ -8,8 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from memguard.errors import RecordError
 from memguard.records.record import Record
-from memguard.records.results import MOST_TRAINED, ResultRow, Statistic
-from memguard.records.scores import RiskName
+from memguard.records.results import MOST_TRAINED, ResultRow, RiskName, Statistic
 from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed
 from memguard.records.tables import RISK_PLACES, Tables
 from memguard.records.utility import ITEMS, UTILITY, TaskDetail, UtilityModel, name_task

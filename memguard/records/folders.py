@@ -26,7 +26,6 @@ from memguard.records.audit_files import (
     load_audit_files,
 )
 from memguard.records.gate import GATE, GateResult
-from memguard.records.manifest import hash_plan, load_manifest
 from memguard.records.run_files import (
     CHECKPOINT_MANIFEST,
     REFERENCE,
@@ -38,8 +37,10 @@ from memguard.records.run_files import (
     has_begun,
     has_prepared,
     has_trained,
+    hash_plan,
     is_own_config,
     list_weights,
+    load_manifest,
     name_checkpoint,
 )
 from memguard.records.sealed import (
@@ -103,7 +104,7 @@ class SealedFolder:
 
         Args:
             names: stages of a run; other folders have one.
-            read: sums a file of the right size.
+            read: sums a file of the right size, such as the weights.
 
         Raises:
             VersionError: another version wrote the manifest; nothing that was written is lost.
@@ -187,8 +188,9 @@ def _list_trained(run: Path) -> Iterator[SealedFiles | Damage]:
     if isinstance(trained, Damage):
         yield trained
         return
+    # Small files, which are summed here whatever function sums the weights.
     files = {"manifest.jsonl": trained.manifest, "metrics.jsonl": trained.metrics}
-    yield SealedFiles(folder=run, files=files)
+    yield from find_damage(run, files)
     weights = run / trained.folder
     yield SealedFiles(
         folder=weights,

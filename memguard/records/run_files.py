@@ -9,6 +9,9 @@
     settings    config.yaml, its last line         the lines above it
     losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
+    manifest.jsonl     one line per document: its planned and its actual training
+    environment.json   versions and hardware, and whether the blocks are compiled; without a hash
+
 Only the owner of a run can read the token arrays, and the losses with their record.
 
 A stage without its commit point is incomplete; `folders.py` finds what is damaged.
@@ -16,19 +19,104 @@ A stage without its commit point is incomplete; `folders.py` finds what is damag
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from memguard.errors import RecordError
+from memguard.errors import RecordError, VersionError
+from memguard.records.record import Record, describe_unread, write_atomically
 from memguard.records.sealed import (
     FileSum,
     SealedRecord,
     load_sealed,
     sum_file,
 )
+
+Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
+
+IGNORE_LABEL = -100
+"""Label of a position that receives no loss (transformers' convention)."""
+
+
+class ManifestEntry(Record):
+    """One document of a run: its planned and its actual training."""
+
+    id: str
+    text_hmac: str
+    """HMAC-SHA256 of the text under the identity key: texts can be matched but not guessed."""
+    has_own_id: bool = False
+    """Whether the user's column `id` gave the id; else it is made of file name and row number."""
+    source: str
+    bucket: str
+    role: Role
+    planned_repetitions: int
+    num_repetitions: int | None
+    """Times the loader fed the whole document; null before training has ended."""
+    num_tokens: int
+    cluster: int
+    """Documents with the same number share a run of words."""
+    num_tokens_fed: int | None = None
+    """Tokens of it that the loader fed, summed over repetitions and including partial ones; null
+    before training has ended."""
+    # Counted for canaries when training has ended; null elsewhere.
+    num_supervised_tokens: int | None = None
+    """Supervised tokens; for a canary those of its secret, without EOS."""
+    num_loss_tokens: int | None = None
+    """Supervised tokens that received loss at least once."""
+    num_losses: int | None = None
+    """Times that supervised tokens received loss, summed; without mitigations this is tokens x
+    repetitions."""
+
+
+_COUNTED = {
+    *("num_repetitions", "num_tokens_fed", "num_supervised_tokens", "num_loss_tokens"),
+    "num_losses",
+}
+"""Fields that are filled in when training has ended."""
+
+
+def hash_plan(entries: Iterable[ManifestEntry]) -> str:
+    """Return a hash of the planned fields, which are the same before and after training."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(f"{entry.model_dump_json(exclude=_COUNTED)}\n".encode())
+    return digest.hexdigest()
+
+
+def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:
+    """Write `manifest.jsonl` atomically, one line per document."""
+    write_atomically(path, "".join(f"{e.model_dump_json()}\n" for e in entries).encode())
+
+
+def load_manifest(path: Path) -> list[ManifestEntry]:
+    """Read `manifest.jsonl`.
+
+    Raises:
+        VersionError: written by a version whose entries have fields unknown to this one.
+        RecordError: missing, or a line is not an entry.
+    """
+    entries = []
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                entries.append(ManifestEntry.model_validate_json(line))
+    except OSError as error:
+        raise describe_unread(path, error) from error
+    except ValidationError as error:
+        if not entries and all(problem["type"] == "extra_forbidden" for problem in error.errors()):
+            raise VersionError(
+                f"'{path}' was written by another version of memguard (it has the field "
+                f"'{error.errors()[0]['loc'][0]}'): delete '{path.parent}', or choose another "
+                "'name', and run memguard train again"
+            ) from error
+        raise RecordError(
+            f"'{path}' line {len(entries) + 1} is not a manifest entry: {error.errors()[0]['msg']}"
+        ) from error
+    return entries
+
 
 CARD = "README.md"
 """The only file of model/ or adapter/ that is rewritten after training."""
@@ -280,3 +368,34 @@ def list_weights(root: Path) -> dict[str, Path]:
     """Return all files of trained weights except the card, by path relative to their folder."""
     paths = sorted(path for path in root.rglob("*") if not path.is_dir())
     return {path.relative_to(root).as_posix(): path for path in paths if path != root / CARD}
+
+
+# -- environment ----------------------------------------------------------------------------------
+
+ENVIRONMENT = "environment.json"
+_ENTRY = "compile"
+
+
+class CompileChoice(Record):
+    """Whether the decoder blocks of a run are compiled, and why.
+
+    Training writes it when it starts; resumed runs keep it, and `memguard compare` names the
+    settings that differ in it. If the file is damaged, the choice is made again.
+    """
+
+    is_on: bool
+    reason: str
+    """Part of a sentence, e.g. "the run is planned to take 3:05 h"."""
+
+    def add_to(self, environment: dict[str, str]) -> dict[str, object]:
+        """Return the contents of environment.json, given versions and hardware by name."""
+        return {**environment, _ENTRY: self.model_dump(mode="json")}
+
+
+def load_compile_choice(run_folder: Path) -> CompileChoice | None:
+    """Return the choice of a run; None if it is not recorded, or cannot be read."""
+    try:
+        environment = json.loads((run_folder / ENVIRONMENT).read_bytes())
+        return CompileChoice.model_validate(environment[_ENTRY])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, ValidationError):
+        return None

@@ -23,8 +23,8 @@ from memguard.data.loader import Batch, Loader
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.model.causal_lm import CausalLM
-from memguard.records.percent import format_percent
 from memguard.records.sealed import FileSum
+from memguard.records.texts import format_percent
 from memguard.runtime import Advance, Console, Runtime, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference

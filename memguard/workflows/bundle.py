@@ -39,10 +39,10 @@ from memguard.records.gate import (
     has_gate,
     load_gate,
 )
-from memguard.records.local_paths import shorten_paths
 from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, write_atomically
 from memguard.records.run_files import has_begun
 from memguard.records.sealed import FileSum, sum_file
+from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
 from memguard.workflows.common.folder import (

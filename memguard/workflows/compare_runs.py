@@ -20,9 +20,9 @@ from memguard.records.comparison import (
     Utility,
     list_shares,
 )
-from memguard.records.percent import format_percent
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
+from memguard.records.texts import format_percent
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 from memguard.workflows.common.folder import FREE_IN_TRAIN, RunFolder

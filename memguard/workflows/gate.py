@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
-from memguard.gate.audited import Audited, find_audit_folder, load_audited
+from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import load_policy, read_policy
 from memguard.gate.template import render_policy
@@ -195,8 +195,7 @@ def _write(
     Raises:
         ConfigError: the folder cannot be written to, or another process uses the run.
     """
-    from memguard.gate.junit import render_junit
-    from memguard.gate.summary import render_summary
+    from memguard.gate.rendered import render_junit, render_summary
     from memguard.report import render_report
     from memguard.report.gate_head import build_gate_head
 

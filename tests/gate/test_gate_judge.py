@@ -17,7 +17,7 @@ from scipy.stats import beta
 
 from memguard import records as r
 from memguard.errors import ConfigError
-from memguard.gate.audited import Audited
+from memguard.gate.gaps import Audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import read_policy
 from memguard.records.gate import GateResult, Judgement

@@ -14,7 +14,7 @@ from memguard.planner.cost import estimate_step
 from memguard.planner.fit import find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
-from memguard.records.compile_choice import CompileChoice, load_compile_choice
+from memguard.records.run_files import CompileChoice, load_compile_choice
 from memguard.workflows.training import compile_choice
 from memguard.workflows.training.compile_choice import LONG_RUN_S, decide_compile, estimate_run_s
 

@@ -23,7 +23,7 @@ from memguard.errors import (
 )
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import check_fields
-from memguard.records.local_paths import shorten_paths
+from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.workflows.common.checks import (
     check_documents_libraries,

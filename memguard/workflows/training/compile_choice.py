@@ -28,7 +28,7 @@ from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.cost import estimate_step
 from memguard.planner.fit import PlanInputs, find_fit
 from memguard.planner.machine import THIS_MACHINE, load_machine
-from memguard.records.compile_choice import CompileChoice, load_compile_choice
+from memguard.records.run_files import CompileChoice, load_compile_choice
 from memguard.runtime import Console, format_duration
 from memguard.workflows.common.setup import DistributedContext
 from memguard.workflows.plan import read_run_model

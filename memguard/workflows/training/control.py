@@ -10,7 +10,7 @@ from memguard.config import DataConfig, RunConfig
 from memguard.data.buckets import draws_control, size_control
 from memguard.data.corpus import Corpus
 from memguard.planner.dry_run import Remark, note, warn
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 from memguard.runtime import Console
 from memguard.workflows.training.data import list_audit_needs
 
