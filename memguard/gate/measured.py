@@ -124,7 +124,8 @@ def _find_buckets(rule: Rule, tables: Tables) -> list[str]:
         if not trained:
             raise NotThere("the audit has no trained bucket")
         return trained
-    known = [*dict.fromkeys(row.bucket for row in (*tables.buckets, *tables.results))]
+    buckets = dict.fromkeys(row.bucket for row in tables.buckets)
+    known = [*(buckets | dict.fromkeys(row.bucket for row in tables.results))]
     if rule.on in known:
         return [rule.on]
     if rule.on == "control":
