@@ -99,30 +99,29 @@ class BundleRequest:
         """Refuse arguments that cannot work, before anything is read.
 
         Raises:
-            ConfigError: names the argument.
+            ConfigError: names the arguments.
         """
-        folder, out = self.folder, self.out
-        shown = shorten(str(out), MAX_PATH)
-        if not self.is_run:
-            if not any((folder / name).exists() for name in (AUDIT_FILES, REPORT)):
-                raise ConfigError(
-                    f"'{folder}' is neither the folder of a run (no {form.CONFIG}) nor of an audit "
-                    f"(no {AUDIT_FILES})"
-                )
-            run = folder.resolve().parent
-            if folder.resolve().name == "audit" and (run / form.CONFIG).is_file():
-                raise ConfigError(f"'{folder}' is the audit of a run: give the run, '{run}'")
-        if out.suffix.lower() != ".zip":
-            raise ConfigError(f"'OUT.zip' must end in .zip; got '{shown}'")
-        if out.exists() or out.is_symlink():
-            raise ConfigError(f"'{shown}' exists: name another file, or delete it")
-        if folder.resolve() in out.resolve().parents:
-            raise ConfigError(
-                f"'OUT.zip' must be outside '{folder}', which it is about; got '{shown}'"
-            )
+        folder, out, gate = self.folder, self.out, self.gate
+        shown, real, run = shorten(str(out), MAX_PATH), folder.resolve(), folder.resolve().parent
+        is_audit = not self.is_run and any((folder / n).exists() for n in (AUDIT_FILES, REPORT))
+        problems = {
+            f"'{folder}' is neither the folder of a run (no {form.CONFIG}) nor of an audit "
+            f"(no {AUDIT_FILES})": not (self.is_run or is_audit),
+            f"'{folder}' is the audit of a run: give the run, '{run}'": (
+                is_audit and real.name == "audit" and (run / form.CONFIG).is_file()
+            ),
+            f"'OUT.zip' must end in .zip; got '{shown}'": out.suffix.lower() != ".zip",
+            f"'{shown}' exists: name another file, or delete it": out.exists() or out.is_symlink(),
+            f"'OUT.zip' must be outside '{folder}', which it is about; got '{shown}'": (
+                real in out.resolve().parents
+            ),
+            f"'--gate': '{gate}' has no {GATE}; 'memguard gate' writes it": (
+                gate is not None and not (gate / GATE).is_file()
+            ),
+        }
+        if found := [problem for problem, is_there in problems.items() if is_there]:
+            raise ConfigError(*found)
         check_outside_runs(out, "OUT.zip")
-        if self.gate is not None and not (self.gate / GATE).is_file():
-            raise ConfigError(f"'--gate': '{self.gate}' has no {GATE}; 'memguard gate' writes it")
         with suppress(OSError):  # A read-only folder is not an error here.
             check_free(folder)
 

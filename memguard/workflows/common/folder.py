@@ -94,11 +94,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _check_held(folder: Path, handle: int) -> None:
-    """Reject writing to a folder that was deleted, renamed or replaced: it would be incomplete.
-
-    Raises:
-        RecordError: the folder's lock file is not the one that this process holds.
-    """
+    """Reject writing to a folder that was deleted, renamed or replaced: it would be incomplete."""
     with contextlib.suppress(OSError):
         if os.path.samestat(os.stat(folder / ".lock"), os.fstat(handle)):
             return
@@ -257,31 +253,25 @@ def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> 
     path = folder / "config.yaml"
     damages = RunFiles(folder).find_damage("config") if path.exists() else []
     if damages:
-        _check_damaged(config, folder, damages[0], console)
+        # What training stored has the hash of its settings.
+        trained, summary = find_run_keys(folder), load_summary(folder)
+        if trained and summary and hash_prepared(config, summary) not in trained:
+            raise ConfigError(
+                f"'{folder}': {damages[0]}, and its run was trained with other settings than "
+                "these. Use the original settings, choose another 'name', or delete that folder."
+            )
+        console.warn(f"{damages[0]}; the settings given now are used")
         return
     if not (path.exists() and has_begun(folder)):
         return
-    before = load_yaml(path)
-    old, new = _binding(before.values), _binding(config.model_dump(mode="json"))
-    differences = _differences(old, new)
-    if differences:
+    old, new = _binding(load_yaml(path).values), _binding(config.model_dump(mode="json"))
+    if differences := _differences(old, new):
         differing = [f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in differences]
         raise ConfigError(
             f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
             f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. "
             "Choose another 'name', or delete that folder."
         )
-
-
-def _check_damaged(config: RunConfig, folder: Path, damage: Damage, console: "Console") -> None:
-    """Compare settings with the hash stored by training, if config.yaml is damaged."""
-    trained, summary = find_run_keys(folder), load_summary(folder)
-    if trained and summary and hash_prepared(config, summary) not in trained:
-        raise ConfigError(
-            f"'{folder}': {damage}, and its run was trained with other settings than these. Use "
-            "the original settings, choose another 'name', or delete that folder."
-        )
-    console.warn(f"{damage}; the settings given now are used")
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]:

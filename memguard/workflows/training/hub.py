@@ -75,17 +75,25 @@ class HubRequest:
 
     def check(self) -> str:
         """Return the repository; refuse what cannot work, before anything is read."""
-        name = _NAME.fullmatch(self.to)
-        if name is None:
-            raise ConfigError(f"'--to' must be hub:NAME or hub:ORG/NAME; got {quote(self.to)}")
-        if not (self.folder / "config.yaml").is_file():
-            raise ConfigError(f"'--to' needs the folder of a run: '{self.folder}' is none")
-        if self.base is not None and (not is_hub_id(self.base) or Path(self.base).exists()):
-            raise ConfigError(f"'--base' must be a hub id with '--to'; got {quote(self.base)}")
-        if not self.is_dry_run and constants.HF_HUB_OFFLINE:
-            raise ConfigError("'--to' needs the network, and HF_HUB_OFFLINE is set: unset it")
-        if not self.is_dry_run and not huggingface_hub.get_token():
-            raise ConfigError(f"'--to' needs a token of the hub, and there is none: {_LOGIN}")
+        name, sends = _NAME.fullmatch(self.to), not self.is_dry_run
+        problems = {
+            f"'--to' must be hub:NAME or hub:ORG/NAME; got {quote(self.to)}": name is None,
+            f"'--to' needs the folder of a run: '{self.folder}' is none": not (
+                self.folder / "config.yaml"
+            ).is_file(),
+            f"'--base' must be a hub id with '--to'; got {quote(str(self.base))}": (
+                self.base is not None and (not is_hub_id(self.base) or Path(self.base).exists())
+            ),
+            "'--to' needs the network, and HF_HUB_OFFLINE is set: unset it": (
+                sends and constants.HF_HUB_OFFLINE
+            ),
+            f"'--to' needs a token of the hub, and there is none: {_LOGIN}": (
+                sends and not huggingface_hub.get_token()
+            ),
+        }
+        found = [problem for problem, is_there in problems.items() if is_there]
+        if found or name is None:
+            raise ConfigError(*found)
         return name[1]
 
 
