@@ -88,7 +88,7 @@ class HubRequest:
                 sends and constants.HF_HUB_OFFLINE
             ),
             f"'--to' needs a token of the hub, and there is none: {_LOGIN}": (
-                sends and not huggingface_hub.get_token()
+                sends and not constants.HF_HUB_OFFLINE and not huggingface_hub.get_token()
             ),
         }
         found = [problem for problem, is_there in problems.items() if is_there]
