@@ -19,13 +19,14 @@ from pydantic import ConfigDict, Field
 
 from memguard.errors import RecordError, UnreadableError
 from memguard.records.audit import AuditReport
-from memguard.records.record import describe_unread, load_record
+from memguard.records.record import load_record
 from memguard.records.run_files import CARD, find_weights_folder
 from memguard.records.sealed import (
     FileSum,
     SealedRecord,
     find_damage,
     load_sealed,
+    refuse_damage,
     save_sealed,
     sum_file,
 )
@@ -119,14 +120,14 @@ def load_audit_files(folder: Path) -> AuditFiles:
     Raises:
         RecordError: the audit is incomplete, or `audit.json` is damaged.
     """
-    if not (folder / AUDIT_FILES).exists():
-        raise RecordError(f"the audit in '{folder}' did not end (no {AUDIT_FILES}). {AGAIN}")
     try:
         return load_sealed(AuditFiles, folder / AUDIT_FILES)
     except UnreadableError:
         raise
     except RecordError as error:
-        raise RecordError(f"{error}. {AGAIN}") from error
+        is_there = (folder / AUDIT_FILES).exists()
+        what = error if is_there else f"the audit in '{folder}' did not end (no {AUDIT_FILES})"
+        raise RecordError(f"{what}. {AGAIN}") from error
 
 
 def find_card(run_folder: Path) -> Path:
@@ -165,7 +166,4 @@ def check_audit_file(
     written = load_audit_files(folder).files.get(name)
     if written is None:
         raise RecordError(f"the audit in '{folder}' wrote no '{name}'. {AGAIN}")
-    for damage in find_damage(folder, {name: written}):
-        if damage.is_unreadable:
-            raise describe_unread(folder / name, PermissionError())
-        raise RecordError(f"'{folder / damage.file}' is damaged: it {damage.what}. {AGAIN}")
+    refuse_damage(folder, find_damage(folder, {name: written}), AGAIN, said="is damaged: it ")

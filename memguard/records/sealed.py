@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,6 +129,27 @@ def _compare(path: Path, written: FileSum, read: SumFile) -> str | None:
     if read(path).sha256 != written.sha256:
         return "is not what was written (its SHA-256 differs)"
     return None
+
+
+def refuse_damage(folder: Path, damages: Sequence[Damage], repair: str, *, said: str = "") -> None:
+    """Refuse damage; if there is none, what this user may not read.
+
+    Args:
+        folder: of the files.
+        damages: of its files.
+        repair: sentence that ends the message.
+        said: words before the predicate of the damage.
+
+    Raises:
+        UnreadableError: a file may not be read.
+        RecordError: names the first damage.
+    """
+    if damages:
+        first = min(damages, key=lambda damage: damage.is_unreadable)
+        if first.is_unreadable:
+            raise describe_unread(folder / first.file, PermissionError())
+        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
+        raise RecordError(f"'{folder / first.file}' {said}{first.what}{more}. {repair}")
 
 
 def is_file(path: Path) -> bool:

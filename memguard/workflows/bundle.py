@@ -41,7 +41,7 @@ from memguard.records.gate import (
 )
 from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, write_atomically
 from memguard.records.run_files import has_begun
-from memguard.records.sealed import FileSum, sum_file
+from memguard.records.sealed import FileSum, refuse_damage, sum_file
 from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
@@ -50,7 +50,6 @@ from memguard.workflows.common.folder import (
     check_free,
     check_outside_runs,
     check_stored,
-    refuse_damage,
 )
 from memguard.workflows.verify import OnRead
 

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from memguard.hf.checkpoint_files import ADAPTER_CONFIG
 from memguard.hf.identity import BASE, hash_sums, sum_model
 from memguard.records import AuditReport
 from memguard.records.folders import UNLISTED, RunFiles
-from memguard.records.record import TEMPORARY, describe_unread
+from memguard.records.record import TEMPORARY
 from memguard.records.run_files import (
     PreparedSummary,
     TrainedRun,
@@ -43,7 +43,7 @@ from memguard.records.run_files import (
     load_summary,
     load_trained,
 )
-from memguard.records.sealed import Damage, SumFile, sum_file
+from memguard.records.sealed import SumFile, refuse_damage, sum_file
 
 if TYPE_CHECKING:
     from memguard.data.corpus import Corpus
@@ -83,14 +83,20 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _explain_in_use(folder) from error
+        _lock(handle, folder)
         _clear_half_written(folder)
         yield partial(_check_held, folder, handle)
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another process is using '{folder}'; wait for it, or choose another 'name'"
+        ) from error
 
 
 def _check_held(folder: Path, handle: int) -> None:
@@ -121,10 +127,7 @@ def check_free(folder: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     if (folder / ".lock").exists():
         with (folder / ".lock").open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise _explain_in_use(folder) from error
+            _lock(lock.fileno(), folder)
 
 
 def check_usable(folder: Path) -> None:
@@ -179,12 +182,6 @@ def _find_comparing_run(place: Path) -> Path | None:
 
 def _is_same(folder: Path, other: Path | None) -> bool:
     return other is not None and os.path.realpath(folder) == os.path.realpath(other)
-
-
-def _explain_in_use(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"another process is using '{folder}'; wait for it, or choose another 'name'"
-    )
 
 
 def _clear_half_written(folder: Path) -> None:
@@ -435,18 +432,3 @@ def check_stored(audit: Path, report: AuditReport) -> None:
             f"the audit in '{audit}' is of the model loaded as {load_as}, not of its stored "
             "weights. Audit without --load-as"
         )
-
-
-def refuse_damage(folder: Path, damages: Sequence[Damage], repair: str) -> None:
-    """Refuse damage; if there is none, what this user may not read.
-
-    Raises:
-        UnreadableError: a file may not be read.
-        RecordError: names the first damage.
-    """
-    if damages:
-        first = min(damages, key=lambda damage: damage.is_unreadable)
-        if first.is_unreadable:
-            raise describe_unread(folder / first.file, PermissionError())
-        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
-        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {repair}")
