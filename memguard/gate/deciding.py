@@ -54,9 +54,6 @@ def find_effective(row: ResultRow) -> float:
     """Return the effective number of documents of a rate, at which its interval was computed.
 
     The table does not store it; the end of the interval is strictly monotone in it.
-
-    Args:
-        row: a rate with counts and interval.
     """
     if row.num_clusters is None or row.ci is None or row.num_matched is None:
         return float(row.num_documents)

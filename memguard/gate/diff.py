@@ -225,10 +225,6 @@ class DiffSide:
 def diff_folders(old: Path, new: Path) -> AuditDiff:
     """Compare the findings of two audits, also of other documents.
 
-    Args:
-        old: folder of the earlier run or audit.
-        new: folder of the later one.
-
     Raises:
         ConfigError: a folder is neither of a run nor of an audit.
         RecordError: a run was not audited, an audit is damaged or cannot be read, or the audits

@@ -30,14 +30,7 @@ _NO_SETTING = ("package", "in_verdict")
 def measure_increase(
     now: Audited, earlier: Audited, metric: MetricRow, row: ResultRow, unit: Unit
 ) -> Measured:
-    """Return the increase of a value since an earlier audit.
-
-    Args:
-        now: the audit that is judged.
-        earlier: the one that it is compared with.
-        metric: of the row.
-        row: of the audit that is judged, with a value.
-        unit: of a difference.
+    """Return the increase of a row's value since an earlier audit.
 
     Raises:
         NoInterval: the earlier audit has no such row, or one that cannot be compared.

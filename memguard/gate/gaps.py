@@ -130,12 +130,7 @@ def _check_results(folder: Path, report: AuditReport) -> None:
 
 
 def list_gaps(report: AuditReport, documents: DocumentTable | None) -> Iterator[str]:
-    """Yield what an audit should hold and lacks, as clauses.
-
-    Args:
-        report: of the audit.
-        documents: None if they cannot be read.
-    """
+    """Yield what an audit should hold and lacks, as clauses."""
     tables = report.tables
     twice = [key for key, count in Counter(row.key for row in tables.results).items() if count > 1]
     if twice:

@@ -68,10 +68,6 @@ class Findings:
 def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     """Judge an audit by a policy.
 
-    Args:
-        audited: an undamaged audit.
-        loaded: the policy.
-
     Returns:
         The result, without files.
 

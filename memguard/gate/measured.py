@@ -49,12 +49,7 @@ class NotThere(Exception):
 
 
 def select_rows(rule: Rule, report: AuditReport) -> list[Selected]:
-    """Return the rows that a rule is about, at least one entry.
-
-    Args:
-        rule: about metrics of the results table, or about the risk.
-        report: of the audit.
-    """
+    """Return the rows that a rule is about, at least one entry."""
     try:
         metrics = _find_metrics(rule, report)
         buckets = _find_buckets(rule, report.tables)
@@ -301,11 +296,6 @@ def is_bounded(metric: MetricRow) -> bool:
 
 def measure_row(rule: Rule, metric: MetricRow, row: ResultRow) -> Measured:
     """Return what a rule judges in a row.
-
-    Args:
-        rule: of a policy.
-        metric: of the row.
-        row: with a value.
 
     Raises:
         NoInterval: it has none, or one that contradicts its counts.

@@ -285,9 +285,6 @@ class Triage:
 def load_triage(path: Path) -> Triage:
     """Read a triage file.
 
-    Args:
-        path: of the file.
-
     Raises:
         ConfigError: it lies inside the folder of a run or an audit, cannot be read, has an unknown
             key or a wrong value, or names a finding twice; one line for each problem, with its

@@ -100,12 +100,7 @@ _COLUMNS = (
 
 
 def render_summary(result: GateResult, report: AuditReport) -> str:
-    """Render a result as Markdown.
-
-    Args:
-        result: of the gate.
-        report: the audit that was judged.
-    """
+    """Render a result as Markdown."""
     return "\n".join(_write_lines(result, report)) + "\n"
 
 
@@ -237,11 +232,7 @@ _FIELDS: Final = (
 
 
 def render_junit(result: GateResult) -> bytes:
-    """Render a result as JUnit XML, UTF-8.
-
-    Args:
-        result: of the gate.
-    """
+    """Render a result as JUnit XML, UTF-8."""
     xml = JUnitXml("memguard gate")
     suites = list(_build_suites(result))
     if result.outcome != "pass" and not any(suite.failures or suite.errors for suite in suites):

@@ -27,14 +27,7 @@ ColumnTypes = Mapping[str, Literal["int64", "float64", "bool"]]
 def build_table(
     rows: Sequence[Row], kind: type[Any], types: ColumnTypes, *, schema: str
 ) -> "pyarrow.Table":
-    """Return rows as columns.
-
-    Args:
-        rows: of one dataclass.
-        kind: the dataclass.
-        types: of its fields.
-        schema: name of the schema.
-    """
+    """Return rows as columns."""
     import pyarrow
 
     names = [field.name for field in fields(kind)]

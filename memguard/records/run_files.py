@@ -310,15 +310,7 @@ def sum_trained(
     base: Mapping[str, FileSum] | None = None,
     base_quantization: Literal["nf4"] | None = None,
 ) -> TrainedRun:
-    """Hash manifest, metrics and weights, and return the record of the finished training.
-
-    Args:
-        run_folder: of the run.
-        run_key: hash of its settings and documents.
-        step: number of steps.
-        base: the files of the base model if adapters were trained.
-        base_quantization: form of its linear layers in training.
-    """
+    """Hash manifest, metrics and weights, and return the record of the finished training."""
     folder: Literal["model", "adapter"] = "model" if base is None else "adapter"
     return TrainedRun(
         folder=folder,

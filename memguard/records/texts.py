@@ -29,9 +29,6 @@ def shorten_paths(text: str) -> str:
     """Return an argument or a value in which absolute paths are shortened to their last two parts.
 
     Records are handed to other people.
-
-    Args:
-        text: as the user wrote it.
     """
     return _ABSOLUTE.sub(lambda match: shorten_path(match[0].strip()), text)
 

@@ -182,13 +182,6 @@ def _write(
 ) -> GateResult:
     """Write the files of a result, `gate.json` last, as one set that replaces an earlier one.
 
-    Args:
-        target: folder of the result.
-        audited: the audit that was judged.
-        result: without files.
-        policy: name of its file.
-        place: run or audit whose folder is written to, and locked; None: another folder.
-
     Returns:
         The result, with the hashes of the files.
 
