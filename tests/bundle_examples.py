@@ -11,12 +11,18 @@ from result_examples import make_rate, make_tables, rate_row
 from memguard import records as r
 from memguard.config import RunConfig, dump_yaml
 from memguard.hf.identity import hash_weights
-from memguard.records.audit_files import PAGE, save_audit_files
+from memguard.records.audit_files import FINDINGS, PAGE, REPORT, RESULTS, SCORES, save_audit_files
 from memguard.records.gate import GATE, JUNIT, SUMMARY, GateResult, Judgement
-from memguard.records.manifest import ManifestEntry, hash_plan, save_manifest
 from memguard.records.record import save_record
 from memguard.records.results import save_results
-from memguard.records.run_files import PreparedSummary, add_hash_line, sum_trained
+from memguard.records.run_files import (
+    ManifestEntry,
+    PreparedSummary,
+    add_hash_line,
+    hash_plan,
+    save_manifest,
+    sum_trained,
+)
 from memguard.records.sealed import save_sealed, sum_file
 
 CREATED = "2026-11-20T14:03:07Z"
@@ -137,13 +143,20 @@ def write_audit(
     folder: Path, report: r.AuditReport, rows: Sequence[Row], *, has_card: bool = False
 ) -> Path:
     """Write the files of an audit."""
+    return seal_audit(folder, report, pyarrow.Table.from_pylist(list(rows)), has_card=has_card)
+
+
+def seal_audit(
+    folder: Path, report: r.AuditReport, records: pyarrow.Table, *, has_card: bool = False
+) -> Path:
+    """Write the files of an audit: a report, its results, and records of its documents."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_record(report, folder / "report.json")
-    save_results(report.tables.results, folder / "results.parquet")
-    (folder / "report.html").write_text("<p>the page</p>\n")
-    (folder / "findings.csv").write_text("id,num_correct\nown-id-0,8\n")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), folder / "records.parquet")
-    for name in ("findings.csv", "records.parquet"):
+    save_record(report, folder / REPORT)
+    save_results(report.tables.results, folder / RESULTS)
+    (folder / PAGE).write_text("<p>the page</p>\n")
+    (folder / FINDINGS).write_text("id,num_correct\nown-id-0,8\n")
+    pyarrow.parquet.write_table(records, folder / SCORES)
+    for name in (FINDINGS, SCORES):
         (folder / name).chmod(0o600)
     save_audit_files(folder, has_card=has_card)
     return folder

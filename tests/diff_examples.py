@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+from bundle_examples import make_report, seal_audit
 from gate_audits import open_records
-from pyarrow import parquet
-from result_examples import make_rate, make_tables, rate_row
+from result_examples import make_tables, rate_row
 
 from memguard import records as r
-from memguard.gate.audited import Audited
-from memguard.gate.diff import diff_audits
-from memguard.records.audit_files import save_audit_files
-from memguard.records.diff import AuditDiff, DiffedFinding
-from memguard.records.results import save_results
+from memguard.gate.diff import AuditDiff, DiffedFinding, diff_audits
+from memguard.gate.gaps import Audited
 
 NOT_ASKED = math.nan
 PROBES: tuple[dict[str, Any], ...] = (
@@ -32,7 +29,6 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"name": "attacks", "version": 1, "width": 8, "samples": 8},
     {"name": "membership", "version": 1, "scores": ["loss"]},
 )
-_COUNTS = make_rate(0, 40)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,94 +73,32 @@ def make_diff_report(documents: Sequence[Made], key: str | None, **changes: Any)
         for metric in ("verbatim", "near_verbatim"):
             matched = sum(getattr(made, metric.split("_")[0]) == 1 for made in here)
             rows.append(rate_row("extraction", metric, bucket, matched, len(here)))
-    method = {
-        "suite": "attacks",
-        "suite_version": 2,
-        "probes": list(PROBES),
-        "continuation_tokens": 50,
-        "prefix_tokens": None,
-        "window": "last",
-        "max_edit_share": 0.1,
-        "tiny_margin": 1e-3,
-        "dtype": "fp32",
-        "batch_tokens": None,
-        "seed": 0,
-        "command": "memguard audit run",
-        "wall_s": 1.0,
-    }
-    counts = r.VerdictCounts(
-        num_documents=40,
-        num_matched=0,
-        num_clusters=40,
-        num_matched_clusters=0,
-        rate=_COUNTS.rate,
-        ci=_COUNTS.ci,
-    )
-    values: dict[str, Any] = {
-        "tool_version": "0.1.0",
-        "code_sha256": "c0" * 32,
-        "created": "2026-11-20T14:03:07Z",
-        "run": "made",
-        "model": r.ModelIdentity(
-            name="made",
-            weights_sha256="4b" * 32,
-            num_parameters=1,
-            base=None,
-            base_weights_sha256=None,
-        ),
-        "data": r.DataIdentity(
-            sources=["a.jsonl"],
-            documents_sha256="9d" * 32,
-            num_documents=len(documents),
-            num_clusters=None,
-            overlap_with_control=None,
-            near_duplicate_words=None,
-            identity_key=None if key is None else hashlib.sha256(key.encode()).hexdigest(),
-        ),
-        "training": None,
-        "method": r.Method(**{k: changes.pop(k, v) for k, v in method.items()}),
-        "probe_runs": [
-            r.ProbeRun(name=str(probe["name"]), version=1, num_documents=40, reason_not_run=None)
-            for probe in PROBES
+    tables = make_tables(
+        rows,
+        [
+            r.BucketRow(
+                bucket=bucket,
+                role=role,  # type: ignore[arg-type]
+                num_documents=sum(made.bucket == bucket for made in documents),
+            )
+            for bucket, role in buckets
         ],
-        "verdict": r.Verdict(
-            level="inconclusive",
-            reason="too-few",
-            sentence="Made up.",
-            scope="Made up.",
-            membership=r.MembershipVerdict(
-                level="not-measured",
-                sentence="Made up.",
-                score=None,
-                auc=None,
-                num_members=0,
-                num_nonmembers=0,
-            ),
-            trained=counts,
-            control=counts,
-            base=None,
-            test=None,
-            bucket="r4",
-            metric="near_verbatim",
-        ),
-        "banners": [],
-        "dose_response": False,
-        "tables": make_tables(
-            rows,
-            [
-                r.BucketRow(
-                    bucket=bucket,
-                    role=role,  # type: ignore[arg-type]
-                    num_documents=sum(made.bucket == bucket for made in documents),
-                )
-                for bucket, role in buckets
-            ],
-        ),
-        "findings": [],
-        "num_findings": 0,
+    )
+    report = make_report("4b" * 32, len(documents), run="made", tables=tables)
+    method = {"suite": "attacks", "probes": list(PROBES), "continuation_tokens": 50, **changes}
+    of_method = {name: method.pop(name) for name in r.Method.model_fields if name in method}
+    fingerprint = None if key is None else hashlib.sha256(key.encode()).hexdigest()
+    runs = [
+        r.ProbeRun(name=str(probe["name"]), version=1, num_documents=40, reason_not_run=None)
+        for probe in PROBES
+    ]
+    update = {
+        "data": report.data.model_copy(update={"identity_key": fingerprint}),
+        "method": report.method.model_copy(update={"window": "last", **of_method}),
+        "probe_runs": runs,
         "environment": {},
     }
-    return r.AuditReport(**{**values, **changes})
+    return report.model_copy(update={**update, **method})
 
 
 def make_side(documents: Sequence[Made], *, key: str | None = "key", **changes: Any) -> Audited:
@@ -188,15 +122,8 @@ def save_audit(
     folder: Path, documents: Sequence[Made], *, key: str | None = "key", **changes: Any
 ) -> Path:
     """Write an audit folder of these documents, as `make_side` has them."""
-    folder.mkdir(parents=True)
     report = make_diff_report(documents, key, **changes)
-    r.save_record(report, folder / "report.json")
-    parquet.write_table(build_records(documents, key), folder / "records.parquet")
-    save_results(report.tables.results, folder / "results.parquet")
-    for name in ("findings.csv", "report.html"):
-        (folder / name).write_text("made up")
-    save_audit_files(folder, has_card=False)
-    return folder
+    return seal_audit(folder, report, build_records(documents, key))
 
 
 def build_records(documents: Sequence[Made], key: str | None) -> pyarrow.Table:

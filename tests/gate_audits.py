@@ -4,17 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow
+from bundle_examples import seal_audit
 from pyarrow import parquet
 from result_examples import make_metric, make_tables, rate_row
 
 from memguard import records as r
 from memguard.records import AuditReport, save_record
 from memguard.records.audit_files import (
-    FINDINGS,
-    PAGE,
     REPORT,
     RESULTS,
-    SCORES,
     load_audit_report,
     save_audit_files,
 )
@@ -75,9 +73,6 @@ def write_audit(
         clusters: of a document.
         has_card: whether it is the audit of a run, whose model has a card.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    save_record(report, folder / REPORT)
-    save_results(report.tables.results, folder / RESULTS)
     probes = {m.probe for m in report.tables.metrics if m.risk_rank is not None}
     given = answers or {probe: _follow_rate(report) for probe in probes}
     documents = [(b, n) for b in report.tables.buckets for n in range(b.num_documents)]
@@ -100,11 +95,7 @@ def write_audit(
             ),
         }
     )
-    parquet.write_table(table, folder / SCORES)
-    for name in (FINDINGS, PAGE):
-        (folder / name).write_text("made up\n")
-    save_audit_files(folder, has_card=has_card)
-    return folder
+    return seal_audit(folder, report, table, has_card=has_card)
 
 
 def open_records(table: pyarrow.Table) -> DocumentTable:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas
 from scipy.stats import beta
 
-from memguard.gate.audited import load_audited
+from memguard.gate.gaps import load_audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import read_policy
 

@@ -11,13 +11,13 @@ from memguard.records.run_files import find_weights_folder
 from memguard.runtime import detect_runtime
 from memguard.train.heldout import measure_heldout
 from memguard.workflows.auditing.models import DTYPES, LazyModel, ModelSource
-from memguard.workflows.common.folder import load_own_config
+from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.common.setup import DistributedContext
 
 
 def measure_form(run: Path, load_as: LoadAs) -> float:
     """Return the loss in fp32 (nats a token)."""
-    config, fp32 = load_own_config(run), DTYPES["fp32"]
+    config, fp32 = RunFolder(run).read_config(), DTYPES["fp32"]
     # Also in a process that torchrun started: this one alone.
     runtime = replace(detect_runtime(), rank=0, world_size=1)
     source = ModelSource(

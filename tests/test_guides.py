@@ -27,8 +27,7 @@ from ranks import RankPool
 from memguard import api
 from memguard.cli.app import app
 from memguard.config import load_run_config
-from memguard.gate.policy import load_policy
-from memguard.gate.triage import load_triage
+from memguard.gate.policy import load_policy, load_triage
 from memguard.records.gate import EXIT_CODES
 from memguard.runtime import children
 

@@ -12,12 +12,12 @@ from memguard.errors import RecordError
 from memguard.records.audit_files import (
     CARDS,
     check_audit_file,
-    find_audit_damage,
     has_audit,
     load_audit_report,
     save_audit_files,
     save_page_sums,
 )
+from memguard.records.folders import AuditFolder
 
 NAMES = (
     "report.json",
@@ -42,7 +42,7 @@ def audit(tmp_path: Path) -> Path:
 
 
 def list_names(folder: Path) -> list[str]:
-    return [damage.file for damage in find_audit_damage(folder)]
+    return [damage.file for damage in AuditFolder(folder).find_damage()]
 
 
 def test_what_was_written_is_whole(audit: Path) -> None:

@@ -7,13 +7,10 @@ from corpus_examples import summarise
 from record_examples import make_entry
 
 from memguard.records import hash_plan, save_manifest
+from memguard.records.folders import CheckpointFolder, RunFiles
 from memguard.records.run_files import (
     CheckpointManifest,
     add_hash_line,
-    find_checkpoint_damage,
-    find_config_damage,
-    find_prepared_damage,
-    find_trained_damage,
     has_trained,
     sum_trained,
 )
@@ -37,22 +34,22 @@ def test_every_flipped_bit_of_the_settings_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     content = add_hash_line("a: ö\n").encode()
     path.write_bytes(content)
-    assert find_config_damage(tmp_path) == []
+    assert RunFiles(tmp_path).find_damage("config") == []
     for index in range(8 * len(content)):
         flipped = bytearray(content)
         flipped[index // 8] ^= 1 << index % 8
         path.write_bytes(flipped)
-        assert list_names(find_config_damage(tmp_path)) == ["config.yaml"], flipped
+        assert list_names(RunFiles(tmp_path).find_damage("config")) == ["config.yaml"], flipped
 
 
 @pytest.mark.parametrize("changed", [b"", b"seed: 3\n", b"seed: 3\n# sha256: 00\n"])
 def test_settings_without_their_hash_are_damaged(tmp_path: Path, changed: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(changed)
-    assert list_names(find_config_damage(tmp_path)) == ["config.yaml"]
+    assert list_names(RunFiles(tmp_path).find_damage("config")) == ["config.yaml"]
 
 
 def test_settings_that_are_not_there_are_missing(tmp_path: Path) -> None:
-    assert str(find_config_damage(tmp_path)[0]) == "config.yaml is missing"
+    assert str(RunFiles(tmp_path).find_damage("config")[0]) == "config.yaml is missing"
 
 
 @pytest.fixture
@@ -72,9 +69,9 @@ def prepared(tmp_path: Path) -> Path:
 
 
 def test_what_is_counted_after_training_is_not_part_of_the_plan(prepared: Path) -> None:
-    assert find_prepared_damage(prepared) == []
+    assert RunFiles(prepared).find_damage("prepared") == []
     save_manifest([COUNTED], prepared / "manifest.jsonl")
-    assert find_prepared_damage(prepared) == []
+    assert RunFiles(prepared).find_damage("prepared") == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_what_is_counted_after_training_is_not_part_of_the_plan(prepared: Path) 
 @pytest.mark.parametrize("change", [flip, Path.unlink])
 def test_a_prepared_file_that_changed_is_named(prepared: Path, file: str, change: object) -> None:
     change(prepared / file)  # type: ignore[operator]
-    assert list_names(find_prepared_damage(prepared)) == [file]
+    assert list_names(RunFiles(prepared).find_damage("prepared")) == [file]
 
 
 @pytest.mark.parametrize(
@@ -100,18 +97,18 @@ def test_a_prepared_file_that_changed_is_named(prepared: Path, file: str, change
 )
 def test_another_plan_is_damage(prepared: Path, change: dict[str, object]) -> None:
     save_manifest([ENTRY.model_copy(update=change)], prepared / "manifest.jsonl")
-    assert list_names(find_prepared_damage(prepared)) == ["manifest.jsonl"]
+    assert list_names(RunFiles(prepared).find_damage("prepared")) == ["manifest.jsonl"]
 
 
 def test_a_file_that_was_not_prepared_is_damage(prepared: Path) -> None:
     (prepared / "prepared" / "labels.npy").write_bytes(b"")
-    assert list_names(find_prepared_damage(prepared)) == ["prepared/labels.npy"]
+    assert list_names(RunFiles(prepared).find_damage("prepared")) == ["prepared/labels.npy"]
 
 
 def test_documents_may_be_missing_only_until_training_begins(tmp_path: Path) -> None:
-    assert find_prepared_damage(tmp_path) == []
+    assert RunFiles(tmp_path).find_damage("prepared") == []
     (tmp_path / "metrics.jsonl").touch()
-    assert list_names(find_prepared_damage(tmp_path)) == ["prepared/summary.json"]
+    assert list_names(RunFiles(tmp_path).find_damage("prepared")) == ["prepared/summary.json"]
 
 
 def save_checkpoint_files(folder: Path, **changes: object) -> Path:
@@ -135,7 +132,7 @@ def save_checkpoint_files(folder: Path, **changes: object) -> Path:
 
 
 def test_a_whole_checkpoint_has_no_damage(tmp_path: Path) -> None:
-    assert find_checkpoint_damage(save_checkpoint_files(tmp_path)) == []
+    assert CheckpointFolder(save_checkpoint_files(tmp_path)).find_damage() == []
 
 
 @pytest.mark.parametrize("file", ["__0_0.distcp", "manifest.json"])
@@ -145,18 +142,18 @@ def test_a_file_of_a_checkpoint_that_changed_is_named(
 ) -> None:
     path = save_checkpoint_files(tmp_path)
     change(path / file)  # type: ignore[operator]
-    assert list_names(find_checkpoint_damage(path)) == [file]
+    assert list_names(CheckpointFolder(path).find_damage()) == [file]
 
 
 def test_a_file_that_no_manifest_lists_is_damage(tmp_path: Path) -> None:
     path = save_checkpoint_files(tmp_path)
     (path / ".metadata").write_bytes(b"")
-    assert list_names(find_checkpoint_damage(path)) == [".metadata"]
+    assert list_names(CheckpointFolder(path).find_damage()) == [".metadata"]
 
 
 def test_a_checkpoint_of_another_step_is_damaged(tmp_path: Path) -> None:
     path = save_checkpoint_files(tmp_path, step=4)
-    told = [str(each) for each in find_checkpoint_damage(path)]
+    told = [str(each) for each in CheckpointFolder(path).find_damage()]
     assert told == ["manifest.json is of step 4, not of 'step-00000006'"]
 
 
@@ -165,7 +162,7 @@ def test_a_file_outside_the_checkpoint_is_damage(tmp_path: Path) -> None:
     path = save_checkpoint_files(
         tmp_path, files={"../outside.json": sum_file(tmp_path / "outside.json")}
     )
-    assert list_names(find_checkpoint_damage(path)) == ["__0_0.distcp", "../outside.json"]
+    assert list_names(CheckpointFolder(path).find_damage()) == ["__0_0.distcp", "../outside.json"]
 
 
 TEMPLATE = "additional_chat_templates/tools.jinja"
@@ -185,13 +182,13 @@ def trained(tmp_path: Path) -> Path:
 
 def test_training_that_has_not_ended_is_not_damage(tmp_path: Path) -> None:
     assert not has_trained(tmp_path)
-    assert find_trained_damage(tmp_path) == []
+    assert RunFiles(tmp_path).find_damage("trained") == []
 
 
 def test_the_card_of_a_model_may_be_written_again(trained: Path) -> None:
     (trained / "model" / "README.md").write_text("another card")
     assert has_trained(trained)
-    assert find_trained_damage(trained) == []
+    assert RunFiles(trained).find_damage("trained") == []
 
 
 @pytest.mark.parametrize(
@@ -202,15 +199,15 @@ def test_what_training_left_and_changed_since_is_named(
     trained: Path, file: str, change: object
 ) -> None:
     change(trained / file)  # type: ignore[operator]
-    assert list_names(find_trained_damage(trained)) == [file]
+    assert list_names(RunFiles(trained).find_damage("trained")) == [file]
 
 
 def test_a_damaged_record_of_the_end_is_damage(trained: Path) -> None:
     flip(trained / "trained.json")
     assert has_trained(trained)
-    assert list_names(find_trained_damage(trained)) == ["trained.json"]
+    assert list_names(RunFiles(trained).find_damage("trained")) == ["trained.json"]
 
 
 def test_a_file_that_training_did_not_leave_is_damage(trained: Path) -> None:
     (trained / "model" / "adapter_config.json").write_text("{}")
-    assert list_names(find_trained_damage(trained)) == ["model/adapter_config.json"]
+    assert list_names(RunFiles(trained).find_damage("trained")) == ["model/adapter_config.json"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memguard.records.record import (
+    TEMPORARY,
     atomic_folder,
     commit,
     make_temporary_folder,
@@ -22,7 +23,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
         assert not folder.exists()
         # Where a process that is killed leaves it, no reader looks.
         assert aside.parent == folder.parent
-        assert aside.name.startswith(".model.")
+        assert aside.name.startswith(f"{TEMPORARY}model.")
     assert (folder / "weights").read_text() == "new"
     assert list(folder.parent.iterdir()) == [folder]
 
@@ -48,7 +49,7 @@ def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "of the old one alone").touch()
     # What an earlier process left when it was killed while it replaced a folder.
-    (tmp_path / ".model.old").mkdir()
+    (tmp_path / f"{TEMPORARY}model.old").mkdir()
     aside = make_temporary_folder(folder)
     (aside / "weights").write_text("new")
     commit(aside, folder)

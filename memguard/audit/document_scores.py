@@ -29,7 +29,7 @@ from memguard.audit.probe import Column, Summary
 from memguard.audit.windows import Window, compute_type_token_ratio
 from memguard.records import PRIVATE_MODE, Finding, write_atomically
 from memguard.records.documents import EXTRACTED
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 SCHEMA_NAME = "memguard.scores/3"
 _ROWS_AT_ONCE = 8192

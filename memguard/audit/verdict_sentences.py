@@ -21,7 +21,7 @@ from memguard.audit.verdict import (
     judge_membership,
 )
 from memguard.records import BucketRow, ResultRow, Tables
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 from memguard.records.verdict import Verdict, VerdictCounts
 
 _WHY_INCONCLUSIVE = {

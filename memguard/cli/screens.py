@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from memguard.cli.options import Sentence, print_indented, print_title
-from memguard.gate.words import describe_gate
+from memguard.gate.deciding import describe_gate
+from memguard.gate.diff import KINDS, AuditDiff, DiffedFinding, DiffedProbe, FindingKind, FoundBy
 from memguard.pages import formatting as fmt
 from memguard.pages.judgements import INTERVAL_NOTE, OUTCOME_NAMES, worst_first, write_contrast
-from memguard.records.diff import KINDS, AuditDiff, DiffedFinding, DiffedProbe, FindingKind, FoundBy
 from memguard.records.gate import GateResult, Judgement, Outcome
 from memguard.workflows.verify import OnRead, Part, State, Verified, format_bytes
 

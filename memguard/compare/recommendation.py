@@ -20,7 +20,7 @@ from memguard.records import (
     Utility,
 )
 from memguard.records.comparison import HELDOUT, find_change, find_own_ci, list_shares
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 TOLERANCE = 0.05
 """Largest accepted loss of utility from the first setting (share of the first one's value)."""

@@ -30,9 +30,8 @@ from memguard.records.audit_files import (
     load_audit_files,
     load_audit_report,
 )
-from memguard.records.compile_choice import load_compile_choice
 from memguard.records.documents import DocumentTable
-from memguard.records.run_files import has_trained, load_trained
+from memguard.records.run_files import has_trained, load_compile_choice, load_trained
 from memguard.records.sealed import find_damage
 from memguard.records.utility import ITEM_SCORES, TaskDetail, list_task_details, load_item_scores
 

@@ -29,8 +29,8 @@ from memguard.compare.expansion import (
 )
 from memguard.config import Document, RunConfig, SweepConfig, apply_overrides, load_yaml, validate
 from memguard.errors import ConfigError, DataError, RecordError
-from memguard.records.audit_files import find_audit_damage
-from memguard.records.run_files import find_trained_damage, has_trained
+from memguard.records.folders import AuditFolder, RunFiles
+from memguard.records.run_files import has_trained
 from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
 
 # A run's content hash: everything that decides its outcome.
@@ -272,8 +272,8 @@ def is_finished(run: SweepRun) -> bool:
         return False
     # The next stage reads the audit of a setting, and the model of the base run.
     if run.config.audit.enabled:
-        return not find_audit_damage(run.folder / "audit")
-    return has_trained(run.folder) and not find_trained_damage(run.folder)
+        return not AuditFolder(run.folder / "audit").find_damage()
+    return has_trained(run.folder) and not RunFiles(run.folder).find_damage("trained")
 
 
 def find_state(run: SweepRun) -> RunState:

@@ -36,9 +36,9 @@ from memguard.data.tokenization import (
 )
 from memguard.errors import DataError, RecordError
 from memguard.records import ManifestEntry, describe_unread
+from memguard.records.folders import RunFiles
 from memguard.records.run_files import (
     PreparedSummary,
-    find_prepared_damage,
     has_begun,
     load_summary,
 )
@@ -198,7 +198,7 @@ def prepare(
 def _find_prepared(run_folder: Path, key: str, audit_key: str, console: Console) -> Corpus | None:
     """Return the documents prepared earlier if they are complete and up to date, else None."""
     begun = has_begun(run_folder)
-    damages = find_prepared_damage(run_folder)
+    damages = RunFiles(run_folder).find_damage("prepared")
     summary = load_summary(run_folder)
     if begun and summary is not None and summary.key != key:
         raise _have_changed(run_folder)

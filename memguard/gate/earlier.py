@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_difference, compute_paired_interval, subtract
 from memguard.audit.statistics.rates import count_effective, find_clusters
-from memguard.gate.audited import Audited
-from memguard.gate.deciding import find_effective
+from memguard.gate.deciding import Unit, find_effective
+from memguard.gate.gaps import Audited
 from memguard.gate.measured import Measured, NoInterval, count_row
-from memguard.gate.words import Unit
 from memguard.records import RISK_PLACES, Interval, MetricRow, Rate, ResultRow, Texts
 from memguard.records.documents import EXTRACTED
 
@@ -31,14 +30,7 @@ _NO_SETTING = ("package", "in_verdict")
 def measure_increase(
     now: Audited, earlier: Audited, metric: MetricRow, row: ResultRow, unit: Unit
 ) -> Measured:
-    """Return the increase of a value since an earlier audit.
-
-    Args:
-        now: the audit that is judged.
-        earlier: the one that it is compared with.
-        metric: of the row.
-        row: of the audit that is judged, with a value.
-        unit: of a difference.
+    """Return the increase of a row's value since an earlier audit.
 
     Raises:
         NoInterval: the earlier audit has no such row, or one that cannot be compared.

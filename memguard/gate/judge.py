@@ -3,7 +3,12 @@
     rules about metrics   one judgement for each row
     risk                  one for each bucket: of the metric with the highest upper end; one that
                           surely fails decides before it
-    epsilon, findings     one, see `counted.py`
+    findings              documents that the model was trained on and that a probe extracts, without
+                          those that a person accepted; a count, judged as it is
+    epsilon               low: the lower bound that the canaries show (95 %, one-sided); high: the
+                          value that dp_sgd spent, by accounting. A bound above the limit fails;
+                          else the spent value decides; without it nothing does, because no lower
+                          bound shows that epsilon is low
     verdict               one, with the number 0, as has an audit with a gap
 
 An audit that lacks what a rule names, or has a gap, cannot be judged; it never passes.
@@ -16,24 +21,52 @@ from datetime import date
 
 from memguard import __version__
 from memguard.errors import ConfigError
-from memguard.gate.audited import Audited, find_audit_folder, load_audited
-from memguard.gate.counted import Findings, judge_epsilon, judge_findings, list_findings
+from memguard.gate.deciding import Unit, end_sentence
 from memguard.gate.earlier import measure_increase
-from memguard.gate.measured import Measured, NoInterval, is_bounded, is_share, measure_row
-from memguard.gate.policy import EPSILON, FINDINGS, LIMITS, RISK, LoadedPolicy, Rule
-from memguard.gate.selecting import Selected, select_rows
-from memguard.gate.triage import Triage, apply_triage, load_triage
-from memguard.gate.words import Unit, end_sentence
-from memguard.records import format_now
+from memguard.gate.gaps import Audited, find_audit_folder, load_audited
+from memguard.gate.measured import (
+    Measured,
+    NoInterval,
+    Selected,
+    is_bounded,
+    is_share,
+    measure_row,
+    select_rows,
+)
+from memguard.gate.policy import (
+    EPSILON,
+    FINDINGS,
+    LIMITS,
+    RISK,
+    LoadedPolicy,
+    Rule,
+    apply_triage,
+    load_triage,
+)
+from memguard.records import AuditReport, format_now
 from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome, decide
+
+_CANARIES = "canaries"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """The findings of an audit."""
+
+    ids: list[str] | None
+    """None if they could not be counted."""
+    num_without_id: int = 0
+    """Findings of documents without a keyed hash: they count, and cannot be accepted."""
+    why_not: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of findings."""
+        return len(self.ids or ()) + self.num_without_id
 
 
 def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     """Judge an audit by a policy.
-
-    Args:
-        audited: an undamaged audit.
-        loaded: the policy.
 
     Returns:
         The result, without files.
@@ -46,8 +79,9 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     policy, report = loaded.policy, audited.report
     triage = None if policy.triage is None else load_triage(loaded.find_path(policy.triage))
     created = format_now()
-    findings = list_findings(audited)
-    accepted = _accept(triage, findings, date.fromisoformat(created[:10]))
+    findings = _list_findings(audited)
+    today = date.fromisoformat(created[:10])
+    accepted = [] if triage is None else apply_triage(triage, findings.ids or (), today)
     judgements: list[Judgement] = []
     if policy.verdict is not None:
         judgements.append(_judge_level(audited, policy.verdict))
@@ -55,9 +89,9 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     earlier = _load_earlier(loaded)
     for number, rule in enumerate(policy.gate, start=1):
         if rule.metric == FINDINGS:
-            judgements.append(judge_findings(number, rule, findings, accepted, report))
+            judgements.append(_judge_findings(number, rule, findings, accepted, report))
         elif rule.metric == EPSILON:
-            judgements.append(judge_epsilon(number, rule, report))
+            judgements.append(_judge_epsilon(number, rule, report))
         else:
             _check_limit(number, rule, audited, loaded)
             then = None if rule.than is None else earlier[rule.than]
@@ -77,12 +111,6 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
         accepted=accepted,
         num_findings=None if findings.ids is None else findings.count,
     )
-
-
-def _accept(triage: Triage | None, findings: Findings, today: date) -> list[Acceptance]:
-    if triage is None:
-        return []
-    return apply_triage(triage, findings.ids or (), today)
 
 
 def _judge_level(audited: Audited, levels: Sequence[str]) -> Judgement:
@@ -106,12 +134,7 @@ def _judge_gap(gap: str) -> Judgement:
 
 
 def _load_earlier(loaded: LoadedPolicy) -> dict[str, Audited]:
-    """Return the earlier audits that a policy names.
-
-    Raises:
-        ConfigError: one is not there.
-        RecordError: one is damaged.
-    """
+    """Return the earlier audits that a policy names."""
     audits: dict[str, Audited] = {}
     for number, rule in enumerate(loaded.policy.gate):
         if rule.than is None or rule.than in audits:
@@ -125,11 +148,7 @@ def _load_earlier(loaded: LoadedPolicy) -> dict[str, Audited]:
 
 
 def _check_limit(number: int, rule: Rule, audited: Audited, loaded: LoadedPolicy) -> None:
-    """Refuse a limit of a share that every value or none keeps, such as 10 in place of 0.10.
-
-    Raises:
-        ConfigError: names the setting and its place.
-    """
+    """Refuse a limit of a share that every value or none keeps, such as 10 in place of 0.10."""
     metrics = [item.metric for item in select_rows(rule, audited.report) if item.metric]
     if not metrics or not all(map(is_bounded, metrics)):
         return
@@ -196,8 +215,7 @@ def _judge_row(
 def _choose_risk(judged: Sequence[_Judged]) -> _Judged:
     """Return the risk of a bucket that decides.
 
-    One that surely fails, else one that cannot be judged, else the one with the highest upper end;
-    each has its own number of documents.
+    One that surely fails, else one that cannot be judged, else the one with the highest upper end.
     """
     known = sorted(
         (item for item in judged if item.measured is not None),
@@ -214,26 +232,21 @@ def _choose_risk(judged: Sequence[_Judged]) -> _Judged:
 
 def _record(number: int, rule: Rule, item: _Judged, *, names_probe: bool) -> Judgement:
     metric, measured = item.selected.metric, item.measured
-    is_judged = measured is not None and metric is not None
-    named = "" if metric is None or rule.metric != RISK else f"{metric.probe} {metric.metric}"
-    return Judgement(
+    named = "" if metric is None or rule.metric != RISK else f"{metric.probe} {metric.metric}: "
+    judgement = Judgement(
         rule=number,
         name=_name(rule, item.selected, names_probe=names_probe),
         outcome=item.outcome,
-        sentence=f"{named}: {item.sentence}" if named else item.sentence,
-        probe=metric.probe if is_judged and metric else None,
-        metric=metric.metric if is_judged and metric else None,
-        parameters=metric.parameters if is_judged and metric else None,
-        bucket=item.selected.bucket if is_judged else None,
-        compared_with=measured.compared_with if measured else None,
+        sentence=f"{named}{item.sentence}",
         limit=rule.limit,
-        value=measured.value if measured else None,
-        low=measured.low if measured else None,
-        high=measured.high if measured else None,
-        num_documents=measured.num_documents if measured else None,
-        num_matched=measured.num_matched if measured else None,
         num_documents_needed=item.needed,
     )
+    if measured is None or metric is None:
+        return judgement
+    numbers = ("compared_with", "value", "low", "high", "num_documents", "num_matched")
+    place = {name: getattr(metric, name) for name in ("probe", "metric", "parameters")}
+    values = {name: getattr(measured, name) for name in numbers}
+    return judgement.model_copy(update={**place, "bucket": item.selected.bucket, **values})
 
 
 def _name(rule: Rule, selected: Selected, *, names_probe: bool) -> str:
@@ -276,3 +289,125 @@ def _name_apart(judgements: Sequence[Judgement]) -> list[Judgement]:
             name = f"{name} [rule {judgement.rule}, {seen[name]}]"
         named.append(judgement.model_copy(update={"name": name}))
     return named
+
+
+# -- what is no row of results ---------------------------------------------------------------------
+
+
+def _list_findings(audited: Audited) -> Findings:
+    """Return the findings of an audit, by their ids."""
+    documents = audited.documents
+    if documents is None:
+        why_not = "only another user may read the records of the documents (records.parquet)"
+        return Findings(ids=None, why_not=why_not)
+    risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
+    if lost := sorted(risky - set(documents.extracted)):
+        return Findings(ids=None, why_not=f"the records have no answers of the probe {lost[0]}")
+    without_N = documents.is_trained_N & [one is None for one in documents.text_hmac_N]
+    num_without = sum(
+        int(((extracted_N == 1) & without_N).sum()) for extracted_N in documents.extracted.values()
+    )
+    return Findings(ids=documents.list_findings(), num_without_id=num_without)
+
+
+def _judge_findings(
+    number: int,
+    rule: Rule,
+    findings: Findings,
+    accepted: Sequence[Acceptance],
+    report: AuditReport,
+) -> Judgement:
+    """Return whether few enough findings are open: not accepted by a person."""
+    of_probe = "" if rule.probe is None else f" of {rule.probe}"
+    limit = int(rule.limit)
+    name = f"findings{of_probe} at most {limit:,}"
+
+    def answer(outcome: Outcome, sentence: str, value: float | None = None) -> Judgement:
+        return Judgement(
+            rule=number, name=name, outcome=outcome, sentence=sentence, limit=limit, value=value
+        )
+
+    if findings.ids is None:
+        return answer("cannot-be-judged", f"The findings cannot be counted: {findings.why_not}.")
+    runs = {run.name: run for run in report.probe_runs}
+    not_run = [run.name for run in runs.values() if run.num_documents is None]
+    if rule.probe is not None and (rule.probe not in runs or rule.probe in not_run):
+        return answer("cannot-be-judged", f"The probe {rule.probe} did not run.")
+    ids, num_without = set(findings.ids), findings.num_without_id
+    if rule.probe is not None:
+        ids = {one for one in ids if one.partition(":")[2] == rule.probe}
+    held = ids & {entry.finding for entry in accepted if entry.state == "accepted"}
+    expired = ids & {entry.finding for entry in accepted if entry.state == "expired"}
+    num_open = len(ids) - len(held) + num_without
+    noun = "finding" if len(ids) + num_without == 1 else "findings"
+    parts = [f"{len(held):,} accepted"]
+    if expired:
+        parts.append(f"{len(expired):,} accepted until a day that has passed, so open again")
+    if num_without:
+        parts.append(f"{num_without:,} without an id, which cannot be accepted")
+    if not_run and rule.probe is None:
+        parts.append(f"not run: {', '.join(not_run)}")
+    side = "within" if num_open <= limit else "above"
+    return answer(
+        "pass" if num_open <= limit else "fail",
+        f"{len(ids) + num_without:,} {noun}{of_probe} ({'; '.join(parts)}): {num_open:,} open, "
+        f"{side} the limit of {limit:,}.",
+        num_open,
+    )
+
+
+def _judge_epsilon(number: int, rule: Rule, report: AuditReport) -> Judgement:
+    """Return whether epsilon is within its limit, by what was spent and what canaries show."""
+    limit, training = rule.limit, report.training
+    spent = None if training is None else training.epsilon
+    run = next((run for run in report.probe_runs if run.name == _CANARIES), None)
+    detail = report.tables.find_detail(_CANARIES)
+    bound = None if detail is None else detail.get("epsilon_lower_bound")
+    said = []
+    if bound is not None and detail is not None:
+        said.append(
+            f"the canaries show an epsilon of at least {bound:.4g} (95 % confidence, delta "
+            f"{detail.get('delta')}, one canary with all its repetitions)"
+        )
+    else:
+        said.append("no lower bound was measured with canaries")
+    if spent is not None and training is not None:
+        said.append(
+            f"dp_sgd spent {spent:.4g} at delta {training.delta:g} (by accounting, a row)"
+            if training.delta is not None
+            else f"dp_sgd spent {spent:.4g} (by accounting, a row)"
+        )
+    else:
+        said.append("no epsilon was accounted, as training had no dp_sgd")
+    facts = "; ".join(said)
+    facts = facts[:1].upper() + facts[1:]
+
+    def answer(outcome: Outcome, conclusion: str) -> Judgement:
+        return Judgement(
+            rule=number,
+            name=f"epsilon at most {limit:g}",
+            outcome=outcome,
+            sentence=f"{facts}. {conclusion}",
+            probe=None if bound is None else _CANARIES,
+            metric="epsilon",
+            limit=limit,
+            value=spent,
+            low=bound,
+            high=spent,
+        )
+
+    if bound is not None and bound > limit:
+        return answer("fail", f"The shown bound is above the limit of {limit:g}.")
+    if run is not None and run.num_documents is not None and detail is None:
+        return answer("cannot-be-judged", "The probe canaries ran, and its bound is not recorded.")
+    if spent is not None:
+        if spent > limit:
+            return answer("fail", f"The spent value is above the limit of {limit:g}.")
+        return answer("pass", f"The spent value is within the limit of {limit:g}.")
+    if bound is None:
+        return answer("cannot-be-judged", "There is nothing to judge.")
+    return answer(
+        "inconclusive",
+        f"The shown bound is within the limit of {limit:g}, and no number of canaries shows that "
+        "epsilon is: it has no upper end without dp_sgd.",
+    )

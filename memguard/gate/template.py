@@ -43,11 +43,7 @@ verdict: [none-found]
 
 
 def render_policy(report: AuditReport) -> str:
-    """Return the text of a policy for an audit and others like it.
-
-    Args:
-        report: of the audit.
-    """
+    """Return the text of a policy for an audit and others like it."""
     lines = [_HEAD.format(name=fmt.clean_name(report.subject, 60)), "gate:"]
     has_risk = any(metric.risk_rank is not None for metric in report.tables.metrics)
     is_trained = any(row.role in TRAINED_ROLES for row in report.tables.buckets)

@@ -30,7 +30,7 @@ from memguard.errors import ConfigError, MemguardError, OtherRankFailed
 from memguard.integrations.token_runs import RowFormat
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 from memguard.runtime import Console, default_cache_dir, format_duration, quieted_advice
 from memguard.runtime.processes import join_program
 from memguard.train.audit_callback import find_over_limit

@@ -26,7 +26,7 @@ from memguard.records.gate import (
     Outcome,
     ReleaseContext,
 )
-from memguard.records.scores import Interval
+from memguard.records.results import Interval
 
 OUTCOME_NAMES: dict[Outcome, str] = {
     "pass": "Pass",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from memguard.errors import shorten
 from memguard.parallel.attention import Attention, attend_varlen, list_head_sizes
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 from memguard.runtime import Console, Runtime
 
 PACKAGE = "flash_attn_interface"

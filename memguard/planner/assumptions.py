@@ -9,7 +9,7 @@ committed, the last words of `describe_spread` are no longer true.
 from dataclasses import dataclass
 
 from memguard.planner.machine import THIS_MACHINE, Machine
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 _DEFAULTED = ("memory_gb_per_s", "matmul_share", "attention_share")
 """Figures of a GPU that a machine file may leave out."""

@@ -32,7 +32,7 @@ from memguard.data.loader import Loader
 from memguard.mitigation.goldfish import drops_zero_products, find_zero_products
 from memguard.planner.dry_run import LabelCounts, Remark, RunLength, note, warn
 from memguard.records import IGNORE_LABEL
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 State = Literal["supervised", "dropped", "ignored", "padding"]
 _UNFINISHED = "\ufffd"

@@ -2,24 +2,19 @@
 
     record.py      base class; files and folders that are written atomically
     sealed.py      hashes of files and records, checked when they are read
-    manifest.py    one line per document: its planned and its actual training
-    compile_choice.py  whether a run's blocks are compiled, and why
-    run_files.py   files of each stage of a run, and checks that they are intact
-    scores.py      estimates with their intervals; names of the extraction risks
-    row_files.py   rows of a dataclass as a parquet file
-    results.py     the results table: one row for each number, as parquet
+    run_files.py   the manifest and the records of each stage of a run
+    audit_files.py files of an audit, and the hashes that are written last
+    folders.py     the sealed files of each stage, and which of them are damaged
+    row_files.py   rows of a dataclass as a parquet file, such as the scores of canaries
+    results.py     the results table: one row for each number, as parquet; estimates and intervals
     tables.py      the five tables of a report: results, metrics, buckets, tests, details
     audit.py       the audit report: header and tables; audits during training
-    canaries.py    scores of canaries, which only the owner of an audit can read
-    utility.py     benchmark tasks: their values, and the scores of their items for the owner
-    audit_files.py files of an audit, and the hashes that are written last
     documents.py   the documents of an audit: their columns, answers and findings
-    gate.py        the result of a policy: what it asked, what was answered, by which counts
-    diff.py        what became of each finding between two audits
-    local_paths.py absolute paths, shortened because records are handed on
-    percent.py     shares as percentages, in sentences
+    utility.py     benchmark tasks: their values, and the scores of their items for the owner
     verdict.py     the verdict: level, sentences, counts and the test that decided
+    gate.py        the result of a policy: what it asked, what was answered, by which counts
     comparison.py  the comparison: its runs, the recommendation, and tables
+    texts.py       percentages in sentences, and paths, which are shortened
 
 Every file that memguard writes for other programs is one of these models. A missing number is null
 and is counted, never NaN or 0. A `schema` name changes when readers of the old form would be wrong.
@@ -43,7 +38,6 @@ from memguard.records.audit import (
     WatchedLine,
     WatchedStep,
 )
-from memguard.records.canaries import CanaryScore, load_canaries, save_canaries
 from memguard.records.comparison import (
     ComparedRun,
     ComparedTask,
@@ -52,14 +46,6 @@ from memguard.records.comparison import (
     FrontPoint,
     Recommendation,
     Utility,
-)
-from memguard.records.manifest import (
-    IGNORE_LABEL,
-    ManifestEntry,
-    Role,
-    hash_plan,
-    load_manifest,
-    save_manifest,
 )
 from memguard.records.record import (
     PRIVATE_MODE,
@@ -73,29 +59,36 @@ from memguard.records.record import (
     write_atomically,
 )
 from memguard.records.results import (
+    BLIND,
     MEMBERS,
+    MIN_FOR_MEANS,
+    MIN_FOR_QUANTILES,
     MOST_TRAINED,
     NO_DOCUMENTS,
+    NUM_RISK_QUERIES,
     ONE_TEXT,
     REFERENCE_SECRETS,
+    RISK_NAMES,
     SECRETS,
     TRAINED,
+    Interval,
+    Rate,
     ResultRow,
+    RiskName,
+    RocCurve,
+    Texts,
     fill_count,
     fill_row,
     write_parameters,
 )
-from memguard.records.scores import (
-    BLIND,
-    MIN_FOR_MEANS,
-    MIN_FOR_QUANTILES,
-    NUM_RISK_QUERIES,
-    RISK_NAMES,
-    Interval,
-    Rate,
-    RiskName,
-    RocCurve,
-    Texts,
+from memguard.records.row_files import CanaryScore, load_canaries, save_canaries
+from memguard.records.run_files import (
+    IGNORE_LABEL,
+    ManifestEntry,
+    Role,
+    hash_plan,
+    load_manifest,
+    save_manifest,
 )
 from memguard.records.tables import (
     RISK_PLACES,

@@ -9,11 +9,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from memguard.records.percent import format_percent
 from memguard.records.record import Record
-from memguard.records.results import ResultRow
-from memguard.records.scores import Rate
+from memguard.records.results import Rate, ResultRow
 from memguard.records.tables import Results, Tables
+from memguard.records.texts import format_percent
 from memguard.records.verdict import Verdict
 
 # Results of audits during training: a few counts per bucket and step.

@@ -19,15 +19,14 @@ from pydantic import ConfigDict, Field
 
 from memguard.errors import RecordError, UnreadableError
 from memguard.records.audit import AuditReport
-from memguard.records.record import describe_unread, load_record
+from memguard.records.record import load_record
 from memguard.records.run_files import CARD, find_weights_folder
 from memguard.records.sealed import (
-    Damage,
     FileSum,
     SealedRecord,
     find_damage,
     load_sealed,
-    mark_unreadable,
+    refuse_damage,
     save_sealed,
     sum_file,
 )
@@ -40,9 +39,11 @@ RESULTS: Final = "results.parquet"
 CANARIES: Final = "canaries.parquet"
 FINDINGS: Final = "findings.csv"
 PAGE = "report.html"
+AUDITED: Final = (REPORT, SCORES, RESULTS, CANARIES, ITEM_SCORES, FINDINGS, PAGE)
+"""Files in the folder of an audit whose hashes `audit.json` has."""
 CARDS = ("model/README.md", "adapter/README.md")
 """Model cards, relative to the run folder; a run has one of them."""
-_AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
+AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 
 
 class AuditFiles(SealedRecord):
@@ -66,16 +67,15 @@ class AuditFiles(SealedRecord):
     @property
     def files(self) -> dict[str, FileSum]:
         """The files in the audit folder, by name."""
-        files = {
-            REPORT: self.report,
-            SCORES: self.scores,
-            RESULTS: self.results,
-            CANARIES: self.canaries,
-            ITEM_SCORES: self.utility,
-            FINDINGS: self.findings,
-            PAGE: self.page,
+        sums = (
+            *(self.report, self.scores, self.results, self.canaries, self.utility),
+            *(self.findings, self.page),
+        )
+        return {
+            name: written
+            for name, written in zip(AUDITED, sums, strict=True)
+            if written is not None
         }
-        return {name: written for name, written in files.items() if written is not None}
 
 
 def save_audit_files(folder: Path, *, has_card: bool) -> None:
@@ -120,14 +120,14 @@ def load_audit_files(folder: Path) -> AuditFiles:
     Raises:
         RecordError: the audit is incomplete, or `audit.json` is damaged.
     """
-    if not (folder / AUDIT_FILES).exists():
-        raise RecordError(f"the audit in '{folder}' did not end (no {AUDIT_FILES}). {_AGAIN}")
     try:
         return load_sealed(AuditFiles, folder / AUDIT_FILES)
     except UnreadableError:
         raise
     except RecordError as error:
-        raise RecordError(f"{error}. {_AGAIN}") from error
+        is_there = (folder / AUDIT_FILES).exists()
+        what = error if is_there else f"the audit in '{folder}' did not end (no {AUDIT_FILES})"
+        raise RecordError(f"{what}. {AGAIN}") from error
 
 
 def find_card(run_folder: Path) -> Path:
@@ -138,27 +138,6 @@ def find_card(run_folder: Path) -> Path:
 def has_audit(folder: Path) -> bool:
     """Return whether an audit has written files here; it may be incomplete."""
     return any((folder / name).exists() for name in (REPORT, SCORES, PAGE, AUDIT_FILES))
-
-
-def find_audit_damage(folder: Path) -> list[Damage]:
-    """Return the files of an audit that are missing or differ from those that it wrote.
-
-    If the audit is incomplete or `audit.json` is damaged, only that file is returned, because the
-    hashes of the others are not known. The model card is reported as one of `CARDS`.
-    """
-    try:
-        written = load_sealed(AuditFiles, folder / AUDIT_FILES)
-    except UnreadableError:
-        return [mark_unreadable(AUDIT_FILES)]
-    except RecordError:
-        is_there = (folder / AUDIT_FILES).exists()
-        return [Damage(file=AUDIT_FILES, what="is damaged" if is_there else "is missing")]
-    damages = find_damage(folder, written.files)
-    if written.card is not None:
-        card = find_card(folder.resolve().parent)
-        shown_in = f"{card.parent.name}/"
-        damages += find_damage(card.parent, {card.name: written.card}, shown_in=shown_in)
-    return damages
 
 
 def load_audit_report(folder: Path) -> AuditReport:
@@ -186,8 +165,5 @@ def check_audit_file(
     """
     written = load_audit_files(folder).files.get(name)
     if written is None:
-        raise RecordError(f"the audit in '{folder}' wrote no '{name}'. {_AGAIN}")
-    for damage in find_damage(folder, {name: written}):
-        if damage.is_unreadable:
-            raise describe_unread(folder / name, PermissionError())
-        raise RecordError(f"'{folder / damage.file}' is damaged: it {damage.what}. {_AGAIN}")
+        raise RecordError(f"the audit in '{folder}' wrote no '{name}'. {AGAIN}")
+    refuse_damage(folder, find_damage(folder, {name: written}), AGAIN, said="is damaged: it ")

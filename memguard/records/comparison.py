@@ -8,9 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from memguard.errors import RecordError
 from memguard.records.record import Record
-from memguard.records.results import MOST_TRAINED, ResultRow, Statistic
-from memguard.records.scores import RiskName
-from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed
+from memguard.records.results import MOST_TRAINED, ResultRow, RiskName, Statistic
+from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed, refuse_damage
 from memguard.records.tables import RISK_PLACES, Tables
 from memguard.records.utility import ITEMS, UTILITY, TaskDetail, UtilityModel, name_task
 from memguard.records.verdict import Level, Verdict
@@ -206,6 +205,7 @@ def find_change(tables: Tables, setting: str, utility: Utility = HELDOUT) -> Res
 
 
 COMPARISON, COMPARISON_RESULTS = "comparison.json", "comparison.parquet"
+_AGAIN = "Run 'memguard compare' again: it reuses the finished runs"
 
 
 class Comparison(SealedRecord):
@@ -295,9 +295,7 @@ def load_comparison(path: Path) -> Comparison:
     try:
         return load_sealed(Comparison, path)
     except RecordError as error:
-        raise RecordError(
-            f"{error}. Run 'memguard compare' again: it reuses the finished runs"
-        ) from error
+        raise RecordError(f"{error}. {_AGAIN}") from error
 
 
 def check_results(comparison: Comparison, folder: Path) -> Path:
@@ -307,9 +305,5 @@ def check_results(comparison: Comparison, folder: Path) -> Path:
         RecordError: it is missing, or not what was written.
     """
     written = {} if comparison.results is None else {COMPARISON_RESULTS: comparison.results}
-    for damage in find_damage(folder, written):
-        raise RecordError(
-            f"'{folder / damage.file}' is damaged: it {damage.what}. Run 'memguard compare' again: "
-            "it reuses the finished runs"
-        )
+    refuse_damage(folder, find_damage(folder, written), _AGAIN, said="is damaged: it ")
     return folder / COMPARISON_RESULTS

@@ -8,23 +8,18 @@ Judged is the 95 % interval of a row of results: within the limit it passes, bey
 across it nothing is decided. What a policy names and the audit lacks cannot be judged.
 """
 
-import contextlib
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from memguard.errors import RecordError, UnreadableError
-from memguard.records.audit_files import AUDIT_FILES, PAGE, REPORT, load_audit_files
+from memguard.records.audit_files import PAGE
 from memguard.records.record import Record
 from memguard.records.sealed import (
-    Damage,
     FileSum,
     SealedRecord,
-    find_damage,
     is_closed,
     load_sealed,
-    mark_unreadable,
 )
 from memguard.records.verdict import Level
 
@@ -134,40 +129,3 @@ def load_gate(folder: Path) -> GateResult:
 def has_gate(folder: Path) -> bool:
     """Return whether a gate has written files here; they may be damaged."""
     return is_closed(folder) or any((folder / name).exists() for name in GATE_FILES)
-
-
-def find_gate_damage(folder: Path, audit: Path) -> list[Damage]:
-    """Return the files of a gate that are missing or changed; or that it judged another report.
-
-    If `gate.json` is damaged only that file is returned, because the hashes of the others are not
-    known.
-
-    Args:
-        folder: of the result.
-        audit: folder of the audit that it belongs to.
-    """
-    above = f"{folder.name}/"
-    if is_closed(folder):
-        return [mark_unreadable(above)]
-    try:
-        result = load_gate(folder)
-    except UnreadableError:
-        return [mark_unreadable(f"{above}{GATE}")]
-    except RecordError:
-        is_there = (folder / GATE).exists()
-        return [Damage(file=f"{above}{GATE}", what="is damaged" if is_there else "is missing")]
-    damages = find_damage(folder, result.files, shown_in=above)
-    listed = {*result.files, GATE}
-    damages += [
-        Damage(file=f"{above}{path.name}", what="was not written by 'memguard gate'")
-        for path in sorted(folder.iterdir())
-        if path.name not in listed
-    ]
-    if not (audit / AUDIT_FILES).exists():
-        what = "judged an audit that is no longer there"
-        return [*damages, Damage(file=f"{above}{GATE}", what=what)]
-    with contextlib.suppress(RecordError):  # A damaged audit is listed itself.
-        if load_audit_files(audit).report.sha256 != result.report_sha256:
-            what = f"judged another report than the present {REPORT}"
-            damages.append(Damage(file=f"{above}{GATE}", what=what))
-    return damages

@@ -20,19 +20,21 @@ from memguard.errors import ConfigError, RecordError, UnreadableError, shorten
 
 # Files and folders that appear under their name only when they are complete.
 #
-#     make_temporary_folder(folder)   creates .NAME.RANDOM in the same parent folder
+#     make_temporary_folder(folder)   creates .memguard-tmp-NAME.RANDOM in the same parent folder
 #     commit(temporary, folder)       renames it to NAME and replaces an older one
 #     atomic_folder(folder)           both, on one process; the temporary one is locked, and deleted
 #                                     after an error
 #     clear_left_folders(folder)      deletes those of killed processes, whose locks are free
 #     list_left_folders(folder)       those that they left beside it, for other names
 #
-# A process that is killed leaves only names that begin with a dot. In a run the next process that
-# locks the run deletes them.
+# A process that is killed leaves only names that begin with `TEMPORARY`. In a run the next process
+# that locks the run deletes them.
 #
 # Files that contain texts, or with which a guessed text can be confirmed, are private: mode 0600
 # when they are created (`PRIVATE_MODE`, `open_private`). The umask decides who can read the others.
 
+TEMPORARY = ".memguard-tmp-"
+"""Start of the names of files and folders that are not complete, or about to be deleted."""
 PRIVATE_MODE = 0o600
 AS_OWNER = "Run this command as the user whom the file belongs to"
 """What a user who may not read a file can do."""
@@ -73,7 +75,7 @@ def make_temporary_folder(folder: Path) -> Path:
 
 
 def _name_temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    return path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
 
 
 def commit(temporary: Path, folder: Path, *, private: Collection[str] = ()) -> None:
@@ -101,7 +103,7 @@ def commit(temporary: Path, folder: Path, *, private: Collection[str] = ()) -> N
 
 def hide(folder: Path) -> Path:
     """Rename a folder to a hidden name in one step and return that path, for later deletion."""
-    hidden = folder.with_name(f".{folder.name}.old")
+    hidden = folder.with_name(f"{TEMPORARY}{folder.name}.old")
     shutil.rmtree(hidden, ignore_errors=True)
     os.rename(folder, hidden)
     return hidden
@@ -192,7 +194,10 @@ def _find_temporary_folders(parent: Path) -> dict[Path, str]:
     inside: list[Path] = []
     with contextlib.suppress(OSError):  # There is no such folder, or it may not be listed.
         inside = sorted(parent.iterdir())
-    matches = [(path, re.fullmatch(r"\.(.+)\.[0-9a-f]{8}", path.name)) for path in inside]
+    matches = [
+        (path, re.fullmatch(rf"{re.escape(TEMPORARY)}(.+)\.[0-9a-f]{{8}}", path.name))
+        for path in inside
+    ]
     return {
         path: match[1]
         for path, match in matches

@@ -2,16 +2,19 @@
 
 A file has a column for each field, whatever its rows are: text, unless its type is named. The name
 of the schema is in its metadata. Equal rows give equal bytes.
+
+`audit/canaries.parquet` has the score of each canary, and only the owner of the audit can read it:
+a guessed secret can be scored and compared with these numbers, so the report has none of them.
 """
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from memguard.errors import RecordError
-from memguard.records.record import write_atomically
+from memguard.records.record import PRIVATE_MODE, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
@@ -24,14 +27,7 @@ ColumnTypes = Mapping[str, Literal["int64", "float64", "bool"]]
 def build_table(
     rows: Sequence[Row], kind: type[Any], types: ColumnTypes, *, schema: str
 ) -> "pyarrow.Table":
-    """Return rows as columns.
-
-    Args:
-        rows: of one dataclass.
-        kind: the dataclass.
-        types: of its fields.
-        schema: name of the schema.
-    """
+    """Return rows as columns."""
     import pyarrow
 
     names = [field.name for field in fields(kind)]
@@ -81,3 +77,47 @@ def load_rows(path: Path, kind: type[Row], *, of: str) -> list[Row]:
         return read_rows(path, kind)
     except (pyarrow.ArrowException, TypeError, OSError) as error:
         raise RecordError(f"'{path}' holds no {of}. Audit the run again.") from error
+
+
+# -- canaries --------------------------------------------------------------------------------------
+
+_CANARIES_SCHEMA = "memguard.canaries/2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CanaryScore:
+    """One canary: a random secret that was trained or kept as a reference."""
+
+    id: str
+    was_trained: bool
+    nll: float
+    """Sum over the secret's tokens (nats)."""
+    base_nll: float | None
+    num_secret_tokens: int
+    num_repetitions: int
+    num_loss_tokens: int | None
+    """Tokens of it that received loss at least once; None if not recorded."""
+    exposure_bits: float | None
+    verbatim: bool
+
+
+_TYPES: ColumnTypes = {
+    **dict.fromkeys(("was_trained", "verbatim"), "bool"),
+    **dict.fromkeys(("num_secret_tokens", "num_repetitions", "num_loss_tokens"), "int64"),
+    **dict.fromkeys(("nll", "base_nll", "exposure_bits"), "float64"),
+}
+
+
+def save_canaries(canaries: Sequence[CanaryScore], path: Path) -> None:
+    """Write one row for each canary, readable by the owner only; equal scores give equal bytes."""
+    table = build_table(canaries, CanaryScore, _TYPES, schema=_CANARIES_SCHEMA)
+    save_table(table, path, mode=PRIVATE_MODE)
+
+
+def load_canaries(path: Path) -> list[CanaryScore]:
+    """Return the canaries of a file that `save_canaries` wrote.
+
+    Raises:
+        RecordError: it is no such file.
+    """
+    return load_rows(path, CanaryScore, of="scores of canaries")

@@ -1,4 +1,4 @@
-"""Files written by each stage of a run, and checks that they are intact. No torch.
+"""Files written by each stage of a run, and their records. No torch.
 
     stage       commit point                       contains the hashes of
     prepare     prepared/summary.json              the token arrays, the manifest
@@ -9,45 +9,120 @@
     settings    config.yaml, its last line         the lines above it
     losses      reference_nll.json                 reference_nll.npy: losses of the starting model
 
+    manifest.jsonl     one line per document: its planned and its actual training
+    environment.json   versions and hardware, and whether the blocks are compiled; without a hash
+
 Only the owner of a run can read the token arrays, and the losses with their record.
 
-A stage without its commit point is incomplete. Each `find_..._damage` returns the damaged files, by
-path relative to the given folder, and changes nothing. Files that this user may not read are among
-them, marked as unreadable.
+A stage without its commit point is incomplete; `folders.py` finds what is damaged.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from memguard.errors import RecordError, UnreadableError, VersionError
-from memguard.records.manifest import ManifestEntry, hash_plan, load_manifest
+from memguard.errors import RecordError, VersionError
+from memguard.records.record import Record, describe_unread, write_atomically
 from memguard.records.sealed import (
-    Damage,
     FileSum,
     SealedRecord,
-    SumFile,
-    find_damage,
-    is_closed,
     load_sealed,
-    mark_unreadable,
     sum_file,
 )
+
+Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
+
+IGNORE_LABEL = -100
+"""Label of a position that receives no loss (transformers' convention)."""
+
+
+class ManifestEntry(Record):
+    """One document of a run: its planned and its actual training."""
+
+    id: str
+    text_hmac: str
+    """HMAC-SHA256 of the text under the identity key: texts can be matched but not guessed."""
+    has_own_id: bool = False
+    """Whether the user's column `id` gave the id; else it is made of file name and row number."""
+    source: str
+    bucket: str
+    role: Role
+    planned_repetitions: int
+    num_repetitions: int | None
+    """Times the loader fed the whole document; null before training has ended."""
+    num_tokens: int
+    cluster: int
+    """Documents with the same number share a run of words."""
+    num_tokens_fed: int | None = None
+    """Tokens of it that the loader fed, summed over repetitions and including partial ones; null
+    before training has ended."""
+    # Counted for canaries when training has ended; null elsewhere.
+    num_supervised_tokens: int | None = None
+    """Supervised tokens; for a canary those of its secret, without EOS."""
+    num_loss_tokens: int | None = None
+    """Supervised tokens that received loss at least once."""
+    num_losses: int | None = None
+    """Times that supervised tokens received loss, summed; without mitigations this is tokens x
+    repetitions."""
+
+
+_COUNTED = {
+    *("num_repetitions", "num_tokens_fed", "num_supervised_tokens", "num_loss_tokens"),
+    "num_losses",
+}
+"""Fields that are filled in when training has ended."""
+
+
+def hash_plan(entries: Iterable[ManifestEntry]) -> str:
+    """Return a hash of the planned fields, which are the same before and after training."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(f"{entry.model_dump_json(exclude=_COUNTED)}\n".encode())
+    return digest.hexdigest()
+
+
+def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:
+    """Write `manifest.jsonl` atomically, one line per document."""
+    write_atomically(path, "".join(f"{e.model_dump_json()}\n" for e in entries).encode())
+
+
+def load_manifest(path: Path) -> list[ManifestEntry]:
+    """Read `manifest.jsonl`.
+
+    Raises:
+        VersionError: written by a version whose entries have fields unknown to this one.
+        RecordError: missing, or a line is not an entry.
+    """
+    entries = []
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                entries.append(ManifestEntry.model_validate_json(line))
+    except OSError as error:
+        raise describe_unread(path, error) from error
+    except ValidationError as error:
+        if not entries and all(problem["type"] == "extra_forbidden" for problem in error.errors()):
+            raise VersionError(
+                f"'{path}' was written by another version of memguard (it has the field "
+                f"'{error.errors()[0]['loc'][0]}'): delete '{path.parent}', or choose another "
+                "'name', and run memguard train again"
+            ) from error
+        raise RecordError(
+            f"'{path}' line {len(entries) + 1} is not a manifest entry: {error.errors()[0]['msg']}"
+        ) from error
+    return entries
+
 
 CARD = "README.md"
 """The only file of model/ or adapter/ that is rewritten after training."""
 REFERENCE, REFERENCE_RECORD = "reference_nll.npy", "reference_nll.json"
-_CHECKPOINT_MANIFEST = "manifest.json"
-_CHECKPOINT_KINDS = (".distcp", ".json", ".jsonl")
+CHECKPOINT_MANIFEST = "manifest.json"
 _HASH_LINE = "# sha256: "
-UNLISTED = "was not written by this run"
-"""Predicate for a file in a folder where only listed files may be."""
-_READ_WITH_MODEL = (".jinja", ".json", ".model", ".safetensors", ".txt")
-"""Suffixes of the files that transformers reads from a model folder."""
 
 
 class PreparedSummary(SealedRecord):
@@ -143,19 +218,10 @@ def add_hash_line(text: str) -> str:
     return f"{text}{_HASH_LINE}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
-def find_config_damage(run_folder: Path) -> list[Damage]:
-    """Check that the config.yaml of a run folder is the one that the run wrote."""
-    name = "config.yaml"
-    try:
-        content = (run_folder / name).read_bytes()
-    except OSError as error:
-        return [_missing(name, error)]
+def is_own_config(content: bytes) -> bool | None:
+    """Return whether a config.yaml is the one that a run wrote; None if it has no hash line."""
     body, marker, line = content.rpartition(_HASH_LINE.encode())
-    if not marker:
-        return [Damage(file=name, what="is damaged: its last line, with its hash, is missing")]
-    if line != f"{hashlib.sha256(body).hexdigest()}\n".encode():
-        return [Damage(file=name, what="is not what the run wrote (its SHA-256 differs)")]
-    return []
+    return line == f"{hashlib.sha256(body).hexdigest()}\n".encode() if marker else None
 
 
 # -- documents -------------------------------------------------------------------------------------
@@ -180,52 +246,6 @@ def load_summary(run_folder: Path) -> PreparedSummary | None:
     return None
 
 
-def find_prepared_damage(run_folder: Path) -> list[Damage]:
-    """Check prepared/ and manifest.jsonl against prepared/summary.json.
-
-    A missing prepared/ counts as damage only if training has begun.
-
-    Raises:
-        VersionError: another version wrote the manifest.
-    """
-    if not (has_prepared(run_folder) or has_begun(run_folder)):
-        return []
-    at = "prepared/summary.json"
-    try:
-        summary = load_sealed(PreparedSummary, run_folder / at)
-    except RecordError as error:
-        return [_damaged(at, error, run_folder)]
-    folder, listed = run_folder / "prepared", {*summary.arrays, "summary.json"}
-    damages = _find_unlisted(folder, listed, shown_in="prepared/")
-    damages += find_damage(folder, summary.arrays, shown_in="prepared/")
-    damages += _find_manifest_damage(run_folder, summary)
-    return damages
-
-
-def _find_manifest_damage(run_folder: Path, summary: PreparedSummary) -> list[Damage]:
-    name = "manifest.jsonl"
-    try:
-        entries: list[ManifestEntry] = load_manifest(run_folder / name)
-    except VersionError:
-        raise  # Not damage: nothing that was written is lost.
-    except RecordError as error:
-        return [_damaged(name, error, run_folder)]
-    if hash_plan(entries) != summary.manifest_sha256:
-        return [Damage(file=name, what="is not what was prepared (its SHA-256 differs)")]
-    return []
-
-
-def find_reference_damage(run_folder: Path) -> list[Damage]:
-    """Check the starting model's losses against their record; few runs have them."""
-    if not (run_folder / REFERENCE_RECORD).exists():
-        return []
-    try:
-        record = load_sealed(ReferenceRecord, run_folder / REFERENCE_RECORD)
-    except RecordError as error:
-        return [_damaged(REFERENCE_RECORD, error, run_folder)]
-    return find_damage(run_folder, {REFERENCE: record.losses})
-
-
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
@@ -245,31 +265,7 @@ def load_checkpoint_manifest(checkpoint_folder: Path) -> CheckpointManifest:
     Raises:
         RecordError: missing or damaged.
     """
-    return load_sealed(CheckpointManifest, checkpoint_folder / _CHECKPOINT_MANIFEST)
-
-
-def find_checkpoint_damage(checkpoint_folder: Path, *, read: SumFile = sum_file) -> list[Damage]:
-    """Check every file of a checkpoint against its manifest; an unlisted file is damage too.
-
-    Args:
-        checkpoint_folder: of one step.
-        read: sums a file.
-    """
-    try:
-        manifest = load_checkpoint_manifest(checkpoint_folder)
-    except RecordError as error:
-        return [_damaged(_CHECKPOINT_MANIFEST, error, checkpoint_folder)]
-    if checkpoint_folder.name != name_checkpoint(manifest.step):
-        what = f"is of step {manifest.step}, not of '{checkpoint_folder.name}'"
-        return [Damage(file=_CHECKPOINT_MANIFEST, what=what)]
-    listed = {*manifest.files, _CHECKPOINT_MANIFEST}
-    # Other suffixes are refused, for example torch's .metadata, which is a pickle.
-    strange = [name for name in manifest.files if Path(name).suffix not in _CHECKPOINT_KINDS]
-    return [
-        *(Damage(file=name, what="has a suffix not allowed in a checkpoint") for name in strange),
-        *_find_unlisted(checkpoint_folder, listed),
-        *find_damage(checkpoint_folder, manifest.files, read=read),
-    ]
+    return load_sealed(CheckpointManifest, checkpoint_folder / CHECKPOINT_MANIFEST)
 
 
 # -- end of training -------------------------------------------------------------------------------
@@ -314,15 +310,7 @@ def sum_trained(
     base: Mapping[str, FileSum] | None = None,
     base_quantization: Literal["nf4"] | None = None,
 ) -> TrainedRun:
-    """Hash manifest, metrics and weights, and return the record of the finished training.
-
-    Args:
-        run_folder: of the run.
-        run_key: hash of its settings and documents.
-        step: number of steps.
-        base: the files of the base model if adapters were trained.
-        base_quantization: form of its linear layers in training.
-    """
+    """Hash manifest, metrics and weights, and return the record of the finished training."""
     folder: Literal["model", "adapter"] = "model" if base is None else "adapter"
     return TrainedRun(
         folder=folder,
@@ -332,7 +320,7 @@ def sum_trained(
         step=step,
         manifest=sum_file(run_folder / "manifest.jsonl"),
         metrics=sum_file(run_folder / "metrics.jsonl"),
-        model={name: sum_file(path) for name, path in _list_weights(run_folder / folder).items()},
+        model={name: sum_file(path) for name, path in list_weights(run_folder / folder).items()},
     )
 
 
@@ -351,39 +339,8 @@ def list_trained_files(run_folder: Path) -> list[Path]:
     """Return the files of the trained weights; none if training has not ended or is damaged."""
     with contextlib.suppress(RecordError):
         if has_trained(run_folder):
-            return list(_list_weights(run_folder / load_trained(run_folder).folder).values())
+            return list(list_weights(run_folder / load_trained(run_folder).folder).values())
     return []
-
-
-def find_trained_damage(run_folder: Path, *, read: SumFile = sum_file) -> list[Damage]:
-    """Check manifest, metrics and the trained weights, summed by ``read``, against trained.json.
-
-    Returns an empty list if training has not ended (see `has_trained`).
-    """
-    if not has_trained(run_folder):
-        return []
-    try:
-        trained = load_trained(run_folder)
-    except RecordError as error:
-        return [_damaged("trained.json", error, run_folder)]
-    files = {"manifest.jsonl": trained.manifest, "metrics.jsonl": trained.metrics}
-    damages = find_damage(run_folder, files)
-    present = _list_weights(run_folder / trained.folder)
-    closed = is_closed(run_folder / trained.folder)
-    for name in sorted(present.keys() | trained.model.keys()):
-        path, written = present.get(name), trained.model.get(name)
-        shown = f"{trained.folder}/{name}"
-        if path is None:
-            missing = Damage(file=shown, what="is missing")
-            damages.append(mark_unreadable(shown) if closed else missing)
-        elif written is None:
-            # Other files, such as a user's conversion or note, do not affect the model.
-            if name.endswith(_READ_WITH_MODEL):
-                damages.append(Damage(file=shown, what=UNLISTED))
-        else:
-            above = shown.removesuffix(path.name)
-            damages += find_damage(path.parent, {path.name: written}, shown_in=above, read=read)
-    return damages
 
 
 def list_other_model_files(run_folder: Path) -> list[str]:
@@ -395,38 +352,42 @@ def list_other_model_files(run_folder: Path) -> list[str]:
         trained = load_trained(run_folder)
     except RecordError:
         return []
-    names = _list_weights(run_folder / trained.folder).keys() - trained.model.keys()
+    names = list_weights(run_folder / trained.folder).keys() - trained.model.keys()
     return sorted(f"{trained.folder}/{name}" for name in names)
 
 
-def _list_weights(root: Path) -> dict[str, Path]:
+def list_weights(root: Path) -> dict[str, Path]:
     """Return all files of trained weights except the card, by path relative to their folder."""
     paths = sorted(path for path in root.rglob("*") if not path.is_dir())
     return {path.relative_to(root).as_posix(): path for path in paths if path != root / CARD}
 
 
-# -- shared ----------------------------------------------------------------------------------------
+# -- environment ----------------------------------------------------------------------------------
+
+ENVIRONMENT = "environment.json"
+_ENTRY = "compile"
 
 
-def _find_unlisted(folder: Path, listed: set[str], *, shown_in: str = "") -> list[Damage]:
-    """Return the files in a folder that were not written by the run: they could be read too."""
+class CompileChoice(Record):
+    """Whether the decoder blocks of a run are compiled, and why.
+
+    Training writes it when it starts; resumed runs keep it, and `memguard compare` names the
+    settings that differ in it. If the file is damaged, the choice is made again.
+    """
+
+    is_on: bool
+    reason: str
+    """Part of a sentence, e.g. "the run is planned to take 3:05 h"."""
+
+    def add_to(self, environment: dict[str, str]) -> dict[str, object]:
+        """Return the contents of environment.json, given versions and hardware by name."""
+        return {**environment, _ENTRY: self.model_dump(mode="json")}
+
+
+def load_compile_choice(run_folder: Path) -> CompileChoice | None:
+    """Return the choice of a run; None if it is not recorded, or cannot be read."""
     try:
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    except PermissionError:
-        return [mark_unreadable(shown_in)]
-    unlisted = [name for name in names if name not in listed]
-    return [Damage(file=f"{shown_in}{name}", what=UNLISTED) for name in unlisted]
-
-
-def _damaged(name: str, error: RecordError, folder: Path) -> Damage:
-    if isinstance(error, UnreadableError):
-        return mark_unreadable(name)
-    return Damage(file=name, what=str(error).removeprefix(f"'{folder / name}' "))
-
-
-def _missing(name: str, error: OSError) -> Damage:
-    if isinstance(error, PermissionError):
-        return mark_unreadable(name)
-    is_missing = isinstance(error, FileNotFoundError)
-    what = "is missing" if is_missing else f"cannot be read: {error.strerror}"
-    return Damage(file=name, what=what)
+        environment = json.loads((run_folder / ENVIRONMENT).read_bytes())
+        return CompileChoice.model_validate(environment[_ENTRY])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, ValidationError):
+        return None

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,6 +78,16 @@ def mark_unreadable(file: str) -> Damage:
     return Damage(file=file, what="cannot be read: no permission", is_unreadable=True)
 
 
+def describe_unread_file(file: str, error: OSError) -> Damage:
+    """Return the entry of a file that could not be opened."""
+    if isinstance(error, PermissionError):
+        return mark_unreadable(file)
+    is_missing = isinstance(error, FileNotFoundError)
+    return Damage(
+        file=file, what="is missing" if is_missing else f"cannot be read: {error.strerror}"
+    )
+
+
 def find_damage(
     folder: Path, files: Mapping[str, FileSum], *, shown_in: str = "", read: SumFile = sum_file
 ) -> list[Damage]:
@@ -85,26 +95,23 @@ def find_damage(
 
     Args:
         folder: the folder of the files.
-        files: sizes and hashes by file name. A name with a separator counts as damage, because it
-            could point outside the folder.
+        files: sizes and hashes by path in the folder. One that leads out of it counts as damage.
         shown_in: text before the names in the result, as in ``model/``.
         read: sums a file of the right size.
     """
     damages = []
     for name, written in files.items():
         shown = f"{shown_in}{name}"
-        if Path(name).name != name or name == "..":
+        if Path(name).is_absolute() or ".." in Path(name).parts:
             damages.append(Damage(file=shown, what="is not the name of a file in its folder"))
             continue
         try:
             what = _compare(folder / name, written, read)
-        except PermissionError:
-            damages.append(mark_unreadable(shown))
-            continue
         except OSError as error:
-            what = f"cannot be read: {error.strerror}"
-        if what is not None:
-            damages.append(Damage(file=shown, what=what))
+            damages.append(describe_unread_file(shown, error))
+        else:
+            if what is not None:
+                damages.append(Damage(file=shown, what=what))
     return damages
 
 
@@ -122,6 +129,27 @@ def _compare(path: Path, written: FileSum, read: SumFile) -> str | None:
     if read(path).sha256 != written.sha256:
         return "is not what was written (its SHA-256 differs)"
     return None
+
+
+def refuse_damage(folder: Path, damages: Sequence[Damage], repair: str, *, said: str = "") -> None:
+    """Refuse damage; if there is none, what this user may not read.
+
+    Args:
+        folder: of the files.
+        damages: of its files.
+        repair: sentence that ends the message.
+        said: words before the predicate of the damage.
+
+    Raises:
+        UnreadableError: a file may not be read.
+        RecordError: names the first damage.
+    """
+    if damages:
+        first = min(damages, key=lambda damage: damage.is_unreadable)
+        if first.is_unreadable:
+            raise describe_unread(folder / first.file, PermissionError())
+        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
+        raise RecordError(f"'{folder / first.file}' {said}{first.what}{more}. {repair}")
 
 
 def is_file(path: Path) -> bool:

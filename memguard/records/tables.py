@@ -20,10 +20,16 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter
 
-from memguard.records.manifest import Role
 from memguard.records.record import Record
-from memguard.records.results import MEMBERS, ResultRow, write_parameters
-from memguard.records.scores import BLIND, NUM_RISK_QUERIES, RiskName
+from memguard.records.results import (
+    BLIND,
+    MEMBERS,
+    NUM_RISK_QUERIES,
+    ResultRow,
+    RiskName,
+    write_parameters,
+)
+from memguard.records.run_files import Role
 
 OWN_PACKAGE = "memguard"
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from memguard.records.record import Record
-from memguard.records.scores import Interval
+from memguard.records.results import Interval
 
 Level = Literal["memorized", "extracted", "none-found", "inconclusive"]
 """memorized: trained documents are extracted more often than chance and control explain; extracted:

@@ -12,8 +12,7 @@ from functools import partial
 
 from pydantic import TypeAdapter
 
-from memguard.audit.contained import contain
-from memguard.audit.plugins import load_foreign
+from memguard.audit.plugins import contain, load_foreign
 from memguard.audit.probe import Probe
 from memguard.audit.suite import PROBES
 from memguard.errors import ConfigError

@@ -24,11 +24,11 @@ from memguard.data.loader import Loader
 from memguard.errors import ModelError
 from memguard.model.evaluation import evaluating
 from memguard.records import IGNORE_LABEL, PRIVATE_MODE, write_atomically
+from memguard.records.folders import RunFiles
 from memguard.records.run_files import (
     REFERENCE,
     REFERENCE_RECORD,
     ReferenceRecord,
-    find_reference_damage,
 )
 from memguard.records.sealed import FileSum, load_sealed, save_sealed
 from memguard.runtime import Console
@@ -113,7 +113,7 @@ def _is_whole(run_key: str, folder: Path, console: Console) -> bool:
     record = folder / REFERENCE_RECORD
     if not record.exists():
         return False
-    damages = find_reference_damage(folder)
+    damages = RunFiles(folder).find_damage("losses")
     if not damages and load_sealed(ReferenceRecord, record).run_key == run_key:
         return True
     reason = str(damages[0]) if damages else f"{record.name} belongs to another run"

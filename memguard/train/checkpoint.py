@@ -31,10 +31,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from memguard.errors import ConfigError, OtherRankFailed, RecordError
 from memguard.parallel.local_parameters import LocalParameter
-from memguard.records.record import commit, flush, hide, make_temporary_folder
+from memguard.records.folders import CheckpointFolder
+from memguard.records.record import TEMPORARY, commit, flush, hide, make_temporary_folder
 from memguard.records.run_files import (
     CheckpointManifest,
-    find_checkpoint_damage,
     list_checkpoints,
     load_checkpoint_manifest,
     name_checkpoint,
@@ -223,7 +223,7 @@ def find_checkpoint(
 
 def _list_complete(folder: Path, until_step: int | None) -> list[Path]:
     """Return the checkpoints up to a step, newest first; delete those not written to their end."""
-    for incomplete in folder.glob(".step-*"):
+    for incomplete in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(incomplete, ignore_errors=True)
     newest = None if until_step is None else name_checkpoint(until_step)
     paths = reversed(list_checkpoints(folder))
@@ -248,7 +248,7 @@ def _list_listed(path: Path) -> list[Path]:
 def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointManifest | None:
     """Return the manifest of a checkpoint; None, with a warning, if it is damaged."""
     try:
-        why = "; ".join(str(damage) for damage in find_checkpoint_damage(path, read=read)[:3])
+        why = "; ".join(str(damage) for damage in CheckpointFolder(path).find_damage(read=read)[:3])
         if not why:
             manifest = load_checkpoint_manifest(path)
             load_metadata(path, manifest.files)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.model.causal_lm import CausalLM
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference

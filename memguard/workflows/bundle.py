@@ -9,7 +9,6 @@ documents and numbers of clusters are not those of the source. Torch is not impo
 
 import json
 import textwrap
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,44 +18,41 @@ import yaml
 
 import memguard
 from memguard.errors import MAX_PATH, ConfigError, RecordError, shorten
-from memguard.hf.checkpoint_files import ADAPTER_CONFIG
-from memguard.hf.identity import BASE, hash_sums, sum_model
 from memguard.pages.formatting import clean_text
-from memguard.records import AuditReport
 from memguard.records.audit_files import (
+    AGAIN,
     AUDIT_FILES,
     CARDS,
     PAGE,
     REPORT,
     RESULTS,
     SCORES,
-    find_audit_damage,
     load_audit_files,
     load_audit_report,
 )
 from memguard.records.documents import DocumentTable
+from memguard.records.folders import AuditFolder, GateFolder
 from memguard.records.gate import (
     GATE,
     GATE_FOLDER,
     GateResult,
-    find_gate_damage,
     has_gate,
     load_gate,
 )
-from memguard.records.local_paths import shorten_paths
 from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, write_atomically
-from memguard.records.run_files import TrainedRun, has_begun, load_summary, load_trained
-from memguard.records.sealed import Damage, FileSum, sum_file
+from memguard.records.run_files import has_begun
+from memguard.records.sealed import FileSum, refuse_damage, sum_file
+from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
 from memguard.workflows.common.folder import (
-    check_finished,
+    RunFolder,
     check_free,
     check_outside_runs,
+    check_stored,
 )
 from memguard.workflows.verify import OnRead
 
-_AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 PRIVATE_RECORDS = (
     "PRIVATE: records.parquet, the scores of each document, is inside. Anyone who knows a text but "
     "for a PIN, say, can score every PIN and see which is right. Hand this bundle only to people "
@@ -102,30 +98,29 @@ class BundleRequest:
         """Refuse arguments that cannot work, before anything is read.
 
         Raises:
-            ConfigError: names the argument.
+            ConfigError: names the arguments.
         """
-        folder, out = self.folder, self.out
-        shown = shorten(str(out), MAX_PATH)
-        if not self.is_run:
-            if not any((folder / name).exists() for name in (AUDIT_FILES, REPORT)):
-                raise ConfigError(
-                    f"'{folder}' is neither the folder of a run (no {form.CONFIG}) nor of an audit "
-                    f"(no {AUDIT_FILES})"
-                )
-            run = folder.resolve().parent
-            if folder.resolve().name == "audit" and (run / form.CONFIG).is_file():
-                raise ConfigError(f"'{folder}' is the audit of a run: give the run, '{run}'")
-        if out.suffix.lower() != ".zip":
-            raise ConfigError(f"'OUT.zip' must end in .zip; got '{shown}'")
-        if out.exists() or out.is_symlink():
-            raise ConfigError(f"'{shown}' exists: name another file, or delete it")
-        if folder.resolve() in out.resolve().parents:
-            raise ConfigError(
-                f"'OUT.zip' must be outside '{folder}', which it is about; got '{shown}'"
-            )
+        folder, out, gate = self.folder, self.out, self.gate
+        shown, real, run = shorten(str(out), MAX_PATH), folder.resolve(), folder.resolve().parent
+        is_audit = not self.is_run and any((folder / n).exists() for n in (AUDIT_FILES, REPORT))
+        problems = {
+            f"'{folder}' is neither the folder of a run (no {form.CONFIG}) nor of an audit "
+            f"(no {AUDIT_FILES})": not (self.is_run or is_audit),
+            f"'{folder}' is the audit of a run: give the run, '{run}'": (
+                is_audit and real.name == "audit" and (run / form.CONFIG).is_file()
+            ),
+            f"'OUT.zip' must end in .zip; got '{shown}'": out.suffix.lower() != ".zip",
+            f"'{shown}' exists: name another file, or delete it": out.exists() or out.is_symlink(),
+            f"'OUT.zip' must be outside '{folder}', which it is about; got '{shown}'": (
+                real in out.resolve().parents
+            ),
+            f"'--gate': '{gate}' has no {GATE}; 'memguard gate' writes it": (
+                gate is not None and not (gate / GATE).is_file()
+            ),
+        }
+        if found := [problem for problem, is_there in problems.items() if is_there]:
+            raise ConfigError(*found)
         check_outside_runs(out, "OUT.zip")
-        if self.gate is not None and not (self.gate / GATE).is_file():
-            raise ConfigError(f"'--gate': '{self.gate}' has no {GATE}; 'memguard gate' writes it")
         with suppress(OSError):  # A read-only folder is not an error here.
             check_free(folder)
 
@@ -156,14 +151,20 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
         RecordError: a file of the run or the audit is damaged, or they do not belong together.
         UnreadableError: only another user can read the records.
     """
-    trained = _check_run(request, on_read) if request.is_run else None
-    audit, notes = request.audit, []
+
+    def read(path: Path) -> FileSum:
+        on_read(path.name, path.stat().st_size)
+        return sum_file(path)
+
+    audit, run, trained = request.audit, RunFolder(request.folder), None
+    if request.is_run:
+        trained = run.require_trained(without_documents=True, read=read)
     _refuse_damaged_audit(request)
-    report, written = load_audit_report(audit), load_audit_files(audit)
+    report, written, notes = load_audit_report(audit), load_audit_files(audit), []
     if trained is None:
         check_stored(audit, report)
     else:
-        check_same_run(request.folder, trained, report)
+        run.check_audited(report)
     members = {
         name: _read_whole(audit / name, written.files[name]) for name in (PAGE, REPORT, RESULTS)
     }
@@ -189,7 +190,9 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     gate = request.gate or request.folder / GATE_FOLDER
     judged = None
     if has_gate(gate):
-        _refuse(gate.parent, find_gate_damage(gate, audit), "Run 'memguard gate' again")
+        refuse_damage(
+            gate.parent, GateFolder(gate, audit).find_damage(), "Run 'memguard gate' again"
+        )
         judged = load_gate(gate)
         for name, item in {GATE: sum_file(gate / GATE), **judged.files}.items():
             members[f"{GATE_FOLDER}/{name}"] = _read_whole(gate / name, item)
@@ -298,87 +301,14 @@ def _write_first_page(evidence: form.Evidence, names: set[str], gate: GateResult
     return "\n\n".join([*(textwrap.fill(part, 90) for part in parts), files, ""]).encode()
 
 
-def _check_run(request: BundleRequest, on_read: OnRead) -> TrainedRun:
-    def read(path: Path) -> FileSum:
-        on_read(path.name, path.stat().st_size)
-        return sum_file(path)
-
-    check_finished(request.folder, without_documents=True, read=read)
-    return load_trained(request.folder)
-
-
-def _refuse(folder: Path, damages: Sequence[Damage], way_out: str) -> None:
-    """Refuse damage; if there is none, what this user may not read."""
-    if damages:
-        first = min(damages, key=lambda damage: damage.is_unreadable)
-        if first.is_unreadable:
-            raise describe_unread(folder / first.file, PermissionError())
-        raise RecordError(f"'{folder / first.file}' {first.what}. {way_out}")
-
-
 def _refuse_damaged_audit(request: BundleRequest) -> None:
     load_audit_files(request.audit)  # Says that an audit has not ended.
-    damages = find_audit_damage(request.audit)
+    damages = AuditFolder(request.audit).find_damage()
     render = f"'memguard report {request.folder}' renders it again"
     others = [damage for damage in damages if damage.file not in CARDS]
     is_page = all(damage.file == PAGE for damage in others)
-    _refuse(request.audit, others, render if is_page else _AGAIN)
-    _refuse(request.audit.parent, damages, render)
-
-
-def check_stored(folder: Path, report: AuditReport) -> None:
-    """Refuse a report of a model that was loaded in another form than the stored one.
-
-    Raises:
-        RecordError: names the form.
-    """
-    if (load_as := report.model.load_as) != "stored":
-        raise RecordError(
-            f"the audit in '{folder}' is of the model loaded as {load_as}, not of its stored "
-            "weights. Audit without --load-as"
-        )
-
-
-def check_same_run(folder: Path, trained: TrainedRun, report: AuditReport) -> None:
-    """Refuse a report of another form, weights or documents than those of the run that it is in.
-
-    Args:
-        folder: of the run.
-        trained: its record of the end of training.
-        report: of its audit.
-
-    Raises:
-        RecordError: says what differs.
-    """
-    check_stored(folder / "audit", report)
-    summary = load_summary(folder)
-    for what, is_same in (
-        ("weights", report.model.weights_sha256 == _hash_weights(folder, trained)),
-        (
-            "documents",
-            summary is None or report.data.documents_sha256 == summary.documents_sha256,
-        ),
-    ):
-        if not is_same:
-            raise RecordError(
-                f"the audit of '{folder}' is of other {what} than those of the run. Run "
-                f"'memguard audit {folder}'"
-            )
-
-
-def _hash_weights(folder: Path, trained: TrainedRun) -> str:
-    """Return the hash that a report has of a run's weights, from the recorded hashes."""
-    if trained.folder == "adapter":
-        own = {
-            name: trained.model[name]
-            for name in trained.model
-            if name == ADAPTER_CONFIG or name.endswith(".safetensors")
-        }
-        return hash_sums({**own, **{f"{BASE}{name}": item for name, item in trained.base.items()}})
-    weights = folder / trained.folder
-    return hash_sums(
-        sum_model(weights, read=lambda path: trained.model[path.relative_to(weights).as_posix()])
-    )
+    refuse_damage(request.audit, others, render if is_page else AGAIN)
+    refuse_damage(request.audit.parent, damages, render)
 
 
 def _read_environment(folder: Path) -> Any:

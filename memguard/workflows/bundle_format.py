@@ -263,16 +263,19 @@ def _read_members(file: BinaryIO) -> dict[str, bytes]:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
             sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-            if unknown := next((name for name in names if name not in MEMBERS), None):
-                raise RecordError(f"has the member {shorten(unknown)!r}, which no bundle has")
-            if len(sizes) < len(names):
-                raise RecordError("has a member twice")
-            if missing := next((n for n in MEMBERS if n not in {*names, *_OPTIONAL}), None):
-                raise RecordError(f"lacks the member {missing}")
+            problem = None
             # What an archive claims is not what is there.
             is_stored = all(e.compress_type == zipfile.ZIP_STORED for e in archive.infolist())
-            if _compute_size(sizes) != size or not is_stored:
-                raise RecordError("is damaged: its size is not that of its members")
+            if unknown := next((name for name in names if name not in MEMBERS), None):
+                problem = f"has the member {shorten(unknown)!r}, which no bundle has"
+            elif len(sizes) < len(names):
+                problem = "has a member twice"
+            elif missing := next((n for n in MEMBERS if n not in {*names, *_OPTIONAL}), None):
+                problem = f"lacks the member {missing}"
+            elif _compute_size(sizes) != size or not is_stored:
+                problem = "is damaged: its size is not that of its members"
+            if problem is not None:
+                raise RecordError(problem)
             return {name: archive.read(name) for name in MEMBERS if name in sizes}
     except _NO_ARCHIVE as error:
         raise RecordError(f"is damaged: {shorten(str(error), 80) or 'it is cut off'}") from error
@@ -282,12 +285,10 @@ def _check_statement(members: Mapping[str, bytes]) -> Evidence:
     """Build the statement again from the members, and return what it is about."""
     try:
         evidence = Evidence.model_validate(json.loads(members[STATEMENT])["predicate"])
-    except ValidationError as error:
-        first = error.errors()[0]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ()}
         if first["loc"] == ("schema",) and isinstance(first["input"], str):
             raise VersionError("was written by another version of memguard") from error
-        raise RecordError(f"is damaged: {STATEMENT} cannot be read") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RecordError(f"is damaged: {STATEMENT} cannot be read") from error
     if build_statement(members, evidence) != members[STATEMENT]:
         raise RecordError(f"is damaged: {STATEMENT} is not the statement of its members")
@@ -300,29 +301,39 @@ def _check_members(members: Mapping[str, bytes], evidence: Evidence) -> None:
         report = validate_record(AuditReport, members[REPORT], Path(REPORT))
     except RecordError as error:
         raise VersionError(f"has a report that this version cannot read: {error}") from error
-    sources = evidence.sources
+    sources, has_scores = evidence.sources, SCORES in members
+    scores = sources.scores_sha256 if sources.has_private_records else None
     agrees = {
-        REPORT: describe_audit(report, sources) == evidence,
-        CONFIG: (CONFIG in members) == (sources.config_sha256 is not None),
-        SCORES: hash_bytes(members[SCORES]) == sources.scores_sha256
-        if sources.has_private_records and SCORES in members
-        else not sources.has_private_records and SCORES not in members,
+        f"{STATEMENT} is not about its {REPORT}": describe_audit(report, sources) == evidence,
+        f"{STATEMENT} is not about its {CONFIG}": (
+            (CONFIG in members) == (sources.config_sha256 is not None)
+        ),
+        f"{STATEMENT} is not about its {SCORES}": (
+            scores == (hash_bytes(members[SCORES]) if has_scores else None)
+        ),
     }
-    for name, is_same in agrees.items():
-        if not is_same:
-            raise RecordError(f"contradicts itself: {STATEMENT} is not about its {name}")
     prefix = f"{GATE_FOLDER}/"
     present = {name for name in GATE_FILES if f"{prefix}{name}" in members}
-    if not present:
-        return
+    if present and all(agrees.values()):
+        gate = _read_gate(members)
+        sums = {name: hash_bytes(members[f"{prefix}{name}"]) for name in present - {GATE}}
+        agrees[f"{prefix}{GATE} judged another report"] = gate.report_sha256 == hash_bytes(
+            members[REPORT]
+        )
+        agrees[f"files of {prefix} are not those of its {GATE}"] = sums == {
+            name: written.sha256 for name, written in gate.files.items()
+        }
+    for problem, is_same in agrees.items():
+        if not is_same:
+            raise RecordError(f"contradicts itself: {problem}")
+
+
+def _read_gate(members: Mapping[str, bytes]) -> GateResult:
+    """Return the result of a policy, without the hash that its file ends with."""
+    name = f"{GATE_FOLDER}/{GATE}"
     try:
-        values = json.loads(members[f"{prefix}{GATE}"])
+        values = json.loads(members[name])
         values.pop("sha256")
-        gate = GateResult.model_validate(values)
+        return GateResult.model_validate(values)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise RecordError(f"has a {prefix}{GATE} that cannot be read, or none") from error
-    if gate.report_sha256 != hash_bytes(members[REPORT]):
-        raise RecordError(f"contradicts itself: {prefix}{GATE} judged another report")
-    sums = {name: hash_bytes(members[f"{prefix}{name}"]) for name in present - {GATE}}
-    if sums != {name: written.sha256 for name, written in gate.files.items()}:
-        raise RecordError(f"contradicts itself: files of {prefix} are not those of its {GATE}")
+        raise RecordError(f"has a {name} that cannot be read, or none") from error

@@ -19,13 +19,13 @@ from memguard.records.comparison import (
     Utility,
     list_shares,
 )
-from memguard.records.percent import format_percent
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
+from memguard.records.texts import format_percent
 from memguard.report import render_comparison, render_comparison_chart
 from memguard.runtime import Console
 from memguard.workflows.common.checks import make_command
-from memguard.workflows.common.folder import FREE_IN_TRAIN, load_own_config
+from memguard.workflows.common.folder import FREE_IN_TRAIN, RunFolder
 
 _NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
 """Parts of a run's configuration that do not distinguish settings: name, computation, audit."""
@@ -95,7 +95,7 @@ def _name_settings(folders: Sequence[str]) -> Iterator[FinishedRun]:
     known: list[tuple[str, Mapping[str, Any]]] = []
     first: Mapping[str, Any] = {}
     for number, folder in enumerate(folders):
-        config = load_own_config(Path(folder))
+        config = RunFolder(Path(folder)).read_config()
         values = config.model_dump(mode="json", exclude={"train": set(FREE_IN_TRAIN)})
         settings = _flatten({key: v for key, v in values.items() if key not in _NO_SETTING})
         first = settings if number == 0 else first

@@ -39,7 +39,7 @@ from memguard.records.run_files import find_weights_folder
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.auditing.audit import is_current
 from memguard.workflows.auditing.pages import show_verdict
-from memguard.workflows.common.folder import check_finished, check_same_settings
+from memguard.workflows.common.folder import RunFolder, check_same_settings
 from memguard.workflows.common.launch import launch
 from memguard.workflows.compare_runs import compare_folders
 from memguard.workflows.training.checks import check_run
@@ -67,7 +67,7 @@ def fix_run(
             damaged.
     """
     console = Console()
-    check_finished(folder)
+    RunFolder(folder).require_trained()
     document = load_yaml(folder / "config.yaml")
     config = validate(RunConfig, document.values, document)
     report = load_audit_report(folder / "audit")

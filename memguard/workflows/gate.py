@@ -1,6 +1,6 @@
 """`memguard gate`: judges the audit of a run by a policy, and writes the result. No torch.
 
-    gate_folder    reads audit and policy, judges, writes the folder of the result
+    gate_folder    place -> policy -> weights, if asked for -> audit -> judgement -> files
     judge_folder   the same for Python; writes only if a folder is given
     draft_policy   a policy to begin with (`--init`)
 
@@ -15,23 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
-from memguard.gate.audited import Audited, find_audit_folder, load_audited
+from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.gate.judge import judge_audit
-from memguard.gate.policy import LoadedPolicy, load_policy, read_policy
+from memguard.gate.policy import load_policy, read_policy
 from memguard.gate.template import render_policy
 from memguard.records.audit_files import PAGE, load_audit_report
-from memguard.records.gate import (
-    GATE,
-    GATE_FILES,
-    GATE_FOLDER,
-    JUNIT,
-    SUMMARY,
-    GateResult,
-)
+from memguard.records.gate import GATE, GATE_FILES, GATE_FOLDER, JUNIT, SUMMARY, GateResult
 from memguard.records.record import atomic_folder, clear_left_folders, write_atomically
-from memguard.records.run_files import load_trained
 from memguard.records.sealed import save_sealed, sum_file
-from memguard.workflows.common.folder import check_outside_runs, locked
+from memguard.workflows.common.folder import RunFolder, check_outside_runs, locked
 from memguard.workflows.verify import OnRead, verify
 
 
@@ -47,19 +39,6 @@ class Place:
     def is_run(self) -> bool:
         """Whether the audit is the one of a run."""
         return self.audit != self.home
-
-
-def find_place(folder: Path) -> Place:
-    """Return the audit of a run or audit folder.
-
-    Raises:
-        ConfigError: it is neither.
-        RecordError: the run was not audited.
-    """
-    audit = find_audit_folder(folder)
-    run = audit.resolve().parent if audit == folder else audit.parent
-    is_own = audit.resolve().name == "audit" and (run / "config.yaml").is_file()
-    return Place(audit=audit, home=run if is_own else audit)
 
 
 def gate_folder(
@@ -93,7 +72,8 @@ def gate_folder(
         _check_run(place, on_read)
     audited = load_audited(place.audit)
     result = judge_audit(audited, loaded)
-    return target, write_gate(target, audited, result, loaded, place=place if out is None else None)
+    name = Path(loaded.document.path).name
+    return target, _write(target, audited, result, name, place=place if out is None else None)
 
 
 def judge_folder(
@@ -110,14 +90,13 @@ def judge_folder(
         ConfigError: the policy is wrong, or the folder cannot be written to.
         RecordError: the audit, or an earlier one that the policy names, is damaged.
     """
-    if isinstance(policy, Mapping):
-        loaded: LoadedPolicy = read_policy(policy)
-    else:
-        loaded = load_policy(Path(policy))
+    loaded = read_policy(policy) if isinstance(policy, Mapping) else load_policy(Path(policy))
     target = None if out is None else _choose_out(find_place(folder), out)
     audited = load_audited(folder)
     result = judge_audit(audited, loaded)
-    return result if target is None else write_gate(target, audited, result, loaded)
+    if target is None:
+        return result
+    return _write(target, audited, result, Path(loaded.document.path).name)
 
 
 def draft_policy(folder: Path, path: Path | None) -> str:
@@ -135,22 +114,73 @@ def draft_policy(folder: Path, path: Path | None) -> str:
     return text
 
 
-def write_gate(
-    target: Path,
-    audited: Audited,
-    result: GateResult,
-    policy: LoadedPolicy,
-    *,
-    place: Place | None = None,
-) -> GateResult:
-    """Write the files of a result, `gate.json` last, as one set.
+def find_place(folder: Path) -> Place:
+    """Return the audit of a run or audit folder.
 
-    Args:
-        target: folder of the result; an earlier one there is replaced.
-        audited: the audit that was judged.
-        result: without files.
-        policy: by which it was judged.
-        place: run or audit whose folder is written to, and locked; None: another folder.
+    Raises:
+        ConfigError: it is neither.
+        RecordError: the run was not audited.
+    """
+    audit = find_audit_folder(folder)
+    run = audit.resolve().parent if audit == folder else audit.parent
+    is_own = audit.resolve().name == "audit" and (run / "config.yaml").is_file()
+    return Place(audit=audit, home=run if is_own else audit)
+
+
+def _choose_out(place: Place, out: Path | None) -> Path:
+    """Return the folder to write to; refuse one with files that no gate wrote, or of a run."""
+    own = place.home / GATE_FOLDER
+    target = own if out is None else out
+    if out is not None and out.resolve() != own.resolve():
+        check_outside_runs(out, "--out")
+    try:
+        others = sorted({path.name for path in target.iterdir()} - {*GATE_FILES})
+    except FileNotFoundError:
+        return target
+    except OSError as error:
+        raise _refuse_out(target, f"cannot be written to ({error.strerror})") from error
+    if others:
+        raise _refuse_out(
+            target,
+            f"has files that 'memguard gate' did not write, such as '{shorten(others[0])}', and "
+            "would be replaced whole",
+        )
+    return target
+
+
+def _refuse_out(target: Path, why: str) -> ConfigError:
+    shown = shorten(str(target), MAX_PATH)
+    return ConfigError(f"'{shown}' {why}: choose another folder with --out")
+
+
+def _check_run(place: Place, on_read: OnRead) -> None:
+    """Check all files of a run, its weights too, and that the audit is of these."""
+    if not place.is_run:
+        raise ConfigError(
+            f"--weights checks the files of a run; '{place.home}' is an audit without one. Leave "
+            "it out"
+        )
+    # An earlier gate is about to be replaced.
+    parts = [part for part in verify(place.home, on_read).parts if part.name != GATE_FOLDER]
+    damaged = next((part for part in parts if part.state == "damaged"), None)
+    if damaged is not None:
+        raise RecordError(
+            f"'{place.home}' is damaged and is not judged: {damaged.name}: {damaged.damages[0]}; "
+            f"{damaged.repair}"
+        )
+    unread = next((p for p in parts if p.name == "model" and p.state != "intact"), None)
+    if unread is not None:
+        raise UnreadableError(
+            f"the weights in '{place.home}' were not checked ({unread.note}), and --weights asks "
+            "for it. Leave it out, or run this command as their owner"
+        )
+    RunFolder(place.home).check_audited(load_audit_report(place.audit))
+
+
+def _write(
+    target: Path, audited: Audited, result: GateResult, policy: str, *, place: Place | None = None
+) -> GateResult:
+    """Write the files of a result, `gate.json` last, as one set that replaces an earlier one.
 
     Returns:
         The result, with the hashes of the files.
@@ -158,15 +188,14 @@ def write_gate(
     Raises:
         ConfigError: the folder cannot be written to, or another process uses the run.
     """
-    from memguard.gate.junit import render_junit
-    from memguard.gate.summary import render_summary
+    from memguard.gate.rendered import render_junit, render_summary
     from memguard.pages.judgements import build_gate_head
     from memguard.report import render_report
 
     report = audited.report
-    head = build_gate_head(result, report, Path(policy.document.path).name)
     # From the gate/ of a run, the links of its audit/ lead to the same files.
     beside = place.audit if place is not None and place.is_run else None
+    head = build_gate_head(result, report, policy)
     contents = {
         JUNIT: render_junit(result),
         SUMMARY: render_summary(result, report).encode(),
@@ -184,68 +213,5 @@ def write_gate(
             result = result.model_copy(update={"files": sums})
             save_sealed(result, temporary / GATE)
     except OSError as error:
-        raise ConfigError(
-            f"'{shorten(str(target), MAX_PATH)}' cannot be written ({error.strerror}): choose "
-            "another folder with --out"
-        ) from error
+        raise _refuse_out(target, f"cannot be written ({error.strerror})") from error
     return result
-
-
-def _choose_out(place: Place, out: Path | None) -> Path:
-    """Return the folder to write to.
-
-    Raises:
-        ConfigError: it has files that no gate wrote, or is among the files of a run.
-    """
-    own = place.home / GATE_FOLDER
-    target = own if out is None else out
-    if out is not None and out.resolve() != own.resolve():
-        check_outside_runs(out, "--out")
-    try:
-        others = sorted({path.name for path in target.iterdir()} - {*GATE_FILES})
-    except FileNotFoundError:
-        return target
-    except OSError as error:
-        raise ConfigError(
-            f"'{shorten(str(target), MAX_PATH)}' cannot be written to ({error.strerror}): choose "
-            "another folder with --out"
-        ) from error
-    if others:
-        raise ConfigError(
-            f"'{shorten(str(target), MAX_PATH)}' has files that 'memguard gate' did not write, "
-            f"such as '{shorten(others[0])}', and would be replaced whole: choose another folder "
-            "with --out"
-        )
-    return target
-
-
-def _check_run(place: Place, on_read: OnRead) -> None:
-    """Check all files of a run, its weights too, and that the audit is of these.
-
-    Raises:
-        ConfigError: the audit is not of a run.
-        RecordError: a part is damaged, its weights cannot be read, or others were audited.
-    """
-    from memguard.workflows.bundle import check_same_run
-
-    if not place.is_run:
-        raise ConfigError(
-            f"--weights checks the files of a run; '{place.home}' is an audit without one. Leave "
-            "it out"
-        )
-    verified = verify(place.home, on_read)
-    # An earlier gate is about to be replaced.
-    parts = [part for part in verified.parts if part.name != GATE_FOLDER]
-    damaged = next((part for part in parts if part.state == "damaged"), None)
-    if damaged is not None:
-        raise RecordError(
-            f"'{place.home}' is damaged and is not judged: {damaged.name}: {damaged.damages[0]}; "
-            f"{damaged.repair}"
-        )
-    unread = next((p for p in parts if p.name == "model" and p.state != "intact"), None)
-    if unread is not None:
-        raise UnreadableError(
-            f"the weights in '{place.home}' were not checked ({unread.note}), and --weights asks "
-            "for it. Leave it out, or run this command as their owner"
-        )
-    check_same_run(place.home, load_trained(place.home), load_audit_report(place.audit))

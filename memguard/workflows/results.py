@@ -35,9 +35,9 @@ from memguard.workflows.common.python_arguments import Place, python_call, refus
 if TYPE_CHECKING:
     import pandas
 
+    from memguard.gate.diff import AuditDiff
     from memguard.pages.page import Fact
     from memguard.planner.plan import Plan
-    from memguard.records.diff import AuditDiff
     from memguard.records.gate import GateResult
 
 _MOST_MESHES = 10

@@ -24,26 +24,10 @@ from memguard.errors import ConfigError, ModelError, RecordError
 from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.identity import find_base_folder
 from memguard.records import AuditReport, load_record
-from memguard.records.audit_files import (
-    AUDIT_FILES,
-    CANARIES,
-    CARDS,
-    FINDINGS,
-    PAGE,
-    REPORT,
-    RESULTS,
-    SCORES,
-    find_audit_damage,
-    has_audit,
-)
-from memguard.records.gate import GATE_FOLDER, find_gate_damage, has_gate
+from memguard.records.audit_files import AUDIT_FILES, AUDITED, CARDS, PAGE, REPORT, has_audit
+from memguard.records.folders import UNLISTED, AuditFolder, CheckpointFolder, GateFolder
+from memguard.records.gate import GATE_FOLDER, has_gate
 from memguard.records.run_files import (
-    UNLISTED,
-    find_checkpoint_damage,
-    find_config_damage,
-    find_prepared_damage,
-    find_reference_damage,
-    find_trained_damage,
     find_weights_folder,
     has_prepared,
     has_trained,
@@ -51,14 +35,16 @@ from memguard.records.run_files import (
     load_summary,
     load_trained,
 )
-from memguard.records.sealed import Damage, find_damage, is_closed, is_file, mark_unreadable
-from memguard.records.utility import ITEM_SCORES
-from memguard.workflows.common.folder import (
-    REPAIR_CONFIG,
-    REPAIR_UNLISTED,
-    check_free,
-    make_resume_command,
+from memguard.records.sealed import (
+    Damage,
+    FileSum,
+    describe_unread_file,
+    find_damage,
+    is_closed,
+    is_file,
+    mark_unreadable,
 )
+from memguard.workflows.common.folder import REPAIR_CONFIG, REPAIR_UNLISTED, RunFolder, check_free
 
 State = Literal["intact", "damaged", "not checked", "not there yet"]
 MANIFEST, METRICS = "manifest.jsonl", "metrics.jsonl"
@@ -164,37 +150,51 @@ def _is_in_use(folder: Path) -> bool:
 
 
 def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Part]:
-    train = make_resume_command(folder)
-    yield _judge("config.yaml", find_config_damage(folder), repair=REPAIR_CONFIG)
+    run, train = RunFolder(folder), RunFolder(folder).make_resume_command()
+    weights, has_ended = find_weights_folder(folder), has_trained(folder)
+    yield _judge("config.yaml", run.find_damage("config"), repair=REPAIR_CONFIG)
     on_read("documents", _measure([folder / "prepared", folder / MANIFEST])[1])
-    prepared = find_prepared_damage(folder)
-    on_read("model", _measure([find_weights_folder(folder)])[1])
-    trained = find_trained_damage(folder)
-    yield from _verify_documents(folder, prepared, trained)
+    prepared = run.find_damage("prepared")
+    on_read("model", _measure([weights])[1])
+    trained = run.find_damage("trained")
+    if has_prepared(folder) or prepared:
+        summary = load_summary(folder)
+        yield _judge(
+            "prepared",
+            [item for item in prepared if item.file != MANIFEST],
+            repair=f"'{train}' prepares the documents again",
+            note=_count([folder / "prepared"])
+            + _write_key(summary.identity_key if summary else None),
+        )
+        # Preparation and the end of training may report the same damage: one message is enough.
+        damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
+        repair = f"'{train}' writes it again"
+        yield _judge("manifest", damages, repair=repair, note=_count([folder / MANIFEST]))
+    else:
+        yield _await("prepared", f"'{train}' creates it")
     saves: dict[Path, list[Damage]] = {}
     for path in list_checkpoints(folder / "checkpoints"):
         on_read(path.name, _measure([path])[1])
-        saves[path] = find_checkpoint_damage(path)
-    yield _verify_checkpoints(folder, saves)
+        saves[path] = CheckpointFolder(path).find_damage()
+    yield _judge_checkpoints(folder, saves, train)
     intact = [path for path, damages in saves.items() if not damages]
-    yield _verify_metrics(folder, trained, intact)
+    yield _judge_metrics(folder, trained, intact, repair=f"'{train}' restores it")
     # The losses before training are needed only until training ends.
-    if not has_trained(folder) and (lost := find_reference_damage(folder)):
+    if not has_ended and (lost := run.find_damage("losses")):
         yield _judge("first losses", lost, repair=f"'{train}' measures them again")
     is_hidden = is_closed(folder / "audit")
     is_audited = not is_hidden and has_audit(folder / "audit")
-    if has_trained(folder):
+    if has_ended:
         damages = [item for item in trained if item.file not in (MANIFEST, METRICS)]
         repair = f"'{train}' exports it again from the last checkpoint"
         if any(item.what == UNLISTED for item in damages):
             repair = REPAIR_UNLISTED
         elif not intact:
             repair = "no undamaged checkpoint is left: restore it from a copy of the run"
-        note = _count(_measure([find_weights_folder(folder)]))
-        yield _judge("model", damages, repair=repair, note=note)
+        yield _judge("model", damages, repair=repair, note=_count([weights]))
         is_read = not any(i.file.startswith(("trained.json", "adapter/")) for i in damages)
-        if is_read and load_trained(folder).base:
-            yield _verify_base(folder, on_read, base)
+        if is_read and (files := load_trained(folder).base):
+            yield _verify_base(weights, files, on_read, base)
     elif is_audited:
         # Only a run whose training has ended is audited.
         ended = Damage(file="trained.json", what="is missing, and the run has been audited")
@@ -210,10 +210,53 @@ def _verify_run(folder: Path, on_read: OnRead, base: str | None) -> Iterator[Par
     yield from _verify_gate(folder, folder / "audit")
 
 
-def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Part:
+def _judge_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]], train: str) -> Part:
+    name, has_ended = "checkpoints", has_trained(folder)
+    if is_closed(folder / name):
+        return _judge(name, [mark_unreadable(f"{name}/")])
+    if not saves:
+        return _await(name, "none were kept" if has_ended else "training saves them")
+    damages = [
+        replace(item, file=f"{name}/{path.name}/{item.file}")
+        for path, items in saves.items()
+        for item in items
+    ]
+    repair = f"'{train}' skips damaged checkpoints"
+    if has_ended:
+        repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
+    note = f"{_plural(len(saves), 'checkpoint')}, {_count(list(saves))}"
+    return _judge(name, damages, repair=repair, note=note)
+
+
+def _judge_metrics(
+    folder: Path, trained: Sequence[Damage], intact: Sequence[Path], *, repair: str
+) -> Part:
+    """Compare metrics.jsonl, or what a run that goes on has of it in its newest checkpoint."""
+    path, copy = folder / METRICS, intact[-1] / METRICS if intact else None
+    if has_trained(folder):
+        damages = [item for item in trained if item.file == METRICS]
+        return _judge("metrics", damages, repair=repair, note=_count([path]))
+    if copy is None or not copy.is_file():
+        later = "can be compared after the first checkpoint"
+        return _await("metrics", later if path.exists() else "training writes it")
+    damages, note = _compare_with_copy(path, copy.read_bytes()), copy.parent.name
+    return _judge("metrics", damages, repair=repair, note=f"compared up to {note}")
+
+
+def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(copy)) == copy:
+                return []
+    except OSError as error:
+        return [describe_unread_file(path.name, error)]
+    return [Damage(file=path.name, what="differs from the copy in the last checkpoint")]
+
+
+def _verify_base(
+    adapter: Path, files: Mapping[str, FileSum], on_read: OnRead, named: str | None
+) -> Part:
     """Compare the base of a run's undamaged adapters with the model they were trained on."""
-    files, adapter = load_trained(folder).base, find_weights_folder(folder)
-    assert files, "checked: the run has adapters"
     repair = f"restore it, or {say_where_base_is(adapter)}"
     try:
         place = find_base_folder(adapter, files, base=named)
@@ -228,93 +271,14 @@ def _verify_base(folder: Path, on_read: OnRead, named: str | None) -> Part:
         return _await(BASE_MODEL, note)
     paths = [place / name for name in files]
     on_read(BASE_MODEL, _measure(paths)[1])
-    damages = [
-        replace(damage, file=str(place / damage.file)) for damage in find_damage(place, files)
-    ]
-    return _judge(BASE_MODEL, damages, repair=repair, note=_count(_measure(paths)))
-
-
-def _verify_documents(
-    folder: Path, prepared: Sequence[Damage], trained: Sequence[Damage]
-) -> Iterator[Part]:
-    train = make_resume_command(folder)
-    if not (has_prepared(folder) or prepared):
-        yield _await("prepared", f"'{train}' creates it")
-        return
-    yield _judge(
-        "prepared",
-        [item for item in prepared if item.file != MANIFEST],
-        repair=f"'{train}' prepares the documents again",
-        note=_count(_measure([folder / "prepared"])) + _name_key(folder),
-    )
-    # Preparation and the end of training may report the same damage: one message is enough.
-    damages = [item for item in (*prepared, *trained) if item.file == MANIFEST][:1]
-    note = _count(_measure([folder / MANIFEST]))
-    yield _judge("manifest", damages, repair=f"'{train}' writes it again", note=note)
-
-
-def _name_key(folder: Path) -> str:
-    """Return the fingerprint of a run's identity key; its file lies outside of the run."""
-    summary = load_summary(folder)
-    return _write_key(None if summary is None else summary.identity_key)
-
-
-def _write_key(fingerprint: str | None) -> str:
-    return "" if fingerprint is None else f", identity key {fingerprint}"
-
-
-def _verify_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]]) -> Part:
-    name = "checkpoints"
-    if is_closed(folder / name):
-        return _judge(name, [mark_unreadable(f"{name}/")])
-    if not saves:
-        return _await(name, "none were kept" if has_trained(folder) else "training saves them")
-    damages = [
-        replace(item, file=f"{name}/{path.name}/{item.file}")
-        for path, items in saves.items()
-        for item in items
-    ]
-    repair = f"'{make_resume_command(folder)}' skips damaged checkpoints"
-    if has_trained(folder):
-        repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
-    note = f"{_plural(len(saves), 'checkpoint')}, {_count(_measure(list(saves)))}"
-    return _judge(name, damages, repair=repair, note=note)
-
-
-def _verify_metrics(folder: Path, trained: Sequence[Damage], intact: Sequence[Path]) -> Part:
-    path, copy = folder / METRICS, intact[-1] / METRICS if intact else None
-    if has_trained(folder):
-        damages = [item for item in trained if item.file == METRICS]
-        note = _count(_measure([path]))
-    elif copy is not None and copy.is_file():
-        damages = _compare_with_copy(path, copy.read_bytes())
-        note = f"compared up to {copy.parent.name}"
-    else:
-        later = "can be compared after the first checkpoint"
-        return _await("metrics", later if path.exists() else "training writes it")
-    repair = f"'{make_resume_command(folder)}' restores it"
-    return _judge("metrics", damages, repair=repair, note=note)
-
-
-def _compare_with_copy(path: Path, copy: bytes) -> list[Damage]:
-    try:
-        with path.open("rb") as file:
-            if file.read(len(copy)) == copy:
-                return []
-    except PermissionError:
-        return [mark_unreadable(path.name)]
-    except FileNotFoundError:
-        return [Damage(file=path.name, what="is missing")]
-    except OSError as error:
-        return [Damage(file=path.name, what=f"cannot be read: {error.strerror}")]
-    return [Damage(file=path.name, what="differs from the copy in the last checkpoint")]
+    damages = find_damage(place, files, shown_in=f"{place}/")
+    return _judge(BASE_MODEL, damages, repair=repair, note=_count(paths))
 
 
 def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Part:
-    names = (REPORT, SCORES, RESULTS, CANARIES, ITEM_SCORES, FINDINGS, PAGE)
-    covered = [folder / name for name in names]
+    covered = [folder / name for name in AUDITED]
     on_read("audit", _measure(covered)[1])
-    damages = find_audit_damage(folder)
+    damages = AuditFolder(folder).find_damage()
     place = "" if run is None else f"{folder.name}/"
     again = "the same 'memguard audit' again" if run is None else f"'memguard audit {run}'"
     repair = f"{again} creates it again from cached scores"
@@ -324,7 +288,7 @@ def _verify_audit(folder: Path, on_read: OnRead, run: Path | None = None) -> Par
         item if item.file in CARDS else replace(item, file=f"{place}{item.file}")
         for item in damages
     ]
-    note = _count(_measure(covered))
+    note = _count(covered)
     if run is None:
         with suppress(RecordError):
             note += _write_key(load_record(AuditReport, folder / REPORT).data.identity_key)
@@ -336,8 +300,13 @@ def _verify_gate(folder: Path, audit: Path) -> Iterator[Part]:
     place = folder / GATE_FOLDER
     if has_gate(place):
         repair = f"'memguard gate {folder} --policy FILE' judges the present report"
-        note = _count(_measure([place]))
-        yield _judge(GATE_FOLDER, find_gate_damage(place, audit), repair=repair, note=note)
+        damages = GateFolder(place, audit).find_damage()
+        yield _judge(GATE_FOLDER, damages, repair=repair, note=_count([place]))
+
+
+def _write_key(fingerprint: str | None) -> str:
+    """Return the fingerprint of an identity key, whose file lies elsewhere, for a note."""
+    return "" if fingerprint is None else f", identity key {fingerprint}"
 
 
 def _judge(name: str, damages: Sequence[Damage], *, repair: str = "", note: str = "") -> Part:
@@ -374,8 +343,9 @@ def _measure(paths: Sequence[Path]) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _count(size: tuple[int, int]) -> str:
-    return f"{_plural(size[0], 'file')}, {format_bytes(size[1])}"
+def _count(paths: Sequence[Path]) -> str:
+    num_files, num_bytes = _measure(paths)
+    return f"{_plural(num_files, 'file')}, {format_bytes(num_bytes)}"
 
 
 def _plural(count: int, what: str) -> str:

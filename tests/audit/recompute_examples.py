@@ -44,7 +44,7 @@ from memguard.config.settings import SamplingScheme
 from memguard.mitigation import Goldfish
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.records.canaries import save_canaries
+from memguard.records.row_files import save_canaries
 
 SIZE, GRID_SIZE = 6, 5
 """Tokens of the continuations."""

@@ -15,7 +15,7 @@ from cli_examples import read_json, run_cli, write_run
 from damage import cut, flip_byte
 
 from memguard.audit.run import measure
-from memguard.records.audit_files import find_audit_damage
+from memguard.records.folders import AuditFolder
 from memguard.workflows.auditing import audit as audit_module
 from memguard.workflows.auditing import pages as audit_output
 from memguard.workflows.auditing.models import LazyModel
@@ -132,7 +132,7 @@ def test_training_again_audits_again_what_is_damaged(
         again = run_cli("train", "run.yaml")
     assert again.code == 0, again.err
     assert f"warning: audit: {name} is" in again.err
-    assert find_audit_damage(run / "audit") == []
+    assert AuditFolder(run / "audit").find_damage() == []
     assert (run / "audit" / "records.parquet").read_bytes() == scores
     assert read_json(run / "audit" / "report.json")["verdict"] == verdict
     assert verdict["sentence"].split(".")[0][:20] in (run / "model" / "README.md").read_text()

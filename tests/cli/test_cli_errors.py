@@ -383,7 +383,7 @@ def test_two_processes_in_one_folder(folder: Path) -> None:
 
 
 def test_what_a_killed_process_was_writing_is_cleared(folder: Path) -> None:
-    left = folder / "runs" / "run" / ".model.abc12_45"
+    left = folder / "runs" / "run" / ".memguard-tmp-model.abc12_45"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     assert run_cli("prepare", write_run(folder)).code == 0

@@ -13,7 +13,7 @@ from cli_examples import Outcome, run_cli, write_run
 from safetensors.torch import load_file, save_file
 from tiny_adapters import adapt
 
-from memguard.records.record import make_temporary_folder
+from memguard.records.record import TEMPORARY, make_temporary_folder
 from memguard.workflows.training import export
 
 pytestmark = pytest.mark.slow
@@ -189,7 +189,7 @@ def test_the_next_export_deletes_what_a_killed_one_left(
     left = make_temporary_folder(parent / "merged")
     (left / "model.safetensors").write_text("half")
     # Folders of others: another name, which is named, and no temporary one.
-    others = [parent / ".merged.v2.12345678", parent / ".merged.git"]
+    others = [parent / f"{TEMPORARY}merged.v2.12345678", parent / ".merged.git"]
     for other in others:
         other.mkdir()
         (other / "model.safetensors").write_text("half")

@@ -11,8 +11,7 @@ from compare_examples import CORRECT, write_run
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError, RecordError
 from memguard.records.comparison import load_comparison
-from memguard.records.compile_choice import CompileChoice
-from memguard.records.run_files import add_hash_line
+from memguard.records.run_files import CompileChoice, add_hash_line
 from memguard.workflows.compare_runs import compare_folders
 
 pytestmark = pytest.mark.slow

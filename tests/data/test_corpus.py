@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memguard.data.corpus import load_corpus, save_corpus
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import RecordError
-from memguard.records.run_files import find_prepared_damage
+from memguard.records.folders import RunFiles
 
 
 def save(folder: Path, documents: list[TokenizedDocument]) -> None:
@@ -65,7 +65,7 @@ def test_saving_again_replaces_what_was_there(
     save(tmp_path, documents)
     save(tmp_path, documents[:1])
     assert load_corpus(tmp_path).num_documents == 1
-    assert find_prepared_damage(tmp_path) == []
+    assert RunFiles(tmp_path).find_damage("prepared") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.jsonl", "prepared"]
 
 

@@ -12,7 +12,7 @@ from report_examples import make_report
 from result_examples import change_tables
 
 from memguard.errors import ConfigError
-from memguard.gate.audited import Audited, load_audited
+from memguard.gate.gaps import Audited, load_audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import load_policy, read_policy
 from memguard.records.gate import Judgement

@@ -12,7 +12,7 @@ from result_examples import change_rows, make_interval, value_row
 from memguard import records as r
 from memguard.audit.statistics import compute_difference, compute_paired_interval
 from memguard.errors import ConfigError, RecordError
-from memguard.gate.audited import load_audited
+from memguard.gate.gaps import load_audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import load_policy
 from memguard.records.gate import Judgement

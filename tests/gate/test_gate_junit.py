@@ -5,7 +5,7 @@ from gate_results import SENTENCES, make_judgement, make_mixed, make_result, mak
 from junitparser import Error, Failure, JUnitXml, Skipped
 from junitparser.xunit2 import JUnitXml as PropertyXml
 
-from memguard.gate.junit import render_junit
+from memguard.gate.rendered import render_junit
 from memguard.records.gate import GateResult, Judgement
 
 HOSTILE = 'a"b<c>&]]>\x00\x1b[31m\ud800\u202e|`dé'

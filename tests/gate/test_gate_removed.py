@@ -17,7 +17,7 @@ from result_examples import change_tables
 
 from memguard import records as r
 from memguard.errors import ConfigError, RecordError
-from memguard.gate.audited import Audited, find_audit_folder, list_gaps, load_audited
+from memguard.gate.gaps import Audited, find_audit_folder, list_gaps, load_audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import read_policy
 from memguard.records import ResultRow, save_record

@@ -5,8 +5,7 @@ from gate_results import make_acceptance, make_judgement, make_mixed, make_resul
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from memguard.gate.markdown import code, escape
-from memguard.gate.summary import render_summary
+from memguard.gate.rendered import code, escape, render_summary
 from memguard.records import AuditReport
 from memguard.records.gate import GateResult
 

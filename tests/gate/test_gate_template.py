@@ -11,7 +11,7 @@ from report_examples import make_report
 from result_examples import make_tables
 
 from memguard import records as r
-from memguard.gate.audited import Audited
+from memguard.gate.gaps import Audited
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import load_policy, read_policy
 from memguard.gate.template import render_policy

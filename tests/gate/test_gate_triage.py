@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.errors import ConfigError
-from memguard.gate.triage import AcceptedFinding, Triage, apply_triage, load_triage
+from memguard.gate.policy import AcceptedFinding, Triage, apply_triage, load_triage
 
 FINDINGS = [f"{digit * 64}:{probe}" for digit in "abc" for probe in ("extraction", "sampling")]
 FINDING = FINDINGS[0]

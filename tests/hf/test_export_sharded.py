@@ -298,4 +298,4 @@ def test_a_killed_rank_leaves_only_what_is_cleared_away(
     with pytest.raises(AssertionError):
         ranks(die_while_writing, 2, *arguments, timeout_s=60)
     assert not folder.exists()
-    assert all(path.name.startswith(".model.") for path in folder.parent.iterdir())
+    assert all(path.name.startswith(".memguard-tmp-model.") for path in folder.parent.iterdir())

@@ -19,7 +19,7 @@ from result_examples import make_tables, value_row
 
 from memguard import records as r
 from memguard.compare.recommendation import recommend
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 TABLE = json.loads(Path(__file__).with_name("licensed_recommendations.json").read_text())
 LEVELS = st.sampled_from(get_args(r.Level))

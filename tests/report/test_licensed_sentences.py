@@ -19,7 +19,7 @@ from licensed_audits import (
 from numpy.typing import NDArray
 
 from memguard import records as r
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 
 AUDITS = read_audits()
 Flags = NDArray[np.bool_]

@@ -7,7 +7,7 @@ import pytest
 import report_examples as examples
 from page_checks import check_page, words_of
 
-from memguard.records.audit_files import find_audit_damage
+from memguard.records.folders import AuditFolder
 from memguard.records.record import save_record
 from memguard.report import render_comparison, render_report
 from memguard.workflows.auditing.pages import finish_audit
@@ -87,7 +87,7 @@ def test_reports_link_to_the_comparison_beside_their_runs(tmp_path: Path) -> Non
     link_reports(runs, warnings.append)
     assert [LINK in page.read_text() for page in pages] == [True, True]
     assert len(warnings) == 1
-    assert find_audit_damage(pages[0].parent) == []
+    assert AuditFolder(pages[0].parent).find_damage() == []
 
     written = [page.stat().st_mtime_ns for page in pages]
     link_reports(runs, warnings.append)

@@ -23,7 +23,7 @@ from run_examples import (
 from memguard.config import RunConfig
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import split_points
-from memguard.records.run_files import find_reference_damage
+from memguard.records.folders import RunFiles
 from memguard.train import base_nll
 from memguard.train.metrics import StepMetrics
 
@@ -154,9 +154,9 @@ def test_where_it_is_damaged_it_is_measured_again(
     else:
         base_nll._save(np.zeros_like(np.load(path)), "another", run_folder(config))
     if damage != "other-run":
-        assert find_reference_damage(run_folder(config))
+        assert RunFiles(run_folder(config)).find_damage("losses")
     train_checked(config)
-    assert find_reference_damage(run_folder(config)) == []
+    assert RunFiles(run_folder(config)).find_damage("losses") == []
     np.testing.assert_array_equal(read_reference(config), read_reference(finished))
     assert [line.loss for line in read_steps(config)] == [
         line.loss for line in read_steps(finished)

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoints"
     for step in (1, 2):
         save_state(folder, step, make_state(tally=np.arange(3)))
-    (folder / ".step-00000003-x").mkdir()
+    (folder / ".memguard-tmp-step-00000003-x").mkdir()
     return folder
 
 
@@ -54,7 +54,7 @@ def test_each_file_is_read_by_one_rank(ranks: RankPool, folder: Path) -> None:
         assert result["read"], "both have a share"
     read = [name for result in results for name in result["read"]]
     assert sorted(read) == sorted(f"{newest.name}/{name}" for name in manifest.files)
-    assert not list(folder.glob(".step-*"))
+    assert not list(folder.glob(".*"))
     # Earlier ones only, and none.
     for result in ranks(find_and_note, 2, folder, 1):
         assert result["found"][0].name == "step-00000001"

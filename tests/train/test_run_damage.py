@@ -22,17 +22,15 @@ from run_examples import (
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records import load_manifest
+from memguard.records.folders import CheckpointFolder, RunFiles
 from memguard.records.run_files import (
-    find_checkpoint_damage,
-    find_prepared_damage,
-    find_trained_damage,
     has_trained,
     list_trained_files,
     load_checkpoint_manifest,
 )
 from memguard.records.sealed import FileSum, save_sealed, sum_file
 from memguard.train.trainer import Trainer
-from memguard.workflows.common.folder import check_finished
+from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.train import prepare_run
 
@@ -114,7 +112,7 @@ def assert_ends_like(config: RunConfig, expected: RunConfig) -> None:
 
     assert counted(ours) == counted(theirs)
     assert has_trained(ours)
-    assert find_trained_damage(ours) == find_prepared_damage(ours) == []
+    assert RunFiles(ours).find_damage("trained") == RunFiles(ours).find_damage("prepared") == []
 
 
 def test_weights_are_summed_by_the_function_that_is_given(whole: RunConfig) -> None:
@@ -125,11 +123,11 @@ def test_weights_are_summed_by_the_function_that_is_given(whole: RunConfig) -> N
         read.append(path)
         return sum_file(path)
 
-    assert find_trained_damage(folder, read=note) == []
+    assert RunFiles(folder).find_damage("trained", read=note) == []
     assert sorted(read) == sorted(list_trained_files(folder))
     assert {"model.safetensors", "config.json"} <= {path.name for path in read}
     read.clear()
-    check_finished(folder, read=note)
+    RunFolder(folder).require_trained(read=note)
     assert sorted(read) == sorted(list_trained_files(folder))
 
 
@@ -199,7 +197,7 @@ def test_documents_are_known_again_where_their_summary_is_lost(tmp_path: Path) -
     assert not prepared.exists(), "or the right ones would be refused"
     source.write_text(text)
     train_checked(config)
-    assert find_trained_damage(run_folder(config)) == []
+    assert RunFiles(run_folder(config)).find_damage("trained") == []
 
 
 def test_documents_are_prepared_again_only_for_the_audit_they_were_placed_for(
@@ -331,7 +329,7 @@ def test_a_whole_model_needs_no_checkpoint(whole: RunConfig, tmp_path: Path) -> 
     config = copy_run(whole, tmp_path)
     shutil.rmtree(run_folder(config) / "checkpoints")
     train_checked(config)
-    assert find_trained_damage(run_folder(config)) == []
+    assert RunFiles(run_folder(config)).find_damage("trained") == []
 
 
 def test_a_file_that_is_not_the_runs_is_not_deleted_with_its_model(
@@ -349,7 +347,7 @@ def test_a_users_own_file_in_the_model_is_kept(whole: RunConfig, tmp_path: Path)
     config = copy_run(whole, tmp_path)
     model = run_folder(config) / "model"
     (model / "converted.gguf").write_text("a conversion, which nothing here reads")
-    assert find_trained_damage(run_folder(config)) == []
+    assert RunFiles(run_folder(config)).find_damage("trained") == []
     train_checked(config)
     (model / "config.json").write_text("{}")
     # Making the model again would delete it.
@@ -360,7 +358,7 @@ def test_a_users_own_file_in_the_model_is_kept(whole: RunConfig, tmp_path: Path)
 
 def test_every_checkpoint_of_a_run_is_whole(whole: RunConfig) -> None:
     checkpoints = sorted((run_folder(whole) / "checkpoints").iterdir())
-    assert [find_checkpoint_damage(path) for path in checkpoints] == [[]] * len(checkpoints)
+    assert [CheckpointFolder(path).find_damage() for path in checkpoints] == [[]] * len(checkpoints)
 
 
 def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> None:

@@ -19,8 +19,8 @@ from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import RecordError
 from memguard.hf.identity import sum_model
 from memguard.hf.load import load_model
+from memguard.records.folders import RunFiles
 from memguard.records.run_files import (
-    find_trained_damage,
     find_weights_folder,
     load_trained,
 )
@@ -97,7 +97,7 @@ def test_trained_json_seals_the_adapter_and_its_base(folder: Path, alone: RunCon
     assert trained.folder == "adapter"
     assert trained.base == sum_model(folder / "runs/base/model")
     assert {"adapter_model.safetensors", "adapter_config.json"} <= trained.model.keys()
-    assert find_trained_damage(run_folder(alone)) == []
+    assert RunFiles(run_folder(alone)).find_damage("trained") == []
 
 
 def test_the_audit_is_of_base_and_adapter_and_verify_checks_the_run(alone: RunConfig) -> None:
@@ -121,7 +121,7 @@ def test_a_damaged_adapter_is_exported_again(folder: Path, alone: RunConfig) -> 
     path = run_folder(alone) / "adapter/adapter_model.safetensors"
     before = path.read_bytes()
     path.write_bytes(before[:-1] + b"\0\0")
-    assert [item.file for item in find_trained_damage(run_folder(alone))] == [
+    assert [item.file for item in RunFiles(run_folder(alone)).find_damage("trained")] == [
         "adapter/adapter_model.safetensors"
     ]
     train_checked(alone)

@@ -19,7 +19,7 @@ from torch import distributed as dist
 
 from memguard.config import RunConfig
 from memguard.parallel.hf_plan import find_blocks
-from memguard.records.compile_choice import CompileChoice, load_compile_choice
+from memguard.records.run_files import CompileChoice, load_compile_choice
 from memguard.runtime import Console, Runtime
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.setup import DistributedContext

@@ -16,7 +16,7 @@ from ranks import RankPool
 from run_examples import QUIET, kill_after, make_run, read_lines, run_folder, train_checked
 
 from memguard.config import RunConfig, dump_yaml, load_yaml
-from memguard.records.run_files import find_config_damage
+from memguard.records.folders import RunFiles
 from memguard.runtime import detect_runtime
 from memguard.runtime.environment import MemoryPeak
 from memguard.train import trainer as trainer_module
@@ -39,7 +39,7 @@ def read_losses(config: RunConfig) -> list[float]:
 
 def read_train(folder: Path) -> dict[str, Any]:
     """Return the section 'train' of a run's config.yaml, which must be whole."""
-    assert find_config_damage(folder) == []
+    assert RunFiles(folder).find_damage("config") == []
     train: dict[str, Any] = load_yaml(folder / "config.yaml").values["train"]
     return train
 

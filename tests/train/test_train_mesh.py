@@ -19,7 +19,7 @@ from memguard.data.identity_key import load_identity_key
 from memguard.data.tokenization import hmac_text
 from memguard.errors import Interrupted
 from memguard.records import AuditReport, load_record
-from memguard.records.run_files import find_prepared_damage, find_trained_damage
+from memguard.records.folders import RunFiles
 from memguard.train.metrics import HeldoutMetrics, StepMetrics
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit as audit_checked
@@ -114,7 +114,7 @@ def test_ranks_agree_on_what_is_damaged(folder: Path, alone: RunConfig, ranks: R
         content[len(content) // 2] ^= 1
         (run / file).write_bytes(content)
     ranks(train_checked, 2, config)
-    assert find_trained_damage(run) == find_prepared_damage(run) == []
+    assert RunFiles(run).find_damage("trained") == RunFiles(run).find_damage("prepared") == []
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
 
 

@@ -17,7 +17,8 @@ from test_train_mesh import audit, check_scores, curve, heldout, stop_after
 from memguard.config import RunConfig
 from memguard.hf.merged_weights import open_merged
 from memguard.records import AuditReport, load_record
-from memguard.records.run_files import find_trained_damage, load_trained
+from memguard.records.folders import RunFiles
+from memguard.records.run_files import load_trained
 
 _ADAPTER = {"name": "lora", "r": 4, "lora_alpha": 8, "use_dora": True, "quantization": "nf4"}
 
@@ -48,7 +49,7 @@ def test_a_run_over_z_is_resumed_audited_and_merged(
     np.testing.assert_allclose(curve(config), curve(alone), rtol=2e-4)
     run = run_folder(config)
     assert load_trained(run).base_quantization == "nf4"
-    assert find_trained_damage(run) == []
+    assert RunFiles(run).find_damage("trained") == []
     ours, theirs = read_adapters(config), read_adapters(alone)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

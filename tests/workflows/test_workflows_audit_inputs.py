@@ -12,7 +12,7 @@ from memguard.mitigation import Goldfish
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.records import IGNORE_LABEL
 from memguard.workflows.auditing.target import plan_training
-from memguard.workflows.common.folder import load_own_config
+from memguard.workflows.common.folder import RunFolder
 
 
 def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
@@ -30,7 +30,7 @@ def test_the_mask_known_is_that_of_the_planned_dose(folder: Path) -> None:
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     trained = [entry.role in ("trained", "canary") for entry in corpus.manifest]
     # Cut short after 7 of 16 epochs.
-    config = load_own_config(folder / "runs" / "run")
+    config = RunFolder(folder / "runs" / "run").read_config()
     counts = [7 * is_trained for is_trained in trained]
     documents = plan_training(config, corpus, counts, min_documents=0, size=None).documents
     assert {document.num_repetitions for document in documents} == {0, 7}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cli_examples import write_run
+from memguard.workflows.training.compile_choice import LONG_RUN_S, decide_compile, estimate_run_s
 from published_sizes import LLAMA_8B
 
 from memguard.config import RunConfig
@@ -14,9 +15,8 @@ from memguard.planner.cost import estimate_step
 from memguard.planner.fit import find_fit
 from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
-from memguard.records.compile_choice import CompileChoice, load_compile_choice
+from memguard.records.run_files import CompileChoice, load_compile_choice
 from memguard.workflows.training import compile as compile_module
-from memguard.workflows.training.compile import LONG_RUN_S, decide_compile, estimate_run_s
 
 HOUR_S = 3600.0
 KEPT_ON = CompileChoice(is_on=True, reason="the run is planned to take 2:00 h")

@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(
     made_folder = Path.mkdir
 
     def refuse(self: Path, *arguments: Any, **named: Any) -> None:
-        if self.name.startswith(".gate"):
+        if self.name.startswith(".memguard-tmp-gate"):
             raise OSError(30, "Read-only file system", str(self))
         made_folder(self, *arguments, **named)
 
@@ -207,7 +207,7 @@ def test_other_commands_do_not_write_into_a_gate(place: Path) -> None:
 
 
 def test_a_killed_gate_leaves_nothing_after_the_next_command(place: Path) -> None:
-    left = place / "run" / ".gate.0123abcd"
+    left = place / "run" / ".memguard-tmp-gate.0123abcd"
     left.mkdir()
     (left / "junit.xml").touch()
     judge(place)

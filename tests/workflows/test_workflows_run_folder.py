@@ -9,7 +9,7 @@ import pytest
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import ConfigError
-from memguard.records.record import make_temporary_folder, write_atomically
+from memguard.records.record import TEMPORARY, make_temporary_folder, write_atomically
 from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
 from memguard.workflows.common.folder import (
@@ -132,22 +132,23 @@ def test_what_killed_processes_were_writing_is_cleared_and_nothing_else(
         *("records.parquet", "report.json", "report.html", "audit.json", "private/excerpts.txt"),
     ):
         leave_half_written(folder / name, monkeypatch)
-    (folder / ".model.old").mkdir()
-    (folder / "checkpoints" / ".step-9.old").mkdir()
+    (folder / f"{TEMPORARY}model.old").mkdir()
+    (folder / "checkpoints" / f"{TEMPORARY}step-9.old").mkdir()
     kept = [
         *("config.yaml", ".config.yaml.swp", ".model.mine", ".notes.md.12345678", ".model"),
-        *("checkpoints/.step-x.12345678", "audit/.config.yaml.12345678", "prepared.12345678"),
+        *("checkpoints/.step-x.12345678", "audit/.config.yaml.12345678", "memguard-tmp-notes"),
     ]
     for name in kept:
         (folder / name).write_text("the user's")
     (tmp_path / "elsewhere").mkdir()
-    (folder / ".prepared.abcdefgh").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "file").touch()
+    (folder / f"{TEMPORARY}prepared.0").symlink_to(tmp_path / "elsewhere")
     with locked(folder):
         pass
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     assert left == {*kept, ".lock"}
-    assert (folder / ".prepared.abcdefgh").is_symlink()
-    assert not list(folder.glob("**/.step-*.old")) + list(folder.glob("**/.model.old"))
+    assert not list(folder.glob(f"**/{TEMPORARY}*"))
+    assert (tmp_path / "elsewhere" / "file").exists()
 
 
 def test_a_folder_that_is_free_stays_as_it_was(tmp_path: Path) -> None:

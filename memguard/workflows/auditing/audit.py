@@ -58,7 +58,7 @@ from memguard.workflows.auditing.utility import (
     open_on_all,
 )
 from memguard.workflows.common.checks import make_command
-from memguard.workflows.common.folder import check_finished, check_usable, locked
+from memguard.workflows.common.folder import RunFolder, check_usable, locked
 from memguard.workflows.common.setup import DistributedContext, open_distributed
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def audit(checked: CheckedAudit) -> AuditReport:
         if (run := checked.run) is not None:
             # Each rank hashes its share of the weights.
             read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
-            runtime.only_on_main(lambda: check_finished(run.folder, read=read))
+            runtime.only_on_main(lambda: RunFolder(run.folder).require_trained(read=read))
         report = audit_on_ranks(
             checked,
             distributed,

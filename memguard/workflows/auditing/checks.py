@@ -33,10 +33,10 @@ from memguard.workflows.auditing.pages import is_own_audit
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.common.checks import check_device_map, check_paths, has_ternary_weights
 from memguard.workflows.common.folder import (
+    RunFolder,
     check_free,
     check_outside_runs,
     check_usable,
-    load_own_config,
 )
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def check_audit(
         check_outside_runs(arguments.out, "--out", but=arguments.run)
     format_now()  # Raises an error for a wrong SOURCE_DATE_EPOCH, before anything is read.
     given, places = arguments.settings.values, arguments.settings
-    config = None if arguments.run is None else load_own_config(arguments.run)
+    config = None if arguments.run is None else RunFolder(arguments.run).read_config()
     before = (AuditConfig() if config is None else config.audit).model_dump()
     prefix = ("audit",) if arguments.style == "options" else ()
     settings = validate(AuditConfig, {**before, **given.get("audit", {})}, places, prefix=prefix)

@@ -15,7 +15,6 @@ from memguard.records.audit_files import (
     CARDS,
     PAGE,
     REPORT,
-    find_audit_damage,
     find_card,
     has_audit,
     load_audit_files,
@@ -23,9 +22,10 @@ from memguard.records.audit_files import (
     save_audit_files,
     save_page_sums,
 )
+from memguard.records.folders import AuditFolder
 from memguard.report import render_model_card, render_report
 from memguard.runtime import Console
-from memguard.workflows.common.folder import load_own_config
+from memguard.workflows.common.folder import RunFolder
 
 
 def is_own_audit(run: Path, out: Path | None) -> bool:
@@ -57,7 +57,7 @@ def render_audit(folder: Path) -> Path:
     report = load_audit_report(folder)
     run = folder.resolve().parent
     has_card = load_audit_files(folder).card is not None
-    _render(folder, report, load_own_config(run) if has_card else None)
+    _render(folder, report, RunFolder(run).read_config() if has_card else None)
     save_page_sums(folder)
     return folder / PAGE
 
@@ -74,7 +74,7 @@ def restore_report(folder: Path, warn: Callable[[str], None]) -> AuditReport | N
     """
     if not has_audit(folder):
         return None
-    damages = find_audit_damage(folder)
+    damages = AuditFolder(folder).find_damage()
     text = "; ".join(map(str, damages))
     if any(damage.file not in (PAGE, *CARDS) for damage in damages):
         warn(f"audit: {text}. The audit runs again and reuses cached scores")

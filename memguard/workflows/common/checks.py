@@ -25,7 +25,7 @@ from memguard.errors import (
 )
 from memguard.hf import adapter_files, checkpoint_files
 from memguard.hf.config_fields import is_ternary
-from memguard.records.local_paths import shorten_paths
+from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import count_gpus, is_cpu_build
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")

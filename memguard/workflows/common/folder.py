@@ -6,10 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +25,15 @@ from memguard.errors import (
     check_name,
     shorten,
 )
-from memguard.records.record import describe_unread
+from memguard.hf.checkpoint_files import ADAPTER_CONFIG
+from memguard.hf.identity import BASE, hash_sums, sum_model
+from memguard.records import AuditReport
+from memguard.records.folders import UNLISTED, RunFiles
+from memguard.records.record import TEMPORARY
 from memguard.records.run_files import (
-    UNLISTED,
     PreparedSummary,
-    find_config_damage,
-    find_prepared_damage,
+    TrainedRun,
     find_run_keys,
-    find_trained_damage,
     find_weights_folder,
     has_begun,
     has_prepared,
@@ -43,7 +43,7 @@ from memguard.records.run_files import (
     load_summary,
     load_trained,
 )
-from memguard.records.sealed import Damage, SumFile, sum_file
+from memguard.records.sealed import SumFile, refuse_damage, sum_file
 
 if TYPE_CHECKING:
     from memguard.data.corpus import Corpus
@@ -66,24 +66,8 @@ _FIRST_SCHEDULE = "cosine"
 """The learning rate's schedule in a config.yaml that does not name one."""
 _COMPARED = ("model", "adapter", "prepared", "audit", "gate")
 """Folders of a run with recorded files, beside those of its checkpoints."""
-# Files that are written under a temporary name first, by folder: of a run or a separate audit.
-_AUDIT = (
-    *("records.parquet", "results.parquet", "canaries.parquet", "utility.parquet"),
-    *("findings.csv", "report.json", "report.html", "audit.json"),
-)
-_RUN = ("config.yaml", "manifest.jsonl", "metrics.jsonl", "trained.json", "environment.json")
-_TEMPORARY_NAMES = {
-    ".": (
-        *("model", "adapter", "prepared", "gate", "reference_nll.npy", "reference_nll.json"),
-        *(*_RUN, *_AUDIT),
-    ),
-    "model": ("README.md",),
-    "adapter": ("README.md",),
-    "checkpoints": ("step-N",),
-    "audit": _AUDIT,
-    "audit/private": ("excerpts.txt",),
-    "private": ("excerpts.txt",),
-}
+_WRITTEN = (".", "model", "adapter", "checkpoints", "audit", "audit/private", "private")
+"""Folders of a run, or of a separate audit, in which files or folders are written."""
 
 
 @contextmanager
@@ -99,22 +83,24 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _explain_in_use(folder) from error
+        _lock(handle, folder)
         _clear_half_written(folder)
         yield partial(_check_held, folder, handle)
     finally:
         os.close(handle)
 
 
-def _check_held(folder: Path, handle: int) -> None:
-    """Reject writing to a folder that was deleted, renamed or replaced: it would be incomplete.
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another process is using '{folder}'; wait for it, or choose another 'name'"
+        ) from error
 
-    Raises:
-        RecordError: the folder's lock file is not the one that this process holds.
-    """
+
+def _check_held(folder: Path, handle: int) -> None:
+    """Reject writing to a folder that was deleted, renamed or replaced: it would be incomplete."""
     with contextlib.suppress(OSError):
         if os.path.samestat(os.stat(folder / ".lock"), os.fstat(handle)):
             return
@@ -141,10 +127,7 @@ def check_free(folder: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     if (folder / ".lock").exists():
         with (folder / ".lock").open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise _explain_in_use(folder) from error
+            _lock(lock.fileno(), folder)
 
 
 def check_usable(folder: Path) -> None:
@@ -201,29 +184,16 @@ def _is_same(folder: Path, other: Path | None) -> bool:
     return other is not None and os.path.realpath(folder) == os.path.realpath(other)
 
 
-def _explain_in_use(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"another process is using '{folder}'; wait for it, or choose another 'name'"
-    )
-
-
 def _clear_half_written(folder: Path) -> None:
     """Delete temporary files of a killed process; the lock excludes other processes."""
-    for place, names in _TEMPORARY_NAMES.items():
+    for place in _WRITTEN:
         # The target of a link does not belong to the run.
-        if not (folder / place).is_dir() or (folder / place).is_symlink():
-            continue
-        for path in (folder / place).iterdir():
-            # Names of `make_temporary_folder`, `hide`, `write_atomically`; a user's files stay.
-            match = re.fullmatch(r"\.(.+)\.([a-z0-9_]{8}|old)", path.name)
-            if match is None or path.is_symlink():
-                continue
-            if re.sub(r"^step-\d+$", "step-N", match[1]) not in names:
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        if not (folder / place).is_symlink():
+            for path in (folder / place).glob(f"{TEMPORARY}*"):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def compute_run_key(config: RunConfig, corpus: "Corpus") -> str:
@@ -278,33 +248,27 @@ def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> 
         ConfigError: names the settings that differ.
     """
     path = folder / "config.yaml"
-    damages = find_config_damage(folder) if path.exists() else []
+    damages = RunFiles(folder).find_damage("config") if path.exists() else []
     if damages:
-        _check_damaged(config, folder, damages[0], console)
+        # What training stored has the hash of its settings.
+        trained, summary = find_run_keys(folder), load_summary(folder)
+        if trained and summary and hash_prepared(config, summary) not in trained:
+            raise ConfigError(
+                f"'{folder}': {damages[0]}, and its run was trained with other settings than "
+                "these. Use the original settings, choose another 'name', or delete that folder."
+            )
+        console.warn(f"{damages[0]}; the settings given now are used")
         return
     if not (path.exists() and has_begun(folder)):
         return
-    before = load_yaml(path)
-    old, new = _binding(before.values), _binding(config.model_dump(mode="json"))
-    differences = _differences(old, new)
-    if differences:
+    old, new = _binding(load_yaml(path).values), _binding(config.model_dump(mode="json"))
+    if differences := _differences(old, new):
         differing = [f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in differences]
         raise ConfigError(
             f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
             f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. "
             "Choose another 'name', or delete that folder."
         )
-
-
-def _check_damaged(config: RunConfig, folder: Path, damage: Damage, console: "Console") -> None:
-    """Compare settings with the hash stored by training, if config.yaml is damaged."""
-    trained, summary = find_run_keys(folder), load_summary(folder)
-    if trained and summary and hash_prepared(config, summary) not in trained:
-        raise ConfigError(
-            f"'{folder}': {damage}, and its run was trained with other settings than these. Use "
-            "the original settings, choose another 'name', or delete that folder."
-        )
-    console.warn(f"{damage}; the settings given now are used")
 
 
 def _differences(old: Any, new: Any, at: str = "") -> list[tuple[str, Any, Any]]:
@@ -326,46 +290,6 @@ def _short(value: Any) -> str:
 # -- the files of a run ---------------------------------------------------------------------------
 
 
-def load_own_config(folder: Path) -> RunConfig:
-    """Read the config.yaml that a run wrote into its folder.
-
-    Raises:
-        ConfigError: another version wrote the file, with settings unknown to this one.
-        RecordError: the file differs from the one that the run wrote.
-    """
-    _refuse(folder, find_config_damage(folder), REPAIR_CONFIG)
-    return load_run_config(folder / "config.yaml")
-
-
-def check_finished(
-    folder: Path, *, without_documents: bool = False, read: SumFile = sum_file
-) -> None:
-    """Reject a run that is unfinished or whose files differ from those that training wrote.
-
-    Args:
-        folder: of the run.
-        without_documents: accept prepared documents that this user may not read.
-        read: sums a file of the weights.
-
-    Raises:
-        ModelError: training has not ended.
-        RecordError: config.yaml, the prepared documents, manifest, metrics or model are damaged.
-    """
-    train = make_resume_command(folder)
-    _refuse(folder, find_config_damage(folder), REPAIR_CONFIG)
-    if not has_trained(folder):
-        why = "has not finished training" if has_weights(folder) else "has no model/ yet"
-        raise ModelError(f"'{folder}' {why}: finish it with {train}")
-    prepared = find_prepared_damage(folder)
-    if without_documents:
-        prepared = [damage for damage in prepared if not damage.is_unreadable]
-    _refuse(folder, prepared, f"'{train}' prepares the documents again")
-    damages = find_trained_damage(folder, read=read)
-    is_unlisted = any(damage.what == UNLISTED for damage in damages)
-    repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
-    _refuse(folder, damages, repair)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedState:
     """State of earlier training in a run's folder."""
@@ -376,55 +300,135 @@ class TrainedState:
     """Why the model must be exported again from a checkpoint instead of trained from the start."""
 
 
-def find_trained(folder: Path, run_key: str, console: "Console", read: SumFile) -> TrainedState:
-    """Return whether training has ended and its files are undamaged.
+@dataclass(frozen=True, slots=True)
+class RunFolder(RunFiles):
+    """The folder of a run: refused where a command needs files that are damaged or missing."""
 
-    Args:
-        folder: of the run.
-        run_key: of its settings and documents.
-        console: shows damage.
-        read: sums a file of the weights.
+    def read_config(self) -> RunConfig:
+        """Read the config.yaml that the run wrote.
+
+        Raises:
+            ConfigError: another version wrote the file, with settings unknown to this one.
+            RecordError: the file differs from the one that the run wrote.
+        """
+        refuse_damage(self.path, self.find_damage("config"), REPAIR_CONFIG)
+        return load_run_config(self.path / "config.yaml")
+
+    def make_resume_command(self) -> str:
+        """Return the command that resumes the run, even if its folder was moved."""
+        command = ["memguard", "train", str(self.path / "config.yaml")]
+        with contextlib.suppress(MemguardError):
+            config = load_run_config(self.path / "config.yaml")
+            here = self.path.resolve()
+            if (Path(config.output_dir) / config.name).resolve() != here:
+                command += [f"name={here.name}", f"output_dir={here.parent}"]
+        return shlex.join(command)
+
+    def require_trained(
+        self, *, without_documents: bool = False, read: SumFile = sum_file
+    ) -> TrainedRun:
+        """Return the record of the training; refuse a run that is unfinished or damaged.
+
+        Args:
+            without_documents: accept prepared documents that this user may not read.
+            read: sums a file of the weights.
+
+        Raises:
+            ModelError: training has not ended.
+            RecordError: config.yaml, the prepared documents, manifest, metrics or model are
+                damaged.
+        """
+        train = self.make_resume_command()
+        refuse_damage(self.path, self.find_damage("config"), REPAIR_CONFIG)
+        if not has_trained(self.path):
+            why = "has not finished training" if has_weights(self.path) else "has no model/ yet"
+            raise ModelError(f"'{self.path}' {why}: finish it with {train}")
+        prepared = self.find_damage("prepared")
+        if without_documents:
+            prepared = [damage for damage in prepared if not damage.is_unreadable]
+        refuse_damage(self.path, prepared, f"'{train}' prepares the documents again")
+        damages = self.find_damage("trained", read=read)
+        is_unlisted = any(damage.what == UNLISTED for damage in damages)
+        repair = REPAIR_UNLISTED if is_unlisted else f"'{train}' resumes from the last checkpoint"
+        refuse_damage(self.path, damages, repair)
+        return load_trained(self.path)
+
+    def find_trained(self, run_key: str, console: "Console", read: SumFile) -> TrainedState:
+        """Return whether training has ended and its files are undamaged.
+
+        Args:
+            run_key: of the settings and documents of the run.
+            console: shows damage.
+            read: sums a file of the weights.
+
+        Raises:
+            RecordError: the run has other settings or documents, or its model contains a file that
+                training has not written.
+        """
+        if not has_trained(self.path):
+            model = find_weights_folder(self.path)
+            damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
+            return TrainedState(is_whole=False, damage=damage if model.exists() else None)
+        damages = self.find_damage("trained", read=read)
+        if not damages:
+            if load_trained(self.path).run_key != run_key:
+                raise RecordError(
+                    f"'{self.path}' has a run with other settings or documents: choose another "
+                    "'name', or delete that folder"
+                )
+            return TrainedState(is_whole=True)
+        if others := list_other_model_files(self.path):
+            raise RecordError(
+                f"'{self.path}': {others[0]} {UNLISTED} and would be read or deleted with its "
+                "model: move it away"
+            )
+        console.warn(f"{damages[0]}; the model is exported again from the newest checkpoint")
+        return TrainedState(is_whole=False, damage=f"'{self.path}': {damages[0]}")
+
+    def check_audited(self, report: AuditReport) -> None:
+        """Refuse a report of another form, weights or documents than those of the run.
+
+        Raises:
+            RecordError: says what differs.
+        """
+        check_stored(self.path / "audit", report)
+        summary = load_summary(self.path)
+        if report.model.weights_sha256 != _hash_trained(self.path):
+            what = "weights"
+        elif summary is not None and report.data.documents_sha256 != summary.documents_sha256:
+            what = "documents"
+        else:
+            return
+        raise RecordError(
+            f"the audit of '{self.path}' is of other {what} than those of the run. Run 'memguard "
+            f"audit {self.path}'"
+        )
+
+
+def _hash_trained(folder: Path) -> str:
+    """Return the hash that a report has of a run's weights, from the recorded hashes."""
+    trained = load_trained(folder)
+    if trained.folder == "adapter":
+        own = {
+            name: trained.model[name]
+            for name in trained.model
+            if name == ADAPTER_CONFIG or name.endswith(".safetensors")
+        }
+        return hash_sums({**own, **{f"{BASE}{name}": item for name, item in trained.base.items()}})
+    weights = folder / trained.folder
+    return hash_sums(
+        sum_model(weights, read=lambda path: trained.model[path.relative_to(weights).as_posix()])
+    )
+
+
+def check_stored(audit: Path, report: AuditReport) -> None:
+    """Refuse a report of a model that was loaded in another form than the stored one.
 
     Raises:
-        RecordError: the run has other settings or documents, or its model contains a file that
-            training has not written.
+        RecordError: names the form.
     """
-    if not has_trained(folder):
-        model = find_weights_folder(folder)
-        damage = f"'{model}' has no 'trained.json' beside it, so it may be damaged"
-        return TrainedState(is_whole=False, damage=damage if model.exists() else None)
-    damages = find_trained_damage(folder, read=read)
-    if not damages:
-        if load_trained(folder).run_key != run_key:
-            raise RecordError(
-                f"'{folder}' has a run with other settings or documents: choose another 'name', "
-                "or delete that folder"
-            )
-        return TrainedState(is_whole=True)
-    if others := list_other_model_files(folder):
+    if (load_as := report.model.load_as) != "stored":
         raise RecordError(
-            f"'{folder}': {others[0]} {UNLISTED} and would be read or deleted with its "
-            "model: move it away"
+            f"the audit in '{audit}' is of the model loaded as {load_as}, not of its stored "
+            "weights. Audit without --load-as"
         )
-    console.warn(f"{damages[0]}; the model is exported again from the newest checkpoint")
-    return TrainedState(is_whole=False, damage=f"'{folder}': {damages[0]}")
-
-
-def _refuse(folder: Path, damages: Sequence[Damage], repair: str) -> None:
-    if damages:
-        first = min(damages, key=lambda damage: damage.is_unreadable)
-        if first.is_unreadable:
-            raise describe_unread(folder / first.file, PermissionError())
-        more = f" (and {len(damages) - 1:,} more)" if len(damages) > 1 else ""
-        raise RecordError(f"'{folder / first.file}' {first.what}{more}. {repair}")
-
-
-def make_resume_command(folder: Path) -> str:
-    """Return the command that resumes a run in its folder, even if the folder was moved."""
-    command = ["memguard", "train", str(folder / "config.yaml")]
-    with contextlib.suppress(MemguardError):
-        config = load_run_config(folder / "config.yaml")
-        here = folder.resolve()
-        if (Path(config.output_dir) / config.name).resolve() != here:
-            command += [f"name={here.name}", f"output_dir={here.parent}"]
-    return shlex.join(command)

@@ -31,7 +31,7 @@ from memguard.workflows.common.checks import (
     has_ternary_weights,
     read_local_config,
 )
-from memguard.workflows.common.folder import check_finished, check_free, check_outside_runs
+from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs
 from memguard.workflows.training.memory import check_memory_early
 
 _LINEAR_LAYERS = (
@@ -287,7 +287,7 @@ class ExportRequest:
         if not self.folder.is_dir():
             yield f"there is no folder '{self.folder}'; correct the path"
         if self.is_run:
-            check_finished(self.folder, without_documents=True)
+            RunFolder(self.folder).require_trained(without_documents=True)
         if not adapter_files.is_adapter(self.adapter):
             why = (
                 "model/ of this run is complete: it trained no adapter"

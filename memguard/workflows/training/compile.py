@@ -45,7 +45,7 @@ from memguard.planner.cost import estimate_step
 from memguard.planner.fit import PlanInputs, find_fit
 from memguard.planner.machine import THIS_MACHINE, load_machine
 from memguard.records import IGNORE_LABEL
-from memguard.records.compile_choice import CompileChoice, load_compile_choice
+from memguard.records.run_files import CompileChoice, load_compile_choice
 from memguard.runtime import Console, format_duration
 from memguard.train.step import TrainStep, build_own_batch
 from memguard.workflows.common.setup import DistributedContext, read_model_config

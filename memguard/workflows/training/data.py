@@ -28,8 +28,8 @@ from memguard.data.tokenization import TokenizedDocument, list_token_texts
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.planner.dry_run import Remark, note, warn
 from memguard.records import ManifestEntry, write_atomically
-from memguard.records.percent import format_percent
 from memguard.records.run_files import add_hash_line, find_run_keys, has_trained
+from memguard.records.texts import format_percent
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
 from memguard.train.run_state import TrainingData
 from memguard.workflows.auditing.target import choose_piece

@@ -43,7 +43,7 @@ from memguard.planner.rows import (
     remark_on_reference_hash,
     remark_on_rows,
 )
-from memguard.records.percent import format_percent
+from memguard.records.texts import format_percent
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.auditing.target import name_buckets, plan_training
 from memguard.workflows.auditing.utility import open_alone

@@ -26,13 +26,12 @@ from memguard.hf.checkpoint_files import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE, 
 from memguard.pages.formatting import is_hub_id
 from memguard.records import AuditReport
 from memguard.records.audit_files import has_audit, load_audit_report
-from memguard.records.run_files import CARD, load_trained
+from memguard.records.run_files import CARD
 from memguard.records.sealed import FileSum, sum_file
 from memguard.report.model_card import render_hub_card
 from memguard.runtime import Console
 from memguard.runtime.children import call_interruptibly
-from memguard.workflows.bundle import check_same_run
-from memguard.workflows.common.folder import check_finished, load_own_config
+from memguard.workflows.common.folder import RunFolder
 from memguard.workflows.verify import OnRead
 
 _NAME = re.compile(
@@ -76,17 +75,25 @@ class HubRequest:
 
     def check(self) -> str:
         """Return the repository; refuse what cannot work, before anything is read."""
-        name = _NAME.fullmatch(self.to)
-        if name is None:
-            raise ConfigError(f"'--to' must be hub:NAME or hub:ORG/NAME; got {quote(self.to)}")
-        if not (self.folder / "config.yaml").is_file():
-            raise ConfigError(f"'--to' needs the folder of a run: '{self.folder}' is none")
-        if self.base is not None and (not is_hub_id(self.base) or Path(self.base).exists()):
-            raise ConfigError(f"'--base' must be a hub id with '--to'; got {quote(self.base)}")
-        if not self.is_dry_run and constants.HF_HUB_OFFLINE:
-            raise ConfigError("'--to' needs the network, and HF_HUB_OFFLINE is set: unset it")
-        if not self.is_dry_run and not huggingface_hub.get_token():
-            raise ConfigError(f"'--to' needs a token of the hub, and there is none: {_LOGIN}")
+        name, sends = _NAME.fullmatch(self.to), not self.is_dry_run
+        problems = {
+            f"'--to' must be hub:NAME or hub:ORG/NAME; got {quote(self.to)}": name is None,
+            f"'--to' needs the folder of a run: '{self.folder}' is none": not (
+                self.folder / "config.yaml"
+            ).is_file(),
+            f"'--base' must be a hub id with '--to'; got {quote(str(self.base))}": (
+                self.base is not None and (not is_hub_id(self.base) or Path(self.base).exists())
+            ),
+            "'--to' needs the network, and HF_HUB_OFFLINE is set: unset it": (
+                sends and constants.HF_HUB_OFFLINE
+            ),
+            f"'--to' needs a token of the hub, and there is none: {_LOGIN}": (
+                sends and not constants.HF_HUB_OFFLINE and not huggingface_hub.get_token()
+            ),
+        }
+        found = [problem for problem, is_there in problems.items() if is_there]
+        if found or name is None:
+            raise ConfigError(*found)
         return name[1]
 
 
@@ -129,11 +136,11 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
         return sum_file(path)
 
     repo, folder = request.check(), request.folder
-    check_finished(folder, without_documents=True, read=read)
-    trained, config = load_trained(folder), load_own_config(folder)
+    run = RunFolder(folder)
+    trained, config = run.require_trained(without_documents=True, read=read), run.read_config()
     report = load_audit_report(folder / "audit") if has_audit(folder / "audit") else None
     if report is not None:
-        check_same_run(folder, trained, report)
+        run.check_audited(report)
     base = request.base or _find_base(config)
     places, allowed = _list_places(folder, config, base), sorted(filter(_is_allowed, trained.model))
     operations = []

@@ -34,7 +34,8 @@ from memguard.planner.fit import SCRATCH, PlanInputs, find_fit, list_micro_batch
 from memguard.planner.machine import Machine, detect_machine
 from memguard.planner.plan import ModelStorage, make_plan
 from memguard.planner.step_settings import describe_work
-from memguard.records.run_files import find_config_damage, has_begun, has_trained
+from memguard.records.folders import RunFiles
+from memguard.records.run_files import has_begun, has_trained
 from memguard.runtime.environment import count_gpus, is_cpu_build
 from memguard.workflows.common.checks import explain_one_process
 
@@ -188,7 +189,8 @@ def resolve_auto_for_documents(config: RunConfig, device_type: str) -> RunConfig
 
 def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
     """Return the settings with the precision that a run begun in the folder has, if it is auto."""
-    if config.train.precision != "auto" or not has_begun(folder) or find_config_damage(folder):
+    is_free = config.train.precision != "auto" or not has_begun(folder)
+    if is_free or RunFiles(folder).find_damage("config"):
         return config
     stored = load_yaml(folder / "config.yaml").values
     changes = {"precision": stored["train"]["precision"]}

@@ -63,10 +63,10 @@ from memguard.workflows.auditing.target import warn_of_faults
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
+    RunFolder,
     TrainedState,
     check_same_settings,
     compute_run_key,
-    find_trained,
     locked,
 )
 from memguard.workflows.common.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
@@ -202,7 +202,7 @@ def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
         prepared = _prepare_once(run)
     key = compute_run_key(config, prepared.corpus)
     read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
-    state = runtime.only_on_main(lambda: find_trained(run.folder, key, console, read))
+    state = runtime.only_on_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
     before: TrainedState = runtime.broadcast_object(state)
     if before.is_whole:
         console.info(f"model: {find_weights_folder(run.folder)} was trained before")

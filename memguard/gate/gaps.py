@@ -23,12 +23,12 @@ from memguard.records.audit_files import (
     REPORT,
     RESULTS,
     SCORES,
-    find_audit_damage,
     has_audit,
     load_audit_files,
     load_audit_report,
 )
 from memguard.records.documents import TRAINED_ROLES, DocumentTable
+from memguard.records.folders import AuditFolder
 from memguard.records.record import describe_unread
 from memguard.records.results import load_results
 from memguard.records.utility import ITEM_SCORES, UTILITY
@@ -98,7 +98,7 @@ def load_audited(folder: Path, *, with_card: bool = True) -> Audited:
 
 
 def _refuse_damaged(folder: Path, ignored: Sequence[str]) -> None:
-    damages = [one for one in find_audit_damage(folder) if one.file not in ignored]
+    damages = [one for one in AuditFolder(folder).find_damage() if one.file not in ignored]
     broken = [damage for damage in damages if not damage.is_unreadable]
     if broken:
         more = f" (and {len(broken) - 1:,} more)" if len(broken) > 1 else ""
@@ -130,12 +130,7 @@ def _check_results(folder: Path, report: AuditReport) -> None:
 
 
 def list_gaps(report: AuditReport, documents: DocumentTable | None) -> Iterator[str]:
-    """Yield what an audit should hold and lacks, as clauses.
-
-    Args:
-        report: of the audit.
-        documents: None if they cannot be read.
-    """
+    """Yield what an audit should hold and lacks, as clauses."""
     tables = report.tables
     twice = [key for key, count in Counter(row.key for row in tables.results).items() if count > 1]
     if twice:

@@ -1,0 +1,315 @@
+"""The result of a gate as `summary.md` and `junit.xml`, for people and for other programs.
+
+`summary.md` is a comment on a pull request. The gate's outcome and the verdict's sentence stand
+side by side, so that a gate that passes under a verdict that alarms is seen. A table has the
+judgements, those that decide first; what was not run and who accepted what follow. No document is
+named and no text of one is quoted. Nothing in a record's text starts a table cell, a link, a tag or
+a mention: GitHub's additions count too, as `@name`, `#12` and bare addresses notify people, so an
+empty comment separates their first character from the rest.
+
+`junit.xml`:
+
+    suite       one for each rule of the policy, and one for the verdict's level
+    case        one for each judgement
+    failure     fail
+    error       inconclusive: the case was run and is not decided
+    skipped     cannot be judged, with the reason
+    properties  of a case: its counts, value, interval and limit; of a suite: the report's hash
+
+Many programs count a skipped case as no problem. If rules could not be judged and nothing else is
+red, a suite "gate" with one case, an error, is added: whoever reads only this file sees that the
+gate did not pass.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from junitparser import Error, Failure, JUnitXml, Skipped
+from junitparser.xunit2 import TestCase, TestSuite
+
+from memguard.pages import formatting as fmt
+from memguard.pages.judgements import (
+    INTERVAL_NOTE,
+    OUTCOME_NAMES,
+    count_outcomes,
+    describe_judgement,
+    sort_acceptances,
+    worst_first,
+    write_acceptances,
+    write_contrast,
+)
+from memguard.records import AuditReport
+from memguard.records.gate import GATE, Acceptance, GateResult, Judgement, Outcome
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>|~$!])")
+_AT_START = re.compile(r"^(\s*)([-+=#:])")
+_NUMBERED = re.compile(r"^(\s*\d+)([.)])(?=\s|$)")
+_MENTIONS = re.compile(r"[@#](?=\w)|\b(?:https?|ftp|mailto)(?=:)|\bwww(?=\.)", re.IGNORECASE)
+_BREAK = "<!-- -->"
+
+
+def escape(text: str, limit: int = fmt.SENTENCE_LIMIT) -> str:
+    """Return a sentence on one line, of which Markdown shows every character as it is.
+
+    Args:
+        text: of a record.
+        limit: largest number of characters, before escaping.
+    """
+    shown = _SPECIAL.sub(r"\\\1", fmt.clean_text(text, limit).replace("&", "&amp;"))
+    shown = _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\1\\\2", shown))
+    return _MENTIONS.sub(lambda found: found[0] + _BREAK, shown)
+
+
+def code(name: str, limit: int = fmt.NAME_LIMIT) -> str:
+    """Return a name as code; a backtick in it becomes an apostrophe, a bar a broken bar.
+
+    Neither can be escaped in code: a backslash is shown there, or does not keep a cell together.
+
+    Args:
+        name: of a record.
+        limit: largest number of characters.
+    """
+    cleaned = fmt.clean_name(name, limit).replace("`", "'").replace("|", "¦")
+    return f"`{cleaned}`" if cleaned.strip() else "`(empty)`"
+
+
+def build_row(cells: Iterable[str]) -> str:
+    """Return a row of a table; its cells are escaped already."""
+    return f"| {' | '.join(cells)} |"
+
+
+_MOST_JUDGEMENTS, _MOST_SENTENCES, _MOST_ACCEPTED, _MOST_PROBES = 60, 20, 30, 30
+_NAME_LIMIT, _SENTENCE_LIMIT, _VERDICT_LIMIT = 160, 500, 2 * fmt.SENTENCE_LIMIT
+_SIGNS: dict[Outcome, str] = {
+    "pass": "✅",
+    "fail": "❌",
+    "cannot-be-judged": "❓",
+    "inconclusive": "⚠️",
+}
+_COLUMNS = (
+    "Outcome",
+    "Rule",
+    "Counts",
+    "Value",
+    f"95{fmt.PERCENT} interval",
+    "Limit",
+    "Documents needed",
+)
+
+
+def render_summary(result: GateResult, report: AuditReport) -> str:
+    """Render a result as Markdown."""
+    return "\n".join(_write_lines(result, report)) + "\n"
+
+
+def _write_lines(result: GateResult, report: AuditReport) -> Iterator[str]:
+    outcome = OUTCOME_NAMES[result.outcome]
+    yield f"## memguard gate: {outcome.lower()} (exit code {result.exit_code})"
+    yield ""
+    yield f"Audit {code(result.audit)}, {escape(count_outcomes(result))}."
+    yield ""
+    yield build_row(("Gate", "Verdict of the audit"))
+    yield build_row(("---", "---"))
+    yield build_row(
+        (f"{_SIGNS[result.outcome]} **{outcome}**", escape(result.verdict, _VERDICT_LIMIT))
+    )
+    yield ""
+    contrast = write_contrast(result)
+    if contrast:
+        yield f"> ⚠️ **{escape(contrast)}**"
+        yield ""
+    yield from _write_judgements(result, report)
+    yield from _write_not_run(report)
+    yield from _write_accepted(result)
+    yield "### How to read this"
+    yield ""
+    yield (
+        f"{escape(INTERVAL_NOTE)} 'Documents needed' is the least number of documents, at or above "
+        "today's, that would decide at today's rate."
+    )
+    yield ""
+    yield (
+        f"Judged: `report.json` with SHA-256 {code(result.report_sha256)}, by memguard "
+        f"{code(result.tool_version)}. All numbers are in `{GATE}`."
+    )
+
+
+def _write_judgements(result: GateResult, report: AuditReport) -> Iterator[str]:
+    judgements = worst_first(result)
+    yield "### Judgements"
+    yield ""
+    yield build_row(_COLUMNS)
+    yield build_row(["---"] * len(_COLUMNS))
+    for judgement in judgements[:_MOST_JUDGEMENTS]:
+        text = describe_judgement(judgement, report.tables, _NAME_LIMIT)
+        yield build_row(
+            (
+                f"{_SIGNS[judgement.outcome]} {text.outcome}",
+                code(text.name, _NAME_LIMIT),
+                *map(escape, (text.counts, text.value, text.interval or fmt.MISSING, text.limit)),
+                escape(text.needed),
+            )
+        )
+    yield ""
+    if len(judgements) > _MOST_JUDGEMENTS:
+        yield f"And {len(judgements) - _MOST_JUDGEMENTS:,} more in `{GATE}`."
+        yield ""
+    yield from _explain([j for j in judgements if j.outcome != "pass"])
+
+
+def _explain(judgements: Sequence[Judgement]) -> Iterator[str]:
+    """Write the sentences of judgements that do not pass."""
+    for judgement in judgements[:_MOST_SENTENCES]:
+        name = code(judgement.name, _NAME_LIMIT)
+        yield f"- {name}: {escape(judgement.sentence, _SENTENCE_LIMIT)}"
+    if len(judgements) > _MOST_SENTENCES:
+        yield f"- and {len(judgements) - _MOST_SENTENCES:,} more in `{GATE}`"
+    if judgements:
+        yield ""
+
+
+def _write_not_run(report: AuditReport) -> Iterator[str]:
+    not_run = [run for run in report.probe_runs if run.reason_not_run is not None]
+    yield "### Not run"
+    yield ""
+    for run in not_run[:_MOST_PROBES]:
+        yield f"- {code(run.name)}: {escape(fmt.hide_paths(run.reason_not_run or ''))}"
+    if len(not_run) > _MOST_PROBES:
+        yield f"- and {len(not_run) - _MOST_PROBES:,} more probes"
+    if not not_run:
+        ran = ", ".join(code(run.name) for run in report.probe_runs[:_MOST_PROBES]) or "none"
+        yield f"Every probe of the suite ran: {ran}. Other attacks were not tried."
+    yield ""
+
+
+def _write_accepted(result: GateResult) -> Iterator[str]:
+    yield "### Findings and who accepted them"
+    yield ""
+    yield escape(write_acceptances(result))
+    yield ""
+    accepted = sort_acceptances(result)
+    if not accepted:
+        return
+    yield build_row(("State", "Finding", "By", "Until", "Why"))
+    yield build_row(["---"] * 5)
+    for entry in accepted[:_MOST_ACCEPTED]:
+        yield build_row(_show_acceptance(entry))
+    yield ""
+    if len(accepted) > _MOST_ACCEPTED:
+        yield f"And {len(accepted) - _MOST_ACCEPTED:,} more in `{GATE}`."
+        yield ""
+
+
+def _show_acceptance(entry: Acceptance) -> tuple[str, ...]:
+    states = {"accepted": "accepted", "expired": "**expired**", "not-found": "not in this audit"}
+    until = "without end" if entry.until is None else escape(entry.until, 40)
+    return (
+        states[entry.state],
+        code(entry.finding, 90),
+        escape(entry.by, 80),
+        until,
+        escape(entry.reason, 200),
+    )
+
+
+_XML_NAME_LIMIT, _XML_SENTENCE_LIMIT = 1000, 4000
+_FIELDS: Final = (
+    "probe",
+    "metric",
+    "parameters",
+    "bucket",
+    "compared_with",
+    "limit",
+    "value",
+    "low",
+    "high",
+    "num_documents",
+    "num_matched",
+    "num_documents_needed",
+)
+
+
+def render_junit(result: GateResult) -> bytes:
+    """Render a result as JUnit XML, UTF-8."""
+    xml = JUnitXml("memguard gate")
+    suites = list(_build_suites(result))
+    if result.outcome != "pass" and not any(suite.failures or suite.errors for suite in suites):
+        suites.append(_build_outcome(result))
+    for suite in suites:
+        xml.add_testsuite(suite)
+    xml.update_statistics()  # type: ignore[no-untyped-call]
+    rendered: bytes = xml.tostring()  # type: ignore[no-untyped-call]
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + rendered + b"\n"
+
+
+def _build_suites(result: GateResult) -> Iterator[TestSuite]:
+    ordered = sorted(result.judgements, key=lambda judgement: judgement.rule)
+    for rule, judgements in groupby(ordered, key=lambda judgement: judgement.rule):
+        listed = list(judgements)
+        name = _name_suite(rule, listed)
+        suite = _start_suite(name, result)
+        for judgement in listed:
+            suite.add_testcase(_build_case(name, judgement))
+        suite.update_statistics()  # type: ignore[no-untyped-call]
+        yield suite
+
+
+def _name_suite(rule: int, judgements: list[Judgement]) -> str:
+    if rule == 0:
+        return "verdict"
+    # What cannot be judged has no metric; other judgements of the rule may have one.
+    metrics = sorted({judgement.metric for judgement in judgements if judgement.metric})
+    named = f": {', '.join(metrics)}" if metrics else ""
+    return fmt.clean_text(f"rule {rule}{named}", _XML_NAME_LIMIT)
+
+
+def _start_suite(name: str, result: GateResult) -> TestSuite:
+    suite = TestSuite(name)  # type: ignore[no-untyped-call]
+    suite.timestamp = fmt.clean_name(result.created.removesuffix("Z"), 40)
+    for key, value in (
+        ("audit", result.audit),
+        ("report_sha256", result.report_sha256),
+        ("memguard", result.tool_version),
+        ("verdict", result.verdict),
+        ("outcome", result.outcome),
+        ("exit_code", str(result.exit_code)),
+    ):
+        suite.add_property(key, fmt.clean_text(value, _XML_SENTENCE_LIMIT))
+    return suite
+
+
+def _build_case(suite: str, judgement: Judgement) -> TestCase:
+    case = TestCase(fmt.clean_name(judgement.name, _XML_NAME_LIMIT), f"memguard.gate.{suite}", 0)
+    sentence = fmt.clean_text(judgement.sentence, _XML_SENTENCE_LIMIT)
+    if judgement.outcome == "fail":
+        case.result = [Failure(sentence, "fail")]
+    elif judgement.outcome == "inconclusive":
+        case.result = [Error(sentence, "inconclusive")]
+    elif judgement.outcome == "cannot-be-judged":
+        case.result = [Skipped(sentence, "cannot-be-judged")]
+    case.system_out = sentence
+    for field in _FIELDS:
+        value = getattr(judgement, field)
+        if value is not None:
+            # repr is the shortest text that reads back as the same number.
+            text = value if isinstance(value, str) else repr(value)
+            case.add_property(field, fmt.clean_text(text, _XML_NAME_LIMIT))
+    return case
+
+
+def _build_outcome(result: GateResult) -> TestSuite:
+    suite = _start_suite("gate", result)
+    case = TestCase("outcome", "memguard.gate", 0)
+    skipped = sum(judgement.outcome == "cannot-be-judged" for judgement in result.judgements)
+    case.result = [
+        Error(
+            f"The gate did not pass (exit code {result.exit_code}): {skipped:,} of "
+            f"{len(result.judgements):,} judgements cannot be judged.",
+            result.outcome,
+        )
+    ]
+    suite.add_testcase(case)
+    suite.update_statistics()  # type: ignore[no-untyped-call]
+    return suite

@@ -1,0 +1,39 @@
+"""Texts of records: shares as percentages, and absolute paths, which are shortened."""
+
+import re
+from pathlib import PurePath
+
+# An absolute path as an argument, a setting's value or a list entry; it may contain spaces.
+_ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,'\"]))\s*/[^,'\"\[\]{}]*")
+
+
+def format_percent(share: float, decimals: int = 1) -> str:
+    """Format a share as ``95.0 %``, never rounded to 0 or 100 unless it is exactly that.
+
+    The space is a plain one, so that any encoding has it; what wraps a sentence keeps it together
+    (`runtime.console.wrap_words`). Pages have a format of their own, `pages.formatting.percent`.
+
+    Args:
+        share: from 0 to 1.
+        decimals: digits after the point.
+    """
+    least = 10.0**-decimals
+    if 0 < 100 * share < least / 2:
+        return f"<{least:.{decimals}f} %"
+    if 100 - least / 2 <= 100 * share < 100:
+        return f"{100 - least:.{decimals}f} %"
+    return f"{100 * share:.{decimals}f} %"
+
+
+def shorten_paths(text: str) -> str:
+    """Return an argument or a value in which absolute paths are shortened to their last two parts.
+
+    Records are handed to other people.
+    """
+    return _ABSOLUTE.sub(lambda match: shorten_path(match[0].strip()), text)
+
+
+def shorten_path(path: str) -> str:
+    """Return the last two parts of an absolute path; relative paths do not change."""
+    parts = PurePath(path).parts
+    return "/".join(parts[1:][-2:]) if PurePath(path).is_absolute() else path
