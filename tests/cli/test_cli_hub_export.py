@@ -6,6 +6,7 @@ The runs are made up: every file of theirs has planted texts, and weights of a f
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from cli_examples import Outcome, run_cli
 from hub_runs import write_planted_audit, write_planted_run
 from hub_stand_in import TOKEN, HubStandIn, Repo, serve_hub
 from huggingface_hub import constants
+
+from memguard.report import audit_facts
 
 # Of huggingface_hub, about its own HTTP client.
 pytestmark = [
@@ -116,10 +119,13 @@ def test_the_hub_receives_the_listed_files_and_nothing_planted(
     assert not any("torch" in head.lower() for head, _ in hub.received)
 
 
-def test_a_planted_text_would_be_found(hub: HubStandIn, tmp_path: Path) -> None:
+def test_a_planted_text_would_be_found(
+    hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     planted = write_planted_run(run)
     write_planted_audit(run, planted, tool_version=planted.texts[5])
+    monkeypatch.setattr(audit_facts, "_VERSION", re.compile(".*"))  # Anything is a version.
     read(export(run, "--json"))
     found = [text for text in hub.list_texts() if planted.texts[5].encode() in text]
     # The validated card and the commit; the sample of the card is too short to have this line.
@@ -166,7 +172,7 @@ def test_the_verdict_decides_what_must_be_said(hub: HubStandIn, tmp_path: Path) 
     refuse(export(run), 2, "trained documents can be extracted", "Give --allow-extracted to send")
     assert hub.received == []
     assert read(export(run, "--allow-extracted", "--json"))["verdict"] == "memorized"
-    assert "**Memorized. " in hub.repos["acme/notes"].files["README.md"].decode()
+    assert "**Memorized: " in hub.repos["acme/notes"].files["README.md"].decode()
     # Amber: the cause is open. For a private repository the verdict in the card is enough.
     write_planted_audit(run, planted, level="extracted")
     assert read(export(run, "--json"))["needs"] is None
