@@ -241,7 +241,7 @@ def diff_audits(old: Audited, new: Audited) -> AuditDiff:
     if keys[0] is None or keys[0] != keys[1]:
         raise RecordError(
             "the two audits have no identity key in common, so no document can be matched. Audit "
-            "both with the same --identity-key"
+            "both with the same 'data.identity_key'"
         )
     before, after = DiffSide(which="old", audited=old), DiffSide(which="new", audited=new)
     names = list({**after.documents.extracted, **before.documents.extracted})

@@ -167,9 +167,9 @@ def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ..
     if verdict.may_be_fixed:
         steps += _write_fixes(report, run_path)
     if report.num_findings:
-        again = "the same command with '--excerpts'"
+        again = "the same command with 'audit.excerpts=true'"
         if run_path is not None:
-            again = f"'memguard audit {run_path} --excerpts'"
+            again = f"'memguard audit {run_path} audit.excerpts=true'"
         steps.append(
             "Review the findings and decide whether disclosure is acceptable; "
             f"{again} writes their text to a private file."
@@ -203,7 +203,7 @@ def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ..
             f"Include an attacker who knows which tokens the mitigation dropped: '{again}'."
         )
     if report.method.dtype != "fp32" and _count_tiny(report):
-        steps.append("Audit again with '--dtype fp32' to resolve the near-ties.")
+        steps.append("Audit again with 'audit.dtype=fp32' to resolve the near-ties.")
     if verdict.page_colour == "green":
         steps.append(
             "Keep this page with the weights it identifies, and audit again if documents, epochs "

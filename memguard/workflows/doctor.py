@@ -39,7 +39,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
         ("torchao", "bitsandbytes"),
         "adapter.quantization, and audits of int8 and nf4 (--load-as)",
     ),
-    "bench": (("lm-eval",), "benchmark tasks as utility (audit.utility, audit --utility)"),
+    "bench": (("lm-eval",), "benchmark tasks as utility (audit.utility)"),
 }
 """Libraries of each extra, and what they enable."""
 
