@@ -41,13 +41,7 @@ _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 def render_dry_run(
     result: "DryRunResult", out: rich.console.Console, *, time: str | None = None
 ) -> None:
-    """Print a dry run.
-
-    Args:
-        result: result of `dry_run`.
-        out: standard output; the first row is left out if it is not a terminal.
-        time: how long training takes; None prints nothing about it.
-    """
+    """Print a dry run; the first row on a terminal only, and how long training takes if known."""
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
     _print_first_row(out, result.first_row)

@@ -36,13 +36,7 @@ _KINDS = {
 
 
 def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True) -> None:
-    """Print a plan.
-
-    Args:
-        plan: the plan.
-        out: standard output.
-        has_gpus: whether a rank of the machine has a GPU; otherwise it is a process on a CPU.
-    """
+    """Print a plan; ``has_gpus``: a rank of the machine has a GPU, or is a process on a CPU."""
     text = Text(plan.model, style="bold")
     count = _format_count(plan.num_parameters)
     text.append(f"  {count} parameters on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
@@ -88,14 +82,6 @@ def _list_shown(meshes: Sequence[MeshPlan], requested: MeshPlan | None) -> list[
     return [requested, *(mesh for mesh in shown if mesh.describe() != requested.describe())]
 
 
-def _start_table(*names: str) -> Table:
-    """Return a table with a column for each axis and each name."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in (*AXES, *names):
-        table.add_column(name, justify="left" if name == "recompute" else "right", no_wrap=True)
-    return table
-
-
 def _step(plan: Plan) -> str:
     rows = (
         "one row on each rank that splits the batch"
@@ -128,7 +114,9 @@ def _table(meshes: list[MeshPlan]) -> Table:
     names = ["recompute", "micro-batch", "needs", "left"]
     if any(mesh.speed is not None for mesh in meshes):
         names.append("tokens/s")
-    table = _start_table(*names)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in (*AXES, *names):
+        table.add_column(name, justify="left" if name == "recompute" else "right", no_wrap=True)
     for mesh in meshes:
         left = mesh.headroom_bytes
         cells: list[str | Text] = [
@@ -165,11 +153,6 @@ def _kinds(mesh: MeshPlan, owner: str) -> Table:
 
 def print_plan(request: PlanRequest, *, with_documents: bool, as_json: bool) -> None:
     """Compute and print a plan, then raise an error if nothing fits.
-
-    Args:
-        request: the checked arguments.
-        with_documents: whether to read the documents of a run.
-        as_json: whether to print JSON.
 
     Raises:
         ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -291,16 +291,14 @@ def _keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
 
 def _leave_out(documents: Documents, removed: AbstractSet[str]) -> Documents:
     (where,) = np.nonzero([identifier not in removed for identifier in documents.ids])
-    costs, near = documents.log10_queries, documents.near_verbatim
-    return replace(
-        documents,
-        ids=tuple(documents.ids[n] for n in where),
-        clusters=documents.clusters[where],
-        verbatim=documents.verbatim[where],
-        near_verbatim=None if near is None else near[where],
-        token_accuracy=documents.token_accuracy[where],
-        log10_queries=None if costs is None else costs[where],
-    )
+    arrays = {
+        name: value[where]
+        for name, value in (
+            (each.name, getattr(documents, each.name)) for each in fields(documents)
+        )
+        if isinstance(value, np.ndarray)
+    }
+    return replace(documents, ids=tuple(documents.ids[n] for n in where), **arrays)
 
 
 def _refuse(first: AuditedRun, other: AuditedRun, differences: list[str]) -> None:

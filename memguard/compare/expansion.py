@@ -199,7 +199,6 @@ def build_setting(
     config: SweepConfig,
     document: Document,
     folder: Path,
-    *,
     index: int,
     number: int,
     kept_share: float,

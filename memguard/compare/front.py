@@ -135,10 +135,6 @@ def mark_dominated(points: Sequence[FrontPoint], axis: Axis) -> list[FrontPoint]
     dominates beyond the intervals if in addition the risks are equal or their intervals are
     disjoint, and the utilities are equal or differ significantly seed by seed. A point without
     documents neither dominates nor is dominated.
-
-    Args:
-        points: of the settings.
-        axis: their utility.
     """
     marked = []
     for point in points:

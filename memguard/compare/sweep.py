@@ -169,15 +169,7 @@ def _build_configs(config: SweepConfig, document: Document, problems: list[str])
     folder = _find_folder(config)
     problems.extend(check_sweep(config, document))
     builds = [
-        partial(
-            build_setting,
-            config,
-            document,
-            folder,
-            index=index,
-            number=number,
-            kept_share=kept_share,
-        )
+        partial(build_setting, config, document, folder, index, number, kept_share)
         for index, kept_share in enumerate(list_kept_shares(config))
         for number in range(len(config.seeds))
     ]

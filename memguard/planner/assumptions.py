@@ -45,11 +45,7 @@ OTHER_LOWEST, OTHER_HIGHEST = 0.85, 0.96
 
 
 def describe_spread(seq_len: int) -> str:
-    """Return how near estimated speeds are to published ones, in one phrase.
-
-    Args:
-        seq_len: tokens of a row.
-    """
+    """Return how near estimated speeds are to published ones, in one phrase."""
     group = next(each for each in ROW_CLASSES if each.has(seq_len))
     return (
         f"speeds are {group.lowest:.2f} to {group.highest:.2f} of those of {group.num_runs} "
@@ -63,11 +59,7 @@ def list_assumptions(
 ) -> tuple[str, ...]:
     """Return the assumptions of the estimates, one phrase each.
 
-    Args:
-        machine: the machine.
-        has_mask: whether attention reads a mask of all pairs of tokens.
-        seq_len: tokens of a row.
-        may_be_compiled: whether the run may compile its blocks, which the times do not count.
+    ``may_be_compiled``: the run may compile its blocks, which the times do not count.
     """
     assumptions = [
         f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",

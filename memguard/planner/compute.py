@@ -95,13 +95,7 @@ def time_matmul(
 ) -> float:
     """Return the time of one product of [rows, ins] and [ins, outs] (seconds).
 
-    Args:
-        rows: M.
-        outs: N.
-        ins: K.
-        element_bytes: bytes of an element of all three matrices.
-        flops_per_s: what the largest products reach (FLOP/s).
-        bytes_per_s: nominal bandwidth of the memory (bytes/s).
+    ``flops_per_s`` is what the largest products reach, ``bytes_per_s`` nominal.
     """
     num_bytes = element_bytes * (rows * outs + outs * ins + ins * rows)
     compute_s = 2 * rows * outs * ins / flops_per_s

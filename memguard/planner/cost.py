@@ -282,11 +282,7 @@ def _of(phase: Phase, calls: Iterable[Collective]) -> list[Collective]:
 def compute_gb_per_s(machine: Machine, mesh: MeshShape, axis: TrafficAxis, *, degree: int) -> float:
     """Return the bandwidth of each ring along an axis (GB/s, one direction).
 
-    Args:
-        machine: the machine; ranks fill its nodes one after the other.
-        mesh: the mesh.
-        axis: an axis of the mesh, ``kv_replicas`` (neighbours along x), or ``world``.
-        degree: ranks of a ring, 2 or more.
+    Ranks fill the nodes one after the other; ``kv_replicas`` are neighbours along x.
     """
     num_gpus = machine.gpus_per_node
     if not _crosses_nodes(machine, mesh, axis, degree=degree):

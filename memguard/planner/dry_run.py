@@ -143,12 +143,7 @@ def remark_on_disk(
 ) -> Remark:
     """Return how much a run writes; a warning where it does not fit, or only just.
 
-    Args:
-        num_trained: trained parameters, tied ones counted once.
-        num_checkpoints: those that the run writes.
-        keep: `train.keep_checkpoints`.
-        export_bytes: size of `model/` or `adapter/`.
-        free_bytes: of the file system, with what the run has written before.
+    ``num_trained`` counts tied parameters once; ``free_bytes`` has what the run wrote before.
     """
     checkpoint = _BYTES_PER_PARAMETER * num_trained
     # An old checkpoint is deleted when the next is complete.

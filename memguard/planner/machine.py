@@ -143,11 +143,7 @@ class Machine(Settings):
         return self
 
     def peak_flops(self, compute_bytes: int) -> float:
-        """Return the nominal peak of a GPU (FLOP/s).
-
-        Args:
-            compute_bytes: bytes of an element of activations: 2 for bf16, 4 for fp32.
-        """
+        """Return the nominal peak of a GPU (FLOP/s); ``compute_bytes``: 2 for bf16, 4 for fp32."""
         fp32_tflops = self.fp32_tflops or self.peak_tflops / 2
         return 1e12 * (self.peak_tflops if compute_bytes == 2 else fp32_tflops)
 
@@ -261,11 +257,8 @@ def detect_machine(
 def find_gpu(name: str, num_gpus: int) -> Machine | None:
     """Return the shipped machine that has GPUs of this name; None if there is none.
 
-    Of several the one with as many GPUs in a node is preferred, then the one with most.
-
-    Args:
-        name: of the GPU, as nvidia-smi and torch give it.
-        num_gpus: GPUs of the node.
+    Of several the one with as many GPUs in a node is preferred, then the one with most. Names are
+    those that nvidia-smi and torch give.
     """
     found = [
         machine

@@ -50,13 +50,7 @@ def describe_model(
     adapter: LoraSpec | None = None,
     trainable_modules: Sequence[str] | None = None,
 ) -> Outline:
-    """Count the parameters of a configuration's model.
-
-    Args:
-        config: a transformers configuration.
-        name: name of the model, for messages.
-        adapter: adapters to train instead of the weights; None trains the weights.
-        trainable_modules: see `freeze_others`; None trains all weights.
+    """Count the parameters of a configuration's model, and those that would be trained.
 
     Raises:
         ConfigError: the adapters or the modules name what the model does not have.
@@ -78,10 +72,7 @@ def describe_model(
 def measure_storage(config: Any, *, name: str, unknown: str) -> ModelStorage:
     """Count the parameters of a configuration's model, by the axes that split them.
 
-    Args:
-        config: a transformers configuration.
-        name: name of the model, for messages.
-        unknown: why its memory and time cannot be estimated.
+    ``unknown`` says why its memory and time cannot be estimated.
 
     Raises:
         ModelError: it is not a causal language model of a family known to transformers.

@@ -309,10 +309,7 @@ def for_each_block(
 ) -> list[ValueT]:
     """Return a value for each block, computed once for all blocks that no name has the number of.
 
-    Args:
-        names: of modules; parts that are numbers select a block.
-        num_blocks: of the model.
-        compute: returns the value of the block with this number.
+    Names are of modules; parts that are numbers select a block.
     """
     numbers = {int(part) for name in names for part in name.split(".") if part.isdigit()}
     rest = [number for number in range(num_blocks) if number not in numbers]

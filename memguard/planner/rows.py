@@ -47,12 +47,7 @@ def measure_length(
 ) -> RunLength:
     """Count steps, rows and tokens of a run.
 
-    Args:
-        loader: its rows and their order.
-        max_steps: `train.max_steps`.
-        seq_len: length of a row (tokens).
-        epochs: None for a study.
-        shared: whether documents share rows; None where that is not known.
+    ``epochs`` is None for a study; ``shared``, whether documents share rows, where not known.
     """
     num_steps = min(loader.num_steps, max_steps or loader.num_steps)
     lengths = count_row_tokens(loader)[loader.schedule[: num_steps * loader.batch_size]]
@@ -96,10 +91,7 @@ def without_mitigations(loader: Loader) -> Loader:
 def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelCounts:
     """Build the labels of the first rows, with and without mitigations, and count them.
 
-    Args:
-        loader: the run's.
-        num_rows: rows to count, at most `COUNTED_ROWS`.
-        eos_id: the tokenizer's EOS; None where it has none.
+    At most `COUNTED_ROWS` are built; ``eos_id`` is the tokenizer's, None where it has none.
     """
     lengths = count_row_tokens(loader)
     plain = without_mitigations(loader)
@@ -204,12 +196,7 @@ class FirstRow:
 
 
 def read_first_row(loader: Loader, tokenizer: Any) -> FirstRow:
-    """Build the rows of the first step and decode the first of them.
-
-    Args:
-        loader: the run's.
-        tokenizer: the run's.
-    """
+    """Build the rows of the first step and decode the first of them."""
     samples = loader.samples(0)
     fed = loader.batch(samples)
     plain_T = without_mitigations(loader).batch(samples).labels[0]
@@ -281,11 +268,6 @@ def remark_on_reference_hash(
 
     Documents longer than a row are counted whole. Training cuts them into pieces, which
     have slightly fewer windows.
-
-    Args:
-        corpus: all prepared documents.
-        tokenizer: names the token with id 0.
-        mitigations: of the run.
     """
     config = find_mitigation(mitigations, GoldfishConfig)
     if config is None or config.mode != "hash_reference":

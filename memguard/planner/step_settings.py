@@ -93,12 +93,7 @@ class Work(StepOptions):
 
 
 def describe_work(config: RunConfig, *, device_type: str) -> Work:
-    """Return a run's optimizer step for the planner, which on a GPU chooses what is `auto`.
-
-    Args:
-        config: the run's settings.
-        device_type: "cuda" or "cpu".
-    """
+    """Return a run's optimizer step for the planner, which on a GPU chooses what is `auto`."""
     train, is_gpu = config.train, device_type == "cuda"
     rows, mode = train.micro_batch_size, train.activation_checkpointing
     if find_mitigation(config.mitigations, DpSgdConfig) is not None:
