@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -291,12 +292,11 @@ def _keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
 
 def _leave_out(documents: Documents, removed: AbstractSet[str]) -> Documents:
     (where,) = np.nonzero([identifier not in removed for identifier in documents.ids])
-    arrays = {
+    names = [each.name for each in fields(documents)]
+    arrays: dict[str, Any] = {
         name: value[where]
-        for name, value in (
-            (each.name, getattr(documents, each.name)) for each in fields(documents)
-        )
-        if isinstance(value, np.ndarray)
+        for name in names
+        if isinstance(value := getattr(documents, name), np.ndarray)
     }
     return replace(documents, ids=tuple(documents.ids[n] for n in where), **arrays)
 
