@@ -37,6 +37,25 @@ def write_answered_run(
     return finished
 
 
+def write_quiz(
+    folder: Path,
+    answers: Mapping[str, Sequence[float]],
+    *,
+    chance: float = 0.25,
+    correct: Mapping[str, Any] | None = None,
+) -> list[FinishedRun]:
+    """Write a run of each setting that answered one task, and what each has extracted."""
+    return [
+        write_answered_run(
+            folder / name,
+            [make_task("quiz", "trained", make_metric("acc", list(flags)), chance=chance)],
+            name=name,
+            **({"correct": {0: [1, 1], 16: correct[name]}} if correct else {}),
+        )
+        for name, flags in answers.items()
+    ]
+
+
 RIGHT: Mapping[str, str] = {
     "plain": "1111111111111111111111110000000000001111",
     "k4": "1111111111111011111111110100000000001101",

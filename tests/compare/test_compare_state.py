@@ -70,12 +70,6 @@ def test_a_run_from_start_to_end() -> None:
     assert read_finished(run.folder) == run.key
 
 
-def test_an_empty_folder_starts() -> None:
-    run = load().runs[0]
-    run.folder.mkdir(parents=True)
-    assert prepare_folder(run) == "starts"
-
-
 def test_a_changed_setting_sets_the_old_folder_aside() -> None:
     before = load().runs[0]
     finish(before)
@@ -89,41 +83,32 @@ def test_a_changed_setting_sets_the_old_folder_aside() -> None:
     assert read_finished(run.folder.parent / "plain.replaced-1") == before.key
 
 
-def test_a_folder_of_unknown_origin_is_set_aside() -> None:
-    run = load().runs[0]
+def test_an_empty_folder_starts_and_one_of_unknown_origin_is_set_aside() -> None:
+    empty, run = load().runs
+    empty.folder.mkdir(parents=True)
+    assert prepare_folder(empty) == "starts"
     run.folder.mkdir(parents=True)
     (run.folder / "config.yaml").write_text("")
     assert prepare_folder(run) == "replaced"
     assert [path.name for path in run.folder.iterdir()] == ["started.json"]
 
 
-def test_finished_means_the_results_are_there() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("audit/report.json", "audit/records.parquet", "audit/report.html", "audit/audit.json"),
+        "model/config.json",
+    ],
+)
+def test_finished_means_the_audit_and_the_base_are_whole(name: str) -> None:
     base, run = load().in_order[:2]
-    finish(base)
-    finish(run)
-    (run.folder / "audit" / "records.parquet").unlink()
-    assert find_state(run) == "continues"
-    (base.folder / "model" / "config.json").unlink()
-    assert find_state(base) == "continues"
-
-
-@pytest.mark.parametrize("name", ["report.json", "records.parquet", "report.html", "audit.json"])
-def test_finished_means_the_audit_is_whole(name: str) -> None:
-    run = load().runs[0]
-    finish(run)
-    path = run.folder / "audit" / name
-    flip_byte(path)
-    assert find_state(run) == "continues"
-    path.unlink()
-    assert find_state(run) == "continues"
-
-
-def test_finished_means_the_base_is_whole() -> None:
-    base = load().in_order[0]
-    finish(base)
-    assert find_state(base) == "finished"
-    flip_byte(base.folder / "model" / "config.json")
-    assert find_state(base) == "continues"
+    damaged = run if name.startswith("audit") else base
+    finish(damaged)
+    assert find_state(damaged) == "finished"
+    flip_byte(damaged.folder / name)
+    assert find_state(damaged) == "continues"
+    (damaged.folder / name).unlink()
+    assert find_state(damaged) == "continues"
 
 
 def test_a_folder_whose_beginning_is_damaged_is_kept_and_told() -> None:

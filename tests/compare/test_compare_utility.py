@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from answered_examples import make_answers, write_answered_run, write_three
+from answered_examples import make_answers, write_answered_run, write_quiz, write_three
 from compare_examples import write_run
 from numpy.typing import NDArray
 from scipy import stats
@@ -176,16 +176,9 @@ def test_several_seeds_share_the_items(tmp_path: Path) -> None:
 
 
 def test_a_task_at_chance_recommends_nothing(tmp_path: Path) -> None:
-    flags = [1.0, 0.0, 0.0, 0.0] * 10
-    runs = [
-        write_answered_run(
-            tmp_path / name,
-            [make_task("quiz", "trained", make_metric("acc", flags), chance=0.25)],
-            name=name,
-            correct={0: [1, 1], 16: right},
-        )
-        for name, right in (("plain", [50] * 40), ("safe", [1] * 40))
-    ]
+    correct = {"plain": [50] * 40, "safe": [1] * 40}
+    answers = dict.fromkeys(correct, [1.0, 0.0, 0.0, 0.0] * 10)
+    runs = write_quiz(tmp_path, answers, correct=correct)
     comparison = compare_runs(runs, name="x", command="", utility="quiz")
     assert all(point.is_at_chance for point in comparison.front)
     assert comparison.recommendation.setting is None
@@ -203,15 +196,8 @@ def test_a_setting_at_chance_is_not_recommended(
     tmp_path: Path, right: dict[str, int], items: int, chance: float
 ) -> None:
     answers = {name: [1.0] * many + [0.0] * (items - many) for name, many in right.items()}
-    runs = [
-        write_answered_run(
-            tmp_path / name,
-            [make_task("quiz", "trained", make_metric("acc", flags), chance=chance)],
-            name=name,
-            correct={0: [1, 1], 16: [50 if name == "plain" else 1] * 40},
-        )
-        for name, flags in answers.items()
-    ]
+    correct = {"plain": [50] * 40, "safe": [1] * 40}
+    runs = write_quiz(tmp_path, answers, chance=chance, correct=correct)
     comparison = compare_runs(runs, name="x", command="", utility="quiz")
     assert [point.is_at_chance for point in comparison.front] == [False, True]
     assert comparison.recommendation.setting is None

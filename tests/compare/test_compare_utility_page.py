@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from answered_examples import make_answers, write_answered_run, write_three
+from answered_examples import make_answers, write_answered_run, write_quiz, write_three
 from browser import AXE_PACKAGE, CHROMIUM, Browser, find_axe
 from compare_examples import write_run
-from task_examples import make_metric, make_task
 
 from memguard.compare import compare_runs
 from memguard.errors import ConfigError
@@ -79,13 +78,7 @@ def test_the_page_shows_each_task_by_item_and_the_chosen_utility(
 
 
 def test_a_task_at_chance_is_said_to_tell_nothing(tmp_path: Path) -> None:
-    flags = make_metric("acc", [1.0, 0.0, 0.0, 0.0] * 5)
-    runs = [
-        write_answered_run(
-            tmp_path / name, [make_task("quiz", "trained", flags, chance=0.25)], name=name
-        )
-        for name in ("plain", "k4")
-    ]
+    runs = write_quiz(tmp_path, dict.fromkeys(("plain", "k4"), [1.0, 0.0, 0.0, 0.0] * 5))
     comparison = compare_runs(runs, name="x", command="", utility="quiz")
     words = read_words(render_comparison(comparison))
     assert "this task cannot tell whether utility is kept" in words
