@@ -239,6 +239,29 @@ def test_trend_by_the_textbook_formula() -> None:
     assert again.z == pytest.approx(trend.z, rel=1e-9)
 
 
+def test_trend_against_permutations() -> None:
+    buckets, doses = [(3, 40), (5, 40), (9, 40), (10, 40)], [0.0, 1.0, 4.0, 16.0]
+    trend = compute_trend([x for x, _ in buckets], [n for _, n in buckets], doses)
+    outcomes, dose_of = map(np.array, _list_documents(buckets, doses))
+    draw = np.random.default_rng(0)
+    observed = abs(outcomes @ (dose_of - dose_of.mean()))
+    shuffled = np.array([draw.permutation(outcomes) for _ in range(20_000)])
+    share = np.mean(np.abs(shuffled @ (dose_of - dose_of.mean())) >= observed - 1e-9)
+    # About 0.06: the share varies by 0.0017, the normal approximation is off by some percent of it.
+    assert trend.p_value == pytest.approx(share, abs=0.015)
+
+
+def test_trend_holds_its_level() -> None:
+    draw = np.random.default_rng(0)
+    documents, doses = [100, 100, 100, 100], [0, 1, 4, 16]
+    p_values = []
+    for _ in range(1000):
+        trend = compute_trend(draw.binomial(documents, 0.2).tolist(), documents, doses)
+        p_values.append(trend.p_value)
+    # 50 expected below 0.05, standard deviation 7.
+    assert 29 <= np.sum(np.array(p_values) < 0.05) <= 71
+
+
 @pytest.mark.parametrize(
     ("matched", "documents", "doses"),
     [
@@ -268,6 +291,14 @@ def test_fit_is_scikit_learns(buckets: list[tuple[int, int]]) -> None:
         # Both average at most 7 rates.
         assert rates == pytest.approx(expected.tolist(), abs=1e-12)
     assert rates == sorted(rates)
+
+
+def test_fit_by_hand() -> None:
+    # 3/10 and 1/10 pool to 4/20; the empty bucket is stepped over.
+    assert fit_dose_response([0, 3, 0, 1, 5], [10, 10, 0, 10, 10]) == [0, 0.2, None, 0.2, 0.5]
+    # Weighted: (30 + 0) / (100 + 1), not the mean of 0.3 and 0.
+    assert fit_dose_response([30, 0], [100, 1]) == pytest.approx([30 / 101, 30 / 101])
+    assert fit_dose_response([], []) == []
 
 
 def test_counts_that_are_no_shares_are_refused() -> None:
