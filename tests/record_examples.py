@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from memguard.audit.selection import BucketOutline
+from memguard.audit.selection import BucketCounts
 from memguard.audit.windows import AuditDocument
 from memguard.records import ManifestEntry
 
@@ -43,7 +43,7 @@ def make_document(ids: Any, *, name: str = "d", **fields: Any) -> AuditDocument:
 
 def make_outline(
     bucket: str, role: Any = "trained", num_repetitions: int | None = None, **counts: int
-) -> BucketOutline:
+) -> BucketCounts:
     """Return a bucket of which every document is audited, unless ``counts`` say otherwise."""
     values = {"num_too_short": 0, "num_not_sampled": 0, **counts}
-    return BucketOutline(bucket=bucket, role=role, num_repetitions=num_repetitions, **values)
+    return BucketCounts(bucket=bucket, role=role, num_repetitions=num_repetitions, **values)

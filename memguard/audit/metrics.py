@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.requests import Inputs, Measured
-from memguard.audit.selection import BucketOutline
+from memguard.audit.selection import BucketCounts
 from memguard.audit.statistics import (
     compute_difference,
     compute_mean,
@@ -143,7 +143,7 @@ class Evidence:
     """The measurements of an audit, by probe, and the documents that they are of; N windows."""
 
     inputs: Inputs
-    outlines: Sequence[BucketOutline]
+    buckets: Sequence[BucketCounts]
     """Buckets in the report's order, including those without documents."""
     trained: Mapping[str, Measured]
     """Results of the audited model."""
@@ -180,9 +180,9 @@ class Evidence:
         return np.array([is_member(w.document) for w in self.inputs.windows], dtype=bool)
 
     @property
-    def control(self) -> BucketOutline | None:
+    def control(self) -> BucketCounts | None:
         """The bucket of documents that were never trained."""
-        return next((outline for outline in self.outlines if outline.role == "control"), None)
+        return next((outline for outline in self.buckets if outline.role == "control"), None)
 
 
 def tabulate_metric(
@@ -211,7 +211,7 @@ def tabulate_metric(
     )
     control = evidence.control
     control_N = None if control is None else evidence.bucket_N == control.bucket
-    for outline in evidence.outlines:
+    for outline in evidence.buckets:
         here_N = evidence.bucket_N == outline.bucket
         beside_N = None if outline is control else control_N
         named = replace(row, bucket=outline.bucket)

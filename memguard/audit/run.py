@@ -76,7 +76,7 @@ def measure(
                 also_measure(role)
     evidence = Evidence(
         inputs=inputs,
-        outlines=plan.selection.buckets,
+        buckets=plan.selection.buckets,
         trained=measured["trained"],
         other=measured.get("base"),
         reference=measured.get("reference", {}),

@@ -22,8 +22,8 @@ from memguard.seeds import derive_generator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BucketOutline:
-    """One bucket before anything is scored."""
+class BucketCounts:
+    """Documents of one bucket, and those of it that are left out, by reason."""
 
     bucket: str
     role: Role
@@ -55,7 +55,7 @@ class Selection:
     """The windows that are audited, and the buckets with their excluded documents."""
 
     windows: tuple[Window, ...]
-    buckets: tuple[BucketOutline, ...]
+    buckets: tuple[BucketCounts, ...]
     """Control first, then trained buckets by ascending num_repetitions, then the rest."""
 
 
@@ -111,7 +111,7 @@ def select_windows(
         left_out = {*eligible, *near_duplicates}
         reasons = Counter(_find_reason(d) for d in members if d.id not in left_out)
         buckets.append(
-            BucketOutline(
+            BucketCounts(
                 bucket=name,
                 role=members[0].role,
                 num_repetitions=counts.pop() if len(counts) == 1 else None,
@@ -165,7 +165,7 @@ def _find_reason(document: AuditDocument) -> Literal["too short", "cut", "nothin
     return "too short"
 
 
-def _order(outline: BucketOutline) -> tuple[int, float, str]:
+def _order(outline: BucketCounts) -> tuple[int, float, str]:
     place = {"control": 0, "trained": 1}.get(outline.role, 2)
     count = outline.num_repetitions
     return place, float("inf") if count is None else count, outline.bucket

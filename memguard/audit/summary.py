@@ -10,7 +10,7 @@ from memguard.audit.document_scores import DocumentScores, collect_findings
 from memguard.audit.metrics import Evidence
 from memguard.audit.plugins import contain
 from memguard.audit.probe import Probe, Summary
-from memguard.audit.selection import BucketOutline
+from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.verdict import Canaries, Coverage, DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
@@ -110,13 +110,13 @@ def collect_tables(evidence: Evidence, summaries: Mapping[str, Summary], suite: 
             for part in parts
             for metric in part.metrics
         ),
-        buckets=tuple(_describe_bucket(evidence, outline) for outline in evidence.outlines),
+        buckets=tuple(_describe_bucket(evidence, outline) for outline in evidence.buckets),
         tests=tuple(row for part in parts for row in part.tests),
         details=tuple(row for part in parts for row in part.details),
     )
 
 
-def _describe_bucket(evidence: Evidence, outline: BucketOutline) -> BucketRow:
+def _describe_bucket(evidence: Evidence, outline: BucketCounts) -> BucketRow:
     return BucketRow(
         bucket=outline.bucket,
         role=outline.role,
@@ -157,7 +157,7 @@ def summarise(
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
     generated = tables.find_detail("extraction") or {}
     findings, num_findings = collect_findings(scores)
-    outlines = evidence.outlines
+    buckets = evidence.buckets
     verdict = build_verdict(
         VerdictInput(
             ids=[document.id for document in documents],
@@ -165,8 +165,8 @@ def summarise(
             canaries=_count_canaries(tables),
             coverage=Coverage(
                 num_trained=int(evidence.is_trained_N.sum())
-                + sum(o.num_not_auditable + o.num_not_sampled for o in outlines if o.was_trained),
-                num_too_short=sum(o.num_not_auditable for o in outlines if o.was_trained),
+                + sum(o.num_not_auditable + o.num_not_sampled for o in buckets if o.was_trained),
+                num_too_short=sum(o.num_not_auditable for o in buckets if o.was_trained),
                 was_generated=generated.get("reason_not_generated") is None,
                 num_generated=generated.get("num_generated", 0),
                 num_not_generated=generated.get("num_not_generated", 0),
@@ -175,7 +175,7 @@ def summarise(
                 is_other_kind=circumstances.is_other_kind,
             ),
             tables=tables,
-            outlines=outlines,
+            buckets=buckets,
             membership={
                 name.removeprefix("membership."): column.values
                 for name, column in scores.columns.items()

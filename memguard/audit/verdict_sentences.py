@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.selection import BucketOutline
+from memguard.audit.selection import BucketCounts
 from memguard.audit.verdict import (
     Canaries,
     Coverage,
@@ -43,7 +43,7 @@ class VerdictInput:
     coverage: Coverage
     tables: Tables
     """Of the report."""
-    outlines: Sequence[BucketOutline]
+    buckets: Sequence[BucketCounts]
     membership: Mapping[str, NDArray[np.float64]]
     """``[N]`` membership scores by name."""
     has_base: bool
@@ -297,7 +297,7 @@ def _count(number: int, what: str) -> str:
 def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
     documents, coverage = results.documents, results.coverage
     trained = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    num_not_sampled = sum(o.num_not_sampled for o in results.outlines if o.was_trained)
+    num_not_sampled = sum(o.num_not_sampled for o in results.buckets if o.was_trained)
     left_out = [
         f"{number:,} {why}"
         for number, why in (
@@ -360,7 +360,7 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
             f"{canaries.num_trained_extracted} of {canaries.num_trained} trained canaries and "
             f"{canaries.num_references_extracted} of {canaries.num_references} references extracted"
         )
-    left_out = sum(outline.num_near_duplicates for outline in results.outlines)
+    left_out = sum(outline.num_near_duplicates for outline in results.buckets)
     if left_out:
         texts.append(
             f"{left_out:,} given control documents left out: near-duplicates of trained ones"

@@ -17,7 +17,7 @@ from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
-from memguard.audit.selection import BucketOutline
+from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise
 from memguard.audit.warnings import Tally
@@ -63,7 +63,7 @@ def make_control(correct: Sequence[int], **fields: Any) -> list[Made]:
 
 def build_evidence(
     made: Sequence[Made],
-    outlines: Sequence[BucketOutline] | None = None,
+    buckets: Sequence[BucketCounts] | None = None,
     *,
     tally: Tally = "complete",
     generated: str = "model base",
@@ -73,7 +73,7 @@ def build_evidence(
 
     Args:
         made: the documents.
-        outlines: the buckets; None takes those of the documents, in their order.
+        buckets: the buckets; None takes those of the documents, in their order.
         tally: state of the counts of repetitions.
         generated: models that generate text.
         counts: of the generated texts.
@@ -119,7 +119,7 @@ def build_evidence(
         windows,
         {"extraction": measure([m.num_correct for m in made], [m.near for m in made], "model")},
         base,
-        outlines=outlines,
+        buckets=buckets,
         dose_response=tally == "complete",
     )
     return evidence
@@ -145,7 +145,7 @@ def build_columns(made: Sequence[Made], **fields: Any) -> DocumentScores:
 
 def summarise_made(
     made: Sequence[Made],
-    outlines: Sequence[BucketOutline] | None = None,
+    buckets: Sequence[BucketCounts] | None = None,
     *,
     tally: Tally = "complete",
     is_other_kind: bool = False,
@@ -157,14 +157,14 @@ def summarise_made(
 
     Args:
         made: the documents.
-        outlines: see `build_evidence`.
+        buckets: see `build_evidence`.
         tally: state of the counts of repetitions.
         is_other_kind: whether the control is another kind of text.
         others: what other probes of the suite add.
         suite: of the audit.
         **fields: of `build_evidence`.
     """
-    evidence = build_evidence(made, outlines, tally=tally, **fields)
+    evidence = build_evidence(made, buckets, tally=tally, **fields)
     summaries = {"extraction": suite.extraction.tabulate(evidence), **(others or {})}
     return summarise(
         evidence,

@@ -26,7 +26,7 @@ def make_evidence(
     trained: Mapping[str, Measured],
     other: Mapping[str, Measured] | None = None,
     *,
-    outlines: Sequence[Any] | None = None,
+    buckets: Sequence[Any] | None = None,
     goldfish: Any = None,
     **fields: Any,
 ) -> Evidence:
@@ -36,7 +36,7 @@ def make_evidence(
         inputs=Inputs(
             windows=windows, max_edit_share=0.1, seed=0, tiny_margin=1e-3, goldfish=goldfish
         ),
-        outlines=outlines or [make_outline(name, *role) for name, role in roles.items()],
+        buckets=buckets or [make_outline(name, *role) for name, role in roles.items()],
         trained=trained,
         other=other,
         **fields,

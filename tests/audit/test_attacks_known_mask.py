@@ -210,10 +210,10 @@ NUMBERS = {
 
 def tabulate(windows: list[Window], goldfish: Goldfish | None = GOLDFISH, **fields: Any) -> Any:
     columns = {name: [n[0], np.nan, n[1], np.nan, n[2]] for name, n in NUMBERS.items()}
-    outlines = [make_outline("a", "control"), make_outline("b"), make_outline("nobody")]
+    buckets = [make_outline("a", "control"), make_outline("b"), make_outline("nobody")]
     trained = {"attacks": make_measured(columns)}
     return PROBE.tabulate(
-        make_evidence(windows, trained, outlines=outlines, goldfish=goldfish, **fields)
+        make_evidence(windows, trained, buckets=buckets, goldfish=goldfish, **fields)
     )
 
 

@@ -63,7 +63,7 @@ def _tabulate(
     probe = MembershipProbe(scores=tuple(name for name in scores if "." not in name))
     evidence = Evidence(
         inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=1e-3),
-        outlines=[],
+        buckets=[],
         trained={"membership": _measure(scores)},
         other=None if base is None else {"membership": _measure(base)},
         reference={} if reference is None else {"membership": _measure(reference)},

@@ -47,7 +47,7 @@ def _build(documents: DocumentResults, *, has_base: bool = False, **fields: Any)
                 for bucket, role in buckets.items()
             ],
         ),
-        "outlines": [],
+        "buckets": [],
         "membership": {},
         "dose_response": True,
     }
@@ -155,7 +155,7 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
             forget(1, 4, attacked=2, by_attack=1),
         ]
     )
-    outlines = [
+    buckets = [
         make_outline("trained", "trained", 64, num_too_short=9, num_not_sampled=7),
         make_outline("never", "trained", 0, num_too_short=50, num_not_sampled=50),
         make_outline("control", "control", 0, num_too_short=1, num_near_duplicates=2),
@@ -163,7 +163,7 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
     coverage = replace(make_coverage(documents, too_short=9, generated=False), num_trained=136)
     verdict = _build(
         documents,
-        outlines=outlines,
+        buckets=buckets,
         coverage=coverage,
         canaries=make_canaries(1, 8, 1, 6),
         not_run=["grid", "canaries"],

@@ -84,7 +84,7 @@ def _score(
 ) -> Found:
     evidence = Evidence(
         inputs=Inputs(windows=[], max_edit_share=0.1, seed=0, tiny_margin=1e-3, canaries=canaries),
-        outlines=[],
+        buckets=[],
         trained={"canaries": Measured(columns=model)},
         other=None if base is None else {"canaries": Measured(columns=base)},
     )

@@ -264,7 +264,7 @@ def _tabulate(
         codec=codec,
         compare_masks=None if changes is None else compare,
     )
-    return PROBE.tabulate(Evidence(inputs=inputs, outlines=[], trained={})), compared
+    return PROBE.tabulate(Evidence(inputs=inputs, buckets=[], trained={})), compared
 
 
 PROBE = MaskConsistencyProbe(max_passages=2)

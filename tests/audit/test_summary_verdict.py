@@ -24,8 +24,8 @@ QUIET = [*make_control([0] * 10), *make_bucket("x4", [0] * 40)]
 NAN = np.nan
 
 
-def _tabulate(made: list[Made], outlines: Any = None, **fields: Any) -> Tables:
-    return to_tables(ExtractionProbe().tabulate(build_evidence(made, outlines, **fields)))
+def _tabulate(made: list[Made], buckets: Any = None, **fields: Any) -> Tables:
+    return to_tables(ExtractionProbe().tabulate(build_evidence(made, buckets, **fields)))
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_a_document_that_training_never_reached_is_not_trained() -> None:
 
 def test_documents_too_short_are_those_of_trained_buckets() -> None:
     def audit(short: int, sampled: int, role: str = "trained", count: int = 4) -> AuditResults:
-        outlines = [
+        buckets = [
             make_outline("x0", "control", 0),
             make_outline("x4", "trained", 4),
             make_outline("more", role, count, num_too_short=short, num_not_sampled=sampled),
         ]
-        return summarise_made(QUIET, outlines)
+        return summarise_made(QUIET, buckets)
 
     assert audit(40, 0).verdict.level == "none-found"
     assert audit(41, 0).verdict.reason == "too-short"
@@ -176,13 +176,13 @@ def test_near_verbatim_is_missing_where_no_text_was_generated(generated: str) ->
 
 def _find_trends(*buckets: tuple[str, Any, int | None, list[int]]) -> list[TestRow]:
     """Return the trends over buckets of (name, role, repetitions, right tokens of each)."""
-    outlines = [make_outline(name, role, number) for name, role, number, _ in buckets]
+    buckets = [make_outline(name, role, number) for name, role, number, _ in buckets]
     made = [
         each
         for name, role, number, rights in buckets
         for each in make_bucket(name, rights, role=role, num_repetitions=number)
     ]
-    return list(ExtractionProbe().tabulate(build_evidence(made, outlines)).tests)
+    return list(ExtractionProbe().tabulate(build_evidence(made, buckets)).tests)
 
 
 def test_a_rate_that_rises_with_the_dose() -> None:

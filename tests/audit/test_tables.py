@@ -31,7 +31,7 @@ def _tabulate(
     base: Sequence[float] | None = None,
     *,
     clusters: Sequence[int] | None = None,
-    outlines: Any = OUTLINES,
+    buckets: Any = OUTLINES,
 ) -> Tables:
     """Return the rows of documents of two buckets; ``base`` is of both, the control first."""
     kinds = [("x0", "control")] * len(control) + [("x4", "trained")] * len(trained)
@@ -54,7 +54,7 @@ def _tabulate(
         probe="p", metric=metric, statistic="mean", bucket="", parameters="a=1", num_documents=0
     )
     rows = tabulate_metric(
-        make_evidence(windows, {}, outlines=outlines),
+        make_evidence(windows, {}, buckets=buckets),
         row,
         METRICS[metric],
         np.array([*control, *trained], dtype=np.float64),
@@ -142,7 +142,7 @@ def test_without_numbers_every_row_has_the_reason(metric: str) -> None:
 
 
 def test_without_base_or_control_there_is_nothing_to_compare_with() -> None:
-    (row,) = _tabulate("logprob", [], [-1.0, -2.0], outlines=OUTLINES[1:]).results
+    (row,) = _tabulate("logprob", [], [-1.0, -2.0], buckets=OUTLINES[1:]).results
     assert (row.value, row.minus_control) == (-1.5, None)
     # A control bucket of which nothing is long enough is no control.
     tables = _tabulate("logprob", [], [-1.0, -2.0])
@@ -175,7 +175,7 @@ def test_copies_count_as_one_piece_of_evidence() -> None:
             np.repeat([0.2, 0.4, 0.6, 0.8], 10).tolist(),
             [0] * 40,
             clusters=[n * num_clusters // 40 for n in range(40)],
-            outlines=OUTLINES[1:],
+            buckets=OUTLINES[1:],
         )
         return [_find(tables, "token_accuracy", "x4", against=key) for key in (None, "base")]
 

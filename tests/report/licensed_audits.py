@@ -31,7 +31,7 @@ from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Inputs, Measured
-from memguard.audit.selection import BucketOutline
+from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.summary import Circumstances, summarise, tabulate
 from memguard.audit.windows import Window
@@ -154,7 +154,7 @@ def build_report(audit: Audit) -> r.AuditReport:
     suite = Suite(name="mine", version=1, probes=tuple(probes))
     evidence = Evidence(
         inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=TINY_MARGIN),
-        outlines=[_make_outline(group) for group in audit.groups],
+        buckets=[_make_outline(group) for group in audit.groups],
         trained=_measure(audit, columns, of_base=False),
         other=_measure(audit, columns, of_base=True) if audit.base != "none" else None,
         dose_response=audit.tally == "complete",
@@ -178,9 +178,9 @@ def build_report(audit: Audit) -> r.AuditReport:
     )
 
 
-def _make_outline(group: Group) -> BucketOutline:
+def _make_outline(group: Group) -> BucketCounts:
     planned = {0} if group.role == "control" else set(group.counts)
-    return BucketOutline(
+    return BucketCounts(
         bucket=group.bucket,
         role=group.role,
         num_repetitions=planned.pop() if len(planned) == 1 else None,

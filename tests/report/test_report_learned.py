@@ -51,7 +51,7 @@ def measure(
     ]
     evidence = Evidence(
         inputs=Inputs(windows=windows, max_edit_share=0.1, seed=0, tiny_margin=1e-3),
-        outlines=[make_outline(*bucket) for bucket in BUCKETS],
+        buckets=[make_outline(*bucket) for bucket in BUCKETS],
         trained={},
     )
     row = rate_row("extraction", "token_accuracy", "", None)

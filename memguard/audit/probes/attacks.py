@@ -186,7 +186,7 @@ class AttackProbe(Probe):
         best: dict[str, tuple[Rate, str]] = {}
         for name in attacks:
             parameters = write_parameters(self._describe_attack(name))
-            for outline in evidence.outlines:
+            for outline in evidence.buckets:
                 here_N = (evidence.bucket_N == outline.bucket) & attacked_N
                 if not here_N.any():
                     continue

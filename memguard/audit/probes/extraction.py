@@ -168,7 +168,7 @@ class ExtractionProbe(WindowSettings, Probe):
             "type_token_ratio": true_N,
             "argmax_type_token_ratio": measured.columns["argmax_type_token_ratio"],
         }
-        for outline in evidence.outlines:
+        for outline in evidence.buckets:
             here_N = evidence.bucket_N == outline.bucket
             row = self.make_row(
                 "first_divergence", bucket=outline.bucket, num_documents=int(here_N.sum())
@@ -218,7 +218,7 @@ class ExtractionProbe(WindowSettings, Probe):
         }
         doses = {
             outline.bucket: 0 if outline.role == "control" else outline.num_repetitions or 0
-            for outline in evidence.outlines
+            for outline in evidence.buckets
             if outline.role == "control" or (outline.role == "trained" and outline.num_repetitions)
         }
         tests = []

@@ -160,7 +160,7 @@ class SamplingProbe(Probe):
         return Summary(
             rows=[
                 row
-                for outline in evidence.outlines
+                for outline in evidence.buckets
                 for row in self._list_rows(evidence, outline.bucket, costs)
             ],
             metrics=[

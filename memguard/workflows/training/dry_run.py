@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.audit.selection import BucketOutline, Selection
+from memguard.audit.selection import BucketCounts, Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
@@ -96,7 +96,7 @@ def predict_audit_intervals(
     )
 
 
-def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketOutline]]:
+def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketCounts]]:
     """Return the number of audited documents of each bucket, and the counts of excluded ones."""
     names = [window.document.bucket for window in selection.windows]
     return {outline.bucket: (names.count(outline.bucket), outline) for outline in selection.buckets}
