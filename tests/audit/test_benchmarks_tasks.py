@@ -176,7 +176,7 @@ def test_a_download_is_not_made_unasked(tmp_path: Path) -> None:
     message = refuse(write_task(tmp_path, "choice", ROWS, name="swag", change=HUB))
     assert "the task 'swag" not in message, "it is named as in the settings"
     assert "swag.yaml' needs the dataset 'Rowan/hellaswag, small', which is not on" in message
-    assert "Pass --allow-download ('audit.allow_download: true')" in message
+    assert "Set audit.allow_download=true" in message
     far = ('"test": "', '"test": "https://example.org')
     message = refuse(write_task(tmp_path, "choice", ROWS, name="far", change=far))
     assert "far.yaml' needs the dataset 'https://example.org/" in message

@@ -14,7 +14,7 @@ from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run,
 from memguard.errors import ModelError
 from memguard.records import LEVEL_NAMES, AuditReport, BucketRow, ResultRow, load_record
 from memguard.workflows.auditing import audit as audit_module
-from memguard.workflows.auditing import model_identity
+from memguard.workflows.auditing import models as models_module
 
 pytestmark = pytest.mark.slow
 
@@ -292,7 +292,7 @@ def test_nonmembers_of_another_kind_are_told_before_the_model_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise ModelError("weights are read")
 
-    monkeypatch.setattr(model_identity, "sum_model", load)
+    monkeypatch.setattr(models_module, "sum_model", load)
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "new", *arguments)
     assert (outcome.code, outcome.err.splitlines()[-1]) == (3, "memguard: weights are read")
     assert f"warning: {banner.text}" in outcome.err

@@ -166,7 +166,7 @@ def test_two_keys_are_refused(tmp_path: Path) -> None:
     done = run_cli("diff", old, new)
     assert (done.code, done.out) == (3, "")
     assert "no identity key in common" in done.err
-    assert "--identity-key" in done.err
+    assert "'data.identity_key'" in done.err
     assert len(done.err.splitlines()) == 1
 
 

@@ -58,7 +58,7 @@ def test_a_run_that_was_moved_alone_says_how_to_name_its_base(sweep: Path, tmp_p
     outcome = run_cli("audit", run, "--out", tmp_path / "out")
     assert outcome.code == 3
     assert "the model before training: there is no folder 'runs/sweep/base/model'" in outcome.err
-    assert "Name it with --base DIR, or leave it out with --no-base" in outcome.err
+    assert "Name it with --base DIR, or leave it out with audit.base=false" in outcome.err
     (tmp_path / "prepared").rename(run / "prepared")
 
     outcome = run_cli("audit", run, "--out", tmp_path / "out", "--base", base / "model")
@@ -75,7 +75,7 @@ def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
     assert "has other weights than in the run's earlier audit" in outcome.err
     outcome = run_cli("audit", sweep / "run", *arguments, "audit.base=false")
     assert outcome.code == 2
-    assert "--base and --no-base contradict each other" in outcome.err
+    assert "--base and audit.base=false contradict each other" in outcome.err
 
 
 def test_an_adapter_that_was_moved_with_its_base_finds_it(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from cli_examples import write_run
-from memguard.workflows.training.compile_choice import LONG_RUN_S, decide_compile, estimate_run_s
 from published_sizes import LLAMA_8B
 
 from memguard.config import RunConfig
@@ -17,6 +16,7 @@ from memguard.planner.machine import load_machine
 from memguard.planner.step_settings import describe_work
 from memguard.records.run_files import CompileChoice, load_compile_choice
 from memguard.workflows.training import compile as compile_module
+from memguard.workflows.training.compile import LONG_RUN_S, decide_compile, estimate_run_s
 
 HOUR_S = 3600.0
 KEPT_ON = CompileChoice(is_on=True, reason="the run is planned to take 2:00 h")

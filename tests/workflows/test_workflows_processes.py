@@ -127,7 +127,7 @@ def test_what_runs_on_one_gpu_says_so(folder: Path, monkeypatch: pytest.MonkeyPa
     def end(*_: object) -> None:
         raise Ended
 
-    monkeypatch.setattr(audit_module, "audit_request", end)
+    monkeypatch.setattr(audit_module, "audit", end)
     arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
     audited = run_cli("audit", "--model", folder / "model", *arguments)
     assert "audit: 1 of 8 visible GPUs is used; --nproc splits the model over more\n" in audited.err

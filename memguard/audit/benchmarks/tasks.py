@@ -232,8 +232,8 @@ def _explain_unopened(error: Exception | None, dataset: str, *, allow_download: 
             "the connection to the hub, or copy the dataset into this machine's cache"
         )
     return (
-        f"needs the dataset '{dataset}', which is not on this machine. Pass --allow-download "
-        "('audit.allow_download: true') to download it"
+        f"needs the dataset '{dataset}', which is not on this machine. Set "
+        "audit.allow_download=true to download it"
     )
 
 
