@@ -22,14 +22,18 @@ def make_plan(seed: int = 0, **fields: Any) -> AuditPlan:
 def test_a_fingerprint_is_of_what_is_measured() -> None:
     plan = make_plan()
     assert plan.fingerprint() == make_plan().fingerprint()
+    first, *rest = plan.selection.windows
+    other_ids = replace(first.document, input_ids=first.document.input_ids + 1)
+    other_tokens = (replace(first, document=other_ids), *rest)
     others = [
+        replace(plan, selection=replace(plan.selection, windows=other_tokens)),
         make_plan(seed=1),
         make_plan(tally="complete"),
         make_plan(max_documents_per_bucket=3),
         replace(plan, suite=load_suite("attacks")),
         replace(plan, selection=replace(plan.selection, windows=plan.selection.windows[1:])),
     ]
-    assert len({plan.fingerprint(), *(other.fingerprint() for other in others)}) == 6
+    assert len({plan.fingerprint(), *(other.fingerprint() for other in others)}) == 7
 
 
 def compare_plans(seeds: list[int]) -> str:

@@ -176,13 +176,13 @@ def test_near_verbatim_is_missing_where_no_text_was_generated(generated: str) ->
 
 def _find_trends(*buckets: tuple[str, Any, int | None, list[int]]) -> list[TestRow]:
     """Return the trends over buckets of (name, role, repetitions, right tokens of each)."""
-    buckets = [make_outline(name, role, number) for name, role, number, _ in buckets]
+    counts = [make_outline(name, role, number) for name, role, number, _ in buckets]
     made = [
         each
         for name, role, number, rights in buckets
         for each in make_bucket(name, rights, role=role, num_repetitions=number)
     ]
-    return list(ExtractionProbe().tabulate(build_evidence(made, buckets)).tests)
+    return list(ExtractionProbe().tabulate(build_evidence(made, counts)).tests)
 
 
 def test_a_rate_that_rises_with_the_dose() -> None:
