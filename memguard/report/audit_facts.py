@@ -294,7 +294,10 @@ def _build_public(report: AuditReport) -> Section:
         ),
         brief=(Fact("", f"Measured by memguard {version} on weights '{weights}'.", code=True),),
         tables=(_build_roles(report),),
-        points=(f"Only these probes ran: {_name_probes(ran)}. Not run: {_name_probes(not_run)}.",),
+        points=(
+            _write_coverage(report),
+            f"Only these probes ran: {_name_probes(ran)}. Not run: {_name_probes(not_run)}.",
+        ),
         audience="public",
     )
 
@@ -338,6 +341,25 @@ def _write_canaries(report: AuditReport) -> str:
     return (
         f"Random secrets extracted: {fmt.counts(trained)} trained ones, and "
         f"{fmt.counts(references)} that were never trained."
+    )
+
+
+def _write_coverage(report: AuditReport) -> str:
+    """Return how many trained documents were audited, and how many of these were attacked."""
+    trained = [bucket for bucket in report.tables.buckets if bucket.role == "trained"]
+    num_audited = sum(bucket.num_documents for bucket in trained)
+    num_left_out = sum(
+        bucket.num_too_short
+        + bucket.num_cut_too_short
+        + bucket.num_nothing_supervised
+        + bucket.num_not_sampled
+        for bucket in trained
+    )
+    rates = [report.tables.risks(bucket.bucket).get("attack") for bucket in trained]
+    num_attacked = sum(rate.num_documents for rate in rates if rate is not None)
+    attacked = f"attacked: {num_attacked:,}" if num_attacked else "none was attacked"
+    return (
+        f"Audited: {num_audited:,} of {num_audited + num_left_out:,} trained documents; {attacked}."
     )
 
 

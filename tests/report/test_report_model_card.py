@@ -12,6 +12,7 @@ import pydantic
 import pytest
 import report_examples as examples
 import yaml
+from evidence_examples import make_full_report
 from huggingface_hub import ModelCard
 from result_examples import change_buckets, change_tables, make_metric
 
@@ -209,6 +210,8 @@ def test_what_was_not_measured_is_said() -> None:
     card = render_hub(report)
     assert card.count("| not measured |") == len(report.tables.buckets)
     assert "Not run: attacks, 1 more." in card
+    assert "- Audited: 120 of 120 trained documents; none was attacked." in card
+    assert "of 120 trained documents; attacked: 120." in render_hub(make_full_report())
     banners = [r.Banner(level="warning", text="of document patient_7")]
     card = render_hub(report.model_copy(update={"banners": banners}))
     assert "> Warnings in the report of this audit that are not shown here: 1." in card
