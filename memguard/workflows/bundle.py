@@ -95,11 +95,7 @@ class BundleRequest:
         return (self.folder / form.CONFIG).is_file() or has_begun(self.folder)
 
     def check(self) -> None:
-        """Refuse arguments that cannot work, before anything is read.
-
-        Raises:
-            ConfigError: names the arguments.
-        """
+        """Refuse arguments that cannot work, before anything is read."""
         folder, out, gate = self.folder, self.out, self.gate
         shown, real, run = shorten(str(out), MAX_PATH), folder.resolve(), folder.resolve().parent
         is_audit = not self.is_run and any((folder / n).exists() for n in (AUDIT_FILES, REPORT))
@@ -140,17 +136,7 @@ class Bundled:
 
 
 def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
-    """Write a bundle of a finished and undamaged audit.
-
-    Args:
-        request: checked.
-        on_read: called before the model's files are read, since that may take long.
-
-    Raises:
-        ModelError: training has not ended.
-        RecordError: a file of the run or the audit is damaged, or they do not belong together.
-        UnreadableError: only another user can read the records.
-    """
+    """Write a bundle of a finished and undamaged audit."""
 
     def read(path: Path) -> FileSum:
         on_read(path.name, path.stat().st_size)
@@ -246,11 +232,7 @@ def write_answers(answers: DocumentTable) -> bytes:
 
 
 def shorten_config(content: bytes) -> tuple[bytes, list[str]]:
-    """Return settings without full paths of the machine, and the paths as they are shown now.
-
-    Args:
-        content: of the config.yaml of a run. Without absolute paths it does not change.
-    """
+    """Return settings without full paths of the machine, and the paths as they are shown now."""
     shortened: list[str] = []
 
     def shorten_values(value: Any) -> Any:

@@ -42,11 +42,7 @@ class CompareRequest:
         return (Path(self.given[0]) / "config.yaml").is_file()
 
     def check(self) -> None:
-        """Reject arguments that contradict each other.
-
-        Raises:
-            ConfigError: names the first contradiction.
-        """
+        """Reject arguments that contradict each other."""
         if (problem := next(self._list_problems(), None)) is not None:
             raise ConfigError(problem)
 
@@ -74,13 +70,9 @@ class CompareRequest:
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
-    """Run `memguard compare`.
+    """Run `memguard compare`; return the page and its content.
 
-    Args:
-        request: the checked arguments.
-
-    Returns:
-        The page and its content; the run's folder and None if there was nothing to fix.
+    The run's folder and None if there was nothing to fix.
     """
     first, *others = request.given
     if not request.are_runs:
@@ -106,12 +98,7 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
 
 
 def render_folder(folder: Path) -> Path:
-    """Render the page of a run, an audit folder or a sweep; return its path.
-
-    Raises:
-        ConfigError: another process is using the folder.
-        RecordError: report.json or comparison.json is missing or damaged.
-    """
+    """Render the page of a run, an audit folder or a sweep; return its path."""
     for audit in (folder / "audit", folder):
         if (audit / REPORT).is_file():
             run = audit.resolve().parent

@@ -53,18 +53,7 @@ def fix_run(
 
     The new run, NAME-fix, and its settings, NAME-fix.yaml, are written next to the old run. The
     same command resumes after an interruption. ``out`` is the comparison's folder; None is
-    ``comparison`` next to the run.
-
-    Returns:
-        The page and the comparison; None if there was nothing to change.
-
-    Raises:
-        ConfigError: the run's settings cannot be read or may have ended it early, or the folder of
-            the new run has another run.
-        DataError: the run's documents have changed since.
-        ModelError: training has not ended.
-        RecordError: the run has no audit, or one with other settings; or the run or its audit is
-            damaged.
+    ``comparison`` next to the run. Returns None if there was nothing to change.
     """
     console = Console()
     RunFolder(folder).require_trained()

@@ -99,16 +99,10 @@ def audit_on_ranks(
     tasks: "Sequence[OpenedTask]",
     is_trained_here: bool = False,
 ) -> AuditReport:
-    """Measure the models of an audit, and write report and records.
+    """Measure the models of an audit, the same on every rank, and write report and records.
 
-    Args:
-        checked: the audit, the same on every rank.
-        distributed: this process and its mesh.
-        console: reports progress.
-        command: recorded in the report.
-        check_folder: on rank 0: raises an error if the folder is no longer the locked one.
-        tasks: benchmark tasks of the audit, opened.
-        is_trained_here: whether this program has trained the run, and warned of its documents.
+    ``check_folder``: on rank 0, raises an error if the folder is no longer the locked one;
+    ``is_trained_here``: this program has trained the run, and warned of its documents.
     """
     settings, runtime = checked.settings, distributed.runtime
     # Only rank 0 needs the file of the key; every rank hashes documents with it.
@@ -203,8 +197,7 @@ def choose_audit_mesh(
 def _begin(checked: CheckedAudit, lock: ExitStack) -> Callable[[], None]:
     """Lock the output folder, and check that the run has a base, before weights are read.
 
-    Returns:
-        A function that raises an error if the folder is no longer the locked one.
+    The function returned raises an error if the folder is no longer the locked one.
     """
     if isinstance(checked.model, ModelInMemory):
         check_usable(checked.locked_folder)
@@ -254,14 +247,7 @@ def is_current(
 ) -> bool:
     """Return whether a report matches a run's current weights and audit settings.
 
-    Args:
-        report: of an audit of the run.
-        folder: of the run.
-        config: its settings.
-        tasks: its benchmark tasks, if they are opened; None opens them.
-
-    Raises:
-        ConfigError: a benchmark task cannot be opened.
+    ``tasks``: benchmark tasks that are opened; None opens them.
     """
     method = report.method
     return (
@@ -286,13 +272,7 @@ def find_current_report(
 ) -> AuditReport | None:
     """Return a run's report if its audit is complete and matches the run's settings.
 
-    A missing or damaged page or model card is rendered again.
-
-    Args:
-        folder: of the run.
-        config: its settings.
-        console: shows what is rendered.
-        tasks: its benchmark tasks, if they are opened; None opens them.
+    A missing or damaged page or model card is rendered again. ``tasks``: see `is_current`.
     """
     report = restore_report(folder / "audit", console.warn)
     return report if report is not None and is_current(report, folder, config, tasks) else None

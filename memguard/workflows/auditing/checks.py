@@ -72,11 +72,7 @@ class AuditArguments:
 
     @classmethod
     def read_settings(cls, given: Sequence[str]) -> Document:
-        """Return settings of the command line, ``audit.prefix_tokens=5``.
-
-        Raises:
-            ConfigError: no setting of an audit, or not KEY=VALUE.
-        """
+        """Return settings of the command line, ``audit.prefix_tokens=5``."""
         document = apply_overrides(Document(path="memguard audit", values={}, places={}), given)
         for name, value in document.values.items():
             is_known = name == "seed" or (
@@ -165,18 +161,7 @@ def check_audit(
 ) -> CheckedAudit:
     """Check the arguments of an audit: all checks that need neither torch nor the network.
 
-    Args:
-        arguments: as they were given.
-        num_processes: of the audit.
-        writes: whether this process looks at the output folder and the identity key; one does.
-
-    Raises:
-        ConfigError: arguments that contradict each other, a value out of range, an invalid suite,
-            a form in which the model cannot be loaded, or unknown benchmark tasks.
-        DataError: documents are missing.
-        ModelError: a folder is missing, or has no checkpoint.
-        RecordError: the run's settings differ from those that it wrote.
-        OSError: the output folder cannot be written to.
+    ``writes``: this process looks at the output folder and the identity key; one does.
     """
     if problems := list(_list_contradictions(arguments)):
         raise ConfigError(*problems)
@@ -336,17 +321,8 @@ def _check_model(checked: CheckedAudit) -> None:
 def load_audit_identity(checked: CheckedAudit, say: Callable[[str], None]) -> IdentityKey | None:
     """Return the key for the documents of an audit, on one process; made if it is missing.
 
-    A run's documents were hashed when they were prepared: a key that was given must be the run's.
-
-    Args:
-        checked: the audit.
-        say: called with one line if the key is made.
-
-    Returns:
-        None for a run.
-
-    Raises:
-        ConfigError, DataError: see `load_identity_key`.
+    A run's documents were hashed when they were prepared: a key that was given must be the run's,
+    and None is returned. ``say`` is called with one line if the key is made.
     """
     if checked.run is not None and checked.identity_key is None:
         return None

@@ -29,11 +29,7 @@ def open_resources(
     runtime: Runtime,
     on_progress: OnProgress,
 ) -> AuditContext:
-    """Return the resources of an audit.
-
-    Raises:
-        ModelError: no usable tokenizer, or the reference model has another one.
-    """
+    """Return the resources of an audit."""
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
     tokenizer = subject.tokenizer
     if tokenizer is None:
@@ -155,11 +151,7 @@ class ShowStage(Protocol):
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[ShowStage]:
-    """Yield what an audit calls while it runs.
-
-    Args:
-        console: of this process.
-    """
+    """Yield what an audit calls while it runs."""
     with ExitStack() as stack:
         advance: dict[Stage, Any] = {}
         before = 0

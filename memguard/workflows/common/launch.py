@@ -68,10 +68,6 @@ def run_on_processes(num_processes: int) -> None:
     """Run this command as several processes and exit with their code; return in each of them.
 
     Called after every check that does not need torch.
-
-    Raises:
-        ConfigError: torchrun has already started processes, or the number is too large.
-        SystemExit: with the exit code of the processes, after any error was printed.
     """
     if num_processes == 1 or is_started_by_nproc():
         return
@@ -118,13 +114,8 @@ class _Rank:
 def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = None) -> int:
     """Run a command as several processes on this machine; print one line if they fail.
 
-    Args:
-        command: program and arguments, the same for all.
-        num_processes: number of ranks.
-        stdout: standard output of rank 0; None is that of this process.
-
-    Returns:
-        The exit code of the rank that failed first, 1 if it was killed; 0 if none failed.
+    ``stdout`` is that of rank 0. Returns the exit code of the rank that failed first, 1 if it was
+    killed; 0 if none failed.
     """
     code = _run(command, num_processes, stdout, {})
     if code is None:

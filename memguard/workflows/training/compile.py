@@ -152,8 +152,7 @@ def estimate_run_s(
 ) -> float | None:
     """Return the planned time of a run's steps on this machine, without compiling (seconds).
 
-    Returns:
-        None if the planner has no formula for the model, or cannot describe this machine.
+    None if the planner has no formula for the model, or cannot describe this machine.
     """
     num_ranks = distributed.runtime.world_size
     try:

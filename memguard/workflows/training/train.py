@@ -103,11 +103,7 @@ from memguard.workflows.training.monitor import build_monitor
 
 
 def train_run(run: CheckedRun) -> dict[str, Any]:
-    """Train a run to its end, export the model and audit it; finished stages are skipped.
-
-    Returns:
-        Paths of run, model and report, and the verdict, for `--json`.
-    """
+    """Train a run to its end, export the model and audit it; finished stages are skipped."""
     console, config, folder = Console(), run.config, run.folder
     if config.train.deterministic:
         set_deterministic_defaults()
@@ -192,10 +188,7 @@ def _pass() -> None:
 def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
     """Prepare the documents, then train and export unless that was done before.
 
-    Raises:
-        MicroBatchTooLarge: memory ran out in the first steps, and a smaller micro-batch exists,
-            with which training may start again (``may_halve``).
-        OutOfMemory: memory ran out otherwise.
+    With ``may_halve``, training may start again with a smaller micro-batch: `MicroBatchTooLarge`.
     """
     config, console, runtime = run.config, run.console, run.distributed.runtime
     with console.phase("documents"):
