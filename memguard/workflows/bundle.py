@@ -32,25 +32,14 @@ from memguard.records.audit_files import (
 )
 from memguard.records.documents import DocumentTable
 from memguard.records.folders import AuditFolder, GateFolder
-from memguard.records.gate import (
-    GATE,
-    GATE_FOLDER,
-    GateResult,
-    has_gate,
-    load_gate,
-)
+from memguard.records.gate import GATE, GATE_FOLDER, GateResult, has_gate, load_gate
 from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, write_atomically
 from memguard.records.run_files import has_begun
 from memguard.records.sealed import FileSum, refuse_damage, sum_file
 from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
-from memguard.workflows.common.folder import (
-    RunFolder,
-    check_free,
-    check_outside_runs,
-    check_stored,
-)
+from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs, check_stored
 from memguard.workflows.verify import OnRead
 
 PRIVATE_RECORDS = (

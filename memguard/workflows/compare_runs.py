@@ -4,12 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from memguard.compare import (
-    FinishedRun,
-    compare_runs,
-    describe_compiled,
-    list_comparison_rows,
-)
+from memguard.compare import FinishedRun, compare_runs, describe_compiled, list_comparison_rows
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
 from memguard.records.comparison import (

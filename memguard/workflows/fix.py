@@ -6,20 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from memguard.compare import (
-    Copies,
-    Findings,
-    find_early_end,
-    find_extracted,
-    find_fix,
-)
-from memguard.config import (
-    RunConfig,
-    apply_settings,
-    dump_yaml,
-    load_yaml,
-    validate,
-)
+from memguard.compare import Copies, Findings, find_early_end, find_extracted, find_fix
+from memguard.config import RunConfig, apply_settings, dump_yaml, load_yaml, validate
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.data.documents import document_text
 from memguard.data.duplicates import find_copies

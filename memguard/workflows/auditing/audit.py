@@ -51,12 +51,7 @@ from memguard.workflows.auditing.report import (
 )
 from memguard.workflows.auditing.resources import open_resources, show_progress
 from memguard.workflows.auditing.target import find_base, plan_run
-from memguard.workflows.auditing.utility import (
-    UtilityRun,
-    describe_tasks,
-    open_alone,
-    open_on_all,
-)
+from memguard.workflows.auditing.utility import UtilityRun, describe_tasks, open_alone, open_on_all
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import RunFolder, check_usable, locked
 from memguard.workflows.common.setup import DistributedContext, open_distributed
@@ -265,10 +260,7 @@ def is_current(
 
 
 def find_current_report(
-    folder: Path,
-    config: RunConfig,
-    console: Console,
-    tasks: "Sequence[OpenedTask] | None" = None,
+    folder: Path, config: RunConfig, console: Console, tasks: "Sequence[OpenedTask] | None" = None
 ) -> AuditReport | None:
     """Return a run's report if its audit is complete and matches the run's settings.
 

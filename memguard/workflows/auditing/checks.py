@@ -32,12 +32,7 @@ from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.auditing.pages import is_own_audit
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.common.checks import check_device_map, check_paths, has_ternary_weights
-from memguard.workflows.common.folder import (
-    RunFolder,
-    check_free,
-    check_outside_runs,
-    check_usable,
-)
+from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs, check_usable
 
 if TYPE_CHECKING:
     from memguard.workflows.auditing.model_in_memory import ModelInMemory

@@ -306,8 +306,7 @@ def _find_copies(
     """
     documents = [document for side in sides for document in side.documents]
     grams = WordGrams(
-        (document_text(document, decode) for document in documents),
-        num_words=_NEAR_DUPLICATE_WORDS,
+        (document_text(document, decode) for document in documents), num_words=_NEAR_DUPLICATE_WORDS
     )
     cluster_N = grams.cluster().cluster
     if len(sides) < 2:

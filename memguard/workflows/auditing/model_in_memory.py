@@ -42,10 +42,7 @@ from memguard.workflows.auditing.wrapped_models import (
     unwrap,
 )
 
-_NAMES: dict[torch.dtype, Literal["fp32", "bf16"]] = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-}
+_NAMES: dict[torch.dtype, Literal["fp32", "bf16"]] = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _MAX_HASHED_BYTES = 8 << 30
 """Larger models are audited without the cache: hashing them would take longer than a minute."""
 _SAVE = "save it and audit the folder"

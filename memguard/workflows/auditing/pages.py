@@ -81,10 +81,7 @@ def load_former_report(folder: Path) -> AuditReport | None:
 def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> None:
     """Write the model card of a run."""
     card = render_model_card(
-        report,
-        run_name=config.name,
-        base_model=config.model.path,
-        config_yaml=dump_yaml(config),
+        report, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
     write_atomically(find_card(folder), card.encode())
 

@@ -32,13 +32,7 @@ from memguard.records import (
 )
 from memguard.records.run_files import has_weights
 from memguard.runtime import Console
-from memguard.train.metrics import (
-    EndMetrics,
-    HeldoutMetrics,
-    MetricsLine,
-    hash_tally,
-    read_metrics,
-)
+from memguard.train.metrics import EndMetrics, HeldoutMetrics, MetricsLine, hash_tally, read_metrics
 from memguard.workflows.auditing.checks import CheckedAudit
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.pages import load_former_report
@@ -217,10 +211,7 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
 
 
 def plan_run(
-    checked: CheckedAudit,
-    tasks: "Sequence[OpenedTask]" = (),
-    *,
-    console: Console | None = None,
+    checked: CheckedAudit, tasks: "Sequence[OpenedTask]" = (), *, console: Console | None = None
 ) -> tuple[AuditPlan, Subject]:
     """Return what a run's audit measures: its trained and control documents, and its model.
 

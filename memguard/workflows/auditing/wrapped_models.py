@@ -26,10 +26,7 @@ _NEUTRAL_INITS = (True, False, None, "gaussian", "orthogonal")
 
 SAVED = "save it and run `memguard audit --model DIR --members FILE --out DIR`"
 """What to do with a model that cannot be audited where it is."""
-_SHARDING = {
-    "FullyShardedDataParallel": "FSDP1",
-    "DeepSpeedEngine": "DeepSpeed",
-}
+_SHARDING = {"FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
 """Names of classes, since DeepSpeed need not be installed."""
 
 

@@ -28,13 +28,7 @@ from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import NF4_BASE, Sizes
 from memguard.records.sealed import FileSum
-from memguard.runtime import (
-    Console,
-    Runtime,
-    detect_runtime,
-    set_allocator_defaults,
-    start_runtime,
-)
+from memguard.runtime import Console, Runtime, detect_runtime, set_allocator_defaults, start_runtime
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.seeds import derive_seed
 

@@ -305,10 +305,7 @@ class _SilentMesh(Mesh4D):
         first = x.rank // replicas * replicas
         members = self._list_ranks(x)[first : first + replicas]
         return Axis(
-            name="kv_replicas",
-            degree=replicas,
-            rank=x.rank % replicas,
-            group=self._join(members),
+            name="kv_replicas", degree=replicas, rank=x.rank % replicas, group=self._join(members)
         )
 
     def close(self) -> None:

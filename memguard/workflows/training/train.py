@@ -37,11 +37,7 @@ from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.rows import remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
-from memguard.records.run_files import (
-    find_weights_folder,
-    list_trained_files,
-    sum_trained,
-)
+from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
 from memguard.records.sealed import save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
