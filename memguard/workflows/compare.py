@@ -70,10 +70,7 @@ class CompareRequest:
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
-    """Run `memguard compare`; return the page and its content.
-
-    The run's folder and None if there was nothing to fix.
-    """
+    """Return the page and its content; the run's folder and None if there was nothing to fix."""
     first, *others = request.given
     if not request.are_runs:
         sweep = load_sweep(find_asset("configs", first, setting="SWEEP"), others)

@@ -253,7 +253,8 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
             yield "--format is for --members of a --model; a run reads documents as it was told"
         # Adapters cannot be audited without their base, even if it is not scored itself.
         needs_base = find_weights_folder(run).name == "adapter"
-        if arguments.base and not needs_base and _find(arguments, "base") is False:
+        given = arguments.settings.values.get("audit", {})
+        if arguments.base and not needs_base and given.get("base") is False:
             yield "--base and audit.base=false contradict each other; give one of them"
         if arguments.base is not None and not isinstance(arguments.base, str):
             yield "--base of a run must be a folder or a hub id"
@@ -264,11 +265,6 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
                 f"'{shorten(str(run), MAX_PATH)}' is not the folder of a run (no config.yaml); for "
                 "a model memguard did not train use --model DIR --members FILE"
             )
-
-
-def _find(arguments: AuditArguments, name: str) -> Any:
-    """Return a setting that was given; None if it was not."""
-    return arguments.settings.values.get("audit", {}).get(name)
 
 
 def _check_places(checked: CheckedAudit, style: Style) -> None:

@@ -271,7 +271,10 @@ def plan_run(
             ),
             near_duplicate_words=config.data.near_duplicate_words,
             identity_key=summary.identity_key,
-            num_texts=_count_texts(corpus),
+            # Different texts, without canaries; they cannot be told apart without a key.
+            num_texts=None
+            if summary.identity_key is None
+            else len({entry.text_hmac for entry in corpus.manifest if entry.role != "canary"}),
         ),
         out=checked.out,
         run=config.name,
@@ -319,13 +322,6 @@ def warn_of_faults(
     tokens = Tokens.of_corpus(corpus)
     for fault in find_training_faults(tokens, tokenizer, model_config, config.data):
         console.warn(fault.text)
-
-
-def _count_texts(corpus: Corpus) -> int | None:
-    """Count the different texts of a run's documents, without canaries; None without a key."""
-    if corpus.summary.identity_key is None:
-        return None
-    return len({entry.text_hmac for entry in corpus.manifest if entry.role != "canary"})
 
 
 def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:

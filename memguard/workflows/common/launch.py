@@ -241,7 +241,8 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
                 deadline_s = min(deadline_s, now_s + _LAST_CALL_S)
         _show_notices(running)
         for rank in running:
-            is_agreed = rank.notice_end() and (rank.code == 0 or _has_agreed(rank))
+            has_ended, report = rank.notice_end(), rank.report
+            is_agreed = has_ended and (rank.code == 0 or (report is not None and report.agreed))
             if rank.ended_s < math.inf and not is_agreed:
                 patience_s = _CAUSE_S if rank.is_consequence else _GRACE_S
                 deadline_s = min(deadline_s, now_s + patience_s)
@@ -261,10 +262,6 @@ def _show_notices(ranks: Sequence[_Rank]) -> None:
             # Rank 0 may have been drawing a progress bar when it stopped.
             start = "\n" if sys.stderr.isatty() else ""
             print(f"{start}{line}", file=sys.stderr, flush=True)
-
-
-def _has_agreed(rank: _Rank) -> bool:
-    return rank.report is not None and rank.report.agreed
 
 
 def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
