@@ -208,7 +208,7 @@ def _compute_size(sizes: Mapping[str, int]) -> int:
 
 
 def check_bundle(path: Path) -> Checked:
-    """Read a bundle and check every byte of it."""
+    """Read a bundle and check every byte of it; refuse one of another version of memguard."""
     try:
         # Opening a pipe would wait for its other end.
         if not stat.S_ISREG(path.stat().st_mode):

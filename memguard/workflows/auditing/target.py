@@ -183,8 +183,8 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     """Return the model that a run started from; None if it started from random weights.
 
     The path in the settings is tried first, then the same relative path from the run's current
-    folder, since a sweep may be moved together with its models. Of ``named``, a path given by the
-    user, no other is tried.
+    folder, since a sweep may be moved together with its models. ``named``, a path given by the
+    user, is tried alone.
     """
     path = config.model.path
     if path is None:

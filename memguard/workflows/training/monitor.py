@@ -116,7 +116,7 @@ class ModelInTraining:
 def take_snapshot(
     model: ModelInTraining, plan: AuditPlan, *, needs_near_verbatim: bool
 ) -> MemorizationSnapshot:
-    """Return what the model reproduces of the windows of a plan."""
+    """Return what the model reproduces of a plan's windows."""
     probe, context = plan.suite.extraction, AuditContext(peers=model.runtime)
     runner = Runner(audited=model, model="trained", name="", context=context, seed=plan.seed)
     measured = runner.measure([probe], plan.inputs(context))[probe.name]
