@@ -189,10 +189,7 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
 
 @app.command(context_settings=TAKES_SETTINGS)
 def train(
-    config: Config,
-    overrides: Overrides = None,
-    nproc: TrainNproc = None,
-    as_json: Json = False,
+    config: Config, overrides: Overrides = None, nproc: TrainNproc = None, as_json: Json = False
 ) -> None:
     """Train a run and audit it.
 

@@ -21,8 +21,7 @@ _UNSIGNED = (
 
 def export(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="A run; with --merge alone also a peft folder."),
+        Path, typer.Argument(metavar="FOLDER", help="A run; with --merge alone also a peft folder.")
     ],
     out: Annotated[
         Path | None,

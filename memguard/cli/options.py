@@ -18,17 +18,7 @@ from memguard.runtime.console import wrap_words
 
 
 def refuse_split_settings(arguments: list[str] | None) -> list[str] | None:
-    """Refuse settings of two words, the style of other trainers: ``--optim.lr 3e-5``.
-
-    Args:
-        arguments: that are no options of the command.
-
-    Returns:
-        The arguments.
-
-    Raises:
-        ConfigError: an argument begins with '--' and has its value in the next one; one line each.
-    """
+    """Refuse settings of two words, the style of other trainers: ``--optim.lr 3e-5``."""
     problems = []
     for name, value in pairwise(arguments or ()):
         if name.startswith("--") and not value.startswith("--") and "=" not in name + value:

@@ -152,13 +152,7 @@ def _kinds(mesh: MeshPlan, owner: str) -> Table:
 
 
 def print_plan(request: PlanRequest, *, run: CheckedRun | None, as_json: bool) -> None:
-    """Compute and print a plan, then raise an error if nothing fits.
-
-    Raises:
-        ConfigError: nothing fits, or the given mesh does not; raised after the plan is printed.
-        DataError: same as in training.
-        ModelError: same as in training.
-    """
+    """Compute and print a plan, then raise an error if nothing fits."""
     out = rich.console.Console(file=sys.stdout, highlight=False)
     planned = make_plan(request)
     printed: dict[str, Any] = {}
@@ -208,12 +202,7 @@ def describe_audit(run: RunConfig) -> str:
 def estimate_training(planned: Planned, num_steps: int) -> float | None:
     """Return the planned time of all steps of a run, on the mesh that its command names (seconds).
 
-    Args:
-        planned: the plan of the run.
-        num_steps: training steps.
-
-    Returns:
-        None if the mesh does not fit, or if the speed of the machine or of the family is not known.
+    None if the mesh does not fit, or if the speed of the machine or of the family is not known.
     """
     plan = planned.plan
     if plan.least is not None or "peak_tflops" in planned.machine.assumed:

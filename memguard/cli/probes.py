@@ -93,6 +93,5 @@ def render_probes(probes: Sequence[ListedProbe], out: rich.console.Console) -> N
     width = out.width if out.is_terminal else LOG_WIDTH
     out.print(table, width=width, highlight=False)
     out.print(
-        Text("A probe does not run without what it needs; the report then says so."),
-        width=width,
+        Text("A probe does not run without what it needs; the report then says so."), width=width
     )

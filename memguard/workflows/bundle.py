@@ -32,25 +32,14 @@ from memguard.records.audit_files import (
 )
 from memguard.records.documents import DocumentTable
 from memguard.records.folders import AuditFolder, GateFolder
-from memguard.records.gate import (
-    GATE,
-    GATE_FOLDER,
-    GateResult,
-    has_gate,
-    load_gate,
-)
+from memguard.records.gate import GATE, GATE_FOLDER, GateResult, has_gate, load_gate
 from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, write_atomically
 from memguard.records.run_files import has_begun
 from memguard.records.sealed import FileSum, refuse_damage, sum_file
 from memguard.records.texts import shorten_paths
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
-from memguard.workflows.common.folder import (
-    RunFolder,
-    check_free,
-    check_outside_runs,
-    check_stored,
-)
+from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs, check_stored
 from memguard.workflows.verify import OnRead
 
 PRIVATE_RECORDS = (
@@ -95,11 +84,7 @@ class BundleRequest:
         return (self.folder / form.CONFIG).is_file() or has_begun(self.folder)
 
     def check(self) -> None:
-        """Refuse arguments that cannot work, before anything is read.
-
-        Raises:
-            ConfigError: names the arguments.
-        """
+        """Refuse arguments that cannot work, before anything is read."""
         folder, out, gate = self.folder, self.out, self.gate
         shown, real, run = shorten(str(out), MAX_PATH), folder.resolve(), folder.resolve().parent
         is_audit = not self.is_run and any((folder / n).exists() for n in (AUDIT_FILES, REPORT))
@@ -140,17 +125,7 @@ class Bundled:
 
 
 def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
-    """Write a bundle of a finished and undamaged audit.
-
-    Args:
-        request: checked.
-        on_read: called before the model's files are read, since that may take long.
-
-    Raises:
-        ModelError: training has not ended.
-        RecordError: a file of the run or the audit is damaged, or they do not belong together.
-        UnreadableError: only another user can read the records.
-    """
+    """Write a bundle of a finished and undamaged audit."""
 
     def read(path: Path) -> FileSum:
         on_read(path.name, path.stat().st_size)
@@ -246,11 +221,7 @@ def write_answers(answers: DocumentTable) -> bytes:
 
 
 def shorten_config(content: bytes) -> tuple[bytes, list[str]]:
-    """Return settings without full paths of the machine, and the paths as they are shown now.
-
-    Args:
-        content: of the config.yaml of a run. Without absolute paths it does not change.
-    """
+    """Return settings without full paths of the machine, and the paths as they are shown now."""
     shortened: list[str] = []
 
     def shorten_values(value: Any) -> Any:

@@ -186,9 +186,6 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
     """Return the archive of members.
 
     Nothing is compressed, because compressed bytes depend on the version of zlib.
-
-    Raises:
-        RecordError: the archive would be larger than `MAX_BYTES`.
     """
     if (
         size := _compute_size({name: len(content) for name, content in members.items()})
@@ -211,12 +208,7 @@ def _compute_size(sizes: Mapping[str, int]) -> int:
 
 
 def check_bundle(path: Path) -> Checked:
-    """Read a bundle and check every byte of it.
-
-    Raises:
-        RecordError: it cannot be read, is no bundle, or was changed after it was written.
-        VersionError: another version of memguard wrote it.
-    """
+    """Read a bundle and check every byte of it; refuse one of another version of memguard."""
     try:
         # Opening a pipe would wait for its other end.
         if not stat.S_ISREG(path.stat().st_mode):

@@ -58,23 +58,6 @@ _GRACE_S = 3.0
 """The backend's own limit is this much shorter: its message says what was lost."""
 
 
-def _make_piece(rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the piece of a rank: 1, 2, ... plus three times its rank."""
-    return (torch.arange(1, _NUM_ELEMENTS + 1) + 3 * rank).to(device, dtype)
-
-
-def _all_reduce(piece: Tensor, rank: int, size: int) -> Tensor:
-    return all_reduce(piece, world_axis())
-
-
-def _all_reduce_max(piece: Tensor, rank: int, size: int) -> Tensor:
-    return all_reduce(piece, world_axis(), "max")
-
-
-def _all_gather(piece: Tensor, rank: int, size: int) -> Tensor:
-    return all_gather(piece, world_axis())
-
-
 def _reduce_scatter(piece: Tensor, rank: int, size: int, op: str = "sum") -> Tensor:
     started = _ops.reduce_scatter_tensor(piece.repeat(size), op, size, world_axis().group_name)
     return wait(started)
@@ -105,9 +88,18 @@ def _send_receive(piece: Tensor, rank: int, size: int) -> Tensor:
 _Operation = Callable[[Tensor, int, int], Tensor]
 _Expected = Callable[[list[Tensor], int], Tensor]
 OPERATIONS: dict[str, tuple[_Operation, _Expected]] = {
-    "all-reduce": (_all_reduce, lambda pieces, rank: _sum(pieces)),
-    "all-reduce max": (_all_reduce_max, lambda pieces, rank: pieces[-1]),
-    "all-gather": (_all_gather, lambda pieces, rank: torch.cat(pieces)),
+    "all-reduce": (
+        lambda piece, *_: all_reduce(piece, world_axis()),
+        lambda pieces, rank: _sum(pieces),
+    ),
+    "all-reduce max": (
+        lambda piece, *_: all_reduce(piece, world_axis(), "max"),
+        lambda pieces, rank: pieces[-1],
+    ),
+    "all-gather": (
+        lambda piece, *_: all_gather(piece, world_axis()),
+        lambda pieces, rank: torch.cat(pieces),
+    ),
     "reduce-scatter": (_reduce_scatter, lambda pieces, rank: _sum(pieces)),
     "reduce-scatter mean": (_reduce_scatter_mean, lambda pieces, rank: _sum(pieces)),
     "broadcast": (_broadcast, lambda pieces, rank: pieces[-1]),
@@ -130,7 +122,9 @@ def run_check(name: str, runtime: Runtime) -> str:
     operation, _, dtype = name.partition(":")
     run, expect = OPERATIONS[operation]
     size, rank = runtime.world_size, runtime.rank
-    pieces = [_make_piece(each, DTYPES[dtype], runtime.device) for each in range(size)]
+    # The piece of a rank is 1, 2, ... plus three times its rank.
+    numbers = torch.arange(1, _NUM_ELEMENTS + 1)
+    pieces = [(numbers + 3 * each).to(runtime.device, DTYPES[dtype]) for each in range(size)]
     result = run(pieces[rank], rank, size).cpu()
     expected = expect([piece.cpu() for piece in pieces], rank)
     # Reading the result waits for the device.

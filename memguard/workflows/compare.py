@@ -42,11 +42,7 @@ class CompareRequest:
         return (Path(self.given[0]) / "config.yaml").is_file()
 
     def check(self) -> None:
-        """Reject arguments that contradict each other.
-
-        Raises:
-            ConfigError: names the first contradiction.
-        """
+        """Reject arguments that contradict each other."""
         if (problem := next(self._list_problems(), None)) is not None:
             raise ConfigError(problem)
 
@@ -74,14 +70,7 @@ class CompareRequest:
 
 
 def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
-    """Run `memguard compare`.
-
-    Args:
-        request: the checked arguments.
-
-    Returns:
-        The page and its content; the run's folder and None if there was nothing to fix.
-    """
+    """Return the page and its content; the run's folder and None if there was nothing to fix."""
     first, *others = request.given
     if not request.are_runs:
         sweep = load_sweep(find_asset("configs", first, setting="SWEEP"), others)
@@ -106,12 +95,7 @@ def compare(request: CompareRequest) -> tuple[Path, Comparison | None]:
 
 
 def render_folder(folder: Path) -> Path:
-    """Render the page of a run, an audit folder or a sweep; return its path.
-
-    Raises:
-        ConfigError: another process is using the folder.
-        RecordError: report.json or comparison.json is missing or damaged.
-    """
+    """Render the page of a run, an audit folder or a sweep; return its path."""
     for audit in (folder / "audit", folder):
         if (audit / REPORT).is_file():
             run = audit.resolve().parent

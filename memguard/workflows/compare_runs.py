@@ -4,12 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from memguard.compare import (
-    FinishedRun,
-    compare_runs,
-    describe_compiled,
-    list_comparison_rows,
-)
+from memguard.compare import FinishedRun, compare_runs, describe_compiled, list_comparison_rows
 from memguard.errors import ConfigError, escape_name
 from memguard.records import Comparison, write_atomically
 from memguard.records.comparison import (
@@ -37,11 +32,6 @@ def compare_folders(
     """Compare finished runs; the others are tested against the first.
 
     ``out`` is by default ``comparison`` next to it, ``utility`` the held-out loss.
-
-    Raises:
-        ConfigError: a folder does not contain a run, or is given twice.
-        RecordError: a run is unreadable or not comparable, or the runs do not share the task; names
-            the run and the reason.
     """
     for folder in folders:
         if not (Path(folder) / "config.yaml").is_file():
@@ -67,11 +57,7 @@ def compare_folders(
 def publish(
     comparison: Comparison, runs: Sequence[FinishedRun], folder: Path, console: Console
 ) -> tuple[Path, Comparison]:
-    """Write the record, all results, page and chart, and print the summary table.
-
-    Returns:
-        The page, and the record with the hash of the results.
-    """
+    """Write all results, the record with their hash, page and chart; print the summary table."""
     console.info("compare: drawing the page and its charts")
     save_results(list_comparison_rows(comparison, runs), folder / COMPARISON_RESULTS)
     results = sum_file(folder / COMPARISON_RESULTS)

@@ -6,20 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from memguard.compare import (
-    Copies,
-    Findings,
-    find_early_end,
-    find_extracted,
-    find_fix,
-)
-from memguard.config import (
-    RunConfig,
-    apply_settings,
-    dump_yaml,
-    load_yaml,
-    validate,
-)
+from memguard.compare import Copies, Findings, find_early_end, find_extracted, find_fix
+from memguard.config import RunConfig, apply_settings, dump_yaml, load_yaml, validate
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.data.documents import document_text
 from memguard.data.duplicates import find_copies
@@ -53,18 +41,7 @@ def fix_run(
 
     The new run, NAME-fix, and its settings, NAME-fix.yaml, are written next to the old run. The
     same command resumes after an interruption. ``out`` is the comparison's folder; None is
-    ``comparison`` next to the run.
-
-    Returns:
-        The page and the comparison; None if there was nothing to change.
-
-    Raises:
-        ConfigError: the run's settings cannot be read or may have ended it early, or the folder of
-            the new run has another run.
-        DataError: the run's documents have changed since.
-        ModelError: training has not ended.
-        RecordError: the run has no audit, or one with other settings; or the run or its audit is
-            damaged.
+    ``comparison`` next to the run. Returns None if there was nothing to change.
     """
     console = Console()
     RunFolder(folder).require_trained()

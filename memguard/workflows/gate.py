@@ -49,21 +49,9 @@ def gate_folder(
     weights: bool = False,
     on_read: OnRead = lambda name, size: None,
 ) -> tuple[Path, GateResult]:
-    """Judge an audit by a policy file and write the result.
+    """Judge the audit of a run or audit folder by a policy file; write and return the result.
 
-    Args:
-        folder: of a run, or of an audit.
-        policy: the policy's YAML.
-        out: folder of the result; ``gate`` in the run or audit folder if None.
-        weights: whether to check all files of the run, its weights too.
-        on_read: called before a part of them is read.
-
-    Returns:
-        The folder of the result, and the result.
-
-    Raises:
-        ConfigError: the policy is wrong, or the folder cannot be written to.
-        RecordError: the audit, an earlier one that the policy names, or the run is damaged.
+    ``out`` is by default ``gate`` in that folder; ``weights``: all files of the run are checked.
     """
     place = find_place(folder)
     target = _choose_out(place, out)
@@ -79,17 +67,7 @@ def gate_folder(
 def judge_folder(
     folder: Path, policy: str | Path | Mapping[str, Any], *, out: Path | None = None
 ) -> GateResult:
-    """Judge an audit folder for Python; nothing is written without ``out``.
-
-    Args:
-        folder: of an audit.
-        policy: a policy's YAML, or its settings as a dictionary.
-        out: folder of the result.
-
-    Raises:
-        ConfigError: the policy is wrong, or the folder cannot be written to.
-        RecordError: the audit, or an earlier one that the policy names, is damaged.
-    """
+    """Judge an audit folder for Python; nothing is written without ``out``."""
     loaded = read_policy(policy) if isinstance(policy, Mapping) else load_policy(Path(policy))
     target = None if out is None else _choose_out(find_place(folder), out)
     audited = load_audited(folder)
@@ -100,12 +78,7 @@ def judge_folder(
 
 
 def draft_policy(folder: Path, path: Path | None) -> str:
-    """Return a commented policy from the metrics of an audit, and write it if a path is given.
-
-    Raises:
-        ConfigError: the file exists, or the folder has no audit.
-        RecordError: the audit is damaged.
-    """
+    """Return a commented policy from the metrics of an audit, and write it if a path is given."""
     text = render_policy(load_audited(find_place(folder).audit).report)
     if path is not None:
         if path.exists():
@@ -115,12 +88,7 @@ def draft_policy(folder: Path, path: Path | None) -> str:
 
 
 def find_place(folder: Path) -> Place:
-    """Return the audit of a run or audit folder.
-
-    Raises:
-        ConfigError: it is neither.
-        RecordError: the run was not audited.
-    """
+    """Return the audit of a run or audit folder."""
     audit = find_audit_folder(folder)
     run = audit.resolve().parent if audit == folder else audit.parent
     is_own = audit.resolve().name == "audit" and (run / "config.yaml").is_file()
@@ -182,11 +150,7 @@ def _write(
 ) -> GateResult:
     """Write the files of a result, `gate.json` last, as one set that replaces an earlier one.
 
-    Returns:
-        The result, with the hashes of the files.
-
-    Raises:
-        ConfigError: the folder cannot be written to, or another process uses the run.
+    Returns the result with the hashes of the files.
     """
     from memguard.gate.rendered import render_junit, render_summary
     from memguard.pages.judgements import build_gate_head

@@ -53,11 +53,7 @@ class PlanRequest:
     """The run's CONFIG and settings as given on the command line; None: not from there."""
 
     def check(self) -> None:
-        """Reject arguments that cannot be used together.
-
-        Raises:
-            ConfigError: neither a run nor a model; or rows of a micro-batch, but not of a step.
-        """
+        """Reject arguments that cannot be used together."""
         if self.is_run:
             return
         given = self.run.train.model_fields_set
@@ -82,13 +78,7 @@ class Planned:
 
 
 def plan(request: PlanRequest) -> Planned:
-    """Plan the meshes that fit a training step; of other families what a step needs at least.
-
-    Raises:
-        ConfigError: no such machine; or no mesh of this many GPUs, or not the requested
-            one, is valid for model and batch.
-        ModelError: no such configuration.
-    """
+    """Plan the meshes that fit a training step; of other families what a step needs at least."""
     run = request.run
     mesh = run.parallel
     # The planner chooses the mesh of a model alone.

@@ -12,12 +12,7 @@ _LINK = b'href="../../comparison.html"'
 
 
 def link_reports(runs: Iterable[Path], warn: Callable[[str], None]) -> None:
-    """Render the reports of runs again that do not link to the comparison beside them.
-
-    Args:
-        runs: folders of the runs; those without a report are left out.
-        warn: called with a message for a report that cannot be written, e.g. in use.
-    """
+    """Render the reports of runs again that do not link to the comparison beside them."""
     for run in runs:
         folder = run / "audit"
         page = folder / PAGE

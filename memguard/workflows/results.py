@@ -332,11 +332,7 @@ def _describe_training(report: AuditReport) -> "tuple[Fact, ...]":
 
 
 def _find(folder: Path, name: str) -> Path:
-    """Return the path of a file of a result, which may have been deleted since.
-
-    Raises:
-        RecordError: there is no such file.
-    """
+    """Return the path of a file of a result, which may have been deleted since."""
     path = folder / name
     if path.exists():
         return path

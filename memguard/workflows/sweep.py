@@ -65,14 +65,7 @@ _MOST_OF_NAME = 22
 
 
 def run_sweep(sweep: Sweep, *, num_jobs: int) -> tuple[Path, Comparison]:
-    """Train and audit the unfinished runs, then compare all runs.
-
-    Raises:
-        ConfigError: several jobs on a machine with a GPU.
-        ChildFailed: a run failed.
-        Interrupted: a signal stopped the sweep.
-        RecordError: the runs cannot be compared.
-    """
+    """Train and audit the unfinished runs, then compare all runs."""
     if num_jobs > 1 and detect_runtime().device.type == "cuda":
         raise ConfigError(
             f"'--jobs' must be 1 on a machine with a GPU, which all runs would share; got "
@@ -124,12 +117,7 @@ class _Child:
 
 
 def train_runs(sweep: Sweep, runs: Sequence[SweepRun], *, num_jobs: int, console: Console) -> None:
-    """Train and audit some runs of a sweep, and mark each as finished at its end.
-
-    Raises:
-        ChildFailed: a run failed; the first one if there are several.
-        Interrupted: a signal stopped the runs.
-    """
+    """Train and audit some runs of a sweep, and mark each as finished at its end."""
     num_jobs = min(num_jobs, len(runs))
     waiting, running, ended = list(runs), list[_Child](), list[_Child]()
     shown = console.rows() if _has_logs(num_jobs, console) else nullcontext()

@@ -116,13 +116,7 @@ OnRead = Callable[[str, int], object]
 def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verified:
     """Compare all files of a run or an audit with the hashes recorded when they were written.
 
-    Args:
-        folder: of a run, or of an audit with `--out`.
-        on_read: called before each part, since reading it may take long.
-        base: present location of the model that the run's adapters belong to; None locates it.
-
-    Raises:
-        ConfigError: the folder is neither; or it has no adapters and ``base`` is given.
+    ``base`` is the present location of the model that the run's adapters belong to.
     """
     in_use = _is_in_use(folder)
     parts: tuple[Part, ...] = ()

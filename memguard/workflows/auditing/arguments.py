@@ -27,12 +27,7 @@ def make_arguments(
     counts: TrainedCounts | None = None,
     identity_key: str | Path | None = None,
 ) -> AuditArguments:
-    """Return the arguments of an audit from those of a call, see `memguard.api.audit`.
-
-    Raises:
-        ConfigError: a value out of range.
-        ModelError: no usable model or tokenizer.
-    """
+    """Return the arguments of an audit from those of a call, see `memguard.api.audit`."""
     form = read_format(format)
     opened = _take_model(model, tokenizer, "model")
     in_memory = None if opened is None or isinstance(opened, str) else opened
@@ -61,13 +56,7 @@ def make_arguments(
 def read_format(format: str | Mapping[str, Any] | None, *, option: str = "") -> FormatConfig:
     """Return how documents are read: ``"messages"``, or a mapping of `FormatConfig`.
 
-    Args:
-        format: name of a format; or, with names as in a run's file,
-            ``{"format": "alpaca", "columns": {"prompt": "question"}, "template": "chat"}``.
-        option: name of the option of the command line that it is from.
-
-    Raises:
-        ConfigError: a wrong value.
+    ``option`` is the option of the command line that it is from.
     """
     place = Document(path=option or "argument", values={}, places={})
     values: Any = format

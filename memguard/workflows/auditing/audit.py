@@ -51,12 +51,7 @@ from memguard.workflows.auditing.report import (
 )
 from memguard.workflows.auditing.resources import open_resources, show_progress
 from memguard.workflows.auditing.target import find_base, plan_run
-from memguard.workflows.auditing.utility import (
-    UtilityRun,
-    describe_tasks,
-    open_alone,
-    open_on_all,
-)
+from memguard.workflows.auditing.utility import UtilityRun, describe_tasks, open_alone, open_on_all
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import RunFolder, check_usable, locked
 from memguard.workflows.common.setup import DistributedContext, open_distributed
@@ -99,16 +94,10 @@ def audit_on_ranks(
     tasks: "Sequence[OpenedTask]",
     is_trained_here: bool = False,
 ) -> AuditReport:
-    """Measure the models of an audit, and write report and records.
+    """Measure the models of an audit, the same on every rank, and write report and records.
 
-    Args:
-        checked: the audit, the same on every rank.
-        distributed: this process and its mesh.
-        console: reports progress.
-        command: recorded in the report.
-        check_folder: on rank 0: raises an error if the folder is no longer the locked one.
-        tasks: benchmark tasks of the audit, opened.
-        is_trained_here: whether this program has trained the run, and warned of its documents.
+    ``check_folder``: on rank 0, raises an error if the folder is no longer the locked one;
+    ``is_trained_here``: this program has trained the run, and warned of its documents.
     """
     settings, runtime = checked.settings, distributed.runtime
     # Only rank 0 needs the file of the key; every rank hashes documents with it.
@@ -203,8 +192,7 @@ def choose_audit_mesh(
 def _begin(checked: CheckedAudit, lock: ExitStack) -> Callable[[], None]:
     """Lock the output folder, and check that the run has a base, before weights are read.
 
-    Returns:
-        A function that raises an error if the folder is no longer the locked one.
+    The function returned raises an error if the folder is no longer the locked one.
     """
     if isinstance(checked.model, ModelInMemory):
         check_usable(checked.locked_folder)
@@ -254,14 +242,7 @@ def is_current(
 ) -> bool:
     """Return whether a report matches a run's current weights and audit settings.
 
-    Args:
-        report: of an audit of the run.
-        folder: of the run.
-        config: its settings.
-        tasks: its benchmark tasks, if they are opened; None opens them.
-
-    Raises:
-        ConfigError: a benchmark task cannot be opened.
+    ``tasks``: benchmark tasks that are opened; None opens them.
     """
     method = report.method
     return (
@@ -279,20 +260,11 @@ def is_current(
 
 
 def find_current_report(
-    folder: Path,
-    config: RunConfig,
-    console: Console,
-    tasks: "Sequence[OpenedTask] | None" = None,
+    folder: Path, config: RunConfig, console: Console, tasks: "Sequence[OpenedTask] | None" = None
 ) -> AuditReport | None:
     """Return a run's report if its audit is complete and matches the run's settings.
 
-    A missing or damaged page or model card is rendered again.
-
-    Args:
-        folder: of the run.
-        config: its settings.
-        console: shows what is rendered.
-        tasks: its benchmark tasks, if they are opened; None opens them.
+    A missing or damaged page or model card is rendered again. ``tasks``: see `is_current`.
     """
     report = restore_report(folder / "audit", console.warn)
     return report if report is not None and is_current(report, folder, config, tasks) else None

@@ -32,12 +32,7 @@ from memguard.records.run_files import find_weights_folder, load_summary
 from memguard.workflows.auditing.pages import is_own_audit
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.common.checks import check_device_map, check_paths, has_ternary_weights
-from memguard.workflows.common.folder import (
-    RunFolder,
-    check_free,
-    check_outside_runs,
-    check_usable,
-)
+from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs, check_usable
 
 if TYPE_CHECKING:
     from memguard.workflows.auditing.model_in_memory import ModelInMemory
@@ -72,11 +67,7 @@ class AuditArguments:
 
     @classmethod
     def read_settings(cls, given: Sequence[str]) -> Document:
-        """Return settings of the command line, ``audit.prefix_tokens=5``.
-
-        Raises:
-            ConfigError: no setting of an audit, or not KEY=VALUE.
-        """
+        """Return settings of the command line, ``audit.prefix_tokens=5``."""
         document = apply_overrides(Document(path="memguard audit", values={}, places={}), given)
         for name, value in document.values.items():
             is_known = name == "seed" or (
@@ -165,18 +156,7 @@ def check_audit(
 ) -> CheckedAudit:
     """Check the arguments of an audit: all checks that need neither torch nor the network.
 
-    Args:
-        arguments: as they were given.
-        num_processes: of the audit.
-        writes: whether this process looks at the output folder and the identity key; one does.
-
-    Raises:
-        ConfigError: arguments that contradict each other, a value out of range, an invalid suite,
-            a form in which the model cannot be loaded, or unknown benchmark tasks.
-        DataError: documents are missing.
-        ModelError: a folder is missing, or has no checkpoint.
-        RecordError: the run's settings differ from those that it wrote.
-        OSError: the output folder cannot be written to.
+    ``writes``: this process looks at the output folder and the identity key; one does.
     """
     if problems := list(_list_contradictions(arguments)):
         raise ConfigError(*problems)
@@ -273,7 +253,8 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
             yield "--format is for --members of a --model; a run reads documents as it was told"
         # Adapters cannot be audited without their base, even if it is not scored itself.
         needs_base = find_weights_folder(run).name == "adapter"
-        if arguments.base and not needs_base and _find(arguments, "base") is False:
+        given = arguments.settings.values.get("audit", {})
+        if arguments.base and not needs_base and given.get("base") is False:
             yield "--base and audit.base=false contradict each other; give one of them"
         if arguments.base is not None and not isinstance(arguments.base, str):
             yield "--base of a run must be a folder or a hub id"
@@ -284,11 +265,6 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
                 f"'{shorten(str(run), MAX_PATH)}' is not the folder of a run (no config.yaml); for "
                 "a model memguard did not train use --model DIR --members FILE"
             )
-
-
-def _find(arguments: AuditArguments, name: str) -> Any:
-    """Return a setting that was given; None if it was not."""
-    return arguments.settings.values.get("audit", {}).get(name)
 
 
 def _check_places(checked: CheckedAudit, style: Style) -> None:
@@ -336,17 +312,8 @@ def _check_model(checked: CheckedAudit) -> None:
 def load_audit_identity(checked: CheckedAudit, say: Callable[[str], None]) -> IdentityKey | None:
     """Return the key for the documents of an audit, on one process; made if it is missing.
 
-    A run's documents were hashed when they were prepared: a key that was given must be the run's.
-
-    Args:
-        checked: the audit.
-        say: called with one line if the key is made.
-
-    Returns:
-        None for a run.
-
-    Raises:
-        ConfigError, DataError: see `load_identity_key`.
+    A run's documents were hashed when they were prepared: a key that was given must be the run's,
+    and None is returned. ``say`` is called with one line if the key is made.
     """
     if checked.run is not None and checked.identity_key is None:
         return None

@@ -83,10 +83,7 @@ class _Training:
     ) -> tuple[Part, list[tuple[int, int]]]:
         """Return the parts of a document, cut as in training, of which one is audited.
 
-        Args:
-            id: of the document in the audit.
-            tokens: the whole document; those of the control are cut like those that were trained.
-            seq_len: number of positions of the model.
+        Documents of the control are cut like those that were trained.
         """
         whole = [(0, len(tokens.input_ids))]
         spans = whole if self.counts is None else self.counts.list_spans(id, whole[0][1])
@@ -102,18 +99,7 @@ def plan_foreign(
     console: Console,
     tasks: "Sequence[OpenedTask]" = (),
 ) -> tuple[AuditPlan, Subject]:
-    """Return what to audit of a model that memguard did not train.
-
-    Args:
-        checked: the audit of such a model.
-        identity: key of the documents' hashes.
-        console: reports progress.
-        tasks: benchmark tasks of the audit.
-
-    Raises:
-        DataError: no documents, or unusable ones.
-        ModelError: no usable checkpoint, base or tokenizer.
-    """
+    """Return what to audit of a model that memguard did not train."""
     given, settings = checked.source, checked.settings
     assert isinstance(given, ForeignModel), "the audit is not of a run"
     # Load the base's configuration too, so that a missing base fails before documents are read.
@@ -313,22 +299,14 @@ def _find_copies(
 ) -> tuple[NDArray[np.int64], Rate | None]:
     """Return each document's near-duplicate cluster, and the share of non-members with overlap.
 
-    The clusters are used for confidence intervals. The number of trained documents that contain a
-    text is not counted: members may be only a sample of the training data, so the count would be
-    too low.
-
-    Args:
-        sides: members, and non-members where there are any.
-        training: members that were never trained have no overlap with the control.
-        decode: turns token ids into text; None compares ids as words.
-
-    Returns:
-        ``[num_documents]`` in the order of the sides; and the rate, None without non-members.
+    The clusters, ``[num_documents]`` in the order of the sides, are for confidence intervals. The
+    number of trained documents that contain a text is not counted: members may be only a sample of
+    the training data, so the count would be too low. Members that were never trained
+    (``training``) have no overlap with the control; ``decode`` None compares ids as words.
     """
     documents = [document for side in sides for document in side.documents]
     grams = WordGrams(
-        (document_text(document, decode) for document in documents),
-        num_words=_NEAR_DUPLICATE_WORDS,
+        (document_text(document, decode) for document in documents), num_words=_NEAR_DUPLICATE_WORDS
     )
     cluster_N = grams.cluster().cluster
     if len(sides) < 2:

@@ -42,10 +42,7 @@ from memguard.workflows.auditing.wrapped_models import (
     unwrap,
 )
 
-_NAMES: dict[torch.dtype, Literal["fp32", "bf16"]] = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-}
+_NAMES: dict[torch.dtype, Literal["fp32", "bf16"]] = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _MAX_HASHED_BYTES = 8 << 30
 """Larger models are audited without the cache: hashing them would take longer than a minute."""
 _SAVE = "save it and audit the folder"
@@ -70,11 +67,7 @@ class ModelInMemory:
 
     @classmethod
     def open(cls, model: Any, tokenizer: Any) -> "ModelInMemory":
-        """Take a model, also one wrapped by peft (LoRA, DoRA), `torch.compile`, DDP or FSDP2.
-
-        Raises:
-            ModelError: see `unwrap`, `find_root` and `dtype`.
-        """
+        """Take a model, also one wrapped by peft (LoRA, DoRA), `torch.compile`, DDP or FSDP2."""
         module, adapter, wrappers = unwrap(model)
         root = find_root(*wrappers, module) if isinstance(module, torch.nn.Module) else None
         opened = cls(model=module, tokenizer=tokenizer, root=root, adapter=adapter)
@@ -82,11 +75,7 @@ class ModelInMemory:
         return opened
 
     def switch_off(self) -> "ModelInMemory":
-        """Return the model without its adapter, as it was before training.
-
-        Raises:
-            ModelError: it has no adapter, or is another model without it.
-        """
+        """Return the model without its adapter, as it was before training."""
         if not self.adapter:
             raise ModelError(
                 "'base' is 'adapter-off', and the model has no adapter of peft. Give the folder or "
@@ -127,11 +116,7 @@ class ModelInMemory:
 
     @cached_property
     def dtype(self) -> Literal["fp32", "bf16"]:
-        """Dtype of the audit's computation: that of the weights, or to which they are cast.
-
-        Raises:
-            ModelError: not a model of transformers in fp32 or bf16 on one device.
-        """
+        """Dtype of the audit's computation: that of the weights, or to which they are cast."""
         if not isinstance(self.model, transformers.PreTrainedModel):
             raise ModelError(
                 f"'model' must be a folder, a hub id or a transformers.PreTrainedModel; got "
@@ -199,11 +184,7 @@ class ModelInMemory:
         return json.dumps(self.model.config.to_dict(), sort_keys=True, default=str)
 
     def check_equal(self, runtime: Runtime) -> None:
-        """Check that several ranks have the same model, from which they score other documents.
-
-        Raises:
-            ModelError: a rank has other weights.
-        """
+        """Check that several ranks have the same model, from which they score other documents."""
         if runtime.world_size == 1 or self.is_sharded:
             return
         digest = hashlib.sha256(self._describe_config().encode())
@@ -218,10 +199,7 @@ class ModelInMemory:
 
     @contextmanager
     def borrow(self, runtime: Runtime) -> Iterator[CausalLM]:
-        """Yield the model for scoring and decoding; at the end it is as before.
-
-        Args:
-            runtime: this rank; of several ranks every one borrows the model.
+        """Yield the model for scoring and decoding, on every rank; at the end it is as before.
 
         Raises:
             ModelError: a forward of the copy does not run the copy's decoder layers, or runs those

@@ -87,11 +87,7 @@ class LazyModel:
     ) -> None:
         """Store the location of a model; nothing is loaded or copied.
 
-        Args:
-            source: of the model.
-            settings: the audit's.
-            distributed: this process and the mesh it is part of.
-            limit: longest time that it and other models generate; None: no limit.
+        ``limit`` is the longest time that it and other models generate.
         """
         self._source, self._settings, self._limit = source, settings, limit
         self._model, self._attn, self._form = source.model, source.attn, source.form
@@ -245,11 +241,7 @@ class AuditModels:
         distributed: DistributedContext,
         console: Console,
     ) -> "AuditModels":
-        """Hash the models of an audit, on every rank, and check the base.
-
-        Raises:
-            ModelError: a folder is damaged, or the base is another than in an earlier report.
-        """
+        """Hash the models of an audit, on every rank, and check the base."""
         settings, form = checked.settings, _choose_form(checked)
         sums = sum_models(subject, distributed.runtime)
         hashes = _hash_models(subject, sums, distributed.runtime)
@@ -316,9 +308,6 @@ def find_base_quantization(subject: Subject) -> Literal["nf4"] | None:
 
     An adapter that was trained on a base in NF4 is compared with that: the difference is what was
     trained, without what was lost by rounding. Another model than its base is compared as stored.
-
-    Raises:
-        ModelError: the adapter cannot be read.
     """
     model, base = subject.model, subject.base
     if not isinstance(model, str) or not isinstance(base, str) or not is_adapter(model):
@@ -332,10 +321,6 @@ def sum_models(subject: Subject, runtime: Runtime) -> Sums:
     """Hash the files of those models of an audit that are folders; reads all of them.
 
     Every rank calls this, hashes its share of the files, and gets all sums.
-
-    Raises:
-        ModelError: see `sum_model`; on rank 0.
-        OtherRankFailed: on the other ranks.
     """
     bases = {
         model: subject.adapter_base if model == subject.model else None

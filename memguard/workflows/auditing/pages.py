@@ -36,24 +36,14 @@ def is_own_audit(run: Path, out: Path | None) -> bool:
 def finish_audit(folder: Path, report: AuditReport, *, card_of: RunConfig | None) -> None:
     """Write the pages of an audit, then mark it as finished; scores and report already exist.
 
-    Args:
-        folder: of the audit.
-        report: results of the audit.
-        card_of: the run whose model card shows this audit; ``folder`` is its `audit/`.
+    ``card_of`` is the run whose model card shows this audit; ``folder`` is its `audit/`.
     """
     _render(folder, report, card_of)
     save_audit_files(folder, has_card=card_of is not None)
 
 
 def render_audit(folder: Path) -> Path:
-    """Render the page of an audit, and the model card that shows it, from its report.json.
-
-    Returns:
-        The page.
-
-    Raises:
-        RecordError: the audit is incomplete, or its report or the run's config.yaml is damaged.
-    """
+    """Render the page of an audit, and the model card that shows it, from its report.json."""
     report = load_audit_report(folder)
     run = folder.resolve().parent
     has_card = load_audit_files(folder).card is not None
@@ -65,12 +55,7 @@ def render_audit(folder: Path) -> Path:
 def restore_report(folder: Path, warn: Callable[[str], None]) -> AuditReport | None:
     """Return the report of a finished audit; missing or damaged pages are rendered again.
 
-    Args:
-        folder: of the audit.
-        warn: called with a message about damaged files and the action taken.
-
-    Returns:
-        The report; None if there was no audit or it must run again.
+    None if there was no audit or it must run again.
     """
     if not has_audit(folder):
         return None
@@ -94,18 +79,9 @@ def load_former_report(folder: Path) -> AuditReport | None:
 
 
 def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> None:
-    """Write the model card of a run.
-
-    Args:
-        folder: of the run.
-        config: its settings.
-        report: of its audit; None if there is none yet.
-    """
+    """Write the model card of a run."""
     card = render_model_card(
-        report,
-        run_name=config.name,
-        base_model=config.model.path,
-        config_yaml=dump_yaml(config),
+        report, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
     write_atomically(find_card(folder), card.encode())
 

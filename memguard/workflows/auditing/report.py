@@ -31,14 +31,7 @@ from memguard.workflows.auditing.utility import SEED, UtilityRun, describe_tasks
 def add_tables(
     subject: Subject, summary: AuditResults, load_as: LoadAs, utility: UtilityRun
 ) -> AuditResults:
-    """Return the results with the rows of the training and of the tasks.
-
-    Args:
-        subject: of the audit.
-        summary: results of the probes.
-        load_as: form in which the model was loaded.
-        utility: tasks that ran; their entry follows those of the suite's probes.
-    """
+    """Return the results with the rows of the training and, after the probes', of the tasks."""
     training = tabulate_training(_choose_training(subject, load_as), subject.watched, load_as)
     tasks = tabulate_utility(utility.list_results(), seed=SEED)
     run = utility.describe_run()
@@ -65,16 +58,7 @@ def build_report(
     banners: Sequence[Banner],
     runtime: Runtime,
 ) -> AuditReport:
-    """Return the report.
-
-    Args:
-        subject: of the audit.
-        summary: its results.
-        model: names and hashes of its models.
-        method: its settings.
-        banners: shown before those of the results.
-        runtime: of this rank.
-    """
+    """Return the report; ``banners`` are shown before those of the results."""
     parts: dict[str, Any] = dict(summary)
     notes = [Banner(level="note", text=text) for text in subject.notes]
     parts["banners"] = [*banners, *summary.banners, *notes]
@@ -93,14 +77,7 @@ def build_report(
 
 
 def describe_method(plan: AuditPlan, settings: AuditConfig, command: str, wall_s: float) -> Method:
-    """Return the settings of an audit for its report.
-
-    Args:
-        plan: of the audit.
-        settings: of the audit.
-        command: of the user.
-        wall_s: duration (seconds).
-    """
+    """Return the settings of an audit for its report."""
     suite, probe = plan.suite, plan.suite.extraction
     return Method(
         suite=suite.name,

@@ -29,11 +29,7 @@ def open_resources(
     runtime: Runtime,
     on_progress: OnProgress,
 ) -> AuditContext:
-    """Return the resources of an audit.
-
-    Raises:
-        ModelError: no usable tokenizer, or the reference model has another one.
-    """
+    """Return the resources of an audit."""
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
     tokenizer = subject.tokenizer
     if tokenizer is None:
@@ -43,9 +39,14 @@ def open_resources(
                 "tokenizer to compare. Remove the setting."
             )
         return AuditContext(cache=cache, peers=runtime, on_progress=on_progress)
-    if subject.reference is not None:
-        _check_same_vocabulary(tokenizer, subject.reference)
+    reference = subject.reference
+    if reference is not None and load_tokenizer(reference).get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"'audit.reference' must have the vocabulary of the audited model; '{reference}' has "
+            "another one. Use a model of the same family, or remove the setting."
+        )
     why_not = _explain_what_is_missing(plan, subject)
+    watched = () if subject.training is None else subject.training.watched
     masks: CompareMasks | None = None
     if "mask_consistency" not in why_not:
         masks = functools.partial(_compare_masks, subject=subject, seed=plan.seed)
@@ -57,7 +58,8 @@ def open_resources(
         compare_masks=masks,
         why_not=why_not,
         goldfish=build_known_goldfish(subject.mitigations, tokenizer),
-        num_tightened=_count_tightened(subject),
+        # Documents under a stricter mitigation by the memorization budget.
+        num_tightened=sum(watched[-1].num_tightened.values()) if watched else 0,
     )
 
 
@@ -98,12 +100,6 @@ def build_known_goldfish(
     )
 
 
-def _count_tightened(subject: Subject) -> int:
-    """Return the number of documents under a stricter mitigation by the memorization budget."""
-    watched = () if subject.training is None else subject.training.watched
-    return sum(watched[-1].num_tightened.values()) if watched else 0
-
-
 def build_codec(tokenizer: Any) -> Codec:
     """Return the functions of a tokenizer that an audit needs."""
     # Special tokens are not decoded: encoding the text again would add a second BOS.
@@ -135,14 +131,6 @@ def _compare_masks(
     )
 
 
-def _check_same_vocabulary(tokenizer: Any, reference: str) -> None:
-    if load_tokenizer(reference).get_vocab() != tokenizer.get_vocab():
-        raise ModelError(
-            f"'audit.reference' must have the vocabulary of the audited model; '{reference}' has "
-            "another one. Use a model of the same family, or remove the setting."
-        )
-
-
 _COUNTED = "documents"
 
 
@@ -155,11 +143,7 @@ class ShowStage(Protocol):
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[ShowStage]:
-    """Yield what an audit calls while it runs.
-
-    Args:
-        console: of this process.
-    """
+    """Yield what an audit calls while it runs."""
     with ExitStack() as stack:
         advance: dict[Stage, Any] = {}
         before = 0

@@ -32,13 +32,7 @@ from memguard.records import (
 )
 from memguard.records.run_files import has_weights
 from memguard.runtime import Console
-from memguard.train.metrics import (
-    EndMetrics,
-    HeldoutMetrics,
-    MetricsLine,
-    hash_tally,
-    read_metrics,
-)
+from memguard.train.metrics import EndMetrics, HeldoutMetrics, MetricsLine, hash_tally, read_metrics
 from memguard.workflows.auditing.checks import CheckedAudit
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.pages import load_former_report
@@ -87,26 +81,16 @@ def choose_piece(
     probe: WindowSettings,
     window: WhichWindow,
 ) -> AuditDocument:
-    """Return the piece of a document that is audited, cut as in training.
+    """Return the piece of a document that is audited, cut as in training to ``seq_len`` tokens.
 
-    Args:
-        tokens: of the whole document.
-        identity: of the document.
-        seq_len: length of a row (tokens).
-        probe: decides whether a piece can be audited.
-        window: which of the auditable pieces is chosen.
+    ``probe`` decides which pieces can be audited, ``window`` which of them is chosen.
     """
     pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
     return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
 
 
 def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
-    """Return each document's bucket name, split by repetitions if training ended early.
-
-    Args:
-        manifest: the documents.
-        counts: times each was, or will be, trained.
-    """
+    """Return each document's bucket name, split by repetitions if training ended early."""
     doses: dict[str, set[int | None]] = {}
     for entry, count in zip(manifest, counts, strict=True):
         doses.setdefault(entry.bucket, set()).add(count)
@@ -128,12 +112,7 @@ def list_audited(
 ) -> list[AuditDocument]:
     """Return the documents that an audit may measure: trained, control, and to be forgotten.
 
-    Args:
-        corpus: of the run.
-        counts: times each document was, or will be, trained.
-        suite: decides which tokens are predicted.
-        config: of the run.
-        window: which of several trained pieces is audited.
+    ``counts`` is how often each was, or will be, trained.
     """
     probe, seq_len = suite.extraction, config.data.seq_len
     names = name_buckets(corpus.manifest, counts)
@@ -204,15 +183,8 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
     """Return the model that a run started from; None if it started from random weights.
 
     The path in the settings is tried first, then the same relative path from the run's current
-    folder, since a sweep may be moved together with its models.
-
-    Args:
-        folder: of the run, at its current location.
-        config: of the run.
-        named: path given by the user; no other path is tried.
-
-    Raises:
-        ModelError: the model was not found.
+    folder, since a sweep may be moved together with its models. ``named``, a path given by the
+    user, is tried alone.
     """
     path = config.model.path
     if path is None:
@@ -239,21 +211,11 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
 
 
 def plan_run(
-    checked: CheckedAudit,
-    tasks: "Sequence[OpenedTask]" = (),
-    *,
-    console: Console | None = None,
+    checked: CheckedAudit, tasks: "Sequence[OpenedTask]" = (), *, console: Console | None = None
 ) -> tuple[AuditPlan, Subject]:
     """Return what a run's audit measures: its trained and control documents, and its model.
 
-    Args:
-        checked: the audit of a run.
-        tasks: its benchmark tasks.
-        console: warns of tokens that make training and audit wrong; None: training has warned.
-
-    Raises:
-        DataError: too few documents were trained in full, or are long enough.
-        ModelError: the run is not finished, or the model before training was not found.
+    ``console`` is warned of tokens that make training and audit wrong; None: training has warned.
     """
     run, settings = checked.run, checked.settings
     assert run is not None, "the audit is of a run"
@@ -309,7 +271,10 @@ def plan_run(
             ),
             near_duplicate_words=config.data.near_duplicate_words,
             identity_key=summary.identity_key,
-            num_texts=_count_texts(corpus),
+            # Different texts, without canaries; they cannot be told apart without a key.
+            num_texts=None
+            if summary.identity_key is None
+            else len({entry.text_hmac for entry in corpus.manifest if entry.role != "canary"}),
         ),
         out=checked.out,
         run=config.name,
@@ -336,15 +301,8 @@ def plan_training(
 ) -> AuditPlan:
     """Return what is measured of a run that is being trained, or will be.
 
-    Args:
-        config: of the run.
-        corpus: its documents.
-        counts: times each document will have been trained in full.
-        min_documents: minimum number of trained documents that are long enough (documents).
-        size: of the sample of each bucket; None takes all.
-
-    Raises:
-        DataError: see `select_windows`.
+    ``counts`` is how often each document will have been trained in full, ``min_documents`` how many
+    of those must be long enough, ``size`` that of the sample of each bucket; None takes all.
     """
     suite, window = load_audit_suite(config.audit), config.audit.window
     return AuditPlan.of(
@@ -364,13 +322,6 @@ def warn_of_faults(
     tokens = Tokens.of_corpus(corpus)
     for fault in find_training_faults(tokens, tokenizer, model_config, config.data):
         console.warn(fault.text)
-
-
-def _count_texts(corpus: Corpus) -> int | None:
-    """Count the different texts of a run's documents, without canaries; None without a key."""
-    if corpus.summary.identity_key is None:
-        return None
-    return len({entry.text_hmac for entry in corpus.manifest if entry.role != "canary"})
 
 
 def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:

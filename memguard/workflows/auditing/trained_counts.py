@@ -36,12 +36,7 @@ class TrainedCounts:
     """Why the numbers of repetitions are not known; empty if they are."""
 
     def list_spans(self, id: str, num_tokens: int) -> list[tuple[int, int]]:
-        """Return begin and end of each piece of a document that was trained, in order.
-
-        Args:
-            id: of the document.
-            num_tokens: its length (tokens).
-        """
+        """Return begin and end of each piece of a document that was trained, in order."""
         if self.max_tokens is None or self.piece is None:
             return [(0, num_tokens)]
         if self.piece == "cut":
@@ -77,12 +72,9 @@ class TrainedCounts:
 
 
 def describe_unmatched(num_unmatched: int, num_runs: int, *, is_in_order: bool) -> str:
-    """Return the reason for which counts with too many unmatched sequences are not used.
+    """Return why counts are not used with ``num_unmatched`` sequences that match no document.
 
-    Args:
-        num_unmatched: sequences that match no document.
-        num_runs: all sequences, more than 0.
-        is_in_order: whether documents match in the order of the training dataset only.
+    ``is_in_order``: documents match in the order of the training dataset only.
     """
     return (
         f"{num_unmatched:,} of {num_runs:,} sequences that were trained "

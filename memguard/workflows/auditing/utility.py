@@ -49,15 +49,7 @@ _NAMES: Mapping[UtilityModel, str] = {"trained": "trained model", "base": "base 
 
 
 def open_on_all(settings: AuditConfig, runtime: Runtime) -> "tuple[OpenedTask, ...]":
-    """Open the tasks of an audit on every rank; the main rank first, which may download.
-
-    Args:
-        settings: of the audit.
-        runtime: of this rank.
-
-    Raises:
-        ConfigError: see `open_tasks`; on the other ranks OtherRankFailed.
-    """
+    """Open the tasks of an audit on every rank; the main rank first, which may download."""
     if not settings.utility:
         return ()
     opened = runtime.only_on_main(partial(open_alone, settings))
@@ -65,11 +57,7 @@ def open_on_all(settings: AuditConfig, runtime: Runtime) -> "tuple[OpenedTask, .
 
 
 def open_alone(settings: AuditConfig) -> "tuple[OpenedTask, ...]":
-    """Open the tasks of an audit on one rank.
-
-    Raises:
-        ConfigError: see `open_tasks`.
-    """
+    """Open the tasks of an audit on one rank."""
     if not settings.utility:
         return ()
     # lm-eval is imported only for an audit with tasks.
@@ -127,14 +115,7 @@ class UtilityRun:
             self._cache = AnswerCache(default_cache_dir() / FOLDER)
 
     def measure(self, kind: Model) -> None:
-        """Run all tasks on a model that is loaded now, or take their cached answers.
-
-        Args:
-            kind: of the model; tasks run on the trained model and on its base only.
-
-        Raises:
-            ModelError: see `evaluate_task`.
-        """
+        """Run all tasks on a trained model or a base that is loaded, or take cached answers."""
         if kind not in _NAMES:
             return
         model = cast("UtilityModel", kind)
@@ -224,11 +205,7 @@ class UtilityRun:
             self.console.info(f"utility: {line}{cached}")
 
     def save(self, folder: Path) -> None:
-        """Write scores and samples to an audit folder, on the main rank; others are removed.
-
-        Args:
-            folder: of the audit.
-        """
+        """Write scores and samples to an audit folder, on the main rank; others are removed."""
         save_samples(self._samples, folder / "private" / UTILITY)
         (folder / ITEM_SCORES).unlink(missing_ok=True)
         results = self.list_results()
@@ -242,10 +219,6 @@ def save_samples(
     """Write the samples of each task and model; remove all other files of the folder.
 
     Answers from the cache have no text. A file with the same numbers and the text is kept.
-
-    Args:
-        samples: by task and model.
-        folder: which only its owner can read.
     """
     files = {name_file(task, model): of for (task, model), of in samples.items()}
     if not files:

@@ -26,22 +26,15 @@ _NEUTRAL_INITS = (True, False, None, "gaussian", "orthogonal")
 
 SAVED = "save it and run `memguard audit --model DIR --members FILE --out DIR`"
 """What to do with a model that cannot be audited where it is."""
-_SHARDING = {
-    "FullyShardedDataParallel": "FSDP1",
-    "DeepSpeedEngine": "DeepSpeed",
-}
+_SHARDING = {"FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
 """Names of classes, since DeepSpeed need not be installed."""
 
 
 def unwrap(model: Any) -> tuple[Any, str, Sequence[Any]]:
-    """Return the transformers model inside wrappers, and a description of the active adapter.
+    """Return the transformers model inside wrappers, the wrappers, and the active adapter.
 
-    Returns:
-        Also the wrappers, the outermost first.
-
-    Raises:
-        ModelError: an adapter of another kind than LoRA and DoRA, which is not in the layers; or
-            weights sharded by FSDP1 or DeepSpeed.
+    The outermost wrapper is the first. Refused are adapters of another kind than LoRA and DoRA,
+    which are not in the layers, and weights sharded by FSDP1 or DeepSpeed.
     """
     wrappers = []
     while (inner := _find_inner(model)) is not None:
@@ -95,9 +88,6 @@ def is_of_adapter(name: str) -> bool:
 
 def check_switchable(model: Any) -> None:
     """Check that switching the adapter off gives the model before training.
-
-    Args:
-        model: a transformers model whose layers hold an adapter.
 
     Raises:
         ModelError: the base was trained too, resized or changed by the adapter's initialisation,

@@ -69,10 +69,7 @@ def check_paths(
 ) -> None:
     """Raise one error that names all missing paths; then check the models' folders.
 
-    Args:
-        documents: sources by setting, ``data.train`` or ``--members``.
-        models: folders or hub ids by setting, of models; None: not given.
-        tokenizers: the same, of tokenizers.
+    Documents, models and tokenizers by setting, ``data.train`` or ``--members``.
     """
     for setting, given in documents.items():
         for source in given:

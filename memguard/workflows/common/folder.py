@@ -74,11 +74,7 @@ _WRITTEN = (".", "model", "adapter", "checkpoints", "audit", "audit/private", "p
 def locked(folder: Path) -> Iterator[Callable[[], None]]:
     """Create a run's folder and lock it for this process; the lock ends with the process.
 
-    Yields:
-        A function that raises a RecordError if the folder is no longer the one locked here.
-
-    Raises:
-        ConfigError: another process is using the folder.
+    Yields a function that raises a RecordError if the folder is no longer the one locked here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
@@ -115,10 +111,6 @@ def check_free(folder: Path) -> None:
 
     Creates and locks nothing. Reports within a second what `locked` would report only after torch
     is imported.
-
-    Raises:
-        ConfigError: another process is using the folder.
-        OSError: the folder cannot be written to.
     """
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
@@ -131,11 +123,7 @@ def check_free(folder: Path) -> None:
 
 
 def check_usable(folder: Path) -> None:
-    """Reject a folder like `check_free`, with one line for a program that called memguard.
-
-    Raises:
-        ConfigError: names the reason.
-    """
+    """Reject a folder like `check_free`, with one line for a program that called memguard."""
     try:
         check_free(folder)
     except OSError as error:
@@ -146,15 +134,7 @@ def check_outside_runs(folder: Path, setting: str, *, but: Path | None = None) -
     """Reject a folder to write to among the files of a run that `memguard verify` compares.
 
     A file that the run has not written there is damage: it could be loaded with the model. Folders
-    in `audit/` are free.
-
-    Args:
-        folder: the folder, which need not exist; links and `..` are followed.
-        setting: names the folder in the message.
-        but: a run whose own `audit/` may be written to.
-
-    Raises:
-        ConfigError: says where such a folder may be.
+    in `audit/` are free, also in that of the run ``but``. Links and `..` are followed.
     """
     check_name(folder, setting, ConfigError)
     # As it is given too: model/ of a run may be a link to another disk.
@@ -204,10 +184,7 @@ def compute_run_key(config: RunConfig, corpus: "Corpus") -> str:
 def hash_run(config: RunConfig, documents_sha256: str, identity_key: str | None = None) -> str:
     """Return the same as `compute_run_key`, given the hash of the documents.
 
-    Args:
-        config: of the run.
-        documents_sha256: hash of its documents.
-        identity_key: fingerprint of the key of their hashes; None if they have none.
+    ``identity_key`` is the fingerprint of the key of their hashes; None if they have none.
     """
     binding = _binding(config.model_dump(mode="json"))
     if binding["optim"]["schedule"] == _FIRST_SCHEDULE:
@@ -242,11 +219,7 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> None:
-    """Reject a folder that contains a run with other settings.
-
-    Raises:
-        ConfigError: names the settings that differ.
-    """
+    """Reject a folder that contains a run with other settings."""
     path = folder / "config.yaml"
     damages = RunFiles(folder).find_damage("config") if path.exists() else []
     if damages:
@@ -305,12 +278,7 @@ class RunFolder(RunFiles):
     """The folder of a run: refused where a command needs files that are damaged or missing."""
 
     def read_config(self) -> RunConfig:
-        """Read the config.yaml that the run wrote.
-
-        Raises:
-            ConfigError: another version wrote the file, with settings unknown to this one.
-            RecordError: the file differs from the one that the run wrote.
-        """
+        """Read the config.yaml that the run wrote; refuse one that was changed since."""
         refuse_damage(self.path, self.find_damage("config"), REPAIR_CONFIG)
         return load_run_config(self.path / "config.yaml")
 
@@ -329,14 +297,8 @@ class RunFolder(RunFiles):
     ) -> TrainedRun:
         """Return the record of the training; refuse a run that is unfinished or damaged.
 
-        Args:
-            without_documents: accept prepared documents that this user may not read.
-            read: sums a file of the weights.
-
-        Raises:
-            ModelError: training has not ended.
-            RecordError: config.yaml, the prepared documents, manifest, metrics or model are
-                damaged.
+        ``without_documents`` accepts prepared documents that this user may not read; ``read`` sums
+        a file of the weights.
         """
         train = self.make_resume_command()
         refuse_damage(self.path, self.find_damage("config"), REPAIR_CONFIG)
@@ -356,14 +318,8 @@ class RunFolder(RunFiles):
     def find_trained(self, run_key: str, console: "Console", read: SumFile) -> TrainedState:
         """Return whether training has ended and its files are undamaged.
 
-        Args:
-            run_key: of the settings and documents of the run.
-            console: shows damage.
-            read: sums a file of the weights.
-
-        Raises:
-            RecordError: the run has other settings or documents, or its model contains a file that
-                training has not written.
+        A run of other settings or documents, and a model with a file that training has not written,
+        are refused. ``read`` sums a file of the weights.
         """
         if not has_trained(self.path):
             model = find_weights_folder(self.path)
@@ -386,11 +342,7 @@ class RunFolder(RunFiles):
         return TrainedState(is_whole=False, damage=f"'{self.path}': {damages[0]}")
 
     def check_audited(self, report: AuditReport) -> None:
-        """Refuse a report of another form, weights or documents than those of the run.
-
-        Raises:
-            RecordError: says what differs.
-        """
+        """Refuse a report of another form, weights or documents than those of the run."""
         check_stored(self.path / "audit", report)
         summary = load_summary(self.path)
         if report.model.weights_sha256 != _hash_trained(self.path):
@@ -422,11 +374,7 @@ def _hash_trained(folder: Path) -> str:
 
 
 def check_stored(audit: Path, report: AuditReport) -> None:
-    """Refuse a report of a model that was loaded in another form than the stored one.
-
-    Raises:
-        RecordError: names the form.
-    """
+    """Refuse a report of a model that was loaded in another form than the stored one."""
     if (load_as := report.model.load_as) != "stored":
         raise RecordError(
             f"the audit in '{audit}' is of the model loaded as {load_as}, not of its stored "

@@ -68,10 +68,6 @@ def run_on_processes(num_processes: int) -> None:
     """Run this command as several processes and exit with their code; return in each of them.
 
     Called after every check that does not need torch.
-
-    Raises:
-        ConfigError: torchrun has already started processes, or the number is too large.
-        SystemExit: with the exit code of the processes, after any error was printed.
     """
     if num_processes == 1 or is_started_by_nproc():
         return
@@ -118,13 +114,8 @@ class _Rank:
 def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = None) -> int:
     """Run a command as several processes on this machine; print one line if they fail.
 
-    Args:
-        command: program and arguments, the same for all.
-        num_processes: number of ranks.
-        stdout: standard output of rank 0; None is that of this process.
-
-    Returns:
-        The exit code of the rank that failed first, 1 if it was killed; 0 if none failed.
+    ``stdout`` is that of rank 0. Returns the exit code of the rank that failed first, 1 if it was
+    killed; 0 if none failed.
     """
     code = _run(command, num_processes, stdout, {})
     if code is None:
@@ -250,7 +241,8 @@ def _wait(ranks: Sequence[_Rank]) -> int | None:
                 deadline_s = min(deadline_s, now_s + _LAST_CALL_S)
         _show_notices(running)
         for rank in running:
-            is_agreed = rank.notice_end() and (rank.code == 0 or _has_agreed(rank))
+            has_ended, report = rank.notice_end(), rank.report
+            is_agreed = has_ended and (rank.code == 0 or (report is not None and report.agreed))
             if rank.ended_s < math.inf and not is_agreed:
                 patience_s = _CAUSE_S if rank.is_consequence else _GRACE_S
                 deadline_s = min(deadline_s, now_s + patience_s)
@@ -270,10 +262,6 @@ def _show_notices(ranks: Sequence[_Rank]) -> None:
             # Rank 0 may have been drawing a progress bar when it stopped.
             start = "\n" if sys.stderr.isatty() else ""
             print(f"{start}{line}", file=sys.stderr, flush=True)
-
-
-def _has_agreed(rank: _Rank) -> bool:
-    return rank.report is not None and rank.report.agreed
 
 
 def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:

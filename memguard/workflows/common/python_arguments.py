@@ -105,11 +105,7 @@ def describe(value: Any) -> str:
 
 
 def write_overrides(overrides: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the settings to change as the command line's KEY=VALUE.
-
-    Raises:
-        ConfigError: a value that JSON cannot hold.
-    """
+    """Return the settings to change as the command line's KEY=VALUE."""
     written = []
     for key, value in (overrides or {}).items():
         try:
@@ -123,11 +119,7 @@ def write_overrides(overrides: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Check the tokenizer of a model in memory; imports transformers.
-
-    Raises:
-        ModelError: it is no tokenizer of transformers.
-    """
+    """Check the tokenizer of a model in memory; imports transformers."""
     from transformers import PreTrainedTokenizerBase
 
     if tokenizer is None or isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -144,11 +136,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 @contextmanager
 def refusing_places() -> Iterator[None]:
-    """Report a place that cannot be created, written or read as a mistake in the arguments.
-
-    Raises:
-        ConfigError: names the place.
-    """
+    """Report a place that cannot be created, written or read as a mistake in the arguments."""
     try:
         yield
     except OSError as error:

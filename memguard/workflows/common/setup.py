@@ -28,13 +28,7 @@ from memguard.parallel.mesh import Mesh4D, build_mesh
 from memguard.parallel.mesh_shape import resolve_mesh
 from memguard.parallel.model_sizes import NF4_BASE, Sizes
 from memguard.records.sealed import FileSum
-from memguard.runtime import (
-    Console,
-    Runtime,
-    detect_runtime,
-    set_allocator_defaults,
-    start_runtime,
-)
+from memguard.runtime import Console, Runtime, detect_runtime, set_allocator_defaults, start_runtime
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.seeds import derive_seed
 
@@ -53,11 +47,7 @@ class DistributedContext:
 def open_distributed(
     parallel: ParallelConfig, sizes: Sizes | None, *, batch_size: int | None = None
 ) -> Iterator[DistributedContext]:
-    """Check the mesh, then start the process group.
-
-    Raises:
-        ConfigError: the mesh does not match the number of processes or the model.
-    """
+    """Check the mesh, then start the process group."""
     set_allocator_defaults()
     world_size = detect_runtime().world_size
     if world_size == 1:
@@ -81,11 +71,7 @@ def read_sizes(config: RunConfig, known: Sizes | None) -> Sizes | None:
 
 
 def read_model_config(config: RunConfig, tokenizer: Any = None) -> Any:
-    """Return the transformers configuration of a run's model.
-
-    Raises:
-        ModelError: no such checkpoint, or the fields are not a valid model configuration.
-    """
+    """Return the transformers configuration of a run's model."""
     scratch = config.model.scratch
     if scratch is None:
         return load_config(_path(config), revision=config.model.revision)
@@ -176,12 +162,7 @@ def train_tokenizer(config: RunConfig, documents: Sequence[Document], console: C
 
 
 def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedContext) -> StartedModel:
-    """Load the checkpoint's model, or build one with random weights from the run's seed.
-
-    Raises:
-        ModelError: the model cannot be loaded, or its layers cannot have adapters.
-        ConfigError: 'adapter.target_modules' or 'train.trainable_modules' names no layer.
-    """
+    """Load the checkpoint's model, or build one with random weights from the run's seed."""
     model, scratch, runtime = config.model, config.model.scratch, distributed.runtime
     attn = model.attn_implementation
     adapter = make_lora(config)

@@ -69,21 +69,9 @@ def check_run(
 ) -> CheckedRun:
     """Check the settings of a run against processes, libraries, files and memory.
 
-    Args:
-        config: the run's settings.
-        nproc: value of `--nproc`; None chooses by the GPUs.
-        trains: False for a command that only reads documents, perhaps where training cannot run.
-        writes: False for a command that leaves the run's folder to another one.
-        has_model: False if the same command trains 'model.path' first.
-
-    Raises:
-        ConfigError: a setting does not work with this number of processes; a library, suite or
-            task is missing; adapters for layers that do not exist; the folder is in use; memory
-            cannot hold a step.
-        DataError: documents are missing.
-        ModelError: a folder is missing, or has no checkpoint; rows are longer than the model's
-            maximum.
-        OSError: the run's folder cannot be written to.
+    ``nproc`` None chooses by the GPUs. ``trains``: False for a command that only reads documents,
+    perhaps where training cannot run; ``writes``: False for one that leaves the run's folder to
+    another; ``has_model``: False if the same command trains 'model.path' first.
     """
     sizes = read_local_sizes(config)
     num_to_start, note = choose_num_processes(config, nproc, sizes)
@@ -153,12 +141,7 @@ def choose_num_processes(
 
 
 def check_processes(config: RunConfig, num_processes: int) -> None:
-    """Reject settings that training on this number of processes does not support.
-
-    Raises:
-        ConfigError: a setting that needs one process; a quantised base on y or x, or of ternary
-            weights; a missing library; an adapter of an adapter.
-    """
+    """Reject settings that training on this number of processes does not support."""
     if (problem := next(_list_problems(config, num_processes), None)) is not None:
         raise ConfigError(problem)
     if config.adapter is not None and config.adapter.quantization is not None:
@@ -266,13 +249,7 @@ class ExportRequest:
         return self.folder / "adapter" if self.is_run else self.folder
 
     def check(self) -> None:
-        """Reject arguments that cannot be used.
-
-        Raises:
-            ConfigError: an invalid option; there is no adapter; OUT exists.
-            ModelError: the run is unfinished; the adapter or its base cannot be read.
-            RecordError: the run is damaged.
-        """
+        """Reject arguments that cannot be used."""
         if (problem := next(self._list_problems(), None)) is not None:
             raise ConfigError(problem)
         adapter_files.check_model(str(self.adapter), base=self.base)

@@ -152,8 +152,7 @@ def estimate_run_s(
 ) -> float | None:
     """Return the planned time of a run's steps on this machine, without compiling (seconds).
 
-    Returns:
-        None if the planner has no formula for the model, or cannot describe this machine.
+    None if the planner has no formula for the model, or cannot describe this machine.
     """
     num_ranks = distributed.runtime.world_size
     try:
@@ -306,10 +305,7 @@ class _SilentMesh(Mesh4D):
         first = x.rank // replicas * replicas
         members = self._list_ranks(x)[first : first + replicas]
         return Axis(
-            name="kv_replicas",
-            degree=replicas,
-            rank=x.rank % replicas,
-            group=self._join(members),
+            name="kv_replicas", degree=replicas, rank=x.rank % replicas, group=self._join(members)
         )
 
     def close(self) -> None:

@@ -55,11 +55,6 @@ def prepare(
     """Load, tokenise and place the documents of a run, and write them into its folder.
 
     ``keeps_documents``: False for a folder that is deleted, for which no identity key is made.
-
-    Raises:
-        ConfigError: no such suite; see `data.prepare`.
-        DataError: see `data.prepare`.
-        ModelError: no usable checkpoint or tokenizer.
     """
     quiet_libraries()
     audit = list_audit_needs(config)

@@ -239,8 +239,7 @@ def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
             remarks=tuple(remarks),
         )
         return DryRunResult(
-            record=record,
-            first_row=read_first_row(training_data.loader, tokenizer),
+            record=record, first_row=read_first_row(training_data.loader, tokenizer)
         )
 
 

@@ -65,9 +65,7 @@ class MergedExport:
 def export_merged(request: ExportRequest) -> MergedExport:
     """Merge an adapter into its base and write the model, if it gives the same logits.
 
-    Raises:
-        ModelError: the adapter or its base cannot be read, or the merged model differs by more than
-            rounding; nothing is written then.
+    Nothing is written if they differ by more than rounding.
     """
     console = Console()
     quiet_libraries()

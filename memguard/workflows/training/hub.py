@@ -118,18 +118,7 @@ class HubExport:
 
 
 def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
-    """Send the weights of a run to the hub, or list what would be sent.
-
-    Args:
-        request: what is sent, and where.
-        on_read: called before a file is read.
-
-    Raises:
-        ConfigError: the audit needs an option; the token is refused; the repository has another
-            visibility or other weights.
-        ModelError: training has not ended; a file names a place of this machine; the hub fails.
-        RecordError: a file is damaged, or the audit is of other weights.
-    """
+    """Send the weights of a run to the hub, or list what would be sent."""
 
     def read(path: Path) -> FileSum:
         on_read(path.name, path.stat().st_size)

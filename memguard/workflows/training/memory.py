@@ -47,11 +47,7 @@ _GIB = 2**30
 
 
 def check_memory_early(config: RunConfig, sizes: ModelSizes | None, num_processes: int) -> None:
-    """Refuse a run that cannot fit, without torch, if the device is known by then.
-
-    Raises:
-        ConfigError: names what would fit; or the mesh does not match processes, model or batch.
-    """
+    """Refuse a run that cannot fit, without torch, if the device is known by then."""
     if sizes is None or has_trained(Path(config.output_dir) / config.name):
         return
     has_gpus = count_gpus() > 0 and not is_cpu_build()

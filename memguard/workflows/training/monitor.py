@@ -36,10 +36,6 @@ def build_monitor(
     """Return the callback that audits the model during training; None if it is not enabled.
 
     The callback runs the main probe of the final audit on a seeded sample of each bucket.
-
-    Raises:
-        ConfigError: a near-verbatim budget of a model that would generate for hours.
-        DataError: too few trained documents are long enough.
     """
     if config.train.audit_every_steps is None:
         return None
@@ -120,11 +116,7 @@ class ModelInTraining:
 def take_snapshot(
     model: ModelInTraining, plan: AuditPlan, *, needs_near_verbatim: bool
 ) -> MemorizationSnapshot:
-    """Return what the model reproduces of the windows of a plan.
-
-    Raises:
-        ConfigError: near-verbatim matches are needed but the model cannot generate text here.
-    """
+    """Return what the model reproduces of a plan's windows."""
     probe, context = plan.suite.extraction, AuditContext(peers=model.runtime)
     runner = Runner(audited=model, model="trained", name="", context=context, seed=plan.seed)
     measured = runner.measure([probe], plan.inputs(context))[probe.name]

@@ -37,11 +37,7 @@ from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.rows import remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
-from memguard.records.run_files import (
-    find_weights_folder,
-    list_trained_files,
-    sum_trained,
-)
+from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
 from memguard.records.sealed import save_sealed
 from memguard.report import render_model_card
 from memguard.runtime import (
@@ -103,11 +99,7 @@ from memguard.workflows.training.monitor import build_monitor
 
 
 def train_run(run: CheckedRun) -> dict[str, Any]:
-    """Train a run to its end, export the model and audit it; finished stages are skipped.
-
-    Returns:
-        Paths of run, model and report, and the verdict, for `--json`.
-    """
+    """Train a run to its end, export the model and audit it; finished stages are skipped."""
     console, config, folder = Console(), run.config, run.folder
     if config.train.deterministic:
         set_deterministic_defaults()
@@ -192,10 +184,7 @@ def _pass() -> None:
 def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
     """Prepare the documents, then train and export unless that was done before.
 
-    Raises:
-        MicroBatchTooLarge: memory ran out in the first steps, and a smaller micro-batch exists,
-            with which training may start again (``may_halve``).
-        OutOfMemory: memory ran out otherwise.
+    With ``may_halve``, training may start again with a smaller micro-batch: `MicroBatchTooLarge`.
     """
     config, console, runtime = run.config, run.console, run.distributed.runtime
     with console.phase("documents"):
