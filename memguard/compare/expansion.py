@@ -177,16 +177,7 @@ def _check_decided(document: Document, block: str, keys: tuple[str, ...]) -> Ite
 
 
 def build_base(config: SweepConfig, document: Document, folder: Path) -> RunConfig:
-    """Build the run whose model every setting starts from; audited only if 'pretrain' enables it.
-
-    Args:
-        config: a sweep with 'pretrain'.
-        document: the sweep's file.
-        folder: the sweep's folder.
-
-    Raises:
-        ConfigError: lists every problem found in 'pretrain'.
-    """
+    """Build the run that every setting starts from; audited only if 'pretrain' enables it."""
     assert config.pretrain is not None, "a sweep without 'pretrain' has no base"
     values = {**config.pretrain, "name": BASE, "output_dir": str(folder)}
     audit = config.pretrain.get("audit")
@@ -203,18 +194,10 @@ def build_setting(
     number: int,
     kept_share: float,
 ) -> RunConfig:
-    """Build the run of one setting and one seed from the common run.
+    """Build the run of the setting and the seed at these positions from the common run.
 
-    Args:
-        config: the sweep.
-        document: the sweep's file.
-        folder: the sweep's folder.
-        index: position in 'settings'.
-        number: position in 'seeds'.
-        kept_share: share of labels kept; background makes up for the rest. 1: add no background.
-
-    Raises:
-        ConfigError: lists every problem found, with its place in the setting if it is there.
+    ``kept_share`` is the share of labels kept; background makes up for the rest. 1: add none.
+    ConfigError lists every problem, with its place in the setting if it is there.
     """
     setting, seed = config.settings[index], config.seeds[number]
     name = f"{setting.name}-seed{seed}" if len(config.seeds) > 1 else setting.name

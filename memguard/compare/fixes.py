@@ -61,11 +61,7 @@ class Findings:
 
 
 def find_fix(found: Findings) -> Fix | None:
-    """Return the change to make to a run; None if none is needed or no rule applies.
-
-    Args:
-        found: the run's settings and its complete audit.
-    """
+    """Return the change to make to a run; None if none is needed or no rule applies."""
     if not found.report.verdict.may_be_fixed:
         return None
     fixes = (rule(found) for rule in _RULES)

@@ -59,11 +59,6 @@ def build_front(
     Only risks that every run measured are used, so that a setting does not look safer because less
     was measured. If some seeds are shared by all settings, other seeds are left out: their held-out
     documents differ, and could be easier for one setting.
-
-    Args:
-        runs: comparable runs (see `check_comparable`).
-        tasks: benchmark tasks that all runs share; their rows are returned too.
-        utility: what the points take as utility, of these.
     """
     settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
     for run in keep_shared_seeds(runs):

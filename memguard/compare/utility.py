@@ -59,11 +59,7 @@ class Axis:
         return Interval(value=value, ci=cover_seeds(ci, values, bounds))
 
     def subtract(self, one: str, other: str) -> Interval | None:
-        """Return one setting's utility minus the other's, mean over seeds.
-
-        Returns:
-            None if the seeds differ, or if the items of a task have no numbers.
-        """
+        """Return the mean difference over seeds; None if seeds differ or items have no numbers."""
         first, second = self.values[one], self.values[other]
         if first.keys() != second.keys():
             return None
@@ -116,12 +112,7 @@ def make_loss_axis(losses: Losses) -> Axis:
 
 
 def make_task_axis(task: ComparedTask, settings: Mapping[str, Sequence[AuditedRun]]) -> Axis:
-    """Return a task as the utility.
-
-    Args:
-        task: that all runs share.
-        settings: runs of each setting, of the seeds that are compared.
-    """
+    """Return a task as the utility of the settings, each with the runs that are compared."""
     name = task.detail.task
     items = {
         setting: {run.run.seed: run.tasks[name].headline for run in runs}
@@ -169,11 +160,7 @@ class TasksOfRuns:
     """A sentence for each other task, by its name."""
 
     def choose_utility(self, name: str) -> Utility:
-        """Return the utility of a name: ``heldout_nll``, or a task.
-
-        Raises:
-            RecordError: runs do not share the task, or no run answered it.
-        """
+        """Return the utility of a name: ``heldout_nll``, or a task that all runs must share."""
         if name == HELDOUT_LOSS:
             return HELDOUT
         for task in self.shared:
@@ -194,11 +181,7 @@ class TasksOfRuns:
 
 
 def find_shared_tasks(runs: Sequence[AuditedRun]) -> TasksOfRuns:
-    """Return the tasks that all runs answered item by item, and why others are left out.
-
-    Args:
-        runs: comparable runs; the others are compared with the first one's way to answer a task.
-    """
+    """Return the tasks that all runs answered item by item, and why others are left out."""
     shared, left_out = [], {}
     for name in dict.fromkeys(name for run in runs for name in run.tasks):
         why = _find_difference(name, runs)

@@ -295,11 +295,7 @@ def is_bounded(metric: MetricRow) -> bool:
 
 
 def measure_row(rule: Rule, metric: MetricRow, row: ResultRow) -> Measured:
-    """Return what a rule judges in a row.
-
-    Raises:
-        NoInterval: it has none, or one that contradicts its counts.
-    """
+    """Return what a rule judges in a row; `NoInterval` if it has none or contradicts its counts."""
     unit = Unit(is_share=is_share(metric), is_difference=row.against is not None)
     if rule.above_control is None:
         return _measure_value(row, unit)

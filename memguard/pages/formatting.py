@@ -361,11 +361,7 @@ def value(setting: Any) -> str:
 
 
 def cost(quantile: ResultRow | None) -> str:
-    """Format a quantile of the attack cost; "" without documents.
-
-    Args:
-        quantile: row of the metric `log10_queries` of the probe `sampling`.
-    """
+    """Format a quantile of the attack cost (``log10_queries``); "" without documents."""
     if quantile is None or not quantile.num_documents:
         return ""
     if quantile.num_documents < MIN_FOR_QUANTILES:

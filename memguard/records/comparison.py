@@ -287,11 +287,7 @@ class Comparison(SealedRecord):
 
 
 def load_comparison(path: Path) -> Comparison:
-    """Read a comparison from its file.
-
-    Raises:
-        RecordError: it cannot be read, or it is damaged.
-    """
+    """Read a comparison from its file; RecordError if it cannot be read or is damaged."""
     try:
         return load_sealed(Comparison, path)
     except RecordError as error:
@@ -299,11 +295,7 @@ def load_comparison(path: Path) -> Comparison:
 
 
 def check_results(comparison: Comparison, folder: Path) -> Path:
-    """Return the path of a comparison's results table after checking its hash.
-
-    Raises:
-        RecordError: it is missing, or not what was written.
-    """
+    """Return the path of a comparison's results table after checking its hash."""
     written = {} if comparison.results is None else {COMPARISON_RESULTS: comparison.results}
     refuse_damage(folder, find_damage(folder, written), _AGAIN, said="is damaged: it ")
     return folder / COMPARISON_RESULTS

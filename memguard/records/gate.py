@@ -118,11 +118,7 @@ def decide(outcomes: list[Outcome]) -> Outcome:
 
 
 def load_gate(folder: Path) -> GateResult:
-    """Read `gate.json` of a folder and check its hash.
-
-    Raises:
-        RecordError: it is missing or damaged.
-    """
+    """Read `gate.json` of a folder and check its hash; RecordError if it is missing or damaged."""
     return load_sealed(GateResult, folder / GATE)
 
 

@@ -92,12 +92,7 @@ def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:
 
 
 def load_manifest(path: Path) -> list[ManifestEntry]:
-    """Read `manifest.jsonl`.
-
-    Raises:
-        VersionError: written by a version whose entries have fields unknown to this one.
-        RecordError: missing, or a line is not an entry.
-    """
+    """Read `manifest.jsonl`; VersionError if its entries have fields unknown to this version."""
     entries = []
     try:
         with path.open("rb") as lines:
@@ -260,11 +255,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_checkpoint_manifest(checkpoint_folder: Path) -> CheckpointManifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        RecordError: missing or damaged.
-    """
+    """Read the manifest of a checkpoint; RecordError if it is missing or damaged."""
     return load_sealed(CheckpointManifest, checkpoint_folder / CHECKPOINT_MANIFEST)
 
 
@@ -277,11 +268,7 @@ def has_trained(run_folder: Path) -> bool:
 
 
 def load_trained(run_folder: Path) -> TrainedRun:
-    """Read the record of a finished training.
-
-    Raises:
-        RecordError: missing or damaged.
-    """
+    """Read the record of a finished training; RecordError if it is missing or damaged."""
     return load_sealed(TrainedRun, run_folder / "trained.json")
 
 

@@ -246,13 +246,9 @@ class Tables(Record):
     ) -> ResultRow | None:
         """Return the row with this key; None if there is none.
 
-        Args:
-            probe: of the row.
-            metric: of the row.
-            bucket: of the row.
-            statistic: of the row; None takes rate, mean, auc, score or difference.
-            **key: `parameters`, `model`, `against`, `step`, `setting`, `seed`; left out,
-                they are those of the audited model: "", trained and None.
+        ``statistic`` None takes rate, mean, auc, score or difference. The keys `parameters`,
+        `model`, `against`, `step`, `setting` and `seed`, left out, are those of the audited model:
+        "", trained and None.
         """
         start = tuple(key.get(name) for name in ("setting", "seed", "step"))
         start += (key.get("model", "trained"), key.get("against"))
@@ -315,15 +311,7 @@ class Tables(Record):
         return next((row for row in self.buckets if row.role == "control"), None)
 
     def risks(self, bucket: str, **key: Any) -> dict[str, ResultRow]:
-        """Return the extraction rates of a bucket by name of the risk, strongest evidence first.
-
-        Args:
-            bucket: name of the bucket.
-            **key: as in `find`.
-
-        Returns:
-            Rows that have a value.
-        """
+        """Return the known rates of a bucket by name of the risk, strongest evidence first."""
         ranked = sorted(
             (metric for metric in self.metrics if metric.risk_rank is not None),
             key=lambda metric: metric.risk_rank or 0,

@@ -289,11 +289,7 @@ def build_utility(report: AuditReport) -> Section | None:
 
 
 def describe_utility(tables: Tables) -> list[str]:
-    """Return one line for each task, for the terminal: values, difference, and what it can tell.
-
-    Args:
-        tables: of an audit; without tasks there are no lines.
-    """
+    """Return one line for each task, for the terminal: values, difference, and what it can tell."""
     return [_describe_task(detail, tables) for detail in list_task_details(tables)]
 
 

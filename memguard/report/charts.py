@@ -31,13 +31,7 @@ _ROOM_FOR_REFERENCE = 0.5
 
 
 def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
-    """Paint risk against utility into empty axes.
-
-    Args:
-        axes: axes of matplotlib.
-        chart: chart with at least one mark.
-        height: approximate height of the axes (units).
-    """
+    """Paint risk against utility into empty axes of about ``height`` units."""
     _paint_axes(axes, chart)
     sign = -1 if chart.is_right_better else 1
     front = sorted((m for m in chart.marks if not m.is_dominated), key=lambda m: (sign * m.x, -m.y))
@@ -267,12 +261,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def paint_roc(axes: Any, chart: RocChart) -> list[Any]:
-    """Paint a ROC into empty axes, and return the handles of its lines for a legend.
-
-    Args:
-        axes: axes of matplotlib.
-        chart: chart with at least one line.
-    """
+    """Paint a ROC into empty axes, and return the handles of its lines for a legend."""
     for set_scale in (axes.set_xscale, axes.set_yscale):
         set_scale("log")
     for axis, set_limits in ((axes.xaxis, axes.set_xlim), (axes.yaxis, axes.set_ylim)):

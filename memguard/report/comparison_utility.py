@@ -156,11 +156,7 @@ def describe_chance(comparison: Comparison) -> str:
 
 
 def say_all_at_chance(chance: str) -> str:
-    """Return the sentence for a task at which no setting differs from chance.
-
-    Args:
-        chance: its formatted value.
-    """
+    """Return the sentence for a task at which no setting differs from chance."""
     return (
         f"Every setting is at chance ({chance} within the interval): this task cannot tell "
         "whether utility is kept."

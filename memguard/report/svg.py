@@ -115,26 +115,16 @@ def set_percent_axis(axes: Any, label: str) -> None:
 
 
 def draw_svg(key: str, height: float, description: str, paint: Paint) -> str:
-    """Paint a figure and return it as one ``<svg>`` element for a page.
+    """Paint a figure and return it as one ``<svg>`` element for a page, ``WIDTH`` units wide.
 
-    Args:
-        key: name of the drawing, unique on the page.
-        height: height in units; the width is ``WIDTH``.
-        description: alternative text.
-        paint: draws into an empty figure; its texts must be cleaned already.
+    ``key`` is unique on the page; ``paint`` draws into an empty figure, from texts already cleaned.
     """
     root = _draw(key, (WIDTH, height), description, paint)
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> str:
-    """Paint a figure and return it as an SVG file: light colours on a light panel.
-
-    Args:
-        size: width and height, in pixels.
-        description: alternative text.
-        paint: draws into an empty figure; its texts must be cleaned already.
-    """
+    """Paint a figure of a size in pixels as an SVG file: light colours on a light panel."""
     width, height = (f"{length:g}" for length in size)
     root = _draw("picture", size, description, paint)
     del root.attrib["class"]
