@@ -50,9 +50,7 @@ from memguard.records.comparison import HELDOUT
 
 
 def build_front(
-    runs: Sequence[AuditedRun],
-    tasks: Sequence[ComparedTask] = (),
-    utility: Utility = HELDOUT,
+    runs: Sequence[AuditedRun], tasks: Sequence[ComparedTask] = (), utility: Utility = HELDOUT
 ) -> tuple[list[FrontPoint], list[ResultRow]]:
     """Return a point for each setting, in the order of the runs, and its shares and losses as rows.
 
@@ -135,10 +133,7 @@ def mark_dominated(points: Sequence[FrontPoint], axis: Axis) -> list[FrontPoint]
     for point in points:
         above = [other for other in points if _dominates(other, point, axis)]
         apart = [other.name for other in above if _is_apart(other, point, axis)]
-        update = {
-            "dominated_by": [other.name for other in above],
-            "dominated_beyond_ci_by": apart,
-        }
+        update = {"dominated_by": [other.name for other in above], "dominated_beyond_ci_by": apart}
         marked.append(point.model_copy(update=update))
     return marked
 

@@ -307,11 +307,7 @@ def _list_findings(audited: Audited) -> Findings:
 
 
 def _judge_findings(
-    number: int,
-    rule: Rule,
-    findings: Findings,
-    accepted: Sequence[Acceptance],
-    report: AuditReport,
+    number: int, rule: Rule, findings: Findings, accepted: Sequence[Acceptance], report: AuditReport
 ) -> Judgement:
     """Return whether few enough findings are open: not accepted by a person."""
     of_probe = "" if rule.probe is None else f" of {rule.probe}"

@@ -264,9 +264,7 @@ class Measured:
             return outcome, f"{shown}. All of it is {place} the limit of {bound}{self.how}.", None
         needed = self._find_needed(limit, at_least=at_least)
         undecided = say_undecided(
-            needed,
-            is_rate=self.num_effective is not None,
-            is_on_limit=self.value == limit,
+            needed, is_rate=self.num_effective is not None, is_on_limit=self.value == limit
         )
         sentence = f"{shown}. It contains the limit of {bound}{self.how}: {undecided}."
         return outcome, sentence, needed

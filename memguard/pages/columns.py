@@ -62,10 +62,7 @@ def count_columns(
 
         return Column(heading, show)
 
-    return (
-        column(counted, fmt.of),
-        column(share, lambda part, whole: fmt.percent(part / whole)),
-    )
+    return (column(counted, fmt.of), column(share, lambda part, whole: fmt.percent(part / whole)))
 
 
 def _make_row(contents: Iterable[Content | None], tone: Tone) -> Row:

@@ -178,7 +178,7 @@ def _write_caption(
         "Share of trained documents against the share of control documents above a threshold. "
         f"Both axes are logarithmic and begin at one of {first.num_control:,} control documents; "
         "smaller rates are drawn at the edge. On the dotted line a score does no better than "
-        "chance.",
+        "chance."
     ]
     if has_marks:
         parts.append(

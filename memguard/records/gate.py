@@ -15,12 +15,7 @@ from pydantic import ConfigDict, Field
 
 from memguard.records.audit_files import PAGE
 from memguard.records.record import Record
-from memguard.records.sealed import (
-    FileSum,
-    SealedRecord,
-    is_closed,
-    load_sealed,
-)
+from memguard.records.sealed import FileSum, SealedRecord, is_closed, load_sealed
 from memguard.records.verdict import Level
 
 GATE: Final = "gate.json"

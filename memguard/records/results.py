@@ -253,10 +253,7 @@ def fill_row(
     if minus_control is not None:
         low, high = minus_control.ci or (None, None)
         row = replace(
-            row,
-            minus_control=minus_control.value,
-            minus_control_low=low,
-            minus_control_high=high,
+            row, minus_control=minus_control.value, minus_control_low=low, minus_control_high=high
         )
     low, high = ci or (None, None)
     filled = replace(row, value=float(value), low=low, high=high, interval=interval if ci else "")

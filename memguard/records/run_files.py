@@ -28,12 +28,7 @@ from pydantic import Field, ValidationError
 
 from memguard.errors import RecordError, VersionError
 from memguard.records.record import Record, describe_unread, write_atomically
-from memguard.records.sealed import (
-    FileSum,
-    SealedRecord,
-    load_sealed,
-    sum_file,
-)
+from memguard.records.sealed import FileSum, SealedRecord, load_sealed, sum_file
 
 Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
 

@@ -88,11 +88,7 @@ class MetricRow:
 RISK_PLACES: Mapping[RiskName, tuple[str, str, str]] = {
     "verbatim": ("extraction", "verbatim", ""),
     "near_verbatim": ("extraction", "near_verbatim", ""),
-    "attack_cost": (
-        "sampling",
-        "within_queries",
-        write_parameters({"queries": NUM_RISK_QUERIES}),
-    ),
+    "attack_cost": ("sampling", "within_queries", write_parameters({"queries": NUM_RISK_QUERIES})),
     "attack": ("attacks", "best_any_answer", ""),
 }
 """Probe, metric and parameters of each risk that comparisons use."""
@@ -236,13 +232,7 @@ class Tables(Record):
         return rows
 
     def find(
-        self,
-        probe: str,
-        metric: str,
-        bucket: str,
-        *,
-        statistic: str | None = None,
-        **key: Any,
+        self, probe: str, metric: str, bucket: str, *, statistic: str | None = None, **key: Any
     ) -> ResultRow | None:
         """Return the row with this key; None if there is none.
 

@@ -417,8 +417,7 @@ def _build_details(details: Sequence[TaskDetail]) -> Table:
             Column("Chance", lambda d: "none" if d.chance is None else fmt.percent(d.chance)),
             Column(("Forward passes", "both models"), show_forwards),
             Column(
-                "Samples",
-                lambda d: Cell(fmt.hash(d.samples_sha256.get("trained")), kind="hash"),
+                "Samples", lambda d: Cell(fmt.hash(d.samples_sha256.get("trained")), kind="hash")
             ),
         ),
         details,

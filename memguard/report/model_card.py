@@ -223,11 +223,7 @@ def _dump_front_matter(library: str, base: str | None, tags: list[str]) -> str:
 
 
 def _describe_origin(
-    base: str | None,
-    mitigations: Sequence[Mapping[str, Any]],
-    *,
-    is_adapter: bool,
-    has_base: bool,
+    base: str | None, mitigations: Sequence[Mapping[str, Any]], *, is_adapter: bool, has_base: bool
 ) -> str:
     """Return the sentence on the model that training started from, and on the loss."""
     start = f"`{base}`" if base else "a local checkpoint" if has_base else "random weights"

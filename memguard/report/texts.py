@@ -10,12 +10,7 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import (
-    MIN_FOR_MEANS,
-    NUM_RISK_QUERIES,
-    AuditReport,
-    ModelIdentity,
-)
+from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport, ModelIdentity
 
 _GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
