@@ -59,8 +59,10 @@ def build_front(
     documents differ, and could be easier for one setting.
     """
     settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
-    for run in keep_shared_seeds(runs):
-        settings[run.run.name].append(run)
+    shared = find_shared_seeds(runs)
+    for run in runs:
+        if not shared or run.run.seed in shared:
+            settings[run.run.name].append(run)
     risks = [name for name in RISK_PLACES if all(_is_measured(run, name) for run in runs)]
     losses: Losses = {
         name: {run.run.seed: run.heldout_nll for run in group} for name, group in settings.items()
@@ -113,12 +115,6 @@ def _list_rows(
     )
     against = replace(loss, metric="nll_change", against=f"setting:{first}", statistic="difference")
     yield fill_row(against, change, "t")
-
-
-def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
-    """Return the runs whose seed every setting has; all runs if there is no such seed."""
-    shared = find_shared_seeds(runs)
-    return [run for run in runs if not shared or run.run.seed in shared]
 
 
 def mark_dominated(points: Sequence[FrontPoint], axis: Axis) -> list[FrontPoint]:

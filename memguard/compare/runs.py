@@ -119,11 +119,6 @@ class AuditedRun:
     tasks: Mapping[str, RunTask] = field(default_factory=dict)
     """Benchmark tasks that it answered, by name."""
 
-    @property
-    def label(self) -> str:
-        """Name of the run in messages."""
-        return self.run.label
-
 
 def load_audited_run(run: FinishedRun) -> AuditedRun:
     """Read the audit results of a run.

@@ -29,7 +29,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -177,9 +177,7 @@ def read_policy(values: Mapping[str, Any]) -> LoadedPolicy:
     document = Document(path="policy", values=dict(values), places={})
     loaded = _check(document, "", Path())
     text = json.dumps(loaded.policy.model_dump(mode="json", exclude_unset=True), indent=2)
-    return LoadedPolicy(
-        policy=loaded.policy, text=f"{text}\n", folder=loaded.folder, document=document
-    )
+    return replace(loaded, text=f"{text}\n")
 
 
 def _check(document: Document, text: str, folder: Path) -> LoadedPolicy:

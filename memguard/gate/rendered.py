@@ -80,12 +80,7 @@ _SIGNS: dict[Outcome, str] = {
     "inconclusive": "⚠️",
 }
 _COLUMNS = (
-    "Outcome",
-    "Rule",
-    "Counts",
-    "Value",
-    f"95{fmt.PERCENT} interval",
-    "Limit",
+    *("Outcome", "Rule", "Counts", "Value", f"95{fmt.PERCENT} interval", "Limit"),
     "Documents needed",
 )
 
@@ -207,18 +202,8 @@ def _show_acceptance(entry: Acceptance) -> tuple[str, ...]:
 
 _XML_NAME_LIMIT, _XML_SENTENCE_LIMIT = 1000, 4000
 _FIELDS: Final = (
-    "probe",
-    "metric",
-    "parameters",
-    "bucket",
-    "compared_with",
-    "limit",
-    "value",
-    "low",
-    "high",
-    "num_documents",
-    "num_matched",
-    "num_documents_needed",
+    *("probe", "metric", "parameters", "bucket", "compared_with", "limit", "value", "low", "high"),
+    *("num_documents", "num_matched", "num_documents_needed"),
 )
 
 

@@ -275,28 +275,21 @@ _OVER_4_BITS = (
 
 def render_merged_card(result: Mapping[str, Any]) -> str:
     """Write the card of a merged model, from the result of `memguard export --merge --json`."""
-    base = _name_base(result["base"])
+    base, difference = _name_base(result["base"]), result["difference"]
     sections = [
         _dump_front_matter("transformers", base, []),
         "# Merged model",
-        *_write_merged(result, f"`{base}`" if base else "a local base model"),
+        f"A causal language model: an adapter ({result['adapter']}, weights "
+        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into "
+        f"{f'`{base}`' if base else 'a local base model'} (weights "
+        f"`{fmt.hash(result['base_sha256'])}`).",
+        f"Compared with adapter and base on {difference['num_tokens']:,} tokens in fp32, logits "
+        f"differ by at most {difference['largest']:.2g}, and the KL divergence is "
+        f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
+        f"{result['dtype']}.",
         "What these weights memorized has not been measured; `memguard audit --model` measures it."
         + ("" if result["is_base_form_known"] else _OVER_4_BITS),
         "## How to load",
         _HOW_TO_LOAD,
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _write_merged(result: Mapping[str, Any], base: str) -> list[str]:
-    """Return the paragraphs on an adapter and the base that it was merged into."""
-    difference = result["difference"]
-    return [
-        f"A causal language model: an adapter ({result['adapter']}, weights "
-        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into {base} (weights "
-        f"`{fmt.hash(result['base_sha256'])}`).",
-        f"Compared with adapter and base on {difference['num_tokens']:,} tokens in fp32, logits "
-        f"differ by at most {difference['largest']:.2g}, and the KL divergence is "
-        f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
-        f"{result['dtype']}.",
-    ]
