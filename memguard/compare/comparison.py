@@ -40,7 +40,6 @@ _SHOWN = {
 """Metrics of a run that the comparison's page needs, by probe; also every attack's `any_answer`
 and all metrics of benchmark tasks."""
 _NAMED = 4
-"""Largest number of runs that a sentence names."""
 # The loss before training is measured once per run. With the same weights and documents it differs
 # only by rounding (thread count, device); with other documents it differs by far more.
 _BASE_NLL_TOLERANCE = 0.01

@@ -34,7 +34,6 @@ class Fix:
     settings: Mapping[str, Any]
     """Dotted settings and their new values."""
     change: str
-    """The change, as text."""
     why: str
 
 

@@ -243,7 +243,6 @@ _SENTENCES: dict[RunState, str] = {
 
 
 _NAMED = 8
-"""Largest number of runs that a line names."""
 
 
 class _Mark(SealedRecord):

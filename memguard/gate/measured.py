@@ -28,7 +28,6 @@ from memguard.records.documents import TRAINED_ROLES
 from memguard.records.gate import Outcome
 
 _MOST_NAMES = 6
-"""Names that a reason lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -110,7 +110,6 @@ def pivot(
     tone: Callable[[Item], Tone] = lambda item: "",
     over_base: bool = False,
     shown: int | None = None,
-    more_label: str = "",
     notes: Sequence[str] = (),
     compact: bool = False,
 ) -> Table:
@@ -135,7 +134,6 @@ def pivot(
         tone=tone,
         over_base=has_base,
         shown=shown,
-        more_label=more_label,
         notes=notes,
         compact=compact,
     )

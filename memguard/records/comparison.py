@@ -233,7 +233,6 @@ class Comparison(SealedRecord):
     tasks_left_out: list[str] = Field(default_factory=list)
     """A sentence for each task that runs do not share."""
     front: list[FrontPoint]
-    """One point for each setting."""
     recommendation: Recommendation
     results: FileSum | None = None
     """Size and hash of `comparison.parquet`, with every row of every run; null until written."""

@@ -179,7 +179,6 @@ class ReferenceRecord(SealedRecord):
     """Hash of the settings and documents of the run that started from this model."""
     num_tokens: int
     losses: FileSum
-    """reference_nll.npy."""
 
 
 class TrainedRun(SealedRecord):
@@ -193,7 +192,6 @@ class TrainedRun(SealedRecord):
     model: dict[str, FileSum]
     """The files of model/ or adapter/, without its card."""
     folder: Literal["model", "adapter"] = "model"
-    """Folder of the trained weights."""
     base: dict[str, FileSum] = Field(default_factory=dict)
     """The files of the model that the adapters belong to; empty if there are no adapters."""
     base_quantization: Literal["nf4"] | None = None
