@@ -40,7 +40,6 @@ _SHOWN = {
 """Metrics of a run that the comparison's page needs, by probe; also every attack's `any_answer`
 and all metrics of benchmark tasks."""
 _NAMED = 4
-"""Largest number of runs that a sentence names."""
 # The loss before training is measured once per run. With the same weights and documents it differs
 # only by rounding (thread count, device); with other documents it differs by far more.
 _BASE_NLL_TOLERANCE = 0.01
@@ -52,26 +51,14 @@ _SAME_METHOD = (
 
 
 def build_comparison(sweep: Sweep, *, command: str) -> Comparison:
-    """Compare the finished runs of a sweep.
-
-    Args:
-        sweep: a sweep whose runs are all finished.
-        command: the command line, for the record.
-
-    Raises:
-        RecordError: a run is not finished, unreadable or not comparable.
-    """
+    """Compare the runs of a sweep; RecordError if one is not finished or not comparable."""
     return compare_runs(
         list_finished(sweep), name=sweep.name, command=command, utility=sweep.config.utility
     )
 
 
 def list_finished(sweep: Sweep) -> list[FinishedRun]:
-    """Return the runs of a sweep.
-
-    Raises:
-        RecordError: a run is not finished.
-    """
+    """Return the runs of a sweep; RecordError if one is not finished."""
     unfinished = [run.name for run in sweep.runs if not is_finished(run)]
     if unfinished:
         raise RecordError(
@@ -87,17 +74,10 @@ def list_finished(sweep: Sweep) -> list[FinishedRun]:
 def compare_runs(
     runs: Sequence[FinishedRun], *, name: str, command: str, utility: str = HELDOUT_LOSS
 ) -> Comparison:
-    """Compare finished runs; the others are tested against the first.
+    """Compare finished runs, each pair of name and seed once; all are tested against the first.
 
-    Args:
-        runs: at least one; each pair of name and seed once.
-        name: name of the comparison.
-        command: the command line, for the record.
-        utility: what front and recommendation take as utility: ``heldout_nll`` or a task.
-
-    Raises:
-        RecordError: a run is unreadable or not comparable, or the runs do not share the task; the
-            message names the run and the reason.
+    ``utility`` is what front and recommendation take as such: ``heldout_nll`` or a task.
+    RecordError names a run that is unreadable or not comparable, or lacks the task.
     """
     if not runs:
         raise RecordError("a comparison needs at least one run; name their folders")
@@ -202,15 +182,7 @@ def _build_run(run: AuditedRun, *, differ: bool) -> ComparedRun:
 
 
 def list_comparison_rows(comparison: Comparison, runs: Sequence[FinishedRun]) -> list[ResultRow]:
-    """Return every row of every run with its setting and seed, and those that compare settings.
-
-    Args:
-        comparison: the record.
-        runs: the runs that it compares.
-
-    Raises:
-        RecordError: the results of a run are missing or damaged.
-    """
+    """Return every row of every run with its setting and seed, and those that compare settings."""
     rows: list[ResultRow] = []
     for run in runs:
         audit = run.folder / "audit"
@@ -240,17 +212,13 @@ def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:
 
 
 def _check_comparable(runs: Sequence[AuditedRun]) -> None:
-    """Check that the numbers of all runs are comparable.
+    """Check that the numbers of all runs are comparable; an error names two and what differs.
 
     All runs must have been audited in the same way and share a source. Runs with the same seed must
     also share documents, control, starting weights and held-out documents; another seed draws
     different ones, possibly from fewer sources. Documents that 'deduplicate' removed still count as
-    given: such runs are compared on the documents that all of them trained (see `_keep_shared`).
-
-    If no seed is shared by all settings, all runs must have the same documents.
-
-    Raises:
-        RecordError: two runs are not comparable; names both and all their differences.
+    given: such runs are compared on the documents that all of them trained (see `_keep_shared`). If
+    no seed is shared by all settings, all runs must have the same documents.
     """
     seen: dict[tuple[str, int], AuditedRun] = {}
     first_of_seed: dict[int, AuditedRun] = {}
@@ -267,12 +235,9 @@ def _check_comparable(runs: Sequence[AuditedRun]) -> None:
 
 
 def _keep_shared(runs: Sequence[AuditedRun]) -> tuple[list[AuditedRun], int]:
-    """Return the runs with only those documents that no run of that seed removed.
+    """Return runs with the documents that no run of that seed removed; how many others, over seeds.
 
     Shares by attacks stay those of the runs' own reports.
-
-    Returns:
-        The runs, and the number of documents left out, summed over seeds.
     """
     removed: dict[int, set[str]] = defaultdict(set)
     for run in runs:

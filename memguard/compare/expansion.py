@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +176,7 @@ def _check_decided(document: Document, block: str, keys: tuple[str, ...]) -> Ite
 
 
 def build_base(config: SweepConfig, document: Document, folder: Path) -> RunConfig:
-    """Build the run whose model every setting starts from; audited only if 'pretrain' enables it.
-
-    Args:
-        config: a sweep with 'pretrain'.
-        document: the sweep's file.
-        folder: the sweep's folder.
-
-    Raises:
-        ConfigError: lists every problem found in 'pretrain'.
-    """
+    """Build the run that every setting starts from; audited only if 'pretrain' enables it."""
     assert config.pretrain is not None, "a sweep without 'pretrain' has no base"
     values = {**config.pretrain, "name": BASE, "output_dir": str(folder)}
     audit = config.pretrain.get("audit")
@@ -203,18 +193,10 @@ def build_setting(
     number: int,
     kept_share: float,
 ) -> RunConfig:
-    """Build the run of one setting and one seed from the common run.
+    """Build the run of the setting and the seed at these positions from the common run.
 
-    Args:
-        config: the sweep.
-        document: the sweep's file.
-        folder: the sweep's folder.
-        index: position in 'settings'.
-        number: position in 'seeds'.
-        kept_share: share of labels kept; background makes up for the rest. 1: add no background.
-
-    Raises:
-        ConfigError: lists every problem found, with its place in the setting if it is there.
+    ``kept_share`` is the share of labels kept; background makes up for the rest. 1: add none.
+    ConfigError lists every problem, with its place in the setting if it is there.
     """
     setting, seed = config.settings[index], config.seeds[number]
     name = f"{setting.name}-seed{seed}" if len(config.seeds) > 1 else setting.name
@@ -229,21 +211,21 @@ def build_setting(
     document = document.place(("run", "name"), document.locate(("settings", index, "name")))
     document = document.place(("run", "seed"), document.locate(("seeds", number)))
     problems = []
-    for override in _flatten(setting.overrides, ("settings", index, "overrides")):
-        place = document.locate(override.origin)
-        dotted = format_key(override.key_path)
+    for key_path, origin, value in _flatten(setting.overrides, ("settings", index, "overrides")):
+        place = document.locate(origin)
+        dotted = format_key(key_path)
         reason = _SHARED.get(dotted.partition(".")[0].partition("[")[0])
         if not dotted:
-            problems.append(f"{place} '{format_key(override.origin)}' is not a setting")
+            problems.append(f"{place} '{format_key(origin)}' is not a setting")
             continue
         if reason:
             problems.append(f"{place} '{dotted}' must not differ between settings: {reason}")
             continue
         try:
-            values = apply_settings(values, {dotted: override.value})
+            values = apply_settings(values, {dotted: value})
         except ConfigError as error:
             problems.append(f"{place} {error}")
-        document = document.place(("run", *override.key_path), place)
+        document = document.place(("run", *key_path), place)
     checked = None
     try:
         checked = validate(RunConfig, values, document, prefix=("run",))
@@ -284,24 +266,16 @@ def _equalise(checked: RunConfig, kept_share: float, document: Document) -> RunC
     return validate(RunConfig, values, document, prefix=("run",))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Override:
-    """One value that a setting changes."""
+def _flatten(values: Mapping[str, Any], at: KeyPath) -> Iterator[tuple[KeyPath, KeyPath, Any]]:
+    """Yield of each override its key in the run, its key in the sweep's file, and its value.
 
-    key_path: KeyPath
-    """Key in the run."""
-    origin: KeyPath
-    """Key in the sweep's file."""
-    value: Any
-
-
-def _flatten(values: Mapping[str, Any], at: KeyPath) -> Iterator[_Override]:
-    """Yield each override; ``{optim.lr: 1}`` and ``{optim: {lr: 1}}`` are equivalent."""
+    ``{optim.lr: 1}`` and ``{optim: {lr: 1}}`` are equivalent.
+    """
     for key, value in values.items():
         key_path, origin = parse_key(str(key)), (*at, str(key))
         # An empty mapping is a value: a section with all its defaults.
         if isinstance(value, Mapping) and value:
-            for inner in _flatten(value, origin):
-                yield replace(inner, key_path=(*key_path, *inner.key_path))
+            for inner_path, place, inner in _flatten(value, origin):
+                yield (*key_path, *inner_path), place, inner
         else:
-            yield _Override(key_path=key_path, origin=origin, value=value)
+            yield key_path, origin, value

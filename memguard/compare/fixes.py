@@ -34,7 +34,6 @@ class Fix:
     settings: Mapping[str, Any]
     """Dotted settings and their new values."""
     change: str
-    """The change, as text."""
     why: str
 
 
@@ -61,11 +60,7 @@ class Findings:
 
 
 def find_fix(found: Findings) -> Fix | None:
-    """Return the change to make to a run; None if none is needed or no rule applies.
-
-    Args:
-        found: the run's settings and its complete audit.
-    """
+    """Return the change to make to a run; None if none is needed or no rule applies."""
     if not found.report.verdict.may_be_fixed:
         return None
     fixes = (rule(found) for rule in _RULES)

@@ -50,24 +50,19 @@ from memguard.records.comparison import HELDOUT
 
 
 def build_front(
-    runs: Sequence[AuditedRun],
-    tasks: Sequence[ComparedTask] = (),
-    utility: Utility = HELDOUT,
+    runs: Sequence[AuditedRun], tasks: Sequence[ComparedTask] = (), utility: Utility = HELDOUT
 ) -> tuple[list[FrontPoint], list[ResultRow]]:
     """Return a point for each setting, in the order of the runs, and its shares and losses as rows.
 
     Only risks that every run measured are used, so that a setting does not look safer because less
     was measured. If some seeds are shared by all settings, other seeds are left out: their held-out
     documents differ, and could be easier for one setting.
-
-    Args:
-        runs: comparable runs (see `check_comparable`).
-        tasks: benchmark tasks that all runs share; their rows are returned too.
-        utility: what the points take as utility, of these.
     """
     settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
-    for run in keep_shared_seeds(runs):
-        settings[run.run.name].append(run)
+    shared = find_shared_seeds(runs)
+    for run in runs:
+        if not shared or run.run.seed in shared:
+            settings[run.run.name].append(run)
     risks = [name for name in RISK_PLACES if all(_is_measured(run, name) for run in runs)]
     losses: Losses = {
         name: {run.run.seed: run.heldout_nll for run in group} for name, group in settings.items()
@@ -122,12 +117,6 @@ def _list_rows(
     yield fill_row(against, change, "t")
 
 
-def keep_shared_seeds(runs: Sequence[AuditedRun]) -> list[AuditedRun]:
-    """Return the runs whose seed every setting has; all runs if there is no such seed."""
-    shared = find_shared_seeds(runs)
-    return [run for run in runs if not shared or run.run.seed in shared]
-
-
 def mark_dominated(points: Sequence[FrontPoint], axis: Axis) -> list[FrontPoint]:
     """Return the points, each with the names of the points that dominate it.
 
@@ -140,10 +129,7 @@ def mark_dominated(points: Sequence[FrontPoint], axis: Axis) -> list[FrontPoint]
     for point in points:
         above = [other for other in points if _dominates(other, point, axis)]
         apart = [other.name for other in above if _is_apart(other, point, axis)]
-        update = {
-            "dominated_by": [other.name for other in above],
-            "dominated_beyond_ci_by": apart,
-        }
+        update = {"dominated_by": [other.name for other in above], "dominated_beyond_ci_by": apart}
         marked.append(point.model_copy(update=update))
     return marked
 

@@ -23,12 +23,7 @@ def pair_settings(
     These are the trained buckets that both have, the canaries, and the items of tasks. The control
     is left out: it was never trained, so a setting cannot prevent its memorization. Seeds are not
     pooled: the same document under two seeds is not two independent documents. Holm's correction is
-    over all tests together.
-
-    Args:
-        runs: comparable runs (see `check_comparable`); the first one's name is the first setting.
-        tasks: benchmark tasks that all runs share; each is tested by its headline metric alone,
-            because its other metrics repeat it.
+    over all tests together. Tasks are tested by their headline metric alone: others repeat it.
 
     Returns:
         Differences of setting minus first setting, and McNemar's tests of those of rates; of other

@@ -38,13 +38,7 @@ _RULE = (
 def recommend(
     front: Sequence[FrontPoint], tables: Tables, utility: Utility = HELDOUT
 ) -> Recommendation:
-    """Recommend a setting, or give the reason why none is recommended.
-
-    Args:
-        front: at least one point; the others are compared with the first.
-        tables: shares and utilities of the settings over their seeds.
-        utility: what the points have as utility.
-    """
+    """Recommend a setting, or give the reason why none is recommended."""
     first, *others = front
     words = _Words(tables, utility)
     safer = [point for point in others if is_below(point.risk_ci, first.risk_ci)]

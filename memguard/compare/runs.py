@@ -119,11 +119,6 @@ class AuditedRun:
     tasks: Mapping[str, RunTask] = field(default_factory=dict)
     """Benchmark tasks that it answered, by name."""
 
-    @property
-    def label(self) -> str:
-        """Name of the run in messages."""
-        return self.run.label
-
 
 def load_audited_run(run: FinishedRun) -> AuditedRun:
     """Read the audit results of a run.
@@ -194,16 +189,9 @@ def _find_removed(run: FinishedRun) -> frozenset[str]:
 
 
 def find_extracted(folder: Path) -> dict[str, bool]:
-    """Return for each audited document, trained or to be forgotten, if greedy decoding extracts it.
+    """Return of each scored document, trained or to be forgotten, if greedy decoding extracts it.
 
-    Extraction is verbatim or near-verbatim. If the audit scored a sample, other documents are
-    missing.
-
-    Args:
-        folder: folder of a finished run.
-
-    Raises:
-        RecordError: document scores are missing or damaged.
+    Extraction is verbatim or near-verbatim.
     """
     rates = ("extraction.verbatim", "extraction.near_verbatim")
     table = DocumentTable.read(folder / "audit", ("id", "role", *rates))
@@ -294,11 +282,7 @@ def _build_documents(
 
 
 def _load_tasks(audit: Path, report: AuditReport) -> dict[str, RunTask]:
-    """Return the tasks of an audit by name; empty if none ran.
-
-    Raises:
-        RecordError: the scores of the items are missing, damaged, or not those of the report.
-    """
+    """Return the tasks of an audit by name; empty if none ran."""
     details = list_task_details(report.tables)
     if not details:
         return {}

@@ -41,12 +41,7 @@ def compute_key(config: RunConfig, inputs_sha256: str, pretrain_key: str | None 
 
     The hash covers every setting except 'output_dir' (a sweep may be moved) and 'parallel' (all
     meshes train the same model), the version of memguard, and the arguments. A checkpoint at
-    'model.path' is hashed by its path, not its content.
-
-    Args:
-        config: the run.
-        inputs_sha256: hash of the files that it reads, from `hash_inputs`.
-        pretrain_key: key of the run whose model it starts from; replaces that model's path.
+    'model.path' is hashed by its path, not its content; ``pretrain_key`` replaces that path.
     """
     content = config.model_dump(mode="json", exclude={"output_dir", "parallel"})
     if pretrain_key is not None:
@@ -60,9 +55,6 @@ def hash_inputs(config: RunConfig) -> str:
 
     Names that are not local files or folders (a hub id, a shipped suite) are not hashed here; they
     are part of the settings. Missing files are reported by the run itself.
-
-    Raises:
-        DataError: a file cannot be read.
     """
     data, scratch = config.data, config.model.scratch
     sources = (data.train, data.control, data.background, data.heldout, data.forget)
@@ -132,13 +124,7 @@ class Sweep:
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep's YAML, apply the overrides, then expand and check every run.
 
-    Args:
-        path: the sweep's file.
-        overrides: ``key=value`` for keys of the file, e.g. ``run.train.batch_size=8``.
-
-    Raises:
-        ConfigError: lists every problem of the sweep and its runs, one line each, with its place.
-        DataError: a local document file cannot be read.
+    ConfigError lists every problem of the sweep and its runs, one line each, with its place.
     """
     document = apply_overrides(load_yaml(path), overrides)
     if "run" not in document.values and {"model", "data"} <= document.values.keys():
@@ -257,7 +243,6 @@ _SENTENCES: dict[RunState, str] = {
 
 
 _NAMED = 8
-"""Largest number of runs that a line names."""
 
 
 class _Mark(SealedRecord):

@@ -22,7 +22,6 @@ from memguard.config.loading import suggest_near
 from memguard.errors import RecordError
 from memguard.records import ComparedTask, Interval, ResultRow, Utility, fill_row
 from memguard.records.comparison import HELDOUT, HELDOUT_LOSS
-from memguard.records.utility import TaskDetail
 
 Losses = Mapping[str, Mapping[int, float]]
 """Value by setting and seed."""
@@ -59,11 +58,7 @@ class Axis:
         return Interval(value=value, ci=cover_seeds(ci, values, bounds))
 
     def subtract(self, one: str, other: str) -> Interval | None:
-        """Return one setting's utility minus the other's, mean over seeds.
-
-        Returns:
-            None if the seeds differ, or if the items of a task have no numbers.
-        """
+        """Return the mean difference over seeds; None if seeds differ or items have no numbers."""
         first, second = self.values[one], self.values[other]
         if first.keys() != second.keys():
             return None
@@ -116,12 +111,7 @@ def make_loss_axis(losses: Losses) -> Axis:
 
 
 def make_task_axis(task: ComparedTask, settings: Mapping[str, Sequence[AuditedRun]]) -> Axis:
-    """Return a task as the utility.
-
-    Args:
-        task: that all runs share.
-        settings: runs of each setting, of the seeds that are compared.
-    """
+    """Return a task as the utility of the settings, each with the runs that are compared."""
     name = task.detail.task
     items = {
         setting: {run.run.seed: run.tasks[name].headline for run in runs}
@@ -169,11 +159,7 @@ class TasksOfRuns:
     """A sentence for each other task, by its name."""
 
     def choose_utility(self, name: str) -> Utility:
-        """Return the utility of a name: ``heldout_nll``, or a task.
-
-        Raises:
-            RecordError: runs do not share the task, or no run answered it.
-        """
+        """Return the utility of a name: ``heldout_nll``, or a task that all runs must share."""
         if name == HELDOUT_LOSS:
             return HELDOUT
         for task in self.shared:
@@ -194,11 +180,7 @@ class TasksOfRuns:
 
 
 def find_shared_tasks(runs: Sequence[AuditedRun]) -> TasksOfRuns:
-    """Return the tasks that all runs answered item by item, and why others are left out.
-
-    Args:
-        runs: comparable runs; the others are compared with the first one's way to answer a task.
-    """
+    """Return the tasks that all runs answered item by item, and why others are left out."""
     shared, left_out = [], {}
     for name in dict.fromkeys(name for run in runs for name in run.tasks):
         why = _find_difference(name, runs)
@@ -208,28 +190,25 @@ def find_shared_tasks(runs: Sequence[AuditedRun]) -> TasksOfRuns:
         detail = runs[0].tasks[name].detail
         metric = detail.find_metric(runs[0].report.tables)
         kinds = {run.tasks[name].headline.kind for run in runs}
+        is_bits = detail.aggregations[detail.headline] == "bits_per_byte"
         shared.append(
             ComparedTask(
                 detail=detail,
-                unit="share" if kinds == {"rate"} else _name_unit(detail),
+                unit="share" if kinds == {"rate"} else "bits" if is_bits else "number",
                 higher_is_better=metric is None or metric.higher_is_better,
             )
         )
     return TasksOfRuns(shared=shared, left_out=left_out)
 
 
-def _name_unit(detail: TaskDetail) -> str:
-    return "bits" if detail.aggregations[detail.headline] == "bits_per_byte" else "number"
-
-
 def _find_difference(name: str, runs: Sequence[AuditedRun]) -> str | None:
     """Return how runs differ in a task; None if all answered the same."""
     for run in runs:
         if name not in run.tasks:
-            return f"{run.label} did not answer it"
+            return f"{run.run.label} did not answer it"
         row = run.tasks[name].detail.find(run.report.tables)
         if row is None or row.value is None:
-            return f"{run.label} has no value of it"
+            return f"{run.run.label} has no value of it"
     first = runs[0]
     expected = first.tasks[name].detail
     for run in runs[1:]:
@@ -240,12 +219,12 @@ def _find_difference(name: str, runs: Sequence[AuditedRun]) -> str | None:
             if getattr(detail, field) != getattr(expected, field)
         ]
         if differing:
-            return f"of {run.label}, {', '.join(differing)} as of {first.label}"
+            return f"of {run.run.label}, {', '.join(differing)} as of {first.run.label}"
         if detail.aggregations != expected.aggregations:
-            return f"{run.label} has other metrics than {first.label}"
+            return f"{run.run.label} has other metrics than {first.run.label}"
         if detail.samples_sha256["trained"] != expected.samples_sha256["trained"]:
             return (
-                f"{run.label} answered other items than {first.label} (the hashes of the samples "
-                "differ)"
+                f"{run.run.label} answered other items than {first.run.label} (the hashes of the "
+                "samples differ)"
             )
     return None

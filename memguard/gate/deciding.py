@@ -35,14 +35,7 @@ _HALVINGS = 100
 
 
 def judge_interval(low: float, high: float, limit: float, *, at_least: bool = False) -> Outcome:
-    """Return whether an interval is within a limit, beyond it, or across it.
-
-    Args:
-        low: lower end.
-        high: upper end.
-        limit: the largest value that passes.
-        at_least: ``limit`` is the smallest value that passes.
-    """
+    """Return whether an interval is within a limit, beyond it, or across it."""
     if at_least:
         low, high, limit = -high, -low, -limit
     if high <= limit:
@@ -79,12 +72,7 @@ def find_documents_for_rate(
 ) -> int | None:
     """Return the fewest documents that would decide at this rate; None if no number would.
 
-    Args:
-        matched: k of today's documents.
-        documents: n, today's documents; the result is not smaller.
-        limit: the largest rate that passes.
-        effective: effective number of today's documents; None: all of them.
-        at_least: ``limit`` is the smallest rate that passes.
+    ``effective`` is the effective number of today's documents; None: all of them.
     """
     rate = matched / documents
     share = 1.0 if effective is None else effective / documents
@@ -100,13 +88,8 @@ def find_documents_for_rate(
 def find_documents_by_width(value: float, reach: float, documents: int, limit: float) -> int | None:
     """Return about how many documents would decide on another estimate than a rate.
 
-    Its interval is taken to narrow with the square root of the number of documents.
-
-    Args:
-        value: the estimate.
-        reach: distance from the estimate to the end of its interval on the limit's side.
-        documents: today's documents; the result is not smaller.
-        limit: the largest or smallest value that passes.
+    Its interval is taken to narrow with the square root of the number of documents; ``reach`` is
+    the distance from the estimate to its end on the limit's side.
     """
     if value == limit or not documents:
         return None
@@ -175,12 +158,7 @@ class Unit:
     is_difference: bool = False
 
     def write(self, value: float, beside: float | None = None) -> str:
-        """Return a value, with enough digits to tell it from another one.
-
-        Args:
-            value: the value.
-            beside: a value that must not be written the same, unless it is the same.
-        """
+        """Return a value, with enough digits to tell it from the one beside it."""
         shown = self._write(value, None)
         if beside is not None and value != beside and shown == self._write(beside, None):
             return self._write(value, 9)
@@ -210,13 +188,7 @@ def count_documents(num_matched: int | None, num_documents: int) -> str:
 
 
 def say_undecided(needed: int | None, *, is_rate: bool, is_on_limit: bool) -> str:
-    """Return the clause about the number of documents that would decide.
-
-    Args:
-        needed: the number; None if none was found.
-        is_rate: whether it was computed from counts; else it is an approximation.
-        is_on_limit: whether the value is the limit.
-    """
+    """Return the clause about the number of documents that would decide; None: none was found."""
     if is_on_limit:
         return "no number of documents decides at a value that is the limit"
     if needed is None:

@@ -223,13 +223,7 @@ class DiffSide:
 
 
 def diff_folders(old: Path, new: Path) -> AuditDiff:
-    """Compare the findings of two audits, also of other documents.
-
-    Raises:
-        ConfigError: a folder is neither of a run nor of an audit.
-        RecordError: a run was not audited, an audit is damaged or cannot be read, or the audits
-            have no identity key in common.
-    """
+    """Compare the findings of two audits, also of other documents, by a common identity key."""
     return diff_audits(
         *(load_audited(find_audit_folder(folder), with_card=False) for folder in (old, new))
     )

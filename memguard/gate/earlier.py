@@ -30,11 +30,7 @@ _NO_SETTING = ("package", "in_verdict")
 def measure_increase(
     now: Audited, earlier: Audited, metric: MetricRow, row: ResultRow, unit: Unit
 ) -> Measured:
-    """Return the increase of a row's value since an earlier audit.
-
-    Raises:
-        NoInterval: the earlier audit has no such row, or one that cannot be compared.
-    """
+    """Return the increase of a row's value since an earlier audit, or raise `NoInterval`."""
     before = _find_same(earlier, row)
     _check_settings(now, earlier, metric)
     counted = f"{count_row(row)}, minus {count_row(before)} of {earlier.name}"
@@ -76,11 +72,7 @@ def _find_same(earlier: Audited, row: ResultRow) -> ResultRow:
 
 
 def _check_settings(now: Audited, earlier: Audited, metric: MetricRow) -> None:
-    """Check that the probe measured the same in both audits.
-
-    Raises:
-        NoInterval: it had other settings; names the first.
-    """
+    """Check that the probe measured the same in both audits; `NoInterval` names what differs."""
     ones, others = (_describe_probe(audited, metric) for audited in (now, earlier))
     for name in sorted(ones.keys() | others.keys()):
         if ones.get(name) != others.get(name):

@@ -53,12 +53,7 @@ class Audited:
 
 
 def find_audit_folder(folder: Path) -> Path:
-    """Return the audit folder of a run, or the folder itself if it is one.
-
-    Raises:
-        ConfigError: it is neither.
-        RecordError: the run was not audited.
-    """
+    """Return the audit folder of a run, or the folder itself; RecordError without an audit."""
     if has_audit(folder / "audit"):
         return folder / "audit"
     if has_audit(folder):
@@ -72,16 +67,7 @@ def find_audit_folder(folder: Path) -> Path:
 
 
 def load_audited(folder: Path, *, with_card: bool = True) -> Audited:
-    """Read an audit folder.
-
-    Args:
-        folder: with report.json and audit.json.
-        with_card: refuse a model card that was changed, too.
-
-    Raises:
-        UnreadableError: this user may not read its report or results.
-        RecordError: a file of the audit is missing or damaged, or two do not belong together.
-    """
+    """Read an audit folder; damage is refused, with ``with_card`` also that of a model card."""
     _refuse_damaged(folder, () if with_card else CARDS)
     report = load_audit_report(folder)
     _check_results(folder, report)
@@ -113,11 +99,7 @@ def _refuse_damaged(folder: Path, ignored: Sequence[str]) -> None:
 
 
 def _check_results(folder: Path, report: AuditReport) -> None:
-    """Check that results.parquet has the rows of the report.
-
-    Raises:
-        RecordError: it has others.
-    """
+    """Check that results.parquet has the rows of the report."""
     try:
         rows = tuple(load_results(folder / RESULTS))
     except (TypeError, ValueError, OSError) as error:

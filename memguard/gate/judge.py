@@ -66,15 +66,11 @@ class Findings:
 
 
 def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
-    """Judge an audit by a policy.
-
-    Returns:
-        The result, without files.
+    """Judge an audit by a policy; the result is without files.
 
     Raises:
         ConfigError: the policy has a limit that no value can break or none can keep, or names an
             earlier audit or a triage file that is not there.
-        RecordError: an earlier audit is damaged.
     """
     policy, report = loaded.policy, audited.report
     triage = None if policy.triage is None else load_triage(loaded.find_path(policy.triage))
@@ -311,11 +307,7 @@ def _list_findings(audited: Audited) -> Findings:
 
 
 def _judge_findings(
-    number: int,
-    rule: Rule,
-    findings: Findings,
-    accepted: Sequence[Acceptance],
-    report: AuditReport,
+    number: int, rule: Rule, findings: Findings, accepted: Sequence[Acceptance], report: AuditReport
 ) -> Judgement:
     """Return whether few enough findings are open: not accepted by a person."""
     of_probe = "" if rule.probe is None else f" of {rule.probe}"

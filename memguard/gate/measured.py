@@ -28,7 +28,6 @@ from memguard.records.documents import TRAINED_ROLES
 from memguard.records.gate import Outcome
 
 _MOST_NAMES = 6
-"""Names that a reason lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,9 +263,7 @@ class Measured:
             return outcome, f"{shown}. All of it is {place} the limit of {bound}{self.how}.", None
         needed = self._find_needed(limit, at_least=at_least)
         undecided = say_undecided(
-            needed,
-            is_rate=self.num_effective is not None,
-            is_on_limit=self.value == limit,
+            needed, is_rate=self.num_effective is not None, is_on_limit=self.value == limit
         )
         sentence = f"{shown}. It contains the limit of {bound}{self.how}: {undecided}."
         return outcome, sentence, needed
@@ -295,11 +292,7 @@ def is_bounded(metric: MetricRow) -> bool:
 
 
 def measure_row(rule: Rule, metric: MetricRow, row: ResultRow) -> Measured:
-    """Return what a rule judges in a row.
-
-    Raises:
-        NoInterval: it has none, or one that contradicts its counts.
-    """
+    """Return what a rule judges in a row; `NoInterval` if it has none or contradicts its counts."""
     unit = Unit(is_share=is_share(metric), is_difference=row.against is not None)
     if rule.above_control is None:
         return _measure_value(row, unit)

@@ -29,7 +29,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -166,29 +166,18 @@ class LoadedPolicy:
 
 
 def load_policy(path: Path) -> LoadedPolicy:
-    """Read a policy file.
-
-    Raises:
-        ConfigError: it cannot be read, is malformed, has an unknown key or a wrong value, or no
-            rule; one line for each problem, with its place.
-    """
+    """Read a policy file; ConfigError has one line for each problem, with its place."""
     document = load_yaml(path)
     text = path.read_text(encoding="utf-8")
     return _check(document, text, path.parent)
 
 
 def read_policy(values: Mapping[str, Any]) -> LoadedPolicy:
-    """Check a policy given as a dictionary; its paths are relative to the working folder.
-
-    Raises:
-        ConfigError: as `load_policy`.
-    """
+    """Check a policy given as a dictionary; its paths are relative to the working folder."""
     document = Document(path="policy", values=dict(values), places={})
     loaded = _check(document, "", Path())
     text = json.dumps(loaded.policy.model_dump(mode="json", exclude_unset=True), indent=2)
-    return LoadedPolicy(
-        policy=loaded.policy, text=f"{text}\n", folder=loaded.folder, document=document
-    )
+    return replace(loaded, text=f"{text}\n")
 
 
 def _check(document: Document, text: str, folder: Path) -> LoadedPolicy:
@@ -283,12 +272,9 @@ class Triage:
 
 
 def load_triage(path: Path) -> Triage:
-    """Read a triage file.
+    """Read a triage file; it may not lie inside the folder of a run or an audit.
 
-    Raises:
-        ConfigError: it lies inside the folder of a run or an audit, cannot be read, has an unknown
-            key or a wrong value, or names a finding twice; one line for each problem, with its
-            place.
+    ConfigError has one line for each problem, with its place.
     """
     _refuse_sealed(path)
     document = load_yaml(path)
@@ -323,13 +309,7 @@ def _refuse_sealed(path: Path) -> None:
 
 
 def apply_triage(triage: Triage, findings: Sequence[str], today: date) -> list[Acceptance]:
-    """Return the state of each entry of a triage, in their order.
-
-    Args:
-        triage: the accepted findings.
-        findings: ids of the findings of the audit.
-        today: an acceptance holds up to its last day, that day included.
-    """
+    """Return the state of each entry of a triage; an acceptance includes its last day."""
     present = set(findings)
     return [
         Acceptance(

@@ -51,12 +51,7 @@ _BREAK = "<!-- -->"
 
 
 def escape(text: str, limit: int = fmt.SENTENCE_LIMIT) -> str:
-    """Return a sentence on one line, of which Markdown shows every character as it is.
-
-    Args:
-        text: of a record.
-        limit: largest number of characters, before escaping.
-    """
+    """Return a sentence on one line, of which Markdown shows every character as it is."""
     shown = _SPECIAL.sub(r"\\\1", fmt.clean_text(text, limit).replace("&", "&amp;"))
     shown = _NUMBERED.sub(r"\1\\\2", _AT_START.sub(r"\1\\\2", shown))
     return _MENTIONS.sub(lambda found: found[0] + _BREAK, shown)
@@ -66,10 +61,6 @@ def code(name: str, limit: int = fmt.NAME_LIMIT) -> str:
     """Return a name as code; a backtick in it becomes an apostrophe, a bar a broken bar.
 
     Neither can be escaped in code: a backslash is shown there, or does not keep a cell together.
-
-    Args:
-        name: of a record.
-        limit: largest number of characters.
     """
     cleaned = fmt.clean_name(name, limit).replace("`", "'").replace("|", "¦")
     return f"`{cleaned}`" if cleaned.strip() else "`(empty)`"
@@ -89,12 +80,7 @@ _SIGNS: dict[Outcome, str] = {
     "inconclusive": "⚠️",
 }
 _COLUMNS = (
-    "Outcome",
-    "Rule",
-    "Counts",
-    "Value",
-    f"95{fmt.PERCENT} interval",
-    "Limit",
+    *("Outcome", "Rule", "Counts", "Value", f"95{fmt.PERCENT} interval", "Limit"),
     "Documents needed",
 )
 
@@ -216,18 +202,8 @@ def _show_acceptance(entry: Acceptance) -> tuple[str, ...]:
 
 _XML_NAME_LIMIT, _XML_SENTENCE_LIMIT = 1000, 4000
 _FIELDS: Final = (
-    "probe",
-    "metric",
-    "parameters",
-    "bucket",
-    "compared_with",
-    "limit",
-    "value",
-    "low",
-    "high",
-    "num_documents",
-    "num_matched",
-    "num_documents_needed",
+    *("probe", "metric", "parameters", "bucket", "compared_with", "limit", "value", "low", "high"),
+    *("num_documents", "num_matched", "num_documents_needed"),
 )
 
 

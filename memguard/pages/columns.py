@@ -62,10 +62,7 @@ def count_columns(
 
         return Column(heading, show)
 
-    return (
-        column(counted, fmt.of),
-        column(share, lambda part, whole: fmt.percent(part / whole)),
-    )
+    return (column(counted, fmt.of), column(share, lambda part, whole: fmt.percent(part / whole)))
 
 
 def _make_row(contents: Iterable[Content | None], tone: Tone) -> Row:
@@ -100,20 +97,10 @@ def make_table(
     compact: bool = False,
     one_line: bool = False,
 ) -> Table:
-    """Make a table with a row for each item.
+    """Make a table with a row for each item, named by the first column.
 
-    Args:
-        caption: text above the table.
-        columns: columns; the first one names the rows.
-        items: subjects of the rows.
-        tone: style of an item's row.
-        over_base: whether the base model's row follows an item's row.
-        base: item whose base model's row is the last one; None for no such row.
-        shown: number of visible rows, the others are collapsed; None shows all.
-        more_label: label of the collapsed rows; "" gives their number.
-        notes: sentences below the rows.
-        compact: whether to use a small font.
-        one_line: whether the cells of a row stay on one line.
+    ``over_base`` says whether the base model's row follows an item's; that of ``base`` is the last.
+    Rows after the first ``shown`` are collapsed under ``more_label``, "" for their number.
     """
     rows = []
     for item in items:
@@ -228,17 +215,11 @@ def show_row(
     note: str = "",
     why_not: str = "",
 ) -> Cell:
-    """Show the number of a row of results.
+    """Show the number of a row of results; a rate with its counts, interval and a bar.
 
-    Args:
-        row: a rate is shown with its counts, interval and a bar, and, if there are copies, how many
-            texts match; a difference of shares in percentage points; None is "not measured".
-        metric: what the row's metric means: its unit and bounds.
-        how: how much is shown.
-        unit: unit to write the number in; "" takes the metric's.
-        note: added below.
-        why_not: reason in place of the row's if it has documents and no value; of a missing row in
-            place of "not measured".
+    A difference of shares is in percentage points; of copies, it says how many texts match.
+    ``unit`` "" takes the metric's. ``why_not`` stands in place of the row's reason if it has
+    documents and no value, and of a missing row's "not measured".
     """
     if row is None:
         return show_missing(why_not or "not measured")

@@ -118,13 +118,7 @@ def _describe_settings(run: ProbeRun, probe: dict[str, Any]) -> str:
 
 
 def explain_absence(report: AuditReport, probe: str, what: str) -> str:
-    """Return the reason why a report has no results of a probe.
-
-    Args:
-        report: the record without these results.
-        probe: name of the probe in suites.
-        what: what a suite without the probe lacks, starting with a verb: ``runs no attacks``.
-    """
+    """Return why a report has no results of a probe; ``what`` is as in ``runs no attacks``."""
     run = next((run for run in report.probe_runs if run.name == probe), None)
     if run is not None and run.reason_not_run is not None:
         return f"Probe '{probe}' did not run: {_explain(run)}."

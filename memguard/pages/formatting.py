@@ -13,9 +13,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from memguard.records import MIN_FOR_QUANTILES, RISK_NAMES, Rate, ResultRow
+from memguard.records import MIN_FOR_QUANTILES, RISK_NAMES, Interval, Rate, ResultRow
 
 ELLIPSIS = "…"
 NAME_LIMIT = 72
@@ -96,18 +96,7 @@ _COUNTED_QUERIES, _MOST_QUERIES = 6, 99_999
 """log10 from which only the power of ten is written, and above which ``>`` is added."""
 
 
-class Valued(Protocol):
-    """An interval, or a row of results."""
-
-    @property
-    def value(self) -> float | None:
-        """The estimate; None if there is none."""
-        ...
-
-    @property
-    def ci(self) -> tuple[float, float] | None:
-        """Its 95 % interval."""
-        ...
+Valued = Interval | ResultRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,11 +350,7 @@ def value(setting: Any) -> str:
 
 
 def cost(quantile: ResultRow | None) -> str:
-    """Format a quantile of the attack cost; "" without documents.
-
-    Args:
-        quantile: row of the metric `log10_queries` of the probe `sampling`.
-    """
+    """Format a quantile of the attack cost (``log10_queries``); "" without documents."""
     if quantile is None or not quantile.num_documents:
         return ""
     if quantile.num_documents < MIN_FOR_QUANTILES:

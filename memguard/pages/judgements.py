@@ -76,13 +76,7 @@ def count_outcomes(result: GateResult) -> str:
 def describe_judgement(
     judgement: Judgement, tables: Tables, name_limit: int = 200
 ) -> JudgementText:
-    """Format one judgement.
-
-    Args:
-        judgement: one of the result.
-        tables: of the audit, which say whether the value is a share.
-        name_limit: largest number of characters of the name.
-    """
+    """Format one judgement; the tables of the audit say whether the value is a share."""
     is_share = judgement.num_matched is not None
     if not is_share and judgement.probe is not None and judgement.metric is not None:
         metric = tables.find_metric(judgement.probe, judgement.metric, judgement.parameters or "")
@@ -207,13 +201,7 @@ _NO_PROBE = (
 
 
 def build_gate_head(result: GateResult, report: AuditReport, policy: str) -> GateHead:
-    """Convert the result of a gate into the head of the audit's page.
-
-    Args:
-        result: of the gate.
-        report: the audit that was judged.
-        policy: name of the policy.
-    """
+    """Convert the result of a gate into the head of the audit's page."""
     colour, level = _LOOKS[result.outcome]
     release, release_note = _RELEASES[result.release]
     return GateHead(

@@ -110,25 +110,13 @@ def pivot(
     tone: Callable[[Item], Tone] = lambda item: "",
     over_base: bool = False,
     shown: int | None = None,
-    more_label: str = "",
     notes: Sequence[str] = (),
     compact: bool = False,
 ) -> Table:
     """Make a table of results with a row for each item.
 
-    Args:
-        tables: the results.
-        caption: text above the table.
-        head: names the rows; its `base` names those of the base model.
-        columns: all others.
-        items: subjects of the rows.
-        key: what an item adds to the key of each column.
-        tone: style of an item's row.
-        over_base: whether the base model's row follows an item's if it has any value.
-        shown: number of visible rows; None shows all.
-        more_label: label of the collapsed rows; "" gives their number.
-        notes: sentences below the rows.
-        compact: whether to use a small font.
+    ``key`` gives what an item adds to the key of each column; ``head`` names the rows, its `base`
+    those of the base model, which follow with ``over_base`` if they have any value.
     """
     values = [column for column in columns if isinstance(column, ResultColumn)]
 
@@ -146,7 +134,6 @@ def pivot(
         tone=tone,
         over_base=has_base,
         shown=shown,
-        more_label=more_label,
         notes=notes,
         compact=compact,
     )

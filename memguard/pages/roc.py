@@ -32,13 +32,7 @@ _TICK_DISTANCE = 0.17
 def build_roc(
     report: AuditReport, aucs: Sequence[ResultRow], name: Callable[[str], str]
 ) -> Figure | None:
-    """Build the figure; None without a curve of at least ten documents of either kind.
-
-    Args:
-        report: its details contain the curves.
-        aucs: AUC of each score.
-        name: returns the display name of a score.
-    """
+    """Build the figure; None without a curve of at least ten documents of either kind."""
     curves = _choose_curves(report, aucs)
     if not curves:
         return None
@@ -184,7 +178,7 @@ def _write_caption(
         "Share of trained documents against the share of control documents above a threshold. "
         f"Both axes are logarithmic and begin at one of {first.num_control:,} control documents; "
         "smaller rates are drawn at the edge. On the dotted line a score does no better than "
-        "chance.",
+        "chance."
     ]
     if has_marks:
         parts.append(

@@ -96,7 +96,6 @@ class Finding(Record):
     text_hmac: str | None
     """Keyed hash of the text; null without a key."""
     probe: str = "extraction"
-    """The probe that extracts it."""
 
     @property
     def finding_id(self) -> str | None:

@@ -81,9 +81,7 @@ class AuditFiles(SealedRecord):
 def save_audit_files(folder: Path, *, has_card: bool) -> None:
     """Write `audit.json` for the files of an audit folder; the last step of an audit.
 
-    Args:
-        folder: the audit folder.
-        has_card: whether ``folder`` is inside a run folder whose model card shows this audit.
+    With ``has_card`` the run folder around it has a model card that shows this audit.
     """
     written = AuditFiles(
         report=sum_file(folder / REPORT),
@@ -103,11 +101,7 @@ def _sum_if_there(path: Path) -> FileSum | None:
 
 
 def save_page_sums(folder: Path) -> None:
-    """Update `audit.json` after the pages were rendered again; other entries stay unchanged.
-
-    Raises:
-        RecordError: `audit.json` is missing or damaged.
-    """
+    """Update `audit.json` after the pages were rendered again; other entries stay unchanged."""
     written = load_audit_files(folder)
     card = None if written.card is None else sum_file(find_card(folder.resolve().parent))
     pages = {"page": sum_file(folder / PAGE), "card": card}
@@ -115,11 +109,7 @@ def save_page_sums(folder: Path) -> None:
 
 
 def load_audit_files(folder: Path) -> AuditFiles:
-    """Read `audit.json`.
-
-    Raises:
-        RecordError: the audit is incomplete, or `audit.json` is damaged.
-    """
+    """Read `audit.json`; RecordError if it is damaged or the audit is incomplete."""
     try:
         return load_sealed(AuditFiles, folder / AUDIT_FILES)
     except UnreadableError:
@@ -141,11 +131,7 @@ def has_audit(folder: Path) -> bool:
 
 
 def load_audit_report(folder: Path) -> AuditReport:
-    """Read the report of an audit folder and check its hash.
-
-    Raises:
-        RecordError: the audit is incomplete, or report.json or audit.json is damaged.
-    """
+    """Read the report of an audit folder and check its hash; damage raises RecordError."""
     check_audit_file(folder, REPORT)
     return load_record(AuditReport, folder / REPORT)
 
@@ -158,10 +144,7 @@ def check_audit_file(
 ) -> None:
     """Check that a file is the one that the audit wrote.
 
-    Raises:
-        UnreadableError: this user may not read it.
-        RecordError: the audit is incomplete or wrote no such file, or the file or audit.json is
-            damaged.
+    Raises UnreadableError if this user may not read it, RecordError if it is damaged or not of it.
     """
     written = load_audit_files(folder).files.get(name)
     if written is None:

@@ -233,7 +233,6 @@ class Comparison(SealedRecord):
     tasks_left_out: list[str] = Field(default_factory=list)
     """A sentence for each task that runs do not share."""
     front: list[FrontPoint]
-    """One point for each setting."""
     recommendation: Recommendation
     results: FileSum | None = None
     """Size and hash of `comparison.parquet`, with every row of every run; null until written."""
@@ -287,11 +286,7 @@ class Comparison(SealedRecord):
 
 
 def load_comparison(path: Path) -> Comparison:
-    """Read a comparison from its file.
-
-    Raises:
-        RecordError: it cannot be read, or it is damaged.
-    """
+    """Read a comparison from its file; RecordError if it cannot be read or is damaged."""
     try:
         return load_sealed(Comparison, path)
     except RecordError as error:
@@ -299,11 +294,7 @@ def load_comparison(path: Path) -> Comparison:
 
 
 def check_results(comparison: Comparison, folder: Path) -> Path:
-    """Return the path of a comparison's results table after checking its hash.
-
-    Raises:
-        RecordError: it is missing, or not what was written.
-    """
+    """Return the path of a comparison's results table after checking its hash."""
     written = {} if comparison.results is None else {COMPARISON_RESULTS: comparison.results}
     refuse_damage(folder, find_damage(folder, written), _AGAIN, said="is damaged: it ")
     return folder / COMPARISON_RESULTS

@@ -41,15 +41,9 @@ class DocumentTable:
 
     @classmethod
     def read(cls, folder: Path, needs: Sequence[str] = IDENTITY) -> "DocumentTable":
-        """Open the records of an audit folder, after checking their hash.
+        """Open the records of an audit folder, after checking their hash and the columns needed.
 
-        Args:
-            folder: of the audit.
-            needs: columns without which the file is refused.
-
-        Raises:
-            UnreadableError: only another user can read it.
-            RecordError: the audit is incomplete or damaged, or lacks a column.
+        Raises UnreadableError if only another user can read it, RecordError if it is damaged.
         """
         import pyarrow
         import pyarrow.parquet

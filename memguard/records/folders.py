@@ -102,12 +102,8 @@ class SealedFolder:
     def find_damage(self, *names: Stage, read: SumFile = sum_file) -> list[Damage]:
         """Return the damaged files of stages, and those that this user may not read.
 
-        Args:
-            names: stages of a run; other folders have one.
-            read: sums a file of the right size, such as the weights.
-
-        Raises:
-            VersionError: another version wrote the manifest; nothing that was written is lost.
+        Only runs have several stages. ``read`` sums a file of the right size, such as the weights.
+        Raises VersionError if another version wrote the manifest; nothing that was written is lost.
         """
         return [
             damage

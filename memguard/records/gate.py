@@ -15,12 +15,7 @@ from pydantic import ConfigDict, Field
 
 from memguard.records.audit_files import PAGE
 from memguard.records.record import Record
-from memguard.records.sealed import (
-    FileSum,
-    SealedRecord,
-    is_closed,
-    load_sealed,
-)
+from memguard.records.sealed import FileSum, SealedRecord, is_closed, load_sealed
 from memguard.records.verdict import Level
 
 GATE: Final = "gate.json"
@@ -118,11 +113,7 @@ def decide(outcomes: list[Outcome]) -> Outcome:
 
 
 def load_gate(folder: Path) -> GateResult:
-    """Read `gate.json` of a folder and check its hash.
-
-    Raises:
-        RecordError: it is missing or damaged.
-    """
+    """Read `gate.json` of a folder and check its hash; RecordError if it is missing or damaged."""
     return load_sealed(GateResult, folder / GATE)
 
 

@@ -82,12 +82,7 @@ def commit(temporary: Path, folder: Path, *, private: Collection[str] = ()) -> N
     """Rename a complete temporary folder to ``folder``, then delete an older one of that name.
 
     Its files get mode 0644 less the umask, because some libraries write files that only their owner
-    can read.
-
-    Args:
-        temporary: the complete folder.
-        folder: its new name.
-        private: paths of files relative to the folder that stay readable for their owner only.
+    can read; files at the paths ``private`` stay readable for their owner only.
     """
     readable = stat.S_IMODE(temporary.stat().st_mode) & 0o644
     for path in temporary.rglob("*"):
@@ -122,12 +117,7 @@ def cleared_on_error(temporary: Path | None) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(folder: Path, *, private: Collection[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that is committed as ``folder`` at the end of the block.
-
-    Args:
-        folder: its name when it is complete.
-        private: see `commit`.
-    """
+    """Yield a temporary folder that `commit` names ``folder`` at the end of the block."""
     temporary, handle = _make_locked_folder(folder)
     try:
         with cleared_on_error(temporary):
@@ -153,9 +143,6 @@ def _make_locked_folder(folder: Path) -> tuple[Path, int]:
 
 def clear_left_folders(folder: Path) -> tuple[list[Path], list[Path]]:
     """Delete temporary folders of `atomic_folder` that killed processes have left.
-
-    Args:
-        folder: the name that they were made for.
 
     Returns:
         The folders that were deleted, and those that remain because the file system has no locks or
@@ -207,12 +194,7 @@ def _find_temporary_folders(parent: Path) -> dict[Path, str]:
 
 @contextmanager
 def _locked_folder(path: Path) -> Iterator[None]:
-    """Lock a temporary folder.
-
-    Raises:
-        BlockingIOError: a process is writing it.
-        OSError: it may not be opened, or the file system has no locks.
-    """
+    """Lock a temporary folder; BlockingIOError if a process is writing it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,11 +224,7 @@ class Record(BaseModel):
 
 
 def format_now() -> str:
-    """Return the time in UTC; SOURCE_DATE_EPOCH fixes it for byte-equal records.
-
-    Raises:
-        ConfigError: SOURCE_DATE_EPOCH is not a time.
-    """
+    """Return the time in UTC; SOURCE_DATE_EPOCH fixes it for byte-equal records."""
     fixed = os.environ.get("SOURCE_DATE_EPOCH")
     try:
         moment = datetime.fromtimestamp(int(fixed), UTC) if fixed else datetime.now(UTC)
@@ -281,12 +259,7 @@ def format_json(value: Any, indent: str = "") -> str:
 
 
 def load_record(kind: type[RecordT], path: Path) -> RecordT:
-    """Read a record from its file.
-
-    Raises:
-        UnreadableError: this user may not read it.
-        RecordError: missing, not JSON, or of another schema.
-    """
+    """Read a record from its file; UnreadableError or RecordError if it cannot be had."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -302,11 +275,7 @@ def describe_unread(path: Path, error: OSError) -> RecordError:
 
 
 def validate_record(kind: type[RecordT], content: bytes, path: Path) -> RecordT:
-    """Return the record that the JSON of a file holds.
-
-    Raises:
-        RecordError: not JSON, or of another schema; names ``path``.
-    """
+    """Return the record that the JSON of a file holds; RecordError names ``path``."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

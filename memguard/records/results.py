@@ -233,13 +233,8 @@ def fill_row(
 ) -> ResultRow:
     """Return the row with its value, or with the reason why it has none.
 
-    Args:
-        row: key and counts.
-        estimate: a rate also fills the counts; None: the value could not be had.
-        interval: method of the estimate's interval.
-        minus_control: difference from the control.
-        num_control: documents of the control; the difference from one shows its value.
-        why_not: the reason if there is no value.
+    An estimate that is a rate also fills the counts. With documents of the control, the difference
+    from one shows its value.
     """
     if isinstance(estimate, Rate):
         row = replace(row, num_documents=estimate.num_documents, num_matched=estimate.num_matched)
@@ -258,10 +253,7 @@ def fill_row(
     if minus_control is not None:
         low, high = minus_control.ci or (None, None)
         row = replace(
-            row,
-            minus_control=minus_control.value,
-            minus_control_low=low,
-            minus_control_high=high,
+            row, minus_control=minus_control.value, minus_control_low=low, minus_control_high=high
         )
     low, high = ci or (None, None)
     filled = replace(row, value=float(value), low=low, high=high, interval=interval if ci else "")

@@ -61,16 +61,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
 
 
 def load_rows(path: Path, kind: type[Row], *, of: str) -> list[Row]:
-    """Return the rows of a file.
-
-    Args:
-        path: of the file.
-        kind: dataclass of its rows.
-        of: what the rows are, in the message.
-
-    Raises:
-        RecordError: it is no such file.
-    """
+    """Return the rows of a file; RecordError names what they are if it is no such file."""
     import pyarrow
 
     try:
@@ -115,9 +106,5 @@ def save_canaries(canaries: Sequence[CanaryScore], path: Path) -> None:
 
 
 def load_canaries(path: Path) -> list[CanaryScore]:
-    """Return the canaries of a file that `save_canaries` wrote.
-
-    Raises:
-        RecordError: it is no such file.
-    """
+    """Return the canaries of a file that `save_canaries` wrote."""
     return load_rows(path, CanaryScore, of="scores of canaries")

@@ -28,12 +28,7 @@ from pydantic import Field, ValidationError
 
 from memguard.errors import RecordError, VersionError
 from memguard.records.record import Record, describe_unread, write_atomically
-from memguard.records.sealed import (
-    FileSum,
-    SealedRecord,
-    load_sealed,
-    sum_file,
-)
+from memguard.records.sealed import FileSum, SealedRecord, load_sealed, sum_file
 
 Role = Literal["trained", "control", "background", "heldout", "canary", "forget", "removed"]
 
@@ -92,12 +87,7 @@ def save_manifest(entries: Iterable[ManifestEntry], path: Path) -> None:
 
 
 def load_manifest(path: Path) -> list[ManifestEntry]:
-    """Read `manifest.jsonl`.
-
-    Raises:
-        VersionError: written by a version whose entries have fields unknown to this one.
-        RecordError: missing, or a line is not an entry.
-    """
+    """Read `manifest.jsonl`; VersionError if its entries have fields unknown to this version."""
     entries = []
     try:
         with path.open("rb") as lines:
@@ -189,7 +179,6 @@ class ReferenceRecord(SealedRecord):
     """Hash of the settings and documents of the run that started from this model."""
     num_tokens: int
     losses: FileSum
-    """reference_nll.npy."""
 
 
 class TrainedRun(SealedRecord):
@@ -203,7 +192,6 @@ class TrainedRun(SealedRecord):
     model: dict[str, FileSum]
     """The files of model/ or adapter/, without its card."""
     folder: Literal["model", "adapter"] = "model"
-    """Folder of the trained weights."""
     base: dict[str, FileSum] = Field(default_factory=dict)
     """The files of the model that the adapters belong to; empty if there are no adapters."""
     base_quantization: Literal["nf4"] | None = None
@@ -260,11 +248,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_checkpoint_manifest(checkpoint_folder: Path) -> CheckpointManifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        RecordError: missing or damaged.
-    """
+    """Read the manifest of a checkpoint; RecordError if it is missing or damaged."""
     return load_sealed(CheckpointManifest, checkpoint_folder / CHECKPOINT_MANIFEST)
 
 
@@ -277,11 +261,7 @@ def has_trained(run_folder: Path) -> bool:
 
 
 def load_trained(run_folder: Path) -> TrainedRun:
-    """Read the record of a finished training.
-
-    Raises:
-        RecordError: missing or damaged.
-    """
+    """Read the record of a finished training; RecordError if it is missing or damaged."""
     return load_sealed(TrainedRun, run_folder / "trained.json")
 
 

@@ -58,11 +58,7 @@ class Damage:
 
 
 def sum_file(path: Path) -> FileSum:
-    """Read a file whole and return its size and hash.
-
-    Raises:
-        OSError: it cannot be read; the error names it.
-    """
+    """Read a file whole and return its size and hash; an OSError names it."""
     try:
         with path.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256")
@@ -93,11 +89,8 @@ def find_damage(
 ) -> list[Damage]:
     """Return the files that are missing or differ from those that were written.
 
-    Args:
-        folder: the folder of the files.
-        files: sizes and hashes by path in the folder. One that leads out of it counts as damage.
-        shown_in: text before the names in the result, as in ``model/``.
-        read: sums a file of the right size.
+    A path that leads out of the folder counts as damage. ``shown_in`` stands before the names in
+    the result, as in ``model/``; ``read`` sums a file of the right size.
     """
     damages = []
     for name, written in files.items():
@@ -116,12 +109,7 @@ def find_damage(
 
 
 def _compare(path: Path, written: FileSum, read: SumFile) -> str | None:
-    """Return what is wrong with a file; None if it is what was written.
-
-    Raises:
-        PermissionError: this user may not read it.
-        OSError: the file system has an error.
-    """
+    """Return what is wrong with a file; None if it is what was written."""
     if not is_file(path):
         return "is missing"
     if (num_bytes := path.stat().st_size) != written.num_bytes:
@@ -132,17 +120,9 @@ def _compare(path: Path, written: FileSum, read: SumFile) -> str | None:
 
 
 def refuse_damage(folder: Path, damages: Sequence[Damage], repair: str, *, said: str = "") -> None:
-    """Refuse damage; if there is none, what this user may not read.
+    """Refuse damage; if there is none, what this user may not read (UnreadableError).
 
-    Args:
-        folder: of the files.
-        damages: of its files.
-        repair: sentence that ends the message.
-        said: words before the predicate of the damage.
-
-    Raises:
-        UnreadableError: a file may not be read.
-        RecordError: names the first damage.
+    ``repair`` is the sentence that ends the message, ``said`` stands before the predicate.
     """
     if damages:
         first = min(damages, key=lambda damage: damage.is_unreadable)
@@ -156,10 +136,7 @@ def is_file(path: Path) -> bool:
     """Return whether a path is a regular file, with one answer on all versions of Python.
 
     Below a folder that this user may not enter, `Path.is_file` raises an error or returns False,
-    depending on the version.
-
-    Raises:
-        PermissionError: this user may not enter the folder.
+    depending on the version; this raises PermissionError.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -195,12 +172,7 @@ def save_sealed(record: SealedRecord, path: Path, mode: int = 0o644) -> None:
 
 
 def load_sealed(kind: type[SealedT], path: Path) -> SealedT:
-    """Read a sealed record and check its hash.
-
-    Raises:
-        UnreadableError: this user may not read it.
-        RecordError: missing, not JSON, of another schema, or not what was written.
-    """
+    """Read a sealed record and check its hash; UnreadableError or RecordError if it fails."""
     try:
         values = json.loads(path.read_bytes())
         seal = values.pop(_SEAL)

@@ -88,11 +88,7 @@ class MetricRow:
 RISK_PLACES: Mapping[RiskName, tuple[str, str, str]] = {
     "verbatim": ("extraction", "verbatim", ""),
     "near_verbatim": ("extraction", "near_verbatim", ""),
-    "attack_cost": (
-        "sampling",
-        "within_queries",
-        write_parameters({"queries": NUM_RISK_QUERIES}),
-    ),
+    "attack_cost": ("sampling", "within_queries", write_parameters({"queries": NUM_RISK_QUERIES})),
     "attack": ("attacks", "best_any_answer", ""),
 }
 """Probe, metric and parameters of each risk that comparisons use."""
@@ -236,23 +232,13 @@ class Tables(Record):
         return rows
 
     def find(
-        self,
-        probe: str,
-        metric: str,
-        bucket: str,
-        *,
-        statistic: str | None = None,
-        **key: Any,
+        self, probe: str, metric: str, bucket: str, *, statistic: str | None = None, **key: Any
     ) -> ResultRow | None:
         """Return the row with this key; None if there is none.
 
-        Args:
-            probe: of the row.
-            metric: of the row.
-            bucket: of the row.
-            statistic: of the row; None takes rate, mean, auc, score or difference.
-            **key: `parameters`, `model`, `against`, `step`, `setting`, `seed`; left out,
-                they are those of the audited model: "", trained and None.
+        ``statistic`` None takes rate, mean, auc, score or difference. The keys `parameters`,
+        `model`, `against`, `step`, `setting` and `seed`, left out, are those of the audited model:
+        "", trained and None.
         """
         start = tuple(key.get(name) for name in ("setting", "seed", "step"))
         start += (key.get("model", "trained"), key.get("against"))
@@ -315,15 +301,7 @@ class Tables(Record):
         return next((row for row in self.buckets if row.role == "control"), None)
 
     def risks(self, bucket: str, **key: Any) -> dict[str, ResultRow]:
-        """Return the extraction rates of a bucket by name of the risk, strongest evidence first.
-
-        Args:
-            bucket: name of the bucket.
-            **key: as in `find`.
-
-        Returns:
-            Rows that have a value.
-        """
+        """Return the known rates of a bucket by name of the risk, strongest evidence first."""
         ranked = sorted(
             (metric for metric in self.metrics if metric.risk_rank is not None),
             key=lambda metric: metric.risk_rank or 0,

@@ -12,10 +12,6 @@ def format_percent(share: float, decimals: int = 1) -> str:
 
     The space is a plain one, so that any encoding has it; what wraps a sentence keeps it together
     (`runtime.console.wrap_words`). Pages have a format of their own, `pages.formatting.percent`.
-
-    Args:
-        share: from 0 to 1.
-        decimals: digits after the point.
     """
     least = 10.0**-decimals
     if 0 < 100 * share < least / 2:

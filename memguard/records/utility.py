@@ -155,11 +155,7 @@ def name_task(task: str) -> str:
 
 
 def list_task_details(tables: Tables) -> list[TaskDetail]:
-    """Return the tasks of an audit, in the order of its settings; empty if none ran.
-
-    Raises:
-        RecordError: the detail of the tables is not what memguard writes.
-    """
+    """Return the tasks of an audit, in the order of its settings; empty if none ran."""
     detail = tables.find_detail(UTILITY)
     if detail is None:
         return []
@@ -198,9 +194,5 @@ def save_item_scores(scores: Sequence[ItemScore], path: Path) -> None:
 
 
 def load_item_scores(path: Path) -> list[ItemScore]:
-    """Return the scores of a file that `save_item_scores` wrote.
-
-    Raises:
-        RecordError: it is no such file.
-    """
+    """Return the scores of a file that `save_item_scores` wrote."""
     return load_rows(path, ItemScore, of="scores of tasks")

@@ -64,11 +64,8 @@ def collect_facts(
 ) -> Facts:
     """Collect what a reader is told of an audit.
 
-    Args:
-        report: the record.
-        gate: what a gate decided of the audit; None for the page of the audit itself.
-        run_path: path of the run's folder from the working directory, for commands; None if the
-            page is not stored or is not of a run.
+    ``gate`` is what a gate decided of it; ``run_path`` is the run's folder from the working
+    directory, for commands: None if the page is not stored or is not of a run.
     """
     # The name alone can be a word such as "none", which reads as a missing title.
     of = f"Model '{fmt.clean_name(report.model.name, 120)}'"

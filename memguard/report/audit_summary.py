@@ -18,13 +18,7 @@ from memguard.pages.columns import (
 from memguard.pages.doses import build_copies, build_dose_response, build_trends
 from memguard.pages.page import Cell, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
-from memguard.records import (
-    NO_DOCUMENTS,
-    AuditReport,
-    BucketRow,
-    Finding,
-    ResultRow,
-)
+from memguard.records import NO_DOCUMENTS, AuditReport, BucketRow, Finding, ResultRow
 
 _PERCENT_90 = f"90{fmt.PERCENT}"
 _DOCUMENTS = f"documents ({fmt.CI})"
@@ -310,12 +304,7 @@ def build_findings(report: AuditReport) -> Section:
             )
         )
     table = make_table(
-        "Extracted documents",
-        columns,
-        findings,
-        shown=_SHOWN_FINDINGS,
-        compact=True,
-        one_line=True,
+        "Extracted documents", columns, findings, shown=_SHOWN_FINDINGS, compact=True, one_line=True
     )
     return Section(
         key="findings",

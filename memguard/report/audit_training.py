@@ -289,11 +289,7 @@ def build_utility(report: AuditReport) -> Section | None:
 
 
 def describe_utility(tables: Tables) -> list[str]:
-    """Return one line for each task, for the terminal: values, difference, and what it can tell.
-
-    Args:
-        tables: of an audit; without tasks there are no lines.
-    """
+    """Return one line for each task, for the terminal: values, difference, and what it can tell."""
     return [_describe_task(detail, tables) for detail in list_task_details(tables)]
 
 
@@ -421,8 +417,7 @@ def _build_details(details: Sequence[TaskDetail]) -> Table:
             Column("Chance", lambda d: "none" if d.chance is None else fmt.percent(d.chance)),
             Column(("Forward passes", "both models"), show_forwards),
             Column(
-                "Samples",
-                lambda d: Cell(fmt.hash(d.samples_sha256.get("trained")), kind="hash"),
+                "Samples", lambda d: Cell(fmt.hash(d.samples_sha256.get("trained")), kind="hash")
             ),
         ),
         details,

@@ -31,13 +31,7 @@ _ROOM_FOR_REFERENCE = 0.5
 
 
 def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
-    """Paint risk against utility into empty axes.
-
-    Args:
-        axes: axes of matplotlib.
-        chart: chart with at least one mark.
-        height: approximate height of the axes (units).
-    """
+    """Paint risk against utility into empty axes of about ``height`` units."""
     _paint_axes(axes, chart)
     sign = -1 if chart.is_right_better else 1
     front = sorted((m for m in chart.marks if not m.is_dominated), key=lambda m: (sign * m.x, -m.y))
@@ -57,7 +51,8 @@ def paint_front(axes: Any, chart: FrontChart, *, height: float) -> None:
 def _paint_axes(axes: Any, chart: FrontChart) -> None:
     edges = [end for mark in chart.marks for end in (mark.x, *(mark.x_ends or ()))]
     reference = chart.reference_x
-    is_near = reference is not None and _is_near(reference, edges)
+    room = _ROOM_FOR_REFERENCE * (max(edges) - min(edges)) or 1.0
+    is_near = reference is not None and min(edges) - room <= reference <= max(edges) + room
     edges += [reference] if reference is not None and is_near else []
     margin = 0.08 * (max(edges) - min(edges)) or 1.0
     axes.set_xlim(min(edges) - margin, max(edges) + margin)
@@ -81,12 +76,6 @@ def _paint_axes(axes: Any, chart: FrontChart) -> None:
         va="bottom",
         fontsize=11,
     )
-
-
-def _is_near(reference: float, edges: Sequence[float]) -> bool:
-    low, high = min(edges), max(edges)
-    room = _ROOM_FOR_REFERENCE * (high - low) or 1.0
-    return low - room <= reference <= high + room
 
 
 def _paint_cross(axes: Any, mark: Mark) -> None:
@@ -203,7 +192,10 @@ def _draw_lines(chart: LineChart, key: str) -> str:
         axes = figure.add_subplot()
         set_percent_axis(axes, chart.y_label)
         axes.set_xlim(-0.35, len(chart.ticks) - 0.65)
-        axes.set_xticks(range(len(chart.ticks)), _thin(chart.ticks))
+        # Some labels are left out if there are too many to read.
+        every = -(-len(chart.ticks) // 12)
+        shown = [tick if number % every == 0 else "" for number, tick in enumerate(chart.ticks)]
+        axes.set_xticks(range(len(chart.ticks)), shown)
         axes.set_xlabel(chart.x_label)
         if chart.control_at is not None:
             at = chart.control_at
@@ -249,12 +241,6 @@ def _draw_line(axes: Any, line: Line) -> Any:
     return axes.plot(x, y, markeredgecolor=CARD, markeredgewidth=0.8, **style)[0]
 
 
-def _thin(ticks: Sequence[str]) -> list[str]:
-    """Remove some labels if there are too many to read."""
-    every = -(-len(ticks) // 12)
-    return [tick if number % every == 0 else "" for number, tick in enumerate(ticks)]
-
-
 ROC_BODY = 300
 """Height of the axes (units)."""
 _STYLES: dict[str, dict[str, Any]] = {
@@ -267,12 +253,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def paint_roc(axes: Any, chart: RocChart) -> list[Any]:
-    """Paint a ROC into empty axes, and return the handles of its lines for a legend.
-
-    Args:
-        axes: axes of matplotlib.
-        chart: chart with at least one line.
-    """
+    """Paint a ROC into empty axes, and return the handles of its lines for a legend."""
     for set_scale in (axes.set_xscale, axes.set_yscale):
         set_scale("log")
     for axis, set_limits in ((axes.xaxis, axes.set_xlim), (axes.yaxis, axes.set_ylim)):
@@ -286,17 +267,14 @@ def paint_roc(axes: Any, chart: RocChart) -> list[Any]:
     ends = [chart.least, 1.0]
     axes.plot(ends, ends, color=BASE, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1)
     # The first line is painted last, above the others.
-    handles = [_paint_line(axes, line, chart.least) for line in reversed(chart.lines)]
+    handles: list[Any] = []
+    for line in reversed(chart.lines):
+        x = [point.x for point in line.points]
+        # Rates below the axis are drawn on its edge.
+        y = [max(point.y, chart.least) for point in line.points]
+        style = {"drawstyle": "steps-post", **_STYLES[line.style]}
+        handles += axes.plot(x, y, clip_on=False, zorder=3, **style)
     for mark in chart.marks:
         low, high = (max(end, chart.least) for end in (mark.low or 0.0, mark.high or 0.0))
         axes.vlines([mark.x], [low], [high], color=STRONG, linewidth=1.4, zorder=4, clip_on=False)
     return handles[::-1]
-
-
-def _paint_line(axes: Any, line: Line, least: float) -> Any:
-    x = [point.x for point in line.points]
-    # Rates below the axis are drawn on its edge.
-    y = [max(point.y, least) for point in line.points]
-    return axes.plot(x, y, drawstyle="steps-post", clip_on=False, zorder=3, **_STYLES[line.style])[
-        0
-    ]

@@ -19,14 +19,7 @@ from memguard.pages.page import (
     Row,
     Table,
 )
-from memguard.records import (
-    NUM_RISK_QUERIES,
-    RISK_NAMES,
-    Comparison,
-    FrontPoint,
-    Tables,
-    Utility,
-)
+from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, FrontPoint, Tables, Utility
 from memguard.records.comparison import find_change, find_own_ci
 from memguard.report import seed_means as means
 from memguard.report.comparison_utility import (

@@ -61,7 +61,11 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         figures=build_trends(comparison),
         extraction=build_extraction(comparison),
         settings=build_settings(comparison),
-        others=build_other_probes(comparison),
+        others=tuple(
+            _build_table(comparison, metric)
+            for metric in comparison.tables.metrics
+            if metric.is_foreign
+        ),
         command=fmt.clean_text(comparison.command, fmt.COMMAND_LIMIT),
         environment=describe_environment(comparison.environment),
         glossary=write_glossary(None, attacked=gains is not None),
@@ -210,13 +214,8 @@ def _is_gain(row: ResultRow, tables: Tables) -> bool:
 _SHOWN = 12
 
 
-def build_other_probes(comparison: Comparison) -> tuple[Table, ...]:
-    """Build a table of each metric that memguard does not define; empty without any."""
-    metrics = [metric for metric in comparison.tables.metrics if metric.is_foreign]
-    return tuple(_build_table(comparison, metric) for metric in metrics)
-
-
 def _build_table(comparison: Comparison, metric: MetricRow) -> Table:
+    """Build the table of a metric that memguard does not define."""
     tables = comparison.tables
     rows = tables.select(
         metric.probe, metric.metric, parameters=metric.parameters, model="trained", against=None

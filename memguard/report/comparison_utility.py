@@ -156,11 +156,7 @@ def describe_chance(comparison: Comparison) -> str:
 
 
 def say_all_at_chance(chance: str) -> str:
-    """Return the sentence for a task at which no setting differs from chance.
-
-    Args:
-        chance: its formatted value.
-    """
+    """Return the sentence for a task at which no setting differs from chance."""
     return (
         f"Every setting is at chance ({chance} within the interval): this task cannot tell "
         "whether utility is kept."
@@ -230,11 +226,7 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
             lambda run: show_name(label_run(run, comparison)),
             lambda run: show_name("Base model", "before training"),
         ),
-        Column(
-            (fmt.clean_name(detail.headline, 40), f"{better} is better"),
-            show_value,
-            show_base,
-        ),
+        Column((fmt.clean_name(detail.headline, 40), f"{better} is better"), show_value, show_base),
         Column((f"Minus '{first}'", f"by item ({fmt.CI})"), show_difference),
         *((count(own=False), count(own=True)) if is_counted else ()),
         Column(("p", "Holm"), show_p),

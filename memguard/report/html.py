@@ -62,11 +62,7 @@ _SPECIAL = re.compile(r"([^\w@%+=:,./-])", re.ASCII)
 
 
 def _link_report(folder: Path | None) -> tuple[Link, ...]:
-    """Return the links of a report.
-
-    Args:
-        folder: folder of the report; None if the page is not stored.
-    """
+    """Return the links of a report; none if its page is not stored."""
     if folder is None:
         return ()
     run = folder.resolve().parent
@@ -85,15 +81,7 @@ def _link_report(folder: Path | None) -> tuple[Link, ...]:
 
 
 def _find_run_path(report: AuditReport, folder: Path | None) -> str | None:
-    """Return the path of a run's folder from the working directory, escaped for a shell.
-
-    Args:
-        report: of the run.
-        folder: folder of the report; None if the page is not stored.
-
-    Returns:
-        None if the report is not in the `audit/` of a run.
-    """
+    """Return a run's folder from the working directory, escaped for a shell; None without one."""
     is_run = report.run is not None and report.model.load_as == "stored"
     if folder is None or not is_run or folder.resolve().name != "audit":
         return None
@@ -104,12 +92,7 @@ def _find_run_path(report: AuditReport, folder: Path | None) -> str | None:
 
 
 def _link_comparison(comparison: Comparison, folder: Path | None) -> tuple[Link, ...]:
-    """Return the links to the reports of the compared runs.
-
-    Args:
-        comparison: names the folders of the runs.
-        folder: folder of the comparison; None if the page is not stored.
-    """
+    """Return the links to the reports of the compared runs; none if the page is not stored."""
     if folder is None:
         return ()
     links = []
@@ -141,14 +124,7 @@ def render_template(
     draw: Callable[[Any], Markup] | None = None,
     links: Sequence[Link] = (),
 ) -> str:
-    """Render a page.
-
-    Args:
-        template: name of the file.
-        page: its contents, `page` in the template.
-        draw: converts a figure into SVG; None for a page without figures.
-        links: pages beside this one.
-    """
+    """Render a page; ``draw`` converts a figure into SVG, ``links`` are pages beside this one."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

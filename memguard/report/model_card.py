@@ -52,14 +52,10 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 def render_model_card(
     report: AuditReport | None, *, run_name: str, base_model: str | None, config_yaml: str
 ) -> str:
-    """Write the model card.
+    """Write the model card; ``report`` is the audit of these weights, None if there was none.
 
-    Args:
-        report: audit of these weights; None if there was none.
-        run_name: name of the run, shown in the heading.
-        base_model: model that training started from; named only if it is a hub id.
-        config_yaml: resolved configuration; settings that hold a local path or null, or that
-            do not change the weights, are omitted.
+    Settings of ``config_yaml`` that hold a local path or null, or that do not change the weights,
+    are omitted; the base model is named only if it is a hub id.
     """
     config = _read_config(config_yaml)
     listed = (config or {}).get("mitigations")
@@ -95,13 +91,8 @@ def render_hub_card(
 ) -> str:
     """Write README.md of a repository on a hub.
 
-    Args:
-        report: audit of these weights; None if there was none.
-        title: name of the repository.
-        is_adapter: whether the weights are those of an adapter.
-        base: hub id of the base model; None if it has none or is not named.
-        has_base: whether training started from a checkpoint instead of random weights.
-        mitigations: names of memguard's mitigations in the loss.
+    ``base`` is the hub id of the base model, None if it has none or is not named; ``has_base`` says
+    whether training started from a checkpoint instead of random weights.
     """
     from huggingface_hub import ModelCardData
 
@@ -232,11 +223,7 @@ def _dump_front_matter(library: str, base: str | None, tags: list[str]) -> str:
 
 
 def _describe_origin(
-    base: str | None,
-    mitigations: Sequence[Mapping[str, Any]],
-    *,
-    is_adapter: bool,
-    has_base: bool,
+    base: str | None, mitigations: Sequence[Mapping[str, Any]], *, is_adapter: bool, has_base: bool
 ) -> str:
     """Return the sentence on the model that training started from, and on the loss."""
     start = f"`{base}`" if base else "a local checkpoint" if has_base else "random weights"
@@ -287,38 +274,22 @@ _OVER_4_BITS = (
 
 
 def render_merged_card(result: Mapping[str, Any]) -> str:
-    """Write the card of a merged model: adapter and base, and the difference of its logits.
-
-    Args:
-        result: of `memguard export --merge --json`.
-    """
-    base = _name_base(result["base"])
+    """Write the card of a merged model, from the result of `memguard export --merge --json`."""
+    base, difference = _name_base(result["base"]), result["difference"]
     sections = [
         _dump_front_matter("transformers", base, []),
         "# Merged model",
-        *_write_merged(result, f"`{base}`" if base else "a local base model"),
+        f"A causal language model: an adapter ({result['adapter']}, weights "
+        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into "
+        f"{f'`{base}`' if base else 'a local base model'} (weights "
+        f"`{fmt.hash(result['base_sha256'])}`).",
+        f"Compared with adapter and base on {difference['num_tokens']:,} tokens in fp32, logits "
+        f"differ by at most {difference['largest']:.2g}, and the KL divergence is "
+        f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
+        f"{result['dtype']}.",
         "What these weights memorized has not been measured; `memguard audit --model` measures it."
         + ("" if result["is_base_form_known"] else _OVER_4_BITS),
         "## How to load",
         _HOW_TO_LOAD,
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _write_merged(result: Mapping[str, Any], base: str) -> list[str]:
-    """Return the paragraphs on an adapter and the base that it was merged into.
-
-    Args:
-        result: of `memguard export --merge --json`.
-        base: what the base is called.
-    """
-    difference = result["difference"]
-    return [
-        f"A causal language model: an adapter ({result['adapter']}, weights "
-        f"`{fmt.hash(result['adapter_sha256'])}`), merged by memguard into {base} (weights "
-        f"`{fmt.hash(result['base_sha256'])}`).",
-        f"Compared with adapter and base on {difference['num_tokens']:,} tokens in fp32, logits "
-        f"differ by at most {difference['largest']:.2g}, and the KL divergence is "
-        f"{difference['mean_kl']:.2g} nats a token. The merged weights are stored in "
-        f"{result['dtype']}.",
-    ]

@@ -50,13 +50,9 @@ _MOST_UP = 1
 def render_audit_card(
     report: AuditReport, page: Path, *, facts: Sequence[Fact] = (), note: str = ""
 ) -> str:
-    """Return the card of an audit.
+    """Return the card of an audit, with lines of facts below the chart.
 
-    Args:
-        report: the record.
-        page: the audit's page, which the card links to if it is there.
-        facts: lines below the chart, e.g. the folder of the model.
-        note: what to know about the page's folder.
+    It links to ``page`` if that is there; ``note`` is what to know about the page's folder.
     """
     shown = collect_facts(report)
     parts = [
@@ -73,12 +69,7 @@ def render_audit_card(
 
 
 def render_comparison_card(comparison: Comparison, page: Path) -> str:
-    """Return the card of a comparison.
-
-    Args:
-        comparison: the record.
-        page: the comparison's page, which the card links to if it is there.
-    """
+    """Return the card of a comparison, which links to its page if that is there."""
     recommended = describe_recommendation(comparison)
     parts = [
         _write_heading("Comparison", fmt.clean_name(comparison.name, 120)),

@@ -86,14 +86,7 @@ class Setting:
         return self.comparison.mean_loss(self.runs[0].setting, self.model)
 
     def find(self, probe: str, metric: str, dose: int | None = None, **key: Any) -> list[ResultRow]:
-        """Return the row of each run; runs without it are left out.
-
-        Args:
-            probe: of the row.
-            metric: of the row.
-            dose: number of repetitions, 0 for the control; None: each run's highest.
-            **key: further arguments of `Tables.find`.
-        """
+        """Return the row of each run that has one; dose None is each run's highest."""
         found = (
             self.tables.find(probe, metric, bucket, **{**own, **key})
             for bucket, own in self._list_places(dose)

@@ -51,33 +51,23 @@ LIGHT = {
 
 Paint = Callable[["Figure"], None]
 
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,
-    "text.usetex": False,
+    **dict.fromkeys(("text.parse_math", "text.usetex", "legend.frameon"), False),
     "font.family": ["DejaVu Sans"],
     "font.size": 12,
     "axes.unicode_minus": True,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
     "axes.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "legend.frameon": False,
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     "legend.fontsize": 11.5,
     "legend.handlelength": 2.2,
     "legend.columnspacing": 1.4,
@@ -115,26 +105,16 @@ def set_percent_axis(axes: Any, label: str) -> None:
 
 
 def draw_svg(key: str, height: float, description: str, paint: Paint) -> str:
-    """Paint a figure and return it as one ``<svg>`` element for a page.
+    """Paint a figure and return it as one ``<svg>`` element for a page, ``WIDTH`` units wide.
 
-    Args:
-        key: name of the drawing, unique on the page.
-        height: height in units; the width is ``WIDTH``.
-        description: alternative text.
-        paint: draws into an empty figure; its texts must be cleaned already.
+    ``key`` is unique on the page; ``paint`` draws into an empty figure, from texts already cleaned.
     """
     root = _draw(key, (WIDTH, height), description, paint)
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> str:
-    """Paint a figure and return it as an SVG file: light colours on a light panel.
-
-    Args:
-        size: width and height, in pixels.
-        description: alternative text.
-        paint: draws into an empty figure; its texts must be cleaned already.
-    """
+    """Paint a figure of a size in pixels as an SVG file: light colours on a light panel."""
     width, height = (f"{length:g}" for length in size)
     root = _draw("picture", size, description, paint)
     del root.attrib["class"]

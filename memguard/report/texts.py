@@ -10,12 +10,7 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import (
-    MIN_FOR_MEANS,
-    NUM_RISK_QUERIES,
-    AuditReport,
-    ModelIdentity,
-)
+from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport, ModelIdentity
 
 _GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
@@ -155,13 +150,7 @@ def _write_arithmetic(report: AuditReport) -> str:
 
 
 def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ...]:
-    """Return recommended actions, the most useful first; commands run as they are printed.
-
-    Args:
-        report: the record.
-        run_path: path of the run's folder from the working directory; None if the page is not
-            stored or is not of a run.
-    """
+    """Return recommended actions, the most useful first; commands run as they are printed."""
     verdict = report.verdict
     steps = []
     if verdict.may_be_fixed:
@@ -253,12 +242,7 @@ def describe_loss_change(nll: float | None, base: float | None) -> str:
 
 
 def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tuple[Fact, ...]:
-    """Return the glossary of a page.
-
-    Args:
-        report: record that decides which terms its page needs; None for a comparison.
-        attacked: whether a comparison shows attack cost or attacks.
-    """
+    """Return the glossary that the page of a report, or of a comparison (None), needs."""
     results = () if report is None else report.tables.results
     probes = {row.probe for row in results}
     shown = {
