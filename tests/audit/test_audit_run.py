@@ -184,7 +184,7 @@ def test_planning_summarising_and_pages_need_no_torch() -> None:
     names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in files]
     assert len(names) > 30
     audit = "summary statistics suite selection windows cache probe document_scores metrics"
-    others = "verdict verdict_sentences warnings plugins contained"
+    others = "verdict verdict_sentences warnings plugins plan"
     names += [f"memguard.audit.{name}" for name in f"{audit} {others}".split(" ")]
     code = (
         "import sys, importlib\n"

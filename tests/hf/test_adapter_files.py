@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from damages import Change, change_config, edit_weights, replace
+from checkpoint_damages import Change, change_config, edit_weights, replace
 from tiny_adapters import save_adapter
 from tiny_families import build
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from damages import Q_PROJ, REFUSED, change, replace, split, store
+from checkpoint_damages import Q_PROJ, REFUSED, change, replace, split, store
 from safetensors.torch import load_file
 
 from memguard.errors import ModelError

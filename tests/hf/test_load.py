@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from damages import LOADED, change_config
+from checkpoint_damages import LOADED, change_config
 from tiny_families import build
 
 from memguard.errors import ModelError

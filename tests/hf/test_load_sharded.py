@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from damages import LOADED, REFUSED, change_config, edit_weights
+from checkpoint_damages import LOADED, REFUSED, change_config, edit_weights
 from meshes import mesh_of
 from safetensors.torch import load_file, save_file
 from tiny_families import build

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from damages import edit_weights
+from checkpoint_damages import edit_weights
 from safetensors.torch import load_file
 from test_load_sharded import Degrees, compare, load
 from tiny_families import VOCAB_SIZE, build
