@@ -87,10 +87,7 @@ class Estimator:
         return compute_mean(value_N[where_N], self.bounds, clusters)
 
     def compute_change(
-        self,
-        value_N: NDArray[np.float64],
-        base_N: NDArray[np.float64],
-        where_N: NDArray[np.bool_],
+        self, value_N: NDArray[np.float64], base_N: NDArray[np.float64], where_N: NDArray[np.bool_]
     ) -> Interval | None:
         """Return the values minus the base model's, over the same documents."""
         values, others, clusters = value_N[where_N], base_N[where_N], self.cluster_N[where_N]
@@ -99,10 +96,7 @@ class Estimator:
         return compute_paired_difference(values, others, bounds=self.bounds, clusters=clusters)
 
     def subtract_control(
-        self,
-        value_N: NDArray[np.float64],
-        where_N: NDArray[np.bool_],
-        control_N: NDArray[np.bool_],
+        self, value_N: NDArray[np.float64], where_N: NDArray[np.bool_], control_N: NDArray[np.bool_]
     ) -> Interval | None:
         """Return the values of the selected documents minus those of the control."""
         if self.kind.is_rate:

@@ -83,11 +83,7 @@ class TokenResult:
     """[S, C] log-probability (nats) under each scheme; -inf if the scheme excludes the token."""
 
     def restrict(
-        self,
-        whole: Passage,
-        part: Passage,
-        wanted: ScoreSelection,
-        measured: ScoreSelection,
+        self, whole: Passage, part: Passage, wanted: ScoreSelection, measured: ScoreSelection
     ) -> "TokenResult":
         """Return the results of a passage with which this one begins.
 
@@ -147,9 +143,7 @@ def stack(results: Sequence[TokenResult]) -> TokenResult:
     return TokenResult(**columns)  # type: ignore[arg-type]
 
 
-def stack_by_size(
-    results: Sequence[TokenResult | None],
-) -> Iterator[tuple[list[int], TokenResult]]:
+def stack_by_size(results: Sequence[TokenResult | None]) -> Iterator[tuple[list[int], TokenResult]]:
     """Yield the indices of results with equal numbers of tokens, and these stacked ``[n, ...]``."""
     by_size: dict[int, list[int]] = {}
     for index, result in enumerate(results):

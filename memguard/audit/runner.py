@@ -317,10 +317,7 @@ class Runner:
 
 
 def _start(
-    probe: Probe,
-    inputs: Inputs,
-    view: View,
-    running: dict[str, tuple[Rounds, Sequence[Request]]],
+    probe: Probe, inputs: Inputs, view: View, running: dict[str, tuple[Rounds, Sequence[Request]]]
 ) -> Sequence[Request]:
     """Return the first requests of a probe."""
     rounds = probe.measure(inputs, view)

@@ -320,13 +320,7 @@ def choose_part(
     return replace(part, is_long_enough=kind != "whole" and probe.window(whole) is not None)
 
 
-def _cut(
-    tokens: Tokens,
-    begin: int,
-    end: int,
-    identity: Identity,
-    kind: Part,
-) -> AuditDocument:
+def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -> AuditDocument:
     end = max(begin, min(end, tokens.num_content_tokens))
     if tokens.format != "text":
         # A part may end in an earlier turn, which has the same closing tokens as the last one.

@@ -304,9 +304,7 @@ NOT_OF_THIS_FORM = "not measured: training measured it of the stored model"
 
 
 def tabulate_training(
-    training: TrainingSummary | None,
-    watched: Sequence[WatchedLine],
-    load_as: LoadAs = "stored",
+    training: TrainingSummary | None, watched: Sequence[WatchedLine], load_as: LoadAs = "stored"
 ) -> Tables:
     """Return the rows of the losses before and after training, and of the audits during it."""
     rows: list[ResultRow] = []

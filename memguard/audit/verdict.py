@@ -28,14 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_auc, compute_p_above_control, compute_rate
-from memguard.records import (
-    Interval,
-    Level,
-    MembershipVerdict,
-    Reason,
-    VerdictCounts,
-    VerdictTest,
-)
+from memguard.records import Interval, Level, MembershipVerdict, Reason, VerdictCounts, VerdictTest
 from memguard.records.verdict import MembershipLevel
 
 MIN_TRAINED = 30

@@ -169,7 +169,5 @@ def _read_metric(plain: dict[str, Any]) -> TaskMetric:
     stderr = plain["stderr"]
     metric = TaskMetric(**{**plain, "value_N": value_N, "weight_N": weight_N})
     return replace(
-        metric,
-        value=float(plain["value"]),
-        stderr=None if stderr is None else float(stderr),
+        metric, value=float(plain["value"]), stderr=None if stderr is None else float(stderr)
     )

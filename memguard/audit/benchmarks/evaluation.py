@@ -164,10 +164,7 @@ def _find_chance(opened: OpenedTask, samples: Sequence[Mapping[str, Any]]) -> fl
 
 
 def _read_metrics(
-    opened: OpenedTask,
-    values: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]],
-    seed: int,
+    opened: OpenedTask, values: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[TaskMetric, ...]:
     """Return the metrics of a task, in lm-eval's order."""
     from lm_eval.api.metrics import mean

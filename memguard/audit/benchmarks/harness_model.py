@@ -273,10 +273,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             if obstacle is not None:
                 raise CannotGenerate(obstacle)
             continued = decoder.continue_greedily(
-                prompts,
-                self._on_progress,
-                is_done=self._find_end(stop),
-                suppress_ends=False,
+                prompts, self._on_progress, is_done=self._find_end(stop), suppress_ends=False
             )
         self.num_forwards += len(prompts)
         self.num_decoded_tokens += sum(len(text.token_ids) for text in continued)

@@ -40,14 +40,7 @@ from memguard.audit.benchmarks.items import (
 from memguard.audit.statistics import compute_rate
 from memguard.records import DetailRow, Interval, MetricRow, Rate, ResultRow, Tables, fill_row
 from memguard.records.results import Method
-from memguard.records.utility import (
-    ITEMS,
-    UTILITY,
-    TaskDetail,
-    TaskMetric,
-    TaskResult,
-    name_task,
-)
+from memguard.records.utility import ITEMS, UTILITY, TaskDetail, TaskMetric, TaskResult, name_task
 
 VERSION = 1
 """Of the rows."""

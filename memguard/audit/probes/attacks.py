@@ -144,12 +144,7 @@ class AttackProbe(Probe):
         first = [
             self._attack("beam_search", inputs, chosen, "beam search", beams=self.width),
             self._attack(
-                "sampling",
-                inputs,
-                chosen,
-                "sampling",
-                scheme=self.scheme,
-                samples=self.samples,
+                "sampling", inputs, chosen, "sampling", scheme=self.scheme, samples=self.samples
             ),
         ]
         costs = [self._score_costs(inputs, chosen)] if knows_mask else []

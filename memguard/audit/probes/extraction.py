@@ -25,18 +25,9 @@ from memguard.audit.probes.window_scores import (
     score_windows,
     share_metric,
 )
-from memguard.audit.requests import (
-    CannotGenerate,
-    Inputs,
-    Measured,
-    Rounds,
-    View,
-)
+from memguard.audit.requests import CannotGenerate, Inputs, Measured, Rounds, View
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.windows import (
-    WindowSettings,
-    compute_type_token_ratio,
-)
+from memguard.audit.windows import WindowSettings, compute_type_token_ratio
 from memguard.config.settings import PositiveInt
 from memguard.records import (
     TRAINED,

@@ -165,10 +165,7 @@ def _build_table(tables: Tables, changes: Sequence[ResultRow]) -> Table:
 
     columns: tuple[Column[ResultRow] | ResultColumn, ...] = (
         *count_columns(
-            ("Masks changed", "passages"),
-            ("Share", "of the passages"),
-            count_changed,
-            _NO_PASSAGE,
+            ("Masks changed", "passages"), ("Share", "of the passages"), count_changed, _NO_PASSAGE
         ),
         ResultColumn(
             ("Leaked", "mean share of a passage's dropped tokens"),

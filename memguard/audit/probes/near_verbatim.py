@@ -112,12 +112,7 @@ a chosen and the next best token (logits)."""
 
 
 def find_near_verbatim(
-    inputs: Inputs,
-    view: View,
-    numbers: ScoreMatrix,
-    *,
-    floor: float,
-    num_below_floor: int,
+    inputs: Inputs, view: View, numbers: ScoreMatrix, *, floor: float, num_below_floor: int
 ) -> Generator[Sequence[Request], Sequence[ScoreMatrix], NearVerbatim | NotGenerated]:
     """Find the documents that greedy decoding extracts within the allowed number of edits.
 
@@ -183,10 +178,7 @@ def find_near_verbatim(
 
 
 def _generate(
-    inputs: Inputs,
-    numbers: ScoreMatrix,
-    indices: NDArray[np.int64],
-    stage: str,
+    inputs: Inputs, numbers: ScoreMatrix, indices: NDArray[np.int64], stage: str
 ) -> Generate:
     """Generate the documents with these indices from their first divergence on.
 
@@ -226,11 +218,7 @@ def _generate(
         keys=[key_of_window(window) for window in windows],
         names=_EDITS,
         reduce=reduce,
-        parameters={
-            "kind": "near-verbatim",
-            "version": 1,
-            "max_edit_share": inputs.max_edit_share,
-        },
+        parameters={"kind": "near-verbatim", "version": 1, "max_edit_share": inputs.max_edit_share},
         is_done=is_done,
         stage=stage,
     )

@@ -37,21 +37,9 @@ from memguard.audit.windows import (
     is_near_tie,
 )
 
-IN_A_WINDOW = (
-    "num_correct",
-    "first_divergence",
-    "extraction_strength",
-    "longest_run",
-    "logprob",
-)
+IN_A_WINDOW = ("num_correct", "first_divergence", "extraction_strength", "longest_run", "logprob")
 """Numbers of any window."""
-MAIN = (
-    *IN_A_WINDOW,
-    "min_margin",
-    "is_near_tie",
-    "argmax_type_token_ratio",
-    "greedy_margin",
-)
+MAIN = (*IN_A_WINDOW, "min_margin", "is_near_tie", "argmax_type_token_ratio", "greedy_margin")
 """Numbers of a document's main window."""
 
 
@@ -98,10 +86,7 @@ WINDOW_METRICS = (
         is_length=True,
     ),
     Metric(
-        name="longest_run",
-        meaning="Longest run of correct tokens.",
-        unit="tokens",
-        is_length=True,
+        name="longest_run", meaning="Longest run of correct tokens.", unit="tokens", is_length=True
     ),
     Metric(
         name="logprob",
