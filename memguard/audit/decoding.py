@@ -229,11 +229,7 @@ class Decoder:
         on_progress: Progress | None,
         is_done: IsDone | None = None,
     ) -> list[list[Continuation]]:
-        """Return ``num_samples`` continuations of each request.
-
-        Raises:
-            LimitReached: with the continuations of the requests that are finished, by index.
-        """
+        """Return ``num_samples`` continuations of each request."""
         pairs = [
             (index, sample)
             for index, request in enumerate(requests)

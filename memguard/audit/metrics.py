@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,16 @@ class Metric:
     def is_rate(self) -> bool:
         """Whether the values of documents are 1 or 0."""
         return self.statistic == "rate"
+
+
+def rate_metric(name: str, meaning: str, unit: str = "documents", **others: Any) -> Metric:
+    """Return a metric whose values are 1 or 0."""
+    return Metric(name=name, meaning=meaning, unit=unit, statistic="rate", **others)
+
+
+def share_metric(name: str, meaning: str, **others: Any) -> Metric:
+    """Return a metric with values from 0 to 1."""
+    return Metric(name=name, meaning=meaning, unit="share", bounds=(0.0, 1.0), **others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

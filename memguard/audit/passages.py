@@ -101,21 +101,15 @@ class TokenResult:
             assert self.sampled is not None, "schemes were requested"
             rows = [measured.schemes.index(scheme) for scheme in wanted.schemes]
             sampled = self.sampled[rows, choices]
+        kept = {name: getattr(self, name) for name in wanted.needs}
         return TokenResult(
             logprob=self.logprob[labels],
             argmax=self.argmax[choices],
             correct=self.correct[choices],
             margin=self.margin[choices],
-            entropy=self._keep(self.entropy, "entropy", labels, wanted),
-            variance_logprob=self._keep(self.variance_logprob, "variance_logprob", labels, wanted),
             sampled=sampled,
+            **{name: None if values is None else values[labels] for name, values in kept.items()},
         )
-
-    @staticmethod
-    def _keep(
-        values: NDArray[np.float32] | None, name: str, labels: slice, wanted: ScoreSelection
-    ) -> NDArray[np.float32] | None:
-        return None if values is None or name not in wanted.needs else values[labels]
 
     def keep_labels(self, kept: NDArray[np.bool_]) -> "TokenResult":
         """Return the first labels where ``kept`` ``[at most L]`` is true, without choices."""

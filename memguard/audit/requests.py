@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult
-from memguard.audit.windows import AuditDocument, Window, count_edits_allowed
+from memguard.audit.windows import Window, count_edits_allowed
 from memguard.config.settings import SamplingScheme
 
 if TYPE_CHECKING:
@@ -212,19 +212,15 @@ class View:
     """Results of probes that have ended."""
 
 
-def key_of_document(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
-    """Return the cache key of what is measured on a whole document."""
+def key_of_window(window: Window, *more: int) -> bytes:
+    """Return the cache key of what is measured on a window."""
+    document = window.document
     form = np.frombuffer(document.format.encode(), dtype=np.uint8)
+    span = np.array([window.start, window.prefix_tokens, document.first_position, *more])
     whole: list[NDArray[Any]] = []
     if document.whole_ids is not None:
         whole = [document.whole_ids, np.array([document.first_position])]
-    return compute_key(document.input_ids, document.supervised, form, *more, *whole)
-
-
-def key_of_window(window: Window, *more: int) -> bytes:
-    """Return the cache key of what is measured on a window."""
-    span = [window.start, window.prefix_tokens, window.document.first_position]
-    return key_of_document(window.document, np.array([*span, *more]))
+    return compute_key(document.input_ids, document.supervised, form, span, *whole)
 
 
 def key_of_passage(passage: Passage) -> bytes:

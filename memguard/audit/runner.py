@@ -299,7 +299,7 @@ class Runner:
         identity, cache, fingerprint = self.audited.identity, self.context.cache, None
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **request.parameters})
-        return StoredNumbers.open(
+        return StoredNumbers(
             request.names,
             [
                 key if one is not None else None
@@ -352,11 +352,7 @@ def _advance(
 
 
 def merge(passages: Mapping[int, Passage]) -> Iterator[tuple[Passage, list[int]]]:
-    """Yield passages that contain those of an item, each with the numbers of what it contains.
-
-    Args:
-        passages: passages by number.
-    """
+    """Yield passages that contain those of an item, each with the numbers of what it contains."""
     longest_first = sorted(passages.items(), key=lambda pair: -len(pair[1].input_ids))
     groups: list[tuple[Passage, list[int]]] = []
     for number, passage in longest_first:

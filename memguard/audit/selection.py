@@ -10,15 +10,18 @@ document is left out only if no part of it has both.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings
 from memguard.errors import DataError
 from memguard.records import CutDocuments, Role
 from memguard.seeds import derive_generator
+
+if TYPE_CHECKING:
+    from memguard.data.corpus import CorpusDocument
+    from memguard.data.tokenization import TokenizedDocument
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,24 +230,8 @@ def _suggest(trained: list[AuditDocument], probe: WindowSettings, min_documents:
 WhichWindow = Literal["last", "first"]
 
 
-class Tokens(Protocol):
-    """A document of N tokens, as `data` stores it."""
-
-    @property
-    def input_ids(self) -> NDArray[np.int32]:
-        """[N] token ids."""
-
-    @property
-    def supervised(self) -> NDArray[np.bool_]:
-        """[N] whether each token receives loss."""
-
-    @property
-    def num_content_tokens(self) -> int:
-        """N without the special tokens after the end of the text."""
-
-    @property
-    def format(self) -> Literal["text", "messages", "prompt_completion"]:
-        """Format of the source document."""
+Tokens: TypeAlias = "CorpusDocument | TokenizedDocument"
+"""A document of N tokens, as `data` makes or stores it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

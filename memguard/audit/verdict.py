@@ -69,11 +69,6 @@ class Canaries:
     num_references: int
     num_references_extracted: int
 
-    @property
-    def is_any_extracted(self) -> bool:
-        """Whether a trained canary or a reference was extracted."""
-        return bool(self.num_trained_extracted or self.num_references_extracted)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:

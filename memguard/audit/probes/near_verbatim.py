@@ -180,10 +180,7 @@ def find_near_verbatim(
 def _generate(
     inputs: Inputs, numbers: ScoreMatrix, indices: NDArray[np.int64], stage: str
 ) -> Generate:
-    """Generate the documents with these indices from their first divergence on.
-
-    A text ends when it is certain to exceed the allowed edits.
-    """
+    """Generate documents from their first divergence on, until too many edits are certain."""
     kept_N = numbers["first_divergence"].astype(int)
     chosen = set(indices.tolist())
     windows = inputs.windows
