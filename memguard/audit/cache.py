@@ -79,14 +79,7 @@ class RecordCache:
         keys: Sequence[bytes],
         rows: NDArray[np.float64],
     ) -> None:
-        """Add a part.
-
-        Args:
-            fingerprint: see `compute_fingerprint`.
-            names: names of the numbers.
-            keys: ``[N]``, see `compute_key`.
-            rows: ``[N, len(names)]``.
-        """
+        """Add a part: ``[N, len(names)]`` rows of documents with ``[N]`` keys (`compute_key`)."""
         fields = {"key": pyarrow.array(keys, pyarrow.binary(KEY_BYTES))}
         fields |= {name: rows[:, column] for column, name in enumerate(names)}
         buffer = io.BytesIO()

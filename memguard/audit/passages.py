@@ -85,14 +85,7 @@ class TokenResult:
     def restrict(
         self, whole: Passage, part: Passage, wanted: ScoreSelection, measured: ScoreSelection
     ) -> "TokenResult":
-        """Return the results of a passage with which this one begins.
-
-        Args:
-            whole: the passage of these results.
-            part: a passage with the same first tokens.
-            wanted: results to keep for each token.
-            measured: what was computed.
-        """
+        """Return the wanted results of a part: the first tokens of the whole, which was scored."""
         size = len(part.input_ids)
         labels = slice(part.first_label - whole.first_label, size - whole.first_label)
         choices = slice(part.first_choice - whole.first_choice, size - whole.first_choice)

@@ -54,7 +54,7 @@ def name_package(point: EntryPoint) -> str:
 
 
 def load_foreign(name: str, own: Collection[str]) -> ForeignProbe | None:
-    """Return a probe of another package; None if none of this name, no own one, is installed.
+    """Return a probe of another package; None for an own name, and if none of it is installed.
 
     Raises:
         ConfigError: it cannot be imported, is no probe of this name, or two packages have it.

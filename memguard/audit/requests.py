@@ -69,28 +69,18 @@ class LimitReached(CannotGenerate):
     """The models of an audit have generated for as long as they may; the same on every rank."""
 
     def __init__(self, reason: str, finished: Mapping[int, Any] | None = None) -> None:
-        """Keep what was generated before.
-
-        Args:
-            reason: the limit, and how to go on.
-            finished: results by index, of those that are complete.
-        """
         super().__init__(reason)
         self.finished = finished or {}
+        """Results by index, of those that are complete."""
 
 
 class NotAllGenerated(LimitReached):
     """Some texts of a request were not generated, because the limit was reached."""
 
     def __init__(self, reason: str, numbers: ScoreMatrix) -> None:
-        """Keep the numbers of the others.
-
-        Args:
-            reason: with the number of texts that were not generated.
-            numbers: of the request; NaN where nothing was generated.
-        """
         super().__init__(reason)
         self.numbers = numbers
+        """Of the request; NaN where nothing was generated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

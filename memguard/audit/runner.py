@@ -299,16 +299,10 @@ class Runner:
         identity, cache, fingerprint = self.audited.identity, self.context.cache, None
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **request.parameters})
-        return StoredNumbers(
-            request.names,
-            [
-                key if one is not None else None
-                for key, one in zip(request.keys, present, strict=True)
-            ],
-            cache=cache,
-            fingerprint=fingerprint,
-            peers=self.context.peers,
-        )
+        pairs = zip(request.keys, present, strict=True)
+        keys = [None if one is None else key for key, one in pairs]
+        peers = self.context.peers
+        return StoredNumbers(request.names, keys, cache=cache, fingerprint=fingerprint, peers=peers)
 
     def _report(self, stage: str) -> Callable[[int, int], None] | None:
         """Return a function that shows the progress of a stage; None if none is shown."""

@@ -251,21 +251,12 @@ class Identity:
 
 
 def list_pieces(ends: Sequence[int]) -> list[tuple[int, int]]:
-    """Return begin and end of each piece of a document, in order.
-
-    Args:
-        ends: ends of the pieces, as returned by `data.packing.split_points`.
-    """
+    """Return begin and end of each piece, in order, from the ends (`data.packing.split_points`)."""
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
-    """Return begin and end of the contexts at the start and at the end of a document.
-
-    Args:
-        tokens: the document.
-        max_tokens: number of positions of the model.
-    """
+    """Return begin and end of a model's contexts at the start and at the end of a document."""
     size = tokens.num_content_tokens
     if size <= max_tokens:
         return [(0, len(tokens.input_ids))]
@@ -330,13 +321,7 @@ def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -
 def find_cut(
     documents: Sequence[AuditDocument], windows: Sequence[Window], *, window: WhichWindow
 ) -> CutDocuments | None:
-    """Count the documents that were audited in part; None if there are none.
-
-    Args:
-        documents: all documents that were given.
-        windows: windows of the audited documents.
-        window: which part was requested.
-    """
+    """Count those of all given documents that were audited in part; None if there are none."""
     cut = [document for document in documents if document.part != "whole"]
     if not cut:
         return None

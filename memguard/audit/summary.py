@@ -127,15 +127,8 @@ def summarise(
 ) -> AuditResults:
     """Compute the parts of the report that describe the documents.
 
-    Args:
-        evidence: the measurements.
-        summaries: what each probe adds.
-        scores: of the same documents.
-        suite: of the audit.
-        tally: state of the counts of repetitions; there is no dose-response unless complete.
-        cut: documents that were audited in part.
-        is_other_kind: whether the control was given and is another kind of text.
-        is_limited: whether the limit of generation time ended a probe.
+    There is no dose-response unless the tally is complete. ``is_other_kind`` is of a given control,
+    ``is_limited`` whether the limit of generation time ended a probe, whose rest was not generated.
     """
     documents = [window.document for window in evidence.inputs.windows]
     tables = collect_tables(evidence, summaries, suite)

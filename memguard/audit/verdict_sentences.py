@@ -191,13 +191,10 @@ def _write_memorized(results: VerdictInput, decision: Decision, group: _Group) -
     assert decision.test is not None, "it decided"
     trained, control = decision.test.trained, decision.test.control
     # What the base model produces is not counted by the test.
-    is_part = (trained.num_matched, control.num_matched) != (
-        group.trained.num_matched,
-        group.control.num_matched,
-    )
-    start = _describe_matched(
-        results, group, trained, ", unknown to the base model" if is_part else ""
-    )
+    counted = (trained.num_matched, control.num_matched)
+    is_part = counted != (group.trained.num_matched, group.control.num_matched)
+    unknown = ", unknown to the base model" if is_part else ""
+    start = _describe_matched(results, group, trained, unknown)
     text = f"{start}, {_of_unseen(control)}: the model memorized training text."
     if is_part:
         text = f"{start}; {_of_unseen(control)}."
@@ -368,12 +365,9 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
 
 
 def _find_worst(results: VerdictInput, decision: Decision) -> tuple[str, str]:
-    """Return the trained bucket and the method with the highest extraction rate.
-
-    If one bucket decided the verdict, it is that one. A bucket that training did not reach is used
-    only if there is no other.
-    """
+    """Return the trained bucket, the deciding one if any, and method with the highest rate."""
     trained = [bucket for bucket in results.tables.buckets if bucket.role == "trained"]
+    # A bucket that training did not reach is used only if there is no other.
     trained = [bucket for bucket in trained if bucket.num_repetitions != 0] or trained
     assert trained, "an audit without trained documents is rejected earlier"
     if decision.level == "memorized" and decision.test and decision.test.bucket is not None:

@@ -33,7 +33,7 @@ the model's context."""
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AuditDocument:
-    """One document as the model saw it; a part of a longer document (see `audit/parts.py`)."""
+    """One document as the model saw it; a part of a longer document (see `selection.py`)."""
 
     id: str
     bucket: str

@@ -118,28 +118,22 @@ class GenerationProbe(Probe):
             true_ids = windows[index].continuation_ids[: kept_N[index]]
             return np.concatenate([true_ids, text.samples[0]])
 
-        numbers = yield [
+        requests = [
             self._generate(
                 "greedy",
                 {i: Prompt.of(windows[i], int(kept_N[i])) for i in chosen},
                 inputs,
                 f"{stage} greedily",
                 keep_true,
-            ),
-            *(
-                []
-                if self.nucleus is None
-                else [
-                    self._generate(
-                        "nucleus",
-                        {i: Prompt.of(windows[i]) for i in chosen},
-                        inputs,
-                        f"{stage} by sampling",
-                        lambda _, text: text.samples[0],
-                    )
-                ]
-            ),
+            )
         ]
+        if self.nucleus is not None:
+            prompts = {i: Prompt.of(windows[i]) for i in chosen}
+            how = f"{stage} by sampling"
+            requests.append(
+                self._generate("nucleus", prompts, inputs, how, lambda _, text: text.samples[0])
+            )
+        numbers = yield requests
         return Measured(
             columns=join({f"{name}.": m for name, m in zip(self.decodings, numbers, strict=True)})
         )
