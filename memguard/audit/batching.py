@@ -117,10 +117,7 @@ class Batching:
         )
 
     def run(
-        self,
-        jobs: Sequence[Job],
-        run_batch: RunBatch[Result],
-        on_progress: Progress | None = None,
+        self, jobs: Sequence[Job], run_batch: RunBatch[Result], on_progress: Progress | None = None
     ) -> list[Result]:
         """Return the result of each job, in their order, on every rank.
 

@@ -19,7 +19,7 @@ guesses were free, the best beams would be those with the most guesses.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -128,17 +128,13 @@ class _Proposals:
         return _Proposals(ids_RC=self.ids_RC[rows], logprob_RC=self.logprob_RC[rows])
 
 
-@dataclass(kw_only=False, slots=True, eq=False)
 class _Growth:
     """The R <= W beams of one prompt as they grow, best first."""
 
-    request: BeamRequest
-    ids_RT: NDArray[np.int64] = field(init=False)
-    """Tokens of the beams, with the prompt."""
-    score_R: NDArray[np.float64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ids_RT = np.asarray(self.request.prompt_ids, dtype=np.int64)[None]
+    def __init__(self, request: BeamRequest) -> None:
+        self.request = request
+        self.ids_RT = np.asarray(request.prompt_ids, dtype=np.int64)[None]
+        """Tokens of the beams, with the prompt."""
         self.score_R = np.zeros(1)
 
     @property

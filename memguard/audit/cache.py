@@ -15,7 +15,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,11 +59,8 @@ class RecordCache:
     def load(self, fingerprint: str, names: Sequence[str]) -> dict[bytes, NDArray[np.float64]]:
         """Return ``[len(names)]`` numbers for each cached key; NaN is a missing number."""
         cached: dict[bytes, NDArray[np.float64]] = {}
-        for path in sorted((self.folder / fingerprint).glob("*.parquet")):
+        for content in read_parts(self.folder / fingerprint, ".parquet"):
             try:
-                content = path.read_bytes()
-                if path.name != _name_part(content):
-                    continue
                 table = parquet.read_table(io.BytesIO(content), columns=["key", *names])
             except (OSError, pyarrow.ArrowException):
                 continue
@@ -82,28 +79,35 @@ class RecordCache:
         keys: Sequence[bytes],
         rows: NDArray[np.float64],
     ) -> None:
-        """Add a part.
-
-        Args:
-            fingerprint: see `compute_fingerprint`.
-            names: names of the numbers.
-            keys: ``[N]``, see `compute_key`.
-            rows: ``[N, len(names)]``.
-        """
+        """Add a part: ``[N, len(names)]`` rows of documents with ``[N]`` keys (`compute_key`)."""
         fields = {"key": pyarrow.array(keys, pyarrow.binary(KEY_BYTES))}
         fields |= {name: rows[:, column] for column, name in enumerate(names)}
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.table(fields), buffer, compression="zstd")
-        content = buffer.getvalue()
-        folder = self.folder / fingerprint
-        folder.mkdir(parents=True, exist_ok=True)
-        # With read access, anyone who has a document could test whether it was scored.
-        os.chmod(folder, 0o700)
-        write_atomically(folder / _name_part(content), content, mode=PRIVATE_MODE)
+        write_part(self.folder / fingerprint, buffer.getvalue(), ".parquet")
 
 
-def _name_part(content: bytes) -> str:
-    return f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+def read_parts(folder: Path, suffix: str) -> Iterator[bytes]:
+    """Yield the files of a folder that can be read and whose name is the hash of their bytes."""
+    for path in sorted(folder.glob(f"*{suffix}")):
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        if path.name == _name_part(content, suffix):
+            yield content
+
+
+def write_part(folder: Path, content: bytes, suffix: str) -> None:
+    """Write a file named by its content; only the owner can read it and list the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # With read access, anyone who has a document could test whether it was scored.
+    os.chmod(folder, 0o700)
+    write_atomically(folder / _name_part(content, suffix), content, mode=PRIVATE_MODE)
+
+
+def _name_part(content: bytes, suffix: str) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -122,7 +126,6 @@ class ScoreMatrix:
         return name in self.names
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
 class StoredNumbers:
     """The numbers of N items by one request: from the cache, and those that are measured now.
 
@@ -130,64 +133,49 @@ class StoredNumbers:
     writes the cache.
     """
 
-    names: tuple[str, ...]
-    keys: Sequence[bytes | None]
-    """[N]; None for items without numbers, whose rows stay NaN."""
-    missing: frozenset[int]
-    """First item of each key that is not cached."""
-    _cached: dict[bytes, NDArray[np.float64]]
-    _cache: RecordCache | None
-    _fingerprint: str | None
-    _peers: "Runtime"
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         names: tuple[str, ...],
         keys: Sequence[bytes | None],
         *,
         cache: RecordCache | None,
         fingerprint: str | None,
         peers: "Runtime",
-    ) -> "StoredNumbers":
+    ) -> None:
         """Read the cache.
 
         Args:
             names: names of the numbers.
-            keys: ``[N]``, see `compute_key`; equal keys are measured once.
+            keys: ``[N]``, see `compute_key`; equal keys are measured once. None for items without
+                numbers, whose rows stay NaN.
             cache: None disables caching.
             fingerprint: see `compute_fingerprint`; None disables caching, because the identity of
                 the model is not known.
             peers: this rank and the process group.
         """
-        cached: dict[bytes, NDArray[np.float64]] = {}
+        self._names, self._keys, self._peers = names, keys, peers
+        self._cache, self._fingerprint = cache, fingerprint
+        self._cached: dict[bytes, NDArray[np.float64]] = {}
         if peers.is_main and cache is not None and fingerprint is not None:
-            cached = cache.load(fingerprint, names)
+            self._cached = cache.load(fingerprint, names)
         firsts: dict[bytes, int] = {}
         for index, key in enumerate(keys):
-            if key is not None and key not in cached:
+            if key is not None and key not in self._cached:
                 firsts.setdefault(key, index)
-        return cls(
-            names=names,
-            keys=keys,
-            missing=frozenset(peers.broadcast_object(sorted(firsts.values()))),
-            _cached=cached,
-            _cache=cache if fingerprint is not None else None,
-            _fingerprint=fingerprint,
-            _peers=peers,
-        )
+        self.missing = frozenset(peers.broadcast_object(sorted(firsts.values())))
+        """First item of each key that is not cached."""
 
     def add(self, items: Sequence[int], rows: ArrayLike) -> None:
         """Keep and store the rows ``[n, names]`` of measured items."""
-        measured = np.array(rows, dtype=np.float64).reshape(len(items), len(self.names))
-        keys = [key for item in items if (key := self.keys[item]) is not None]
+        measured = np.array(rows, dtype=np.float64).reshape(len(items), len(self._names))
+        keys = [key for item in items if (key := self._keys[item]) is not None]
         self._cached.update(zip(keys, measured, strict=True))
         if not self._peers.is_main or self._cache is None or self._fingerprint is None:
             return
         if not self._cache.is_writable:
             return  # Said once.
         try:
-            self._cache.store(self._fingerprint, self.names, keys, measured)
+            self._cache.store(self._fingerprint, self._names, keys, measured)
         except OSError as error:
             warnings.warn(
                 f"scores cannot be cached in '{self._cache.folder}' ({error.strerror}): an "
@@ -198,9 +186,9 @@ class StoredNumbers:
 
     def finish(self) -> ScoreMatrix:
         """Return the numbers of all items, on every rank."""
-        rows = np.full((len(self.keys), len(self.names)), np.nan)
+        rows = np.full((len(self._keys), len(self._names)), np.nan)
         if self._peers.is_main:
-            for index, key in enumerate(self.keys):
+            for index, key in enumerate(self._keys):
                 if key is not None and (numbers := self._cached.get(key)) is not None:
                     rows[index] = numbers
-        return ScoreMatrix(names=self.names, rows=self._peers.broadcast_object(rows))
+        return ScoreMatrix(names=self._names, rows=self._peers.broadcast_object(rows))

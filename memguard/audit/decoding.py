@@ -97,10 +97,7 @@ class Decoder:
         return GrowingRows(self.lm, is_cached=is_cached, room=room, on_step=on_step)
 
     def run(
-        self,
-        jobs: Sequence[Job],
-        run_batch: RunCached[Result],
-        on_progress: Progress | None = None,
+        self, jobs: Sequence[Job], run_batch: RunCached[Result], on_progress: Progress | None = None
     ) -> list[Result]:
         """Return the results of ``run_batch``, in the order of the jobs; see `Batching.run`.
 
@@ -118,11 +115,7 @@ class Decoder:
             return run_batch(batch, num_steps, is_cached())
 
         with self.lm.keep_gathered(fits=self._fits):
-            return self._batching.run(
-                jobs,
-                run_timed,
-                on_progress,
-            )
+            return self._batching.run(jobs, run_timed, on_progress)
 
     def _agree_on_cache(self, jobs: Sequence[Job]) -> bool:
         """Return whether keys and values can be cached; all ranks must agree or some would wait."""
@@ -236,11 +229,7 @@ class Decoder:
         on_progress: Progress | None,
         is_done: IsDone | None = None,
     ) -> list[list[Continuation]]:
-        """Return ``num_samples`` continuations of each request.
-
-        Raises:
-            LimitReached: with the continuations of the requests that are finished, by index.
-        """
+        """Return ``num_samples`` continuations of each request."""
         pairs = [
             (index, sample)
             for index, request in enumerate(requests)

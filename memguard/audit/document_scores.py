@@ -39,24 +39,13 @@ _TYPES = {
     "float": pyarrow.float64(),
     "bool": pyarrow.bool_(),
 }
-
-
+_OF_WINDOW = ("prefix_tokens", "continuation_tokens")
+_COUNTS = ("num_repetitions", "num_tokens", *_OF_WINDOW, "num_copies", "cluster")
 _OF_DOCUMENT: Mapping[str, Literal["text", "bool", "int"]] = {
     **dict.fromkeys(("id", "text_hmac", "bucket", "role", "source"), "text"),
     "has_own_id": "bool",
-    **dict.fromkeys(
-        (
-            "num_repetitions",
-            "num_tokens",
-            "prefix_tokens",
-            "continuation_tokens",
-            "num_copies",
-            "cluster",
-        ),
-        "int",
-    ),
+    **dict.fromkeys(_COUNTS, "int"),
 }
-_OF_WINDOW = ("prefix_tokens", "continuation_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -178,15 +167,12 @@ def _escape(value: object) -> object:
 def _rank(scores: DocumentScores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of extracted documents, worst first; and ``[N]`` places in `_ORDER`."""
     verbatim_N = scores["extraction.verbatim"] == 1
-    is_known_N = (scores["continuation_tokens"] < LONG_TOKENS) | (
-        scores["base.extraction.verbatim"] == 1
-    )
+    is_known_N = scores["base.extraction.verbatim"] == 1
+    is_known_N |= scores["continuation_tokens"] < LONG_TOKENS
     is_template_N = scores["type_token_ratio"] <= TEMPLATE_TYPE_TOKEN_RATIO
     place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
-    correct_N, base_correct_N = (
-        scores["extraction.num_correct"],
-        scores["base.extraction.num_correct"],
-    )
+    correct_N = scores["extraction.num_correct"]
+    base_correct_N = scores["base.extraction.num_correct"]
     edits_N = scores["extraction.num_edits"]
     is_fed_N = (scores["role"] != "control") & (scores["role"] != "heldout")
     extracted = np.flatnonzero((verbatim_N | (scores["extraction.near_verbatim"] == 1)) & is_fed_N)

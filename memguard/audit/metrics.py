@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,16 @@ class Metric:
         return self.statistic == "rate"
 
 
+def rate_metric(name: str, meaning: str, unit: str = "documents", **others: Any) -> Metric:
+    """Return a metric whose values are 1 or 0."""
+    return Metric(name=name, meaning=meaning, unit=unit, statistic="rate", **others)
+
+
+def share_metric(name: str, meaning: str, **others: Any) -> Metric:
+    """Return a metric with values from 0 to 1."""
+    return Metric(name=name, meaning=meaning, unit="share", bounds=(0.0, 1.0), **others)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Estimator:
     """Estimates one metric over selections of N documents."""
@@ -87,10 +97,7 @@ class Estimator:
         return compute_mean(value_N[where_N], self.bounds, clusters)
 
     def compute_change(
-        self,
-        value_N: NDArray[np.float64],
-        base_N: NDArray[np.float64],
-        where_N: NDArray[np.bool_],
+        self, value_N: NDArray[np.float64], base_N: NDArray[np.float64], where_N: NDArray[np.bool_]
     ) -> Interval | None:
         """Return the values minus the base model's, over the same documents."""
         values, others, clusters = value_N[where_N], base_N[where_N], self.cluster_N[where_N]
@@ -99,10 +106,7 @@ class Estimator:
         return compute_paired_difference(values, others, bounds=self.bounds, clusters=clusters)
 
     def subtract_control(
-        self,
-        value_N: NDArray[np.float64],
-        where_N: NDArray[np.bool_],
-        control_N: NDArray[np.bool_],
+        self, value_N: NDArray[np.float64], where_N: NDArray[np.bool_], control_N: NDArray[np.bool_]
     ) -> Interval | None:
         """Return the values of the selected documents minus those of the control."""
         if self.kind.is_rate:

@@ -83,20 +83,9 @@ class TokenResult:
     """[S, C] log-probability (nats) under each scheme; -inf if the scheme excludes the token."""
 
     def restrict(
-        self,
-        whole: Passage,
-        part: Passage,
-        wanted: ScoreSelection,
-        measured: ScoreSelection,
+        self, whole: Passage, part: Passage, wanted: ScoreSelection, measured: ScoreSelection
     ) -> "TokenResult":
-        """Return the results of a passage with which this one begins.
-
-        Args:
-            whole: the passage of these results.
-            part: a passage with the same first tokens.
-            wanted: results to keep for each token.
-            measured: what was computed.
-        """
+        """Return the wanted results of a part: the first tokens of the whole, which was scored."""
         size = len(part.input_ids)
         labels = slice(part.first_label - whole.first_label, size - whole.first_label)
         choices = slice(part.first_choice - whole.first_choice, size - whole.first_choice)
@@ -105,21 +94,15 @@ class TokenResult:
             assert self.sampled is not None, "schemes were requested"
             rows = [measured.schemes.index(scheme) for scheme in wanted.schemes]
             sampled = self.sampled[rows, choices]
+        kept = {name: getattr(self, name) for name in wanted.needs}
         return TokenResult(
             logprob=self.logprob[labels],
             argmax=self.argmax[choices],
             correct=self.correct[choices],
             margin=self.margin[choices],
-            entropy=self._keep(self.entropy, "entropy", labels, wanted),
-            variance_logprob=self._keep(self.variance_logprob, "variance_logprob", labels, wanted),
             sampled=sampled,
+            **{name: None if values is None else values[labels] for name, values in kept.items()},
         )
-
-    @staticmethod
-    def _keep(
-        values: NDArray[np.float32] | None, name: str, labels: slice, wanted: ScoreSelection
-    ) -> NDArray[np.float32] | None:
-        return None if values is None or name not in wanted.needs else values[labels]
 
     def keep_labels(self, kept: NDArray[np.bool_]) -> "TokenResult":
         """Return the first labels where ``kept`` ``[at most L]`` is true, without choices."""
@@ -147,9 +130,7 @@ def stack(results: Sequence[TokenResult]) -> TokenResult:
     return TokenResult(**columns)  # type: ignore[arg-type]
 
 
-def stack_by_size(
-    results: Sequence[TokenResult | None],
-) -> Iterator[tuple[list[int], TokenResult]]:
+def stack_by_size(results: Sequence[TokenResult | None]) -> Iterator[tuple[list[int], TokenResult]]:
     """Yield the indices of results with equal numbers of tokens, and these stacked ``[n, ...]``."""
     by_size: dict[int, list[int]] = {}
     for index, result in enumerate(results):

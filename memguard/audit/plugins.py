@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from memguard.audit.passages import Passage
 from memguard.audit.probe import Probe
@@ -44,11 +44,7 @@ def list_points() -> list[EntryPoint]:
 
 
 def list_installed(own: Collection[str]) -> list[str]:
-    """Return the names of installed probes of other packages, without those of an own name.
-
-    Args:
-        own: names of memguard's probes.
-    """
+    """Return the names of installed probes of other packages, without those of an own name."""
     return list(dict.fromkeys(point.name for point in list_points() if point.name not in own))
 
 
@@ -58,11 +54,7 @@ def name_package(point: EntryPoint) -> str:
 
 
 def load_foreign(name: str, own: Collection[str]) -> ForeignProbe | None:
-    """Return a probe of another package; None if none of this name is installed.
-
-    Args:
-        name: of the probe.
-        own: names of memguard's probes, which no other package can define.
+    """Return a probe of another package; None for an own name, and if none of it is installed.
 
     Raises:
         ConfigError: it cannot be imported, is no probe of this name, or two packages have it.
@@ -114,13 +106,7 @@ def describe_failure(package: str, error: BaseException) -> str:
 
 
 def contain(package: str, function: Callable[[], T], otherwise: Callable[[str], T]) -> T:
-    """Return the result of a function of another package, or what to use instead of it.
-
-    Args:
-        package: of the probe.
-        function: its code.
-        otherwise: takes the reason of a failure.
-    """
+    """Return the result of a function; if it fails, that of ``otherwise``, given the reason."""
     try:
         return function()
     except Exception as error:  # Whatever another package raises.
@@ -183,13 +169,14 @@ class Guard:
     ) -> NDArray[np.float64] | None:
         """Return the rows of numbers; None if the probe has failed, now or before."""
         name = self._owners.get(id(request))
-        if name is None:
-            return _to_rows(request, items, request.reduce(items, results))
         if name in self.failed:
             return None
         try:
-            return _to_rows(request, items, request.reduce(items, results))
+            rows = np.array(request.reduce(items, results), dtype=np.float64)
+            return rows.reshape(len(items), len(request.names))
         except Exception as error:
+            if name is None:
+                raise
             self.failed[name] = describe_failure(self.packages[name], error)
             return None
 
@@ -203,17 +190,8 @@ def _count_longest(request: Request) -> int:
     return max(sizes, default=0)
 
 
-def _to_rows(request: Request, items: Sequence[int], rows: ArrayLike) -> NDArray[np.float64]:
-    return np.array(rows, dtype=np.float64).reshape(len(items), len(request.names))
-
-
 def _sign(request: Request, name: str, package: str) -> Request:
-    """Return a request with its package in the parameters.
-
-    Raises:
-        TypeError: it is no request, or its parameters are not JSON.
-        ValueError: its parts have different lengths.
-    """
+    """Return a request with its package in the parameters; raise if it is not well formed."""
     if not isinstance(request, Score | Generate):
         raise TypeError(f"it yielded {type(request).__name__}, not Score or Generate")
     present: Sequence[object] = request.prompts if isinstance(request, Generate) else ()

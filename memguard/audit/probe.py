@@ -151,10 +151,7 @@ class Probe(Settings):
         )
 
     def tabulate_group(
-        self,
-        evidence: Evidence,
-        group: Values,
-        base: Mapping[str, NDArray[np.float64]] | None,
+        self, evidence: Evidence, group: Values, base: Mapping[str, NDArray[np.float64]] | None
     ) -> list[ResultRow]:
         """Return the rows of one group of settings, metric by metric."""
         parameters = write_parameters(group.parameters)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memguard.audit.cache import ScoreMatrix, compute_key
 from memguard.audit.passages import Codec, Passage, ScoreSelection, TokenResult
-from memguard.audit.windows import AuditDocument, Window, count_edits_allowed
+from memguard.audit.windows import Window, count_edits_allowed
 from memguard.config.settings import SamplingScheme
 
 if TYPE_CHECKING:
@@ -69,28 +69,18 @@ class LimitReached(CannotGenerate):
     """The models of an audit have generated for as long as they may; the same on every rank."""
 
     def __init__(self, reason: str, finished: Mapping[int, Any] | None = None) -> None:
-        """Keep what was generated before.
-
-        Args:
-            reason: the limit, and how to go on.
-            finished: results by index, of those that are complete.
-        """
         super().__init__(reason)
         self.finished = finished or {}
+        """Results by index, of those that are complete."""
 
 
 class NotAllGenerated(LimitReached):
     """Some texts of a request were not generated, because the limit was reached."""
 
     def __init__(self, reason: str, numbers: ScoreMatrix) -> None:
-        """Keep the numbers of the others.
-
-        Args:
-            reason: with the number of texts that were not generated.
-            numbers: of the request; NaN where nothing was generated.
-        """
         super().__init__(reason)
         self.numbers = numbers
+        """Of the request; NaN where nothing was generated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -212,19 +202,15 @@ class View:
     """Results of probes that have ended."""
 
 
-def key_of_document(document: AuditDocument, *more: NDArray[np.int64]) -> bytes:
-    """Return the cache key of what is measured on a whole document."""
+def key_of_window(window: Window, *more: int) -> bytes:
+    """Return the cache key of what is measured on a window."""
+    document = window.document
     form = np.frombuffer(document.format.encode(), dtype=np.uint8)
+    span = np.array([window.start, window.prefix_tokens, document.first_position, *more])
     whole: list[NDArray[Any]] = []
     if document.whole_ids is not None:
         whole = [document.whole_ids, np.array([document.first_position])]
-    return compute_key(document.input_ids, document.supervised, form, *more, *whole)
-
-
-def key_of_window(window: Window, *more: int) -> bytes:
-    """Return the cache key of what is measured on a window."""
-    span = [window.start, window.prefix_tokens, window.document.first_position]
-    return key_of_document(window.document, np.array([*span, *more]))
+    return compute_key(document.input_ids, document.supervised, form, span, *whole)
 
 
 def key_of_passage(passage: Passage) -> bytes:

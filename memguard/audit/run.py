@@ -10,7 +10,7 @@ from memguard.audit.plan import AuditPlan
 from memguard.audit.requests import Measured, Model
 from memguard.audit.runner import Runner
 from memguard.audit.selection import find_cut
-from memguard.audit.summary import Circumstances, summarise, tabulate
+from memguard.audit.summary import summarise, tabulate
 from memguard.records import AuditResults, CanaryScore
 
 _STAGES: Mapping[Model, str] = {
@@ -92,12 +92,10 @@ def measure(
             summaries,
             scores,
             suite=suite,
-            circumstances=Circumstances(
-                tally=plan.tally,
-                cut=find_cut(plan.documents, windows, window=plan.window),
-                is_other_kind=bool(plan.other_kind),
-                is_limited=any(kind == "trained" or name in failed for kind, name in stopped),
-            ),
+            tally=plan.tally,
+            cut=find_cut(plan.documents, windows, window=plan.window),
+            is_other_kind=bool(plan.other_kind),
+            is_limited=any(kind == "trained" or name in failed for kind, name in stopped),
         ),
         scores=scores,
         canaries=[canary for summary in summaries.values() for canary in summary.canaries],

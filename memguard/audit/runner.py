@@ -299,16 +299,10 @@ class Runner:
         identity, cache, fingerprint = self.audited.identity, self.context.cache, None
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **request.parameters})
-        return StoredNumbers.open(
-            request.names,
-            [
-                key if one is not None else None
-                for key, one in zip(request.keys, present, strict=True)
-            ],
-            cache=cache,
-            fingerprint=fingerprint,
-            peers=self.context.peers,
-        )
+        pairs = zip(request.keys, present, strict=True)
+        keys = [None if one is None else key for key, one in pairs]
+        peers = self.context.peers
+        return StoredNumbers(request.names, keys, cache=cache, fingerprint=fingerprint, peers=peers)
 
     def _report(self, stage: str) -> Callable[[int, int], None] | None:
         """Return a function that shows the progress of a stage; None if none is shown."""
@@ -317,10 +311,7 @@ class Runner:
 
 
 def _start(
-    probe: Probe,
-    inputs: Inputs,
-    view: View,
-    running: dict[str, tuple[Rounds, Sequence[Request]]],
+    probe: Probe, inputs: Inputs, view: View, running: dict[str, tuple[Rounds, Sequence[Request]]]
 ) -> Sequence[Request]:
     """Return the first requests of a probe."""
     rounds = probe.measure(inputs, view)
@@ -355,11 +346,7 @@ def _advance(
 
 
 def merge(passages: Mapping[int, Passage]) -> Iterator[tuple[Passage, list[int]]]:
-    """Yield passages that contain those of an item, each with the numbers of what it contains.
-
-    Args:
-        passages: passages by number.
-    """
+    """Yield passages that contain those of an item, each with the numbers of what it contains."""
     longest_first = sorted(passages.items(), key=lambda pair: -len(pair[1].input_ids))
     groups: list[tuple[Passage, list[int]]] = []
     for number, passage in longest_first:

@@ -12,6 +12,7 @@ bits, because other shapes change the order of summation).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 from memguard.audit.batching import Batching, BatchResult, Job, Progress
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.model.causal_lm import CausalLM
+from memguard.model.kv_cache import send
 from memguard.model.token_scores import TokenScores
 from memguard.runtime import Runtime
 
@@ -126,7 +128,20 @@ class ModelScorer:
             padded[row, : len(passage.input_ids) - 1] = passage.input_ids[:-1]
         chosen = _Tokens.of([(p, p.first_choice, len(p.input_ids)) for p in passages])
         others = _Tokens.of([(p, p.first_label, p.first_choice) for p in passages])
-        first, rest = self._forward(padded, chosen, others, requested)
+
+        place = partial(send, device=self._lm.device)
+
+        def work() -> tuple[TokenScores, TokenScores]:
+            hidden_BTD = self._lm.hidden_states(place(padded))
+
+            def score(tokens: _Tokens, **wanted: Any) -> TokenScores:
+                hidden_ND = hidden_BTD[place(tokens.rows_N), place(tokens.columns_N)]
+                labels_N = place(tokens.labels_N)
+                return self._lm.token_scores(hidden_ND, labels_N, requested.needs, **wanted)
+
+            return score(chosen, schemes=requested.schemes), score(others, choices=False)
+
+        first, rest = self._lm(work)
         assert first.argmax_N is not None, "choices were requested"
         assert first.margin_N is not None, "choices were requested"
         argmax = first.argmax_N.cpu().numpy().astype(np.int32)
@@ -158,28 +173,3 @@ class ModelScorer:
             num_bad=sum(int((~np.isfinite(logprobs)).sum()) for logprobs in columns["logprob"]),
             num_tokens=sum(map(len, columns["logprob"])),
         )
-
-    def _forward(
-        self,
-        input_ids_BT: NDArray[np.int64],
-        chosen: "_Tokens",
-        others: "_Tokens",
-        requested: ScoreSelection,
-    ) -> tuple[TokenScores, TokenScores]:
-        """Return the scores of the tokens with choices, and of those without."""
-        device = self._lm.device
-
-        def place(array: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
-        def work() -> tuple[TokenScores, TokenScores]:
-            hidden_BTD = self._lm.hidden_states(place(input_ids_BT))
-
-            def score(tokens: _Tokens, **wanted: Any) -> TokenScores:
-                hidden_ND = hidden_BTD[place(tokens.rows_N), place(tokens.columns_N)]
-                labels_N = place(tokens.labels_N)
-                return self._lm.token_scores(hidden_ND, labels_N, requested.needs, **wanted)
-
-            return score(chosen, schemes=requested.schemes), score(others, choices=False)
-
-        return self._lm(work)

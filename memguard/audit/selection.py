@@ -10,15 +10,18 @@ document is left out only if no part of it has both.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings
 from memguard.errors import DataError
 from memguard.records import CutDocuments, Role
 from memguard.seeds import derive_generator
+
+if TYPE_CHECKING:
+    from memguard.data.corpus import CorpusDocument
+    from memguard.data.tokenization import TokenizedDocument
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,24 +230,8 @@ def _suggest(trained: list[AuditDocument], probe: WindowSettings, min_documents:
 WhichWindow = Literal["last", "first"]
 
 
-class Tokens(Protocol):
-    """A document of N tokens, as `data` stores it."""
-
-    @property
-    def input_ids(self) -> NDArray[np.int32]:
-        """[N] token ids."""
-
-    @property
-    def supervised(self) -> NDArray[np.bool_]:
-        """[N] whether each token receives loss."""
-
-    @property
-    def num_content_tokens(self) -> int:
-        """N without the special tokens after the end of the text."""
-
-    @property
-    def format(self) -> Literal["text", "messages", "prompt_completion"]:
-        """Format of the source document."""
+Tokens: TypeAlias = "CorpusDocument | TokenizedDocument"
+"""A document of N tokens, as `data` makes or stores it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,21 +251,12 @@ class Identity:
 
 
 def list_pieces(ends: Sequence[int]) -> list[tuple[int, int]]:
-    """Return begin and end of each piece of a document, in order.
-
-    Args:
-        ends: ends of the pieces, as returned by `data.packing.split_points`.
-    """
+    """Return begin and end of each piece, in order, from the ends (`data.packing.split_points`)."""
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
-    """Return begin and end of the contexts at the start and at the end of a document.
-
-    Args:
-        tokens: the document.
-        max_tokens: number of positions of the model.
-    """
+    """Return begin and end of a model's contexts at the start and at the end of a document."""
     size = tokens.num_content_tokens
     if size <= max_tokens:
         return [(0, len(tokens.input_ids))]
@@ -320,13 +298,7 @@ def choose_part(
     return replace(part, is_long_enough=kind != "whole" and probe.window(whole) is not None)
 
 
-def _cut(
-    tokens: Tokens,
-    begin: int,
-    end: int,
-    identity: Identity,
-    kind: Part,
-) -> AuditDocument:
+def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -> AuditDocument:
     end = max(begin, min(end, tokens.num_content_tokens))
     if tokens.format != "text":
         # A part may end in an earlier turn, which has the same closing tokens as the last one.
@@ -349,13 +321,7 @@ def _cut(
 def find_cut(
     documents: Sequence[AuditDocument], windows: Sequence[Window], *, window: WhichWindow
 ) -> CutDocuments | None:
-    """Count the documents that were audited in part; None if there are none.
-
-    Args:
-        documents: all documents that were given.
-        windows: windows of the audited documents.
-        window: which part was requested.
-    """
+    """Count those of all given documents that were audited in part; None if there are none."""
     cut = [document for document in documents if document.part != "whole"]
     if not cut:
         return None

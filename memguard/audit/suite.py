@@ -28,14 +28,9 @@ _PLACES = (
 """File and class of each probe in `probes/`."""
 
 
-def _find_kind(place: str) -> type[Probe]:
-    module, _, name = place.partition(".")
-    kind: type[Probe] = getattr(import_module(f"memguard.audit.probes.{module}"), name)
-    return kind
-
-
 PROBES: Mapping[str, type[Probe]] = {
-    place.partition(".")[0]: _find_kind(place) for place in _PLACES
+    module: getattr(import_module(f"memguard.audit.probes.{module}"), kind)
+    for module, _, kind in (place.partition(".") for place in _PLACES)
 }
 """Memguard's probes by the name that suites use; their classes define their settings."""
 

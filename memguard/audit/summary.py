@@ -1,7 +1,7 @@
 """The measurements -> tables, verdict, banners, findings, probe runs; and rows of the training."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +10,6 @@ from memguard.audit.document_scores import DocumentScores, collect_findings
 from memguard.audit.metrics import Evidence
 from memguard.audit.plugins import contain
 from memguard.audit.probe import Probe, Summary
-from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.verdict import Canaries, Coverage, DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
@@ -54,11 +53,7 @@ def tabulate(evidence: Evidence, suite: Suite) -> dict[str, Summary]:
 
 
 def _tabulate_foreign(probe: Probe, package: str, evidence: Evidence) -> Summary:
-    """Return what a probe of another package adds, checked and with the name of the package.
-
-    Raises:
-        ValueError: a row is not its own or has neither number nor reason, or two have one key.
-    """
+    """Return what a probe of another package adds, checked and with the name of the package."""
     summary = probe.tabulate(evidence)
     columns = {name: column.values for name, column in summary.columns.items()}
     arrays = {**columns, **summary.matched}
@@ -110,37 +105,13 @@ def collect_tables(evidence: Evidence, summaries: Mapping[str, Summary], suite: 
             for part in parts
             for metric in part.metrics
         ),
-        buckets=tuple(_describe_bucket(evidence, outline) for outline in evidence.buckets),
+        buckets=tuple(
+            BucketRow(num_documents=int((evidence.bucket_N == b.bucket).sum()), **asdict(b))
+            for b in evidence.buckets
+        ),
         tests=tuple(row for part in parts for row in part.tests),
         details=tuple(row for part in parts for row in part.details),
     )
-
-
-def _describe_bucket(evidence: Evidence, outline: BucketCounts) -> BucketRow:
-    return BucketRow(
-        bucket=outline.bucket,
-        role=outline.role,
-        num_repetitions=outline.num_repetitions,
-        num_documents=int((evidence.bucket_N == outline.bucket).sum()),
-        num_too_short=outline.num_too_short,
-        num_cut_too_short=outline.num_cut_too_short,
-        num_nothing_supervised=outline.num_nothing_supervised,
-        num_not_sampled=outline.num_not_sampled,
-        num_near_duplicates=outline.num_near_duplicates,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Circumstances:
-    """What a verdict and the banners depend on besides the measurements."""
-
-    tally: Tally
-    """State of the counts of repetitions; there is no dose-response unless complete."""
-    cut: CutDocuments | None
-    is_other_kind: bool
-    """Whether the control was given and is another kind of text than the trained documents."""
-    is_limited: bool = False
-    """Whether the limit of generation time ended a probe, whose rest was not generated."""
 
 
 def summarise(
@@ -149,9 +120,16 @@ def summarise(
     scores: DocumentScores,
     *,
     suite: Suite,
-    circumstances: Circumstances,
+    tally: Tally,
+    cut: CutDocuments | None,
+    is_other_kind: bool,
+    is_limited: bool = False,
 ) -> AuditResults:
-    """Compute the parts of the report that describe the documents."""
+    """Compute the parts of the report that describe the documents.
+
+    There is no dose-response unless the tally is complete. ``is_other_kind`` is of a given control,
+    ``is_limited`` whether the limit of generation time ended a probe, whose rest was not generated.
+    """
     documents = [window.document for window in evidence.inputs.windows]
     tables = collect_tables(evidence, summaries, suite)
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
@@ -170,9 +148,9 @@ def summarise(
                 was_generated=generated.get("reason_not_generated") is None,
                 num_generated=generated.get("num_generated", 0),
                 num_not_generated=generated.get("num_not_generated", 0),
-                is_limited=circumstances.is_limited,
+                is_limited=is_limited,
                 is_collapsed=is_collapsed(scores),
-                is_other_kind=circumstances.is_other_kind,
+                is_other_kind=is_other_kind,
             ),
             tables=tables,
             buckets=buckets,
@@ -201,15 +179,15 @@ def summarise(
         banners=collect_banners(
             tables,
             scores,
-            tally=circumstances.tally,
+            tally=tally,
             tiny_margin=evidence.inputs.tiny_margin,
-            cut=circumstances.cut,
+            cut=cut,
             documents=documents,
         ),
         dose_response=evidence.dose_response,
         findings=findings,
         num_findings=num_findings,
-        cut=circumstances.cut,
+        cut=cut,
         probe_runs=probe_runs,
         tables=tables,
     )
@@ -218,10 +196,7 @@ def summarise(
 def _collect_results(
     evidence: Evidence, summaries: Mapping[str, Summary], suite: Suite
 ) -> DocumentResults:
-    """Return what the verdict counts: which documents were extracted, by the model and its base.
-
-    Risks that were tried on a sample only, such as attacks, are counted apart.
-    """
+    """Return which documents were extracted; apart those by risks tried on a sample only."""
     none_N = np.zeros(len(evidence.bucket_N), dtype=bool)
     extracted_N, of_base_N, tried_N, attacked_N = (none_N.copy() for _ in range(4))
     for probe in suite.probes:
@@ -304,9 +279,7 @@ NOT_OF_THIS_FORM = "not measured: training measured it of the stored model"
 
 
 def tabulate_training(
-    training: TrainingSummary | None,
-    watched: Sequence[WatchedLine],
-    load_as: LoadAs = "stored",
+    training: TrainingSummary | None, watched: Sequence[WatchedLine], load_as: LoadAs = "stored"
 ) -> Tables:
     """Return the rows of the losses before and after training, and of the audits during it."""
     rows: list[ResultRow] = []

@@ -72,11 +72,7 @@ class TokenLoop:
     runtime: Runtime
 
     def run(
-        self,
-        growing: GrowingRows,
-        prompts: Sequence[NDArray[np.integer]],
-        *,
-        copies: Sequence[int],
+        self, growing: GrowingRows, prompts: Sequence[NDArray[np.integer]], *, copies: Sequence[int]
     ) -> BatchResult[Continuation]:
         """Return the new tokens.
 

@@ -28,14 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_auc, compute_p_above_control, compute_rate
-from memguard.records import (
-    Interval,
-    Level,
-    MembershipVerdict,
-    Reason,
-    VerdictCounts,
-    VerdictTest,
-)
+from memguard.records import Interval, Level, MembershipVerdict, Reason, VerdictCounts, VerdictTest
 from memguard.records.verdict import MembershipLevel
 
 MIN_TRAINED = 30
@@ -75,11 +68,6 @@ class Canaries:
     num_trained_extracted: int
     num_references: int
     num_references_extracted: int
-
-    @property
-    def is_any_extracted(self) -> bool:
-        """Whether a trained canary or a reference was extracted."""
-        return bool(self.num_trained_extracted or self.num_references_extracted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

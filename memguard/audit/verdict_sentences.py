@@ -96,11 +96,7 @@ class _Group:
 
 
 def _choose_group(documents: DocumentResults, decision: Decision) -> _Group:
-    """Return the documents of the test that decided, or those of all buckets.
-
-    If only attacks extracted trained documents, these are the attacked ones. Control documents that
-    only other methods extracted are counted too, unless a test decided.
-    """
+    """Return the documents of the test that decided; else all, or those that attacks extracted."""
     trained_N, control_N = documents.is_trained_N, documents.is_control_N
     matched_N, bucket = documents.is_extracted_N, None
     is_attacked, is_test = False, decision.reason in ("control", "other-kind")
@@ -119,6 +115,7 @@ def _choose_group(documents: DocumentResults, decision: Decision) -> _Group:
         control_N = control_N & documents.is_attacked_N
     control = count_documents(documents, control_N, matched_N)
     by_any = count_documents(documents, documents.is_control_N, documents.was_extracted_N)
+    # Control documents that only other methods extracted count too, unless a test decided.
     if not is_test and not control.num_matched and by_any.num_matched:
         control = by_any
     return _Group(
@@ -168,7 +165,8 @@ def _write_sentence(results: VerdictInput, decision: Decision, group: _Group) ->
 
 def _write_canaries(canaries: Canaries | None, decision: Decision) -> _Sentence:
     assert canaries is not None, "they decided"
-    trained = _of(canaries.num_trained_extracted, canaries.num_trained, "trained canary")
+    found = canaries.num_trained_extracted
+    trained = f"{found} of {_count(canaries.num_trained, 'trained canary')} {_were(found)}"
     references = _count(canaries.num_references, "reference")
     text = f"{trained} extracted, none of {references}: the model memorized random secrets."
     if decision.level == "extracted":
@@ -193,13 +191,10 @@ def _write_memorized(results: VerdictInput, decision: Decision, group: _Group) -
     assert decision.test is not None, "it decided"
     trained, control = decision.test.trained, decision.test.control
     # What the base model produces is not counted by the test.
-    is_part = (trained.num_matched, control.num_matched) != (
-        group.trained.num_matched,
-        group.control.num_matched,
-    )
-    start = _describe_matched(
-        results, group, trained, ", unknown to the base model" if is_part else ""
-    )
+    counted = (trained.num_matched, control.num_matched)
+    is_part = counted != (group.trained.num_matched, group.control.num_matched)
+    unknown = ", unknown to the base model" if is_part else ""
+    start = _describe_matched(results, group, trained, unknown)
     text = f"{start}, {_of_unseen(control)}: the model memorized training text."
     if is_part:
         text = f"{start}; {_of_unseen(control)}."
@@ -277,10 +272,6 @@ def _of_unseen(counts: VerdictCounts) -> str:
     return f"{counts.num_matched} of {counts.num_documents} unseen ones"
 
 
-def _of(number: int, total: int, what: str) -> str:
-    return f"{number} of {_count(total, what)} {_were(number)}"
-
-
 def _were(number: int) -> str:
     return "was" if number == 1 else "were"
 
@@ -355,11 +346,13 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
             f"Attacks extracted {attacked.num_matched:,} of {attacked.num_documents:,} trained "
             "documents"
         )
-    if canaries is not None and canaries.is_any_extracted and "canaries" not in sentence.counts:
-        texts.append(
-            f"{canaries.num_trained_extracted} of {canaries.num_trained} trained canaries and "
-            f"{canaries.num_references_extracted} of {canaries.num_references} references extracted"
-        )
+    if canaries is not None and "canaries" not in sentence.counts:
+        found, too = canaries.num_trained_extracted, canaries.num_references_extracted
+        if found or too:
+            texts.append(
+                f"{found} of {canaries.num_trained} trained canaries and {too} of "
+                f"{canaries.num_references} references extracted"
+            )
     left_out = sum(outline.num_near_duplicates for outline in results.buckets)
     if left_out:
         texts.append(
@@ -372,12 +365,9 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
 
 
 def _find_worst(results: VerdictInput, decision: Decision) -> tuple[str, str]:
-    """Return the trained bucket and the method with the highest extraction rate.
-
-    If one bucket decided the verdict, it is that one. A bucket that training did not reach is used
-    only if there is no other.
-    """
+    """Return the trained bucket, the deciding one if any, and method with the highest rate."""
     trained = [bucket for bucket in results.tables.buckets if bucket.role == "trained"]
+    # A bucket that training did not reach is used only if there is no other.
     trained = [bucket for bucket in trained if bucket.num_repetitions != 0] or trained
     assert trained, "an audit without trained documents is rejected earlier"
     if decision.level == "memorized" and decision.test and decision.test.bucket is not None:

@@ -24,6 +24,11 @@ Tally = Literal["complete", "missing", "contradicting"]
 FEW_DOCUMENTS = 30
 COLLAPSED_TYPE_TOKEN_RATIO = 0.1
 _SHORTEST_TO_JUDGE = 5
+_NOT_AUDITED = {
+    "too short to audit": "num_too_short",
+    "split into parts of which none is long enough to audit": "num_cut_too_short",
+    "without a token, other than special tokens, that receives loss": "num_nothing_supervised",
+}
 _COLLAPSED = (
     "The model predicts the same few tokens for every input: it seems collapsed. Low rates then do "
     "not show what it has memorized."
@@ -123,12 +128,9 @@ def _note_floor(generated: Mapping[str, Any]) -> Iterator[str]:
         return
     documents = "document" if num_below == 1 else "documents"
     start = f"{num_below:,} {documents} looked unlikely to be extractable"
-    if generated["num_matched_below_floor"]:
-        yield (
-            f"{start}; a sample matched, so all were tested: "
-            f"{generated['num_matched_below_floor']:,} "
-            f"{'matches' if generated['num_matched_below_floor'] == 1 else 'match'}."
-        )
+    if num_matched := generated["num_matched_below_floor"]:
+        verb = "matches" if num_matched == 1 else "match"
+        yield f"{start}; a sample matched, so all were tested: {num_matched:,} {verb}."
     elif num_checked == num_below:
         how = "it was tested and was not" if num_below == 1 else "all were tested, none was"
         yield f"{start}; {how}."
@@ -171,17 +173,8 @@ def _note_forgotten(tables: Tables) -> Iterator[str]:
 
 
 def _note_not_audited(buckets: Sequence[BucketRow]) -> Iterator[str]:
-    reasons = {
-        "too short to audit": sum(b.num_too_short for b in buckets),
-        "split into parts of which none is long enough to audit": sum(
-            b.num_cut_too_short for b in buckets
-        ),
-        "without a token, other than special tokens, that receives loss": sum(
-            b.num_nothing_supervised for b in buckets
-        ),
-    }
-    for reason, count in reasons.items():
-        if count:
+    for reason, name in _NOT_AUDITED.items():
+        if count := sum(getattr(bucket, name) for bucket in buckets):
             yield (
                 f"{count} {_documents(count)} {reason}: trained or held out as planned, but not "
                 "included in the rates."

@@ -33,7 +33,7 @@ the model's context."""
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AuditDocument:
-    """One document as the model saw it; a part of a longer document (see `audit/parts.py`)."""
+    """One document as the model saw it; a part of a longer document (see `selection.py`)."""
 
     id: str
     bucket: str
@@ -139,22 +139,10 @@ class WindowSettings(Settings):
         5, description="Documents with fewer tokens before the continuation are too short."
     )
 
-    def adapt(
-        self,
-        *,
-        continuation_tokens: int | None = None,
-        prefix_tokens: int | None = None,
-        min_prefix_tokens: int | None = None,
-    ) -> Self:
+    def adapt(self, **lengths: int | None) -> Self:
         """Return a copy with the values that are not None replaced."""
-        changed = {
-            "continuation_tokens": continuation_tokens,
-            "prefix_tokens": prefix_tokens,
-            "min_prefix_tokens": min_prefix_tokens,
-        }
-        return type(self)(
-            **{**self.model_dump(), **{k: v for k, v in changed.items() if v is not None}}
-        )
+        changed = {name: value for name, value in lengths.items() if value is not None}
+        return type(self)(**{**self.model_dump(), **changed})
 
     @property
     def needed_prefix_tokens(self) -> int:

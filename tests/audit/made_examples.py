@@ -19,7 +19,7 @@ from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
 from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
-from memguard.audit.summary import Circumstances, summarise
+from memguard.audit.summary import summarise
 from memguard.audit.warnings import Tally
 from memguard.audit.windows import Window
 from memguard.records import AuditResults
@@ -171,7 +171,9 @@ def summarise_made(
         summaries,
         build_scores(evidence.inputs.windows, summaries),
         suite=suite,
-        circumstances=Circumstances(tally=tally, cut=None, is_other_kind=is_other_kind),
+        tally=tally,
+        cut=None,
+        is_other_kind=is_other_kind,
     )
 
 

@@ -33,7 +33,7 @@ from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
-from memguard.audit.summary import Circumstances, summarise, tabulate
+from memguard.audit.summary import summarise, tabulate
 from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
 from memguard.report.audit_facts import collect_facts
@@ -170,7 +170,9 @@ def build_report(audit: Audit) -> r.AuditReport:
         summaries,
         build_scores(windows, summaries),
         suite=suite,
-        circumstances=Circumstances(tally=audit.tally, cut=None, is_other_kind=audit.other_kind),
+        tally=audit.tally,
+        cut=None,
+        is_other_kind=audit.other_kind,
     )
     names = [name for name in r.AuditReport.model_fields if hasattr(summary, name)]
     return examples.make_report().model_copy(

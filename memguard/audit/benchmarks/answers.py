@@ -11,20 +11,18 @@ generated text, which may be text of the user's documents. The name of a file is
 bytes; what is damaged counts as missing.
 """
 
-import hashlib
 import json
 import math
-import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memguard.audit.cache import compute_fingerprint
-from memguard.records import PRIVATE_MODE, write_atomically
+from memguard.audit.cache import compute_fingerprint, read_parts, write_part
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 
 if TYPE_CHECKING:
@@ -78,14 +76,9 @@ class AnswerCache:
 
     def load(self, identity: str, task: "OpenedTask", model: UtilityModel) -> Evaluation | None:
         """Return the answers of a model; None if there are none, or they are damaged."""
-        for path in sorted(self._place(identity, task).glob("*.json")):
-            try:
-                content = path.read_bytes()
-                if path.name != _name_file(content):
-                    continue
+        for content in read_parts(self._place(identity, task), ".json"):
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
                 return _read(json.loads(content), model)
-            except (OSError, ValueError, TypeError, KeyError, RecursionError):
-                continue
         return None
 
     def store(self, identity: str, task: "OpenedTask", answers: Evaluation) -> None:
@@ -94,12 +87,8 @@ class AnswerCache:
             return  # Said once.
         samples = [remove_text(sample) for sample in answers.samples]
         stored = _write(answers.result) | {"samples": samples}
-        content = json.dumps(stored).encode()
-        folder = self._place(identity, task)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            os.chmod(folder, 0o700)
-            write_atomically(folder / _name_file(content), content, mode=PRIVATE_MODE)
+            write_part(self._place(identity, task), json.dumps(stored).encode(), ".json")
         except OSError as error:
             warnings.warn(
                 f"answers to tasks cannot be cached in '{self.folder}' ({error.strerror}): another "
@@ -118,24 +107,15 @@ class AnswerCache:
         return self.folder / compute_fingerprint(parts)
 
 
-def _name_file(content: bytes) -> str:
-    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
-
-
 def _write(result: TaskResult) -> dict[str, Any]:
-    plain = {field.name: getattr(result, field.name) for field in fields(TaskResult)}
+    plain = asdict(result)
     del plain["model"], plain["is_cached"]
-    plain["metrics"] = [_write_metric(metric) for metric in result.metrics]
-    return plain
-
-
-def _write_metric(metric: TaskMetric) -> dict[str, Any]:
-    plain = {field.name: getattr(metric, field.name) for field in fields(TaskMetric)}
-    for name in ("value_N", "weight_N"):
-        numbers = plain[name]
-        plain[name] = None if numbers is None else [_to_json(number) for number in numbers.tolist()]
-    plain["value"] = _to_json(metric.value)
-    plain["stderr"] = None if metric.stderr is None else _to_json(metric.stderr)
+    for metric in plain["metrics"]:
+        for name in ("value_N", "weight_N"):
+            if metric[name] is not None:
+                metric[name] = [_to_json(number) for number in metric[name].tolist()]
+        for name in ("value", "stderr"):
+            metric[name] = None if metric[name] is None else _to_json(metric[name])
     return plain
 
 
@@ -166,10 +146,6 @@ def _read_metric(plain: dict[str, Any]) -> TaskMetric:
     )
     if value_N is None:
         raise ValueError("a metric has no values of items")
-    stderr = plain["stderr"]
-    metric = TaskMetric(**{**plain, "value_N": value_N, "weight_N": weight_N})
-    return replace(
-        metric,
-        value=float(plain["value"]),
-        stderr=None if stderr is None else float(stderr),
-    )
+    stderr = None if plain["stderr"] is None else float(plain["stderr"])
+    numbers: dict[str, Any] = {"value_N": value_N, "weight_N": weight_N, "stderr": stderr}
+    return TaskMetric(**{**plain, **numbers, "value": float(plain["value"])})

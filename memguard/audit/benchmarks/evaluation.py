@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from memguard.audit.batching import Progress
 from memguard.audit.benchmarks.answers import Evaluation
 from memguard.audit.benchmarks.isolation import isolated
-from memguard.audit.benchmarks.items import ItemValues, draw_values
+from memguard.audit.benchmarks.items import ItemValues, draw_items
 from memguard.audit.benchmarks.tasks import OpenedTask, name_metric
 from memguard.audit.decoding import Decoder
 from memguard.errors import ConfigError, ModelError, shorten
@@ -164,10 +164,7 @@ def _find_chance(opened: OpenedTask, samples: Sequence[Mapping[str, Any]]) -> fl
 
 
 def _read_metrics(
-    opened: OpenedTask,
-    values: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]],
-    seed: int,
+    opened: OpenedTask, values: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[TaskMetric, ...]:
     """Return the metrics of a task, in lm-eval's order."""
     from lm_eval.api.metrics import mean
@@ -230,7 +227,7 @@ def _estimate_stderr(
     if len(items) < 2:
         return None, False
     if values.kind == "score" and values.can_be_drawn:
-        drawn = draw_values(values, seed=seed)
+        drawn = draw_items(values.draw, [values], seed)
     else:
         # Of a mean and the like lm-eval has a formula. It would draw others 100,000 times.
         formula = stderr_for_metric(aggregate, bootstrap_iters=1)

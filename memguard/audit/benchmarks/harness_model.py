@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
-from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.audit.batching import Batching, BatchResult, Job, Progress
@@ -32,6 +31,7 @@ from memguard.audit.decoding import Decoder
 from memguard.audit.requests import CannotGenerate, Prompt
 from memguard.errors import ConfigError
 from memguard.model.causal_lm import CausalLM
+from memguard.model.kv_cache import send
 from memguard.runtime import Runtime
 
 Answer = tuple[float, bool]
@@ -119,12 +119,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
         disable_tqdm: bool = True,
         override_bs: int | None = None,
     ) -> list[Answer]:
-        """Return the answers to pairs of context and continuation, cut on the left as HFLM does.
-
-        Raises:
-            ConfigError: a continuation has no token, or more than the model reads.
-            ModelError: see `Batching.run`.
-        """
+        """Return the answers to pairs of context and continuation, cut on the left as HFLM does."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, (_, context, continuation) in enumerate(requests):
             if not context or not 0 < len(continuation) <= self.max_length:
@@ -163,12 +158,9 @@ class HarnessModel(HFLM):  # type: ignore[misc]
     def _score_batch(
         self, rows: Sequence[Sequence[int]], continuations_B: Sequence[Sequence[Sequence[int]]]
     ) -> BatchResult[list[Answer]]:
-        """Return the answers of one forward.
+        """Return the answers of one forward, for ``[B]`` rows and the continuations of each.
 
-        Args:
-            rows: ``[B]`` tokens to run; none: a row of two tokens runs, since all ranks must take
-                part in gathering the weights.
-            continuations_B: ``[B]`` the continuations of each row, whose last tokens do not run.
+        Without rows it runs one of two tokens, since all ranks must take part in gathering weights.
         """
         longest = max(map(len, rows), default=2)
         padded = np.zeros((max(len(rows), 1), longest), dtype=np.int64)
@@ -184,7 +176,17 @@ class HarnessModel(HFLM):  # type: ignore[misc]
         rows_N = np.repeat([place for place, _, _ in spans], sizes).astype(np.int64)
         columns_N = np.concatenate([none, *(np.arange(n - len(c), n) for _, n, c in spans)])
         labels_N = np.concatenate([none, *(np.array(c, dtype=np.int64) for _, _, c in spans)])
-        logprob_N, is_best_N = self._score_tokens(padded, rows_N, columns_N, labels_N)
+
+        to_device = partial(send, device=self._lm.device)
+
+        def work() -> Any:
+            hidden_BTD = self._lm.hidden_states(to_device(padded))
+            hidden_ND = hidden_BTD[to_device(rows_N), to_device(columns_N)]
+            return self._lm.token_scores(hidden_ND, to_device(labels_N))
+
+        scores = self._lm(work)
+        logprob_N = scores.logprob_N.float().cpu().numpy()
+        is_best_N = scores.argmax_N.cpu().numpy() == labels_N
         ends = np.cumsum([0, *sizes])
         flat = [
             (float(logprob_N[a:b].sum(dtype=np.float64)), bool(is_best_N[a:b].all()))
@@ -196,26 +198,6 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             num_bad=int((~np.isfinite(logprob_N)).sum()),
             num_tokens=len(logprob_N),
         )
-
-    def _score_tokens(
-        self,
-        input_ids_BT: NDArray[np.int64],
-        rows_N: NDArray[np.int64],
-        columns_N: NDArray[np.int64],
-        labels_N: NDArray[np.int64],
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the log-probability of N labels, and whether each is the most likely token."""
-
-        def place(array: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(array).to(self._lm.device)
-
-        def work() -> Any:
-            hidden_BTD = self._lm.hidden_states(place(input_ids_BT))
-            hidden_ND = hidden_BTD[place(rows_N), place(columns_N)]
-            return self._lm.token_scores(hidden_ND, place(labels_N))
-
-        scores = self._lm(work)
-        return scores.logprob_N.float().cpu().numpy(), scores.argmax_N.cpu().numpy() == labels_N
 
     # -- generation --------------------------------------------------------------------------------
 
@@ -254,10 +236,6 @@ class HarnessModel(HFLM):  # type: ignore[misc]
 
         A text ends with the token with which it contains a stop string, or with an end-of-text
         token; what is after it is padding. HFLM cuts the strings.
-
-        Raises:
-            CannotGenerate: it would take too long, see `Decoder`.
-            ModelError: see `Batching.run`.
         """
         self._warn_of_settings()
         ids_NT = context.cpu().numpy()
@@ -273,10 +251,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]
             if obstacle is not None:
                 raise CannotGenerate(obstacle)
             continued = decoder.continue_greedily(
-                prompts,
-                self._on_progress,
-                is_done=self._find_end(stop),
-                suppress_ends=False,
+                prompts, self._on_progress, is_done=self._find_end(stop), suppress_ends=False
             )
         self.num_forwards += len(prompts)
         self.num_decoded_tokens += sum(len(text.token_ids) for text in continued)

@@ -11,14 +11,14 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -53,14 +53,10 @@ class Streams:
 
 @contextmanager
 def isolated(*, allow_download: bool) -> Iterator[Streams]:
-    """Run lm-eval's code in a block after which this process is as before.
-
-    Args:
-        allow_download: whether libraries may use the network.
-    """
+    """Run lm-eval's code in a block after which this process is as before."""
     with ExitStack() as stack:
         streams = Streams(out=sys.stdout, err=sys.stderr)
-        stack.enter_context(_keep_environment())
+        stack.callback(_restore_environment, dict(os.environ))
         # Deprecations of other packages are no news for the user of this one.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -68,59 +64,41 @@ def isolated(*, allow_download: bool) -> Iterator[Streams]:
         stack.enter_context(redirect_stderr(StringIO()))
         for name in ("lm_eval.tasks", "datasets", "evaluate"):
             import_module(name)
+        import torch
+
         from memguard.model.evaluation import keep_random_states
 
         stack.enter_context(keep_random_states())
-        stack.enter_context(_keep_levels())
+        for name in _LOGGERS:
+            library = logging.getLogger(name)
+            stack.callback(library.setLevel, library.level)
+            library.setLevel(logging.CRITICAL)
         if not allow_download:
-            stack.enter_context(_offline())
-        _set_seeds()
+            places = [(import_module(module), name, True) for module, name in _OFFLINE]
+            stack.enter_context(_replaced(places))
+        random.seed(PYTHON_SEED)
+        np.random.seed(OTHER_SEED)  # noqa: NPY002 - the generator that code of tasks draws from
+        torch.manual_seed(OTHER_SEED)
         yield streams
 
 
-def _set_seeds() -> None:
-    import torch
-
-    random.seed(PYTHON_SEED)
-    np.random.seed(OTHER_SEED)  # noqa: NPY002 - the generator that code of tasks draws from
-    torch.manual_seed(OTHER_SEED)
-
-
 @contextmanager
-def _keep_environment() -> Iterator[None]:
-    before = dict(os.environ)
+def _replaced(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give attributes of modules other values until the block ends."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in places]
     try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
-@contextmanager
-def _keep_levels() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [(logger, logger.level) for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for logger, level in before:
-            logger.setLevel(level)
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    places = [(import_module(module), name) for module, name in _OFFLINE]
-    before = [(module, name, getattr(module, name)) for module, name in places]
-    try:
-        for module, name in places:
-            setattr(module, name, True)
+        for module, name, value in places:
+            setattr(module, name, value)
         yield
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+def _restore_environment(before: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @contextmanager
@@ -134,13 +112,10 @@ def private_cache(reader: str | None) -> Iterator[None]:
         return
     from datasets import config as settings
 
-    before = settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE
     with TemporaryDirectory(prefix="memguard-task-") as folder:
-        settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = Path(folder), math.inf
-        try:
+        own = (("HF_DATASETS_CACHE", Path(folder)), ("IN_MEMORY_MAX_SIZE", math.inf))
+        with _replaced([(settings, name, value) for name, value in own]):
             yield
-        finally:
-            settings.HF_DATASETS_CACHE, settings.IN_MEMORY_MAX_SIZE = before
 
 
 def is_network_error(error: BaseException) -> bool:

@@ -145,7 +145,9 @@ def estimate(seeds: Sequence[ItemValues], kind: Kind, *, seed: int) -> Interval 
         rate = compute_rate(seeds[0].value_N)
         return None if rate.rate is None else Interval(value=rate.rate, ci=rate.ci)
     if kind == "score":
-        drawn_B = _draw(lambda index_BN: _average([s.draw(index_BN) for s in seeds]), seeds, seed)
+        drawn_B = draw_items(
+            lambda index_BN: _average([s.draw(index_BN) for s in seeds]), seeds, seed
+        )
         return _cut(math.fsum(known) / len(known), drawn_B)
     mean_N = _average([one.value_N for one in seeds])
     return compute_mean(mean_N, bounds=(0, 1) if kind == "rate" else None)
@@ -203,7 +205,7 @@ def _subtract_scores(pairs: Sequence[tuple[ItemValues, ItemValues]], seed: int) 
         return _average([first.draw(index_BN) - second.draw(index_BN) for first, second in pairs])
 
     values = [(first.compute() or 0.0) - (second.compute() or 0.0) for first, second in pairs]
-    drawn_B = _draw(draw, [one for pair in pairs for one in pair], seed)
+    drawn_B = draw_items(draw, [one for pair in pairs for one in pair], seed)
     rarer = min(int((drawn_B <= 0).sum()), int((drawn_B >= 0).sum()))
     return Difference(
         interval=_cut(math.fsum(values) / len(values), drawn_B),
@@ -212,19 +214,7 @@ def _subtract_scores(pairs: Sequence[tuple[ItemValues, ItemValues]], seed: int) 
     )
 
 
-def draw_values(values: ItemValues, *, seed: int) -> Floats:
-    """Return the value of each draw of the items, [B]."""
-    return _draw(values.draw, [values], seed)
-
-
-def draw_differences(first: ItemValues, second: ItemValues, *, seed: int) -> Floats:
-    """Return the difference of each draw of the same items, [B]."""
-    return _draw(
-        lambda index_BN: first.draw(index_BN) - second.draw(index_BN), [first, second], seed
-    )
-
-
-def _draw(
+def draw_items(
     compute: Callable[[NDArray[np.int64]], Floats], values: Sequence[ItemValues], seed: int
 ) -> Floats:
     """Return what is computed from each draw of items; empty below two items."""

@@ -31,8 +31,7 @@ from memguard.audit.benchmarks.items import (
     Difference,
     ItemValues,
     Kind,
-    draw_differences,
-    draw_values,
+    draw_items,
     estimate,
     find_kind,
     subtract_items,
@@ -40,14 +39,7 @@ from memguard.audit.benchmarks.items import (
 from memguard.audit.statistics import compute_rate
 from memguard.records import DetailRow, Interval, MetricRow, Rate, ResultRow, Tables, fill_row
 from memguard.records.results import Method
-from memguard.records.utility import (
-    ITEMS,
-    UTILITY,
-    TaskDetail,
-    TaskMetric,
-    TaskResult,
-    name_task,
-)
+from memguard.records.utility import ITEMS, UTILITY, TaskDetail, TaskMetric, TaskResult, name_task
 
 VERSION = 1
 """Of the rows."""
@@ -92,29 +84,6 @@ def get_items(metric: TaskMetric) -> ItemValues:
     )
 
 
-def describe_metric(
-    task: str, metric: str, kind: Kind, *, aggregation: str, higher_is_better: bool
-) -> MetricRow:
-    """Return what the rows of a metric of a task mean."""
-    joined = {"rate": "share of the items with value 1", "mean": "mean over the items"}.get(
-        kind, f"items joined by {aggregation}"
-    )
-    return MetricRow(
-        probe=UTILITY,
-        metric=metric,
-        parameters=name_task(task),
-        settings={"task": task},
-        version=VERSION,
-        meaning=f"Metric '{metric}' of the benchmark task '{task}', by lm-eval ({joined}).",
-        unit="share" if kind == "rate" else "bits" if aggregation == "bits_per_byte" else "number",
-        statistic=kind,
-        bounds=(0.0, 1.0) if kind == "rate" else None,
-        higher_is_better=higher_is_better,
-        heading=f"{task}: {metric}",
-        spoken=f"{metric} of task '{task}'",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Compared:
     """One metric of a task under the trained model and, if it answered, the base model."""
@@ -138,12 +107,25 @@ class _Compared:
 
     def describe(self) -> MetricRow:
         """Return what the rows mean."""
-        return describe_metric(
-            self.trained.task,
-            self.metric.name,
-            self.kind,
-            aggregation=self.metric.aggregation,
+        task, metric, kind = self.trained.task, self.metric.name, self.kind
+        aggregation = self.metric.aggregation
+        joined = {"rate": "share of the items with value 1", "mean": "mean over the items"}.get(
+            kind, f"items joined by {aggregation}"
+        )
+        unit = "bits" if aggregation == "bits_per_byte" else "number"
+        return MetricRow(
+            probe=UTILITY,
+            metric=metric,
+            parameters=name_task(task),
+            settings={"task": task},
+            version=VERSION,
+            meaning=f"Metric '{metric}' of the benchmark task '{task}', by lm-eval ({joined}).",
+            unit="share" if kind == "rate" else unit,
+            statistic=kind,
+            bounds=(0.0, 1.0) if kind == "rate" else None,
             higher_is_better=self.metric.higher_is_better,
+            heading=f"{task}: {metric}",
+            spoken=f"{metric} of task '{task}'",
         )
 
     def list_rows(self) -> Iterator[ResultRow]:
@@ -241,11 +223,7 @@ def _is_at_chance(models: Sequence[TaskResult], seed: int) -> bool:
 
 
 def _find_smallest(compared: _Compared, *, is_paired: bool) -> float | None:
-    """Return the smallest difference that the items show.
-
-    Without a second model on the same items, one that answers independently with the same rate or
-    deviation is assumed.
-    """
+    """Return the smallest difference that the items show; without pairs, from an equal model."""
     first = get_items(compared.metric)
     count = len(first.value_N)
     if count < 2 or not first.is_as(compared.metric.value):
@@ -264,10 +242,17 @@ def _find_smallest(compared: _Compared, *, is_paired: bool) -> float | None:
             deviation = float((first.value_N - second.value_N).std(ddof=1))
         return find_smallest_mean_difference(count, deviation)
     if second is None:
-        error = math.sqrt(2) * float(draw_values(first, seed=compared.seed).std())
+        error = math.sqrt(2) * float(draw_items(first.draw, [first], compared.seed).std())
     else:
-        error = float(draw_differences(first, second, seed=compared.seed).std())
-    return find_smallest_score_difference(error)
+        drawn_B = draw_items(
+            lambda index_BN: first.draw(index_BN) - second.draw(index_BN),
+            [first, second],
+            compared.seed,
+        )
+        error = float(drawn_B.std())
+    if error <= 0 or not math.isfinite(error):
+        return None
+    return (float(special.ndtri(1 - LEVEL / 2)) + float(special.ndtri(POWER))) * error
 
 
 POWER: Final = 0.8
@@ -305,13 +290,6 @@ def find_smallest_mean_difference(num_items: int, deviation: float) -> float | N
         return None
     reach = float(special.stdtrit(num_items - 1, 1 - LEVEL / 2)) + float(special.ndtri(POWER))
     return reach * deviation / math.sqrt(num_items)
-
-
-def find_smallest_score_difference(error: float) -> float | None:
-    """Return the smallest difference of two scores with this standard error; None for 0."""
-    if error <= 0 or not math.isfinite(error):
-        return None
-    return (float(special.ndtri(1 - LEVEL / 2)) + float(special.ndtri(POWER))) * error
 
 
 def _compute_power(num_items: int, share_differing: float, difference: float) -> float:

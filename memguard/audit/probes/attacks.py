@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric, count_clusters
+from memguard.audit.metrics import Evidence, Metric, count_clusters, rate_metric, share_metric
 from memguard.audit.passages import Passage, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.probes.masks import drops_next, find_dropped
@@ -89,30 +89,15 @@ class AttackProbe(Probe):
 
     models: ClassVar[tuple[Model, ...]] = ("trained",)
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            name="first_answer",
-            meaning="The attack's first answer is the true continuation.",
-            unit="documents",
-            statistic="rate",
+        rate_metric("first_answer", "The attack's first answer is the true continuation."),
+        rate_metric("any_answer", "One of the attack's answers is the true continuation."),
+        share_metric(
+            "token_accuracy", "Tokens of the first answer that are right, index by index."
         ),
-        Metric(
-            name="any_answer",
-            meaning="One of the attack's answers is the true continuation.",
-            unit="documents",
-            statistic="rate",
-        ),
-        Metric(
-            name="token_accuracy",
-            meaning="Tokens of the first answer that are right, index by index.",
-            unit="share",
-            bounds=(0.0, 1.0),
-        ),
-        Metric(
-            name="best_any_answer",
-            meaning="One of the answers of the attack that extracts most of the bucket is the true "
+        rate_metric(
+            "best_any_answer",
+            "One of the answers of the attack that extracts most of the bucket is the true "
             "continuation.",
-            unit="documents",
-            statistic="rate",
             heading="Best attack",
             spoken="best attack",
             risk_rank=4,
@@ -129,11 +114,6 @@ class AttackProbe(Probe):
         40, description="Size of the seeded sample of each bucket that is attacked; null takes all."
     )
 
-    @property
-    def num_answers(self) -> dict[str, int]:
-        """Answers that each attack submits for a document."""
-        return {"beam_search": self.width, "sampling": self.samples, "fill": self.width}
-
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Attack a sample of each bucket; columns are ``beam_search.best``, ..."""
         windows, goldfish = inputs.windows, inputs.goldfish
@@ -144,12 +124,7 @@ class AttackProbe(Probe):
         first = [
             self._attack("beam_search", inputs, chosen, "beam search", beams=self.width),
             self._attack(
-                "sampling",
-                inputs,
-                chosen,
-                "sampling",
-                scheme=self.scheme,
-                samples=self.samples,
+                "sampling", inputs, chosen, "sampling", scheme=self.scheme, samples=self.samples
             ),
         ]
         costs = [self._score_costs(inputs, chosen)] if knows_mask else []
@@ -244,7 +219,7 @@ class AttackProbe(Probe):
         )
 
     def _describe_attack(self, name: str) -> dict[str, Any]:
-        return {"attack": name, "answers": self.num_answers[name]}
+        return {"attack": name, "answers": self.samples if name == "sampling" else self.width}
 
     def _describe_metrics(
         self, name: str, metrics: Sequence[Metric], evidence: Evidence

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Need, Probe, Summary
 from memguard.audit.probes.canary_results import (
     FEWEST_REFERENCES,
@@ -50,11 +50,8 @@ class CanaryProbe(Probe):
     needs: ClassVar[tuple[Need, ...]] = ("canaries",)
     counted: ClassVar[Literal["canaries"]] = "canaries"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            name="verbatim",
-            meaning="Secrets that greedy decoding continues without an error.",
-            unit="canaries",
-            statistic="rate",
+        rate_metric(
+            "verbatim", "Secrets that greedy decoding continues without an error.", "canaries"
         ),
         Metric(
             name="exposure_bits",
@@ -63,18 +60,11 @@ class CanaryProbe(Probe):
             statistic="median",
             heading="Exposure, by rank",
         ),
-        Metric(
-            name="loss_coverage",
-            meaning="Share of the trained secrets' tokens that received loss at least once.",
-            unit="share",
-            bounds=(0.0, 1.0),
+        share_metric(
+            "loss_coverage",
+            "Share of the trained secrets' tokens that received loss at least once.",
         ),
-        Metric(
-            name="without_loss",
-            meaning="Trained secrets of which no token received loss.",
-            unit="canaries",
-            statistic="rate",
-        ),
+        rate_metric("without_loss", "Trained secrets of which no token received loss.", "canaries"),
     )
 
     name: Literal["canaries"] = Field("canaries", description="Which probe.")

@@ -176,22 +176,16 @@ def count_right(guesses: ArrayLike, coins: ArrayLike) -> int:
 
 
 def compute_epsilon_bound(
-    num_canaries: int,
-    num_guesses: int,
-    num_right: int,
-    *,
-    delta: float = 0.0,
-    p_value: float = 0.05,
+    num_canaries: int, num_guesses: int, num_right: int, *, delta: float = 0.0
 ) -> float:
     """Return the largest epsilon that the guesses reject; 0 if they reject none."""
     assert 0 <= num_right <= num_guesses <= num_canaries, (
         f"{num_right} right of {num_guesses} guesses for {num_canaries} canaries"
     )
     assert 0 <= delta <= 1, f"delta is a probability, not {delta}"
-    assert 0 < p_value < 1, f"no bound holds at p = {p_value}"
 
     def is_rejected(epsilon: float) -> bool:
-        return compute_p_value(epsilon, num_canaries, num_guesses, num_right, delta) < p_value
+        return compute_p_value(epsilon, num_canaries, num_guesses, num_right, delta) < 0.05
 
     if not is_rejected(0.0):
         return 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Column, Probe, Summary, Values
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
 from memguard.audit.probes.window_scores import (
@@ -23,20 +23,10 @@ from memguard.audit.probes.window_scores import (
     WINDOW_METRICS,
     describe_window,
     score_windows,
-    share_metric,
 )
-from memguard.audit.requests import (
-    CannotGenerate,
-    Inputs,
-    Measured,
-    Rounds,
-    View,
-)
+from memguard.audit.requests import CannotGenerate, Inputs, Measured, Rounds, View
 from memguard.audit.statistics import compute_trend, fit_dose_response
-from memguard.audit.windows import (
-    WindowSettings,
-    compute_type_token_ratio,
-)
+from memguard.audit.windows import WindowSettings, compute_type_token_ratio
 from memguard.config.settings import PositiveInt
 from memguard.records import (
     TRAINED,
@@ -50,6 +40,8 @@ from memguard.records import (
 
 _COPIES = (1, 2, 5, 10)
 """Values of k for which k-eidetic memorization is counted."""
+_WRITTEN = ("extraction_strength", "logprob", "min_margin", "argmax_type_token_ratio")
+"""Numbers that are columns of records.parquet as they are."""
 _NOT_GENERATED = "no text was generated"
 
 
@@ -73,11 +65,8 @@ class ExtractionProbe(WindowSettings, Probe):
             heading="Type-token ratio of choices",
             higher_is_better=True,
         ),
-        Metric(
-            name="tiny_margin",
-            meaning="The match depends on a near-tie: other hardware could change it.",
-            unit="documents",
-            statistic="rate",
+        rate_metric(
+            "tiny_margin", "The match depends on a near-tie: other hardware could change it."
         ),
     )
 
@@ -100,15 +89,12 @@ class ExtractionProbe(WindowSettings, Probe):
     def list_values(self, measured: Measured, evidence: Evidence) -> list[Values]:
         """Return the values of every window metric, and near-verbatim matches if known."""
         columns = describe_window(measured.columns, evidence.size_N)
-        near = measured.detail
-        trained_near = evidence.trained[self.name].detail
-        if isinstance(trained_near, NearVerbatim):
+        if isinstance(evidence.trained[self.name].detail, NearVerbatim):
             columns = {"near_verbatim": _find_matched_near(measured), **columns}
-        elif isinstance(near, NearVerbatim):
+        elif isinstance(measured.detail, NearVerbatim):
             columns["near_verbatim"] = _find_matched_near(measured)
         # An answer of a conversation is audited whole, however long it is.
-        longest = int(evidence.size_N.max(initial=0))
-        return [Values(columns=columns, continuation_tokens=longest)]
+        return [Values(columns=columns, continuation_tokens=int(evidence.size_N.max(initial=0)))]
 
     def tabulate(self, evidence: Evidence) -> Summary:
         """Add what is no metric of a document: medians, ratios, near-ties, copies, trends."""
@@ -161,11 +147,9 @@ class ExtractionProbe(WindowSettings, Probe):
         measured = models["trained"]
         near = measured.detail
         is_tie_N = _find_near_ties(measured, evidence)
-        true_N = np.array(
-            [compute_type_token_ratio(w.continuation_ids) for w in evidence.inputs.windows]
-        )
+        texts = [window.continuation_ids for window in evidence.inputs.windows]
         ratios = {
-            "type_token_ratio": true_N,
+            "type_token_ratio": np.array([compute_type_token_ratio(ids) for ids in texts]),
             "argmax_type_token_ratio": measured.columns["argmax_type_token_ratio"],
         }
         for outline in evidence.buckets:
@@ -255,19 +239,13 @@ class ExtractionProbe(WindowSettings, Probe):
 
     def _describe_generated(self, near: NearVerbatim | NotGenerated) -> dict[str, Any]:
         """Return the counts of the texts generated to find near-verbatim matches of one model."""
-        counts = (
-            "num_verbatim",
-            "num_generated",
-            "num_below_floor",
-            "num_checked",
-            "num_matched_below_floor",
-        )
+        counts = ("verbatim", "generated", "below_floor", "checked", "matched_below_floor")
         found = near.found if isinstance(near, NotGenerated) else near
         is_left_N = getattr(near, "is_left_N", None)
         return {
             "reason_not_generated": getattr(near, "reason", None),
             "floor": self.generation_floor,
-            **{name: getattr(found, name, 0) for name in counts},
+            **{f"num_{count}": getattr(found, f"num_{count}", 0) for count in counts},
             **({} if is_left_N is None else {"num_not_generated": int(is_left_N.sum())}),
         }
 
@@ -287,19 +265,9 @@ class ExtractionProbe(WindowSettings, Probe):
             "greedy_margin": Column(values=near.min_gap_N if near else missing_N),
             "tiny_margin": Column(values=_find_near_ties(measured, evidence), kind="bool"),
             "teacher_forced_90": Column(values=matches["teacher_forced_90"], kind="bool"),
-            **{
-                name: Column(values=numbers[name], kind="int")
-                for name in ("first_divergence", "longest_run")
-            },
-            **{
-                name: Column(values=numbers[name])
-                for name in (
-                    "extraction_strength",
-                    "logprob",
-                    "min_margin",
-                    "argmax_type_token_ratio",
-                )
-            },
+            "first_divergence": Column(values=numbers["first_divergence"], kind="int"),
+            "longest_run": Column(values=numbers["longest_run"], kind="int"),
+            **{name: Column(values=numbers[name]) for name in _WRITTEN},
         }
         return {f"{model}{self.name}.{name}": column for name, column in columns.items()}
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Probe, Values
 from memguard.audit.probes.window_scores import APPROXIMATE_BLEU, NEAR_VERBATIM, compute_overlap
 from memguard.audit.requests import (
@@ -57,11 +57,9 @@ class GenerationProbe(Probe):
     after: ClassVar[tuple[str, ...]] = ("extraction",)
     no_result: ClassVar[str] = "no document was continued"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            name="rouge_l",
-            meaning="Longest common subsequence with the generated text (ROUGE-L F1).",
-            unit="share",
-            bounds=(0.0, 1.0),
+        share_metric(
+            "rouge_l",
+            "Longest common subsequence with the generated text (ROUGE-L F1).",
             heading="ROUGE-L",
             spoken="ROUGE-L",
         ),
@@ -71,27 +69,21 @@ class GenerationProbe(Probe):
             unit="tokens",
             is_length=True,
         ),
-        Metric(
-            name="edit_distance",
-            meaning="Edits from the generated to the true text, over its length.",
-            unit="share",
-            bounds=(0.0, 1.0),
+        share_metric(
+            "edit_distance",
+            "Edits from the generated to the true text, over its length.",
             higher_is_better=True,
         ),
         replace(NEAR_VERBATIM, risk_rank=None),
-        Metric(
-            name="bleu_above_0.75",
-            meaning="BLEU above 0.75 (approximate memorization, Ippolito et al. 2022).",
-            unit="documents",
-            statistic="rate",
+        rate_metric(
+            "bleu_above_0.75",
+            "BLEU above 0.75 (approximate memorization, Ippolito et al. 2022).",
             heading="BLEU above 0.75",
             spoken="BLEU above 0.75",
         ),
-        Metric(
-            name="type_token_ratio",
-            meaning="Share of distinct tokens in the generated text; low for repetitive text.",
-            unit="share",
-            bounds=(0.0, 1.0),
+        share_metric(
+            "type_token_ratio",
+            "Share of distinct tokens in the generated text; low for repetitive text.",
             higher_is_better=True,
             heading="Type-token ratio",
             spoken="type-token ratio",
@@ -122,31 +114,26 @@ class GenerationProbe(Probe):
         kept_N = view.before["extraction"].columns["first_divergence"].astype(int)
         stage = "generating" if view.name == "model" else f"{view.name}: generating"
 
-        def keep_true(index: int, text: NDArray[np.int32]) -> NDArray[np.int32]:
-            return np.concatenate([windows[index].continuation_ids[: kept_N[index]], text])
+        def keep_true(index: int, text: Generated) -> NDArray[np.int32]:
+            true_ids = windows[index].continuation_ids[: kept_N[index]]
+            return np.concatenate([true_ids, text.samples[0]])
 
-        numbers = yield [
+        requests = [
             self._generate(
                 "greedy",
                 {i: Prompt.of(windows[i], int(kept_N[i])) for i in chosen},
                 inputs,
                 f"{stage} greedily",
-                lambda index, text: keep_true(index, text.samples[0]),
-            ),
-            *(
-                []
-                if self.nucleus is None
-                else [
-                    self._generate(
-                        "nucleus",
-                        {i: Prompt.of(windows[i]) for i in chosen},
-                        inputs,
-                        f"{stage} by sampling",
-                        lambda _, text: text.samples[0],
-                    )
-                ]
-            ),
+                keep_true,
+            )
         ]
+        if self.nucleus is not None:
+            prompts = {i: Prompt.of(windows[i]) for i in chosen}
+            how = f"{stage} by sampling"
+            requests.append(
+                self._generate("nucleus", prompts, inputs, how, lambda _, text: text.samples[0])
+            )
+        numbers = yield requests
         return Measured(
             columns=join({f"{name}.": m for name, m in zip(self.decodings, numbers, strict=True)})
         )

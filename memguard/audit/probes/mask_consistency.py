@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.requests import Inputs, Model
 from memguard.audit.windows import AuditDocument
@@ -33,18 +33,15 @@ from memguard.records import (
 if TYPE_CHECKING:
     from memguard.audit.probes.masks import MaskChange
 
-CHANGED = Metric(
-    name="mask_changed",
-    meaning="Passages of which a dropped token receives loss in the copy.",
-    unit="passages",
-    statistic="rate",
+CHANGED = rate_metric(
+    "mask_changed",
+    "Passages of which a dropped token receives loss in the copy.",
+    "passages",
     heading="Masks changed",
 )
-LEAKED = Metric(
-    name="leaked_share",
-    meaning="Mean share of a passage's dropped tokens that receive loss in the copy.",
-    unit="share",
-    bounds=(0.0, 1.0),
+LEAKED = share_metric(
+    "leaked_share",
+    "Mean share of a passage's dropped tokens that receive loss in the copy.",
     heading="Leaked",
 )
 _NO_PASSAGE = "no passage differs"
@@ -165,10 +162,7 @@ def _build_table(tables: Tables, changes: Sequence[ResultRow]) -> Table:
 
     columns: tuple[Column[ResultRow] | ResultColumn, ...] = (
         *count_columns(
-            ("Masks changed", "passages"),
-            ("Share", "of the passages"),
-            count_changed,
-            _NO_PASSAGE,
+            ("Masks changed", "passages"), ("Share", "of the passages"), count_changed, _NO_PASSAGE
         ),
         ResultColumn(
             ("Leaked", "mean share of a passage's dropped tokens"),

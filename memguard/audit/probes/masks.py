@@ -166,7 +166,6 @@ class MaskedText:
     """The T tokens of a text, and which of them receive no loss."""
 
     folded: FoldedText
-    """The text without its formatting."""
     spans_T2: NDArray[np.int64]
     """Begin and end of each token in the text (characters); equal for special tokens."""
     dropped_T: NDArray[np.bool_]

@@ -143,15 +143,10 @@ class MembershipProbe(Probe):
         columns = {f"{self.name}.{score}": Column(values=n) for score, n in scores.items()}
         num_members, num_control = int(member_N.sum()), int(control_N.sum())
         reason = "none of its scores could be computed"
-        if not num_control:
-            reason = "no control documents"
-        elif min(num_members, num_control) < MIN_OF_EACH:
-            reason = (
-                f"{num_members} trained and {num_control} control documents; it needs "
-                f"{MIN_OF_EACH} of each"
-            )
         if min(num_members, num_control) < MIN_OF_EACH:
-            return Summary(columns=columns, reason=reason)
+            counts = f"{num_members} trained and {num_control} control documents"
+            few = f"{counts}; it needs {MIN_OF_EACH} of each"
+            return Summary(columns=columns, reason=few if num_control else "no control documents")
         blind_N = score_blind_documents(documents, member_N, control_N, evidence.inputs.seed)
         everything = scores
         if blind_N is not None:

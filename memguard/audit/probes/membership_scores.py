@@ -69,8 +69,7 @@ MEMBERSHIP_SCORES: Mapping[str, MembershipScore] = {
         has_own_pass=True,
     ),
     "reference": MembershipScore(
-        definition="Loss under a reference model - loss (Carlini et al. 2021).",
-        has_own_pass=True,
+        definition="Loss under a reference model - loss (Carlini et al. 2021).", has_own_pass=True
     ),
     "recall": MembershipScore(
         definition="Log-likelihood after an untrained text / without it (ReCaLL, Xie et al. 2024).",

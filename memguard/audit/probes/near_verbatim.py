@@ -112,12 +112,7 @@ a chosen and the next best token (logits)."""
 
 
 def find_near_verbatim(
-    inputs: Inputs,
-    view: View,
-    numbers: ScoreMatrix,
-    *,
-    floor: float,
-    num_below_floor: int,
+    inputs: Inputs, view: View, numbers: ScoreMatrix, *, floor: float, num_below_floor: int
 ) -> Generator[Sequence[Request], Sequence[ScoreMatrix], NearVerbatim | NotGenerated]:
     """Find the documents that greedy decoding extracts within the allowed number of edits.
 
@@ -183,15 +178,9 @@ def find_near_verbatim(
 
 
 def _generate(
-    inputs: Inputs,
-    numbers: ScoreMatrix,
-    indices: NDArray[np.int64],
-    stage: str,
+    inputs: Inputs, numbers: ScoreMatrix, indices: NDArray[np.int64], stage: str
 ) -> Generate:
-    """Generate the documents with these indices from their first divergence on.
-
-    A text ends when it is certain to exceed the allowed edits.
-    """
+    """Generate documents from their first divergence on, until too many edits are certain."""
     kept_N = numbers["first_divergence"].astype(int)
     chosen = set(indices.tolist())
     windows = inputs.windows
@@ -226,11 +215,7 @@ def _generate(
         keys=[key_of_window(window) for window in windows],
         names=_EDITS,
         reduce=reduce,
-        parameters={
-            "kind": "near-verbatim",
-            "version": 1,
-            "max_edit_share": inputs.max_edit_share,
-        },
+        parameters={"kind": "near-verbatim", "version": 1, "max_edit_share": inputs.max_edit_share},
         is_done=is_done,
         stage=stage,
     )

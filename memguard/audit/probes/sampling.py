@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric, count_clusters
+from memguard.audit.metrics import Evidence, Metric, count_clusters, rate_metric
 from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window
@@ -78,11 +78,9 @@ class SamplingProbe(Probe):
     """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            name="never",
-            meaning="No decoding method can generate the continuation: each excludes a token.",
-            unit="documents",
-            statistic="rate",
+        rate_metric(
+            "never",
+            "No decoding method can generate the continuation: each excludes a token.",
             higher_is_better=True,
         ),
         Metric(
@@ -96,11 +94,9 @@ class SamplingProbe(Probe):
             heading="Attack cost",
             spoken="attack cost",
         ),
-        Metric(
-            name="within_queries",
-            meaning="At most so many queries give the continuation with a probability of one half.",
-            unit="documents",
-            statistic="rate",
+        rate_metric(
+            "within_queries",
+            "At most so many queries give the continuation with a probability of one half.",
             risk_rank=3,
         ),
     )
@@ -254,20 +250,17 @@ def find_quantile(log10_queries_N: NDArray[np.float64], percent: int) -> int | N
     return math.ceil(value) if math.isfinite(value) else None
 
 
-def attack_cost(
-    log_pz_SN: NDArray[np.floating], verbatim_N: NDArray[np.bool_], probability: float = 0.5
-) -> AttackCost:
+def attack_cost(log_pz_SN: NDArray[np.floating], verbatim_N: NDArray[np.bool_]) -> AttackCost:
     """Return the cheapest decoding method for each document: a scheme, or greedy decoding.
 
     Args:
         log_pz_SN: ``[schemes, N]`` log-probability of each continuation (nats) under each scheme.
         verbatim_N: whether greedy decoding extracts it, which takes one query.
-        probability: probability that one of the samples is the continuation.
     """
     assert log_pz_SN.shape[1:] == verbatim_N.shape, "one value for each document"
     greedy_N = np.where(verbatim_N, 0.0, np.inf)
     # Greedy is first because argmin returns the first minimum.
-    costs_WN = np.vstack([greedy_N, log10_queries(log_pz_SN, probability)])
+    costs_WN = np.vstack([greedy_N, log10_queries(log_pz_SN)])
     method_N = costs_WN.argmin(0)
     cheapest_N = np.take_along_axis(costs_WN, method_N[None], 0)[0]
     scheme_N = np.where(np.isinf(cheapest_N), NEVER, method_N + GREEDY)

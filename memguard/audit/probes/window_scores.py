@@ -16,14 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import LCSseq, Levenshtein
 
 from memguard.audit.cache import ScoreMatrix
-from memguard.audit.metrics import Metric
+from memguard.audit.metrics import Metric, rate_metric, share_metric
 from memguard.audit.passages import TokenResult, stack_by_size
 from memguard.audit.requests import Score, key_of_window
 from memguard.audit.windows import (
@@ -37,52 +36,24 @@ from memguard.audit.windows import (
     is_near_tie,
 )
 
-IN_A_WINDOW = (
-    "num_correct",
-    "first_divergence",
-    "extraction_strength",
-    "longest_run",
-    "logprob",
-)
+IN_A_WINDOW = ("num_correct", "first_divergence", "extraction_strength", "longest_run", "logprob")
 """Numbers of any window."""
-MAIN = (
-    *IN_A_WINDOW,
-    "min_margin",
-    "is_near_tie",
-    "argmax_type_token_ratio",
-    "greedy_margin",
-)
+MAIN = (*IN_A_WINDOW, "min_margin", "is_near_tie", "argmax_type_token_ratio", "greedy_margin")
 """Numbers of a document's main window."""
 
 
-def share_metric(name: str, meaning: str, **others: Any) -> Metric:
-    """Return a metric with values from 0 to 1."""
-    return Metric(name=name, meaning=meaning, unit="share", bounds=(0.0, 1.0), **others)
-
-
-NEAR_VERBATIM = Metric(
-    name="near_verbatim",
-    meaning="Greedy text within 10 % edits of the true one.",
-    unit="documents",
-    statistic="rate",
+NEAR_VERBATIM = rate_metric(
+    "near_verbatim",
+    "Greedy text within 10 % edits of the true one.",
     heading="Near-verbatim",
     spoken="near-verbatim",
     risk_rank=2,
 )
 WINDOW_METRICS = (
-    Metric(
-        name="verbatim",
-        meaning="All tokens match.",
-        unit="documents",
-        statistic="rate",
-        risk_rank=1,
-    ),
-    Metric(
-        name="teacher_forced_90",
-        meaning="At least 90 % of the tokens are the most likely ones, given the true text before "
-        "each.",
-        unit="documents",
-        statistic="rate",
+    rate_metric("verbatim", "All tokens match.", risk_rank=1),
+    rate_metric(
+        "teacher_forced_90",
+        "At least 90 % of the tokens are the most likely ones, given the true text before each.",
         heading="90 % teacher-forced",
     ),
     share_metric(
@@ -98,10 +69,7 @@ WINDOW_METRICS = (
         is_length=True,
     ),
     Metric(
-        name="longest_run",
-        meaning="Longest run of correct tokens.",
-        unit="tokens",
-        is_length=True,
+        name="longest_run", meaning="Longest run of correct tokens.", unit="tokens", is_length=True
     ),
     Metric(
         name="logprob",

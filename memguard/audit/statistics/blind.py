@@ -204,10 +204,7 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
 def _differ_in_words(
     members: Sequence[AuditDocument], control: Sequence[AuditDocument], seed: int
 ) -> bool:
-    """Return whether the blind AUC is above that of every random assignment to the two kinds.
-
-    Near-duplicates, which are one observation, are assigned together.
-    """
+    """Return whether the blind AUC is above that of all random assignments, clusters together."""
     draw = derive_generator(seed, "kinds")
     chosen = [
         [side[index] for index in draw.permutation(len(side))[:_TESTED_DOCUMENTS]]

@@ -113,11 +113,7 @@ def trace_roc(members: ArrayLike, nonmembers: ArrayLike) -> RocPoints:
 
 
 def _place_threshold(num_nonmembers: int, fpr: float) -> tuple[int, int]:
-    """Return the two ranks from the top that enclose the threshold of the population.
-
-    -1 is above all nonmembers, ``num_nonmembers`` below all. Either end is wrong in at most 2.5 %
-    of samples.
-    """
+    """Return ranks from the top, -1 above all, that enclose the threshold in 95 % of samples."""
     counts_N = np.arange(num_nonmembers + 1)
     is_rarely_so_few_N = special.bdtr(counts_N, num_nonmembers, fpr) <= _TAIL
     is_rarely_more_N = special.bdtrc(counts_N, num_nonmembers, fpr) <= _TAIL
