@@ -194,9 +194,7 @@ def find_config(path: str | Path, *, base: str | None = None) -> Path:
 def read_adapter(path: str | Path, *, base: str | None = None) -> AdapterFolder:
     """Read the configuration and the header of an adapter, and locate its base.
 
-    Args:
-        path: of its folder.
-        base: folder or hub id of the base; None locates the one in the adapter's configuration.
+    ``base`` is the base's folder or hub id; None locates the one in the adapter's configuration.
 
     Raises:
         ModelError: the adapter is damaged, of an unsupported kind, or its base is missing.
