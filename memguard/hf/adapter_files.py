@@ -143,10 +143,8 @@ def explain_no_adapter(folder: Path) -> str:
 def check_model(path: str, *, base: str | None = None) -> None:
     """Refuse a folder that has neither a checkpoint nor an adapter that can be read.
 
-    A possible hub id is accepted. If an adapter's base is a local folder, it is checked too.
-
-    Raises:
-        ModelError: see `check_folder` and `read_adapter`; or the base does not match the adapter.
+    A possible hub id is accepted. If an adapter's base is a local folder, it is checked too, and
+    that it matches the adapter. See `check_folder` and `read_adapter` for the errors.
     """
     if not is_adapter(path):
         check_folder(path)

@@ -174,11 +174,7 @@ def get_folder(path: str, revision: str | None, *, base: str | None = None) -> P
 
 
 def get_base_folder(adapter: AdapterFolder) -> Path:
-    """Return the checked folder of an adapter's base; a hub id's files are downloaded.
-
-    Raises:
-        ModelError: see `get_folder`.
-    """
+    """Return the checked folder of an adapter's base; see `get_folder`."""
     with _about_base(adapter):
         return get_folder(adapter.base, adapter.revision)
 

@@ -122,9 +122,8 @@ def split_sums(sums: Mapping[str, FileSum]) -> tuple[dict[str, FileSum], dict[st
 
 
 def hash_weights(path: str | Path) -> str:
-    """Return the hash of all files that are read from a model's folder.
+    """Return the hash of all files that are read from a model's folder; see `list_model_files`.
 
-    Raises:
-        ModelError: see `sum_model`; for a hub id, ``path`` must be its folder in the hub's cache.
+    For a hub id, ``path`` must be its folder in the hub's cache.
     """
     return hash_sums(sum_model(Path(path)))
