@@ -46,14 +46,10 @@ def place_for_training(
 ) -> list[Placement | None]:
     """Place the documents of a fine-tune: all are trained except control and held-out ones.
 
-    Args:
-        data: `control_fraction`, `heldout_documents`, `forget_repetitions`.
-        origin: the setting each document came from: train, control, heldout or forget.
-        cluster: ``[num_documents]`` near-duplicate clusters.
-        auditable: ``[num_documents]`` whether a document counts for the control: it is long enough.
-        epochs: times each trained document is trained.
-        seed: the run's.
-        min_documents: no control is drawn if fewer auditable trained documents would remain.
+    ``origin`` is the setting each document came from: train, control, heldout or forget;
+    ``cluster [num_documents]`` are near-duplicates; ``auditable [num_documents]`` documents count
+    for the control: they are long enough. No control is drawn if fewer than ``min_documents``
+    auditable trained documents would remain.
 
     Returns:
         One placement per document; None for one in a cluster with one to be forgotten, and for a
@@ -213,14 +209,6 @@ def place_for_study(
         if name == "heldout" and int(cluster[document]) not in seen:
             placements[document] = heldout
     return placements
-
-
-def remove_copies(
-    placements: Sequence[Placement | None], is_copy: NDArray[np.bool_]
-) -> list[Placement | None]:
-    """Remove copies ``[num_documents]`` of trained documents from training."""
-    removed = Placement(bucket="removed", role="removed", repetitions=0)
-    return [removed if copy else placed for placed, copy in zip(placements, is_copy, strict=True)]
 
 
 def place_canaries(is_in: Sequence[bool], *, repetitions: int) -> list[Placement]:

@@ -67,8 +67,7 @@ def prepare_canaries(
 ) -> list[tuple[Document, TokenizedDocument, Placement]]:
     """Draw, tokenise and place a run's canaries; say on the console if there can be none.
 
-    `num_trained` documents are trained, background included. See `draw_canaries`,
-    `choose_repetitions`.
+    `num_trained` documents are trained, background included.
     """
     settings = data.canaries
     if not settings.count:

@@ -27,18 +27,7 @@ from memguard.data.sources import read_source
 from memguard.data.table_files import NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten
 
-__all__ = [
-    "Decode",
-    "Document",
-    "Format",
-    "LoadedDocuments",
-    "Message",
-    "document_text",
-    "load_documents",
-    "load_settings",
-    "make_table",
-    "name_ids",
-]
+__all__ = ["Document", "Format", "Message"]  # of rows.py; the others are defined here
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
@@ -69,14 +58,9 @@ def load_documents(
     The id of a document is taken from the column `id`, else made of file name and row number. Its
     source is taken from the column `source`, else it is the short name of the given source.
 
-    Args:
-        sources: see `sources.py`; or tables of documents in memory.
-        setting: name of the documents in errors, e.g. ``"data.train"``.
-        form: settings of the format; None: all at their defaults.
-        has_chat_template: decides how rows of alpaca are rendered.
-        style: how errors write settings; None: as ``setting`` is written.
-        cache_dir: folder for derived sources.
-        say: called with one line for each table, which says how it is read.
+    ``sources`` are those of `sources.py`, or tables of documents in memory; their settings of the
+    format are ``form``, None: all at their defaults. See `choose_layout` for setting, style and
+    has_chat_template. ``say`` is called with one line for each table, which says how it is read.
 
     Raises:
         DataError: a source is missing, unreadable or invalid; it fits no format or several; there

@@ -57,18 +57,6 @@ class Clusters:
     """Number of distinct grams that are in too many documents to join them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sharers:
-    """For each of G grams, the documents that contain it."""
-
-    document: NDArray[np.int64]
-    """Grouped by gram; ascending and unique within a gram."""
-    start: NDArray[np.int64]
-    """[G] index in `document` at which each gram begins."""
-    count: NDArray[np.int64]
-    """[G] number of documents that contain the gram."""
-
-
 class WordGrams:
     """The grams of a list of documents, kept as words (4 bytes each) and hashed when needed."""
 
@@ -100,13 +88,13 @@ class WordGrams:
         is_copy = self._whole[same][1:] == self._whole[same][:-1]
         links = [np.stack([same[:-1][is_copy], same[1:][is_copy]])]
         num_boilerplate_grams = 0
-        for sharers in self._partition(np.arange(num_documents)):
-            is_boilerplate = sharers.count > limit
+        for document, start, count in self._partition(np.arange(num_documents)):
+            is_boilerplate = count > limit
             num_boilerplate_grams += int(is_boilerplate.sum())
-            joins = np.repeat(~is_boilerplate, sharers.count)
-            joins[sharers.start] = False
+            joins = np.repeat(~is_boilerplate, count)
+            joins[start] = False
             second = np.flatnonzero(joins)
-            pairs = sharers.document[second - 1] * num_documents + sharers.document[second]
+            pairs = document[second - 1] * num_documents + document[second]
             links.append(np.stack(np.divmod(np.unique(pairs), max(num_documents, 1))))
         one, other = np.concatenate(links, axis=1)
         graph = coo_array(
@@ -128,13 +116,19 @@ class WordGrams:
     def count_overlap(self, in_control: NDArray[np.bool_], in_trained: NDArray[np.bool_]) -> int:
         """Count control documents that share any gram, boilerplate included, with a trained one."""
         overlaps = in_control & np.isin(self._whole, self._whole[in_trained])
-        for sharers in self._partition(np.flatnonzero(in_control | in_trained)):
-            has_trained = np.logical_or.reduceat(in_trained[sharers.document], sharers.start)
-            overlaps[sharers.document[np.repeat(has_trained, sharers.count)]] = True
+        for document, start, count in self._partition(np.flatnonzero(in_control | in_trained)):
+            has_trained = np.logical_or.reduceat(in_trained[document], start)
+            overlaps[document[np.repeat(has_trained, count)]] = True
         return int((overlaps & in_control).sum())
 
-    def _partition(self, documents: NDArray[np.int64]) -> Iterator[_Sharers]:
-        """Yield the grams of ``documents`` and who shares them, in parts that fit into memory."""
+    def _partition(
+        self, documents: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield who shares the grams of ``documents``, in parts of G grams that fit into memory.
+
+        The documents, grouped by gram and ascending within; where each gram begins ``[G]``; and how
+        many documents contain it ``[G]``.
+        """
         lengths = np.diff(self._offsets)[documents]
         num_grams = int(np.maximum(lengths - self._num_words + 1, 0).sum())
         num_parts = -(-num_grams // _MAX_GRAMS)
@@ -155,8 +149,7 @@ class WordGrams:
             start = np.flatnonzero(is_start[keep])
             document = document[keep]
             if len(start):
-                count = np.diff(start, append=len(document))
-                yield _Sharers(document=document, start=start, count=count)
+                yield document, start, np.diff(start, append=len(document))
 
     def _hash_grams(
         self, documents: NDArray[np.int64], part: int, num_parts: int
@@ -208,10 +201,13 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
     import rensa
 
     is_copy = np.zeros(len(texts), dtype=bool)
+    # The smallest number of bands that misses fewer than 1 % of pairs at the threshold: a pair with
+    # Jaccard index s agrees in a band of r hashes with probability s^r.
+    num_bands = 8
+    while (1 - config.similarity ** (_NUM_HASHES // num_bands)) ** num_bands > _MAX_MISSED:
+        num_bands *= 2
     index = rensa.RMinHashLSH(
-        threshold=config.similarity,
-        num_perm=_NUM_HASHES,
-        num_bands=_choose_num_bands(config.similarity),
+        threshold=config.similarity, num_perm=_NUM_HASHES, num_bands=num_bands
     )
     kept: dict[int, NDArray[np.uint64]] = {}
     grams_of = WordGrams(texts, num_words=config.num_words).list_grams()
@@ -226,17 +222,6 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
             index.insert(number, sketch)
             kept[number] = grams
     return is_copy
-
-
-def _choose_num_bands(similarity: float) -> int:
-    """Return the smallest number of bands that misses fewer than 1 % of pairs at the threshold.
-
-    A pair with Jaccard index s agrees in a band of r hashes with probability s^r.
-    """
-    num_bands = 8
-    while (1 - similarity ** (_NUM_HASHES // num_bands)) ** num_bands > _MAX_MISSED:
-        num_bands *= 2
-    return num_bands
 
 
 def _compute_jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:

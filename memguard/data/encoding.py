@@ -97,8 +97,8 @@ def encode_reply(
     whole = _render([*prompt, *completion], tokenizer)
     _refuse_dropped([*prompt, *completion], tokenizer)
     needs_reply = prompt[-1].role != "assistant"
-    header = _find_prompt(prompt, whole, tokenizer, add_generation_prompt=needs_reply)
-    span = _Span(begin=header.end, end=len(whole), is_whole_turn=True)
+    _, begin = _find_prompt(prompt, whole, tokenizer, add_generation_prompt=needs_reply)
+    span = _Span(begin=begin, end=len(whole), is_whole_turn=True)
     return _encode_spans(whole, [span], tokenizer, special)
 
 
@@ -137,44 +137,35 @@ def _find_turn(messages: Sequence[Message], turn: int, whole: str, tokenizer: An
     """Return the character range of an assistant turn, without its header, in ``whole``."""
     after = _render(messages[: turn + 1], tokenizer)
     if turn:
-        prompt = _find_prompt(messages[:turn], whole, tokenizer)
+        header, end = _find_prompt(messages[:turn], whole, tokenizer)
     else:
         # Templates cannot render zero turns: the header is what a generation prompt adds here.
         prompted = _render(messages[:1], tokenizer, add_generation_prompt=True)
-        header = prompted.removeprefix(after)
-        end = whole.find(header) + len(header) if header in whole else 0
-        prompt = _Prompt(header=end, end=end)
+        text = prompted.removeprefix(after)
+        header = end = whole.find(text) + len(text) if text in whole else 0
     content = messages[turn].content.strip()
-    if whole.startswith(after) and content in whole[prompt.header : len(after)]:
-        return _Span(begin=prompt.end, end=len(after), is_whole_turn=True)
+    if whole.startswith(after) and content in whole[header : len(after)]:
+        return _Span(begin=end, end=len(after), is_whole_turn=True)
     # A template may close the last turn differently, or omit the reasoning of earlier turns. The
     # text before the content must belong to this turn; otherwise the match is in another turn.
-    for start in (prompt.end, prompt.header):
+    for start in (end, header):
         position = whole.find(content, start)
         if position >= 0 and after.startswith(whole[start:position], start):
-            return _Span(begin=prompt.end, end=position + len(content), is_whole_turn=False)
+            return _Span(begin=end, end=position + len(content), is_whole_turn=False)
     raise TemplateFailure(_CHANGES)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Prompt:
-    """Position of a generation prompt in a rendered conversation (characters)."""
-
-    header: int
-    end: int
 
 
 def _find_prompt(
     before: Sequence[Message], whole: str, tokenizer: Any, *, add_generation_prompt: bool = True
-) -> _Prompt:
-    """Find the end of ``before`` and of the generation prompt after it, if there is one."""
+) -> tuple[int, int]:
+    """Find the ends of ``before`` and of the generation prompt after it, if any (characters)."""
     prompted = _render(before, tokenizer, add_generation_prompt=add_generation_prompt)
     header = _count_common(prompted, _render(before, tokenizer))
     # The prompt may open a reasoning block that the turn lacks; text before it must not differ.
     end = _count_common(prompted, whole)
     if end < header:
         raise TemplateFailure(_CHANGES)
-    return _Prompt(header=header, end=end)
+    return header, end
 
 
 def _count_common(one: str, other: str) -> int:

@@ -29,11 +29,7 @@ from memguard.errors import DataError
 Style = Literal["settings", "options", "arguments"]
 _FIRST: tuple[FormatName, ...] = ("messages", "prompt_completion", "text")
 """Formats in the order in which a table that fits several is read."""
-_BESIDE_IDS: Mapping[str, FormatName] = {
-    "text": "text",
-    "messages": "messages",
-    "prompt": "prompt_completion",
-}
+_BESIDE_IDS = ("text", "messages", "prompt")
 """Columns beside token ids that leave it open which is the document."""
 _NOT_TEXT = ("id", "source")
 
@@ -84,12 +80,9 @@ def choose_layout(
 ) -> Layout:
     """Decide how a table with at least one column is read.
 
-    Args:
-        table: what is read.
-        form: the settings.
-        setting: name of the documents in errors, e.g. ``"data.train"``.
-        has_chat_template: called for alpaca without a template in the settings.
-        style: how errors write settings; None: as ``setting`` is written.
+    ``setting`` is the name of the documents in errors, e.g. ``"data.train"``. Errors write settings
+    in ``style``; None: as ``setting`` is written. ``has_chat_template`` is called for alpaca
+    without a template in the settings.
 
     Raises:
         DataError: the table fits no format, or two; it lacks a column that was named.
@@ -115,12 +108,7 @@ def choose_layout(
         for name in FORMAT_COLUMNS[taken].all
         if (column := _column(name, form)) in table.columns
     }
-    missing = [
-        name
-        for name in form.columns.given
-        if name in FORMAT_COLUMNS[taken].all and name not in columns
-    ]
-    if missing:
+    if not columns.keys() >= form.columns.given.keys() & set(FORMAT_COLUMNS[taken].all):
         raise _explain_no_fit(table, form, place, style)
     template = form.template
     if taken == "alpaca" and template is None:
@@ -197,7 +185,17 @@ def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) 
     of = "fits no format" if wanted is None else f"is not {wanted}"
     if lacking:
         of = f"needs the column '{lacking[0]}'" + ("" if wanted is None else f" to be {wanted}")
-    ways = suggest_ways(table.columns, form.columns, style, format=wanted)
+    # The format that the user chose comes first, then those whose columns have a usual name in the
+    # table. Columns that the user named are kept where the table has them.
+    ranked = []
+    for name in _ORDER:
+        named, num_guessed = _match(name, table.columns, form.columns)
+        ranked.append((name != wanted, num_guessed, name, named))
+    ranked.sort(key=lambda way: way[:2])
+    ways = "; ".join(
+        write_way(style, format=name, columns={k: v for k, v in named.items() if k != v})
+        for _, _, name, named in ranked[:_NUM_WAYS]
+    )
     return DataError(
         f"{place} {of}; its columns are {list_names(table.columns)}. The nearest "
         f"ways to describe it: {ways}"
@@ -262,28 +260,6 @@ def list_names(names: Sequence[str]) -> str:
         for name in names[:_MOST_NAMES]
     ]
     return ", ".join(shown) + (", ..." if len(names) > _MOST_NAMES else "")
-
-
-def suggest_ways(
-    columns: Sequence[str], given: ColumnsConfig, style: Style, *, format: FormatName | None = None
-) -> str:
-    """Return the three nearest ways to describe a table, separated by semicolons.
-
-    The format that the user chose comes first, then those whose columns have a usual name in the
-    table. Columns that the user named are kept where the table has them.
-    """
-    ranked = []
-    for name in _ORDER:
-        named, num_guessed = _match(name, columns, given)
-        ranked.append((name != format, num_guessed, name, named))
-    ranked.sort(key=lambda way: way[:2])
-    ways = [
-        write_way(
-            style, format=name, columns={key: value for key, value in named.items() if key != value}
-        )
-        for _, _, name, named in ranked[:_NUM_WAYS]
-    ]
-    return "; ".join(ways)
 
 
 def _match(

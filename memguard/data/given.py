@@ -127,12 +127,8 @@ def read_texts(
 ) -> dict[str, Document]:
     """Return documents of a run by id, after checking that their texts have not changed.
 
-    Args:
-        data: settings of the finished run.
-        run_folder: contains the fingerprint of the key of the manifest's hashes.
-        wanted: entries of its manifest.
-        cache_dir: for derived sources.
-        has_chat_template: returns whether the run's tokenizer has a chat template.
+    ``run_folder`` contains the fingerprint of the key of its manifest's hashes, ``wanted`` are
+    entries of that manifest; see `load_documents` for the other arguments.
 
     Raises:
         ConfigError: the identity key is not that of the run, or is where it must not be.

@@ -90,16 +90,12 @@ def load_identity_key(
     of: str = "",
     say: Callable[[str], None] | None = None,
 ) -> IdentityKey:
-    """Return the identity key.
+    """Return the identity key at the path ``named``; None: in the user's configuration folder.
 
-    Args:
-        named: its path; None: in the user's configuration folder.
-        setting: name of the setting in errors.
-        outside: folders that it must not be in, beside those of runs and audits.
-        expected: fingerprint of the key that documents were hashed with; None accepts any key.
-        of: what the expected key belongs to, e.g. the folder of a run.
-        say: called with one line if the key was missing and has been made; None makes none. A key
-            that is expected is never made.
+    It must not be in the folders ``outside``, nor in those of runs and audits. ``expected`` is the
+    fingerprint of the key that documents were hashed with, which belongs to ``of``, e.g. the folder
+    of a run; None accepts any key. ``say`` is called with one line if the key was missing and has
+    been made; None makes none. A key that is expected is never made.
 
     Raises:
         ConfigError: it may not be where it is, see `check_key_place`; it cannot be made; others can
@@ -107,10 +103,15 @@ def load_identity_key(
         DataError: it is missing, cannot be read, or is not a key.
     """
     path = find_key_path(named, setting=setting)
+    start_over = _START_OVER if setting == SETTING else ""
     check_key_place(path, setting=setting, outside=outside)
     if not os.path.lexists(path):
         if expected is not None or say is None:
-            raise _explain_missing(path, setting, expected, of)
+            whose = f" of {of or 'the documents'} (fingerprint {expected})" if expected else ""
+            raise DataError(
+                f"'{setting}': the identity key{whose} is missing: '{_show(path)}'. Restore it "
+                f"from a copy, or name its file in '{setting}'{start_over if expected else ''}"
+            )
         if _make(path, setting):
             say(
                 f"identity key: made {path}, keep it: only with it can later audits be matched, "
@@ -121,7 +122,7 @@ def load_identity_key(
         raise ConfigError(
             f"'{setting}': the identity key '{_show(path)}' has the fingerprint "
             f"{identity.fingerprint}, and {of or 'the documents'} the key of fingerprint "
-            f"{expected}: name that key in '{setting}'{_START_OVER if setting == SETTING else ''}"
+            f"{expected}: name that key in '{setting}'{start_over}"
         )
     return identity
 
@@ -129,25 +130,16 @@ def load_identity_key(
 def find_identity_key(
     named: str | Path | None,
     *,
-    setting: str = SETTING,
     outside: Sequence[Path] = (),
     expected: str | None = None,
     of: str = "",
 ) -> IdentityKey | None:
-    """Return the identity key, or None if its file is missing.
-
-    The arguments and errors are those of `load_identity_key`.
-    """
-    path = find_key_path(named, setting=setting)
-    check_key_place(path, setting=setting, outside=outside)
+    """Return the identity key, or None if its file is missing; see `load_identity_key`."""
+    path = find_key_path(named)
+    check_key_place(path, outside=outside)
     if not os.path.lexists(path):
         return None
-    return load_identity_key(named, setting=setting, outside=outside, expected=expected, of=of)
-
-
-def draw_identity_key() -> IdentityKey:
-    """Return a key that is written nowhere, for documents that are not kept."""
-    return IdentityKey.from_bytes(secrets.token_bytes(_BYTES), Path(os.devnull))
+    return load_identity_key(named, outside=outside, expected=expected, of=of)
 
 
 def check_key_place(path: Path, *, setting: str = SETTING, outside: Sequence[Path] = ()) -> None:
@@ -240,15 +232,6 @@ def _read(path: Path, setting: str) -> bytes:
     return bytes.fromhex(text.decode())
 
 
-def _explain_missing(path: Path, setting: str, expected: str | None, of: str) -> DataError:
-    whose = "" if expected is None else f" of {of or 'the documents'} (fingerprint {expected})"
-    return DataError(
-        f"'{setting}': the identity key{whose} is missing: '{_show(path)}'. Restore it from a "
-        f"copy, or name its file in '{setting}'"
-        f"{_START_OVER if setting == SETTING and expected else ''}"
-    )
-
-
 def _show(path: Path) -> str:
     return shorten(str(path), MAX_PATH)
 
@@ -271,16 +254,10 @@ class RunIdentity:
         return cls(named=named, run_folder=run_folder, expected=expected)
 
     def find(self, console: Console, *, makes_key: bool, needs_key: bool) -> IdentityKey | None:
-        """Return the key; None if the one that is expected is missing.
+        """Return the key; None if the one that is expected is missing; see `load_identity_key`.
 
-        Args:
-            console: says that a key was made.
-            makes_key: whether a missing key is made; False draws one that is not kept. None is made
-                where one is expected.
-            needs_key: whether the run cannot go on without it.
-
-        Raises:
-            ConfigError, DataError: see `load_identity_key`.
+        `makes_key`: a missing key is made, unless one is expected; False draws one that is not
+        kept. `needs_key`: the run cannot go on without it.
         """
         if self.expected is None and makes_key:
             return load_identity_key(self.named, outside=[self.run_folder], say=console.info)
@@ -289,14 +266,12 @@ class RunIdentity:
         found = find_identity_key(
             self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
         )
-        return draw_identity_key() if found is None and self.expected is None else found
+        if found is not None or self.expected is not None:
+            return found
+        return IdentityKey.from_bytes(secrets.token_bytes(_BYTES), Path(os.devnull))
 
     def require(self) -> IdentityKey:
-        """Return the key that the documents were prepared with.
-
-        Raises:
-            ConfigError, DataError: see `load_identity_key`; it is missing.
-        """
+        """Return the key that the documents were prepared with; see `load_identity_key`."""
         return load_identity_key(
             self.named, outside=[self.run_folder], expected=self.expected, of=f"'{self.run_folder}'"
         )

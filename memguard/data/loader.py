@@ -11,7 +11,7 @@ processes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,10 +123,8 @@ class Loader:
     ) -> Batch:
         """Build the rows of these global sample indices.
 
-        Args:
-            samples: global sample indices.
-            num_rows: rows of the batch; those beyond the samples are padding. None: no more.
-            reference_nll: NLL of every token of the corpus (nats).
+        Of ``num_rows`` those beyond the samples are padding; None: no more. ``reference_nll`` is
+        that of every token of the corpus (nats).
         """
         built = [self._row(sample) for sample in samples]
         batch = self._stack(built, num_rows or len(built))
@@ -154,28 +152,23 @@ class Loader:
         """Stack rows into a batch and pad them to equal length."""
         longest = max((len(row.input_ids) for row in built), default=_SHORTEST_ROW)
         shape = (num_rows, longest)
-        input_ids = np.full(shape, self.pad_id, dtype=np.int64)
-        labels = np.full(shape, IGNORE_LABEL, dtype=np.int64)
-        position_ids = np.tile(np.arange(longest), (shape[0], 1))
-        document_ids = np.full(shape, -1, dtype=np.int64)
-        forget = np.zeros(shape, dtype=bool)
+        arrays: dict[str, NDArray[Any]] = {
+            "input_ids": np.full(shape, self.pad_id, dtype=np.int64),
+            "labels": np.full(shape, IGNORE_LABEL, dtype=np.int64),
+            "position_ids": np.tile(np.arange(longest), (num_rows, 1)),
+            "document_ids": np.full(shape, -1, dtype=np.int64),
+            "forget": np.zeros(shape, dtype=bool),
+        }
         for number, row in enumerate(built):
             used = len(row.input_ids)
-            input_ids[number, :used] = row.input_ids
-            labels[number, :used] = row.labels
-            position_ids[number, :used] = row.position_ids
-            position_ids[number, used:] = np.arange(longest - used)
-            document_ids[number, :used] = row.document_ids
-            forget[number, :used] = row.forget
-        return Batch(
-            input_ids=input_ids,
-            labels=labels,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            num_supervised=sum(row.num_supervised for row in built),
-            num_kept=int((labels != IGNORE_LABEL).sum()),
-            forget=forget if self._is_forgotten.any() else None,
-        )
+            for name, array in arrays.items():
+                array[number, :used] = getattr(row, name)
+            arrays["position_ids"][number, used:] = np.arange(longest - used)
+        if not self._is_forgotten.any():
+            del arrays["forget"]
+        num_supervised = sum(row.num_supervised for row in built)
+        num_kept = int((arrays["labels"] != IGNORE_LABEL).sum())
+        return Batch(**arrays, num_supervised=num_supervised, num_kept=num_kept)
 
     def record(self, samples: Sequence[int]) -> None:
         """Count these rows as fed; called after the optimizer step that used them."""

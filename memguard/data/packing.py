@@ -171,7 +171,12 @@ def plan_rows(
     first = sum(len(part) for part in parts)
     parts.append(pack_group(background, "background"))
     rows = np.arange(first, first + len(parts[-1]))
-    beside = _cycle(rows, round(len(foreground) * background_ratio), seed)
+    count = round(len(foreground) * background_ratio)
+    passes = [
+        derive_generator(seed, "background order", number).permutation(rows)
+        for number in range(-(-count // len(rows)))
+    ]
+    beside = np.concatenate([*passes, np.empty(0, dtype=np.int64)])[:count]
     return concatenate_rows(parts), interleave(foreground, beside)
 
 
@@ -194,13 +199,3 @@ def interleave(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.i
     """Merge two sequences so that every part has them in their overall proportion."""
     when = np.concatenate([(np.arange(len(x)) + 0.5) / max(len(x), 1) for x in (one, other)])
     return np.concatenate([one, other])[np.argsort(when, kind="stable")]
-
-
-def _cycle(rows: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-    """Return ``count`` row indices in shuffled passes over ``rows``."""
-    num_passes = -(-count // len(rows))
-    passes = [
-        derive_generator(seed, "background order", number).permutation(rows)
-        for number in range(num_passes)
-    ]
-    return np.concatenate([*passes, np.empty(0, dtype=np.int64)])[:count]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memguard.config import DataConfig
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.buckets import Placement, place_for_study, place_for_training, remove_copies
+from memguard.data.buckets import Placement, place_for_study, place_for_training
 from memguard.data.canaries import prepare_canaries
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
@@ -37,11 +37,7 @@ from memguard.data.tokenization import (
 from memguard.errors import DataError, RecordError
 from memguard.records import ManifestEntry, describe_unread
 from memguard.records.folders import RunFiles
-from memguard.records.run_files import (
-    PreparedSummary,
-    has_begun,
-    load_summary,
-)
+from memguard.records.run_files import PreparedSummary, has_begun, load_summary
 from memguard.runtime import Console
 
 
@@ -76,25 +72,13 @@ def prepare(
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
-    Existing prepared documents are reused if nothing they depend on has changed.
-
-    Args:
-        data: the run's document settings.
-        run_folder: where `prepared/` and `manifest.jsonl` are written.
-        seed: the run's.
-        epochs: times each trained document is trained, unless ``data`` says otherwise.
-        deduplicate: the mitigation that removes copies; None without it.
-        audit: which documents can be audited.
-        load_tokenizer: given the documents of `data.train`, returns the tokenizer.
-        has_chat_template: returns whether that tokenizer has one, for rows of alpaca.
-        cache_dir: for derived sources.
-        console: reports progress.
-        vocab_size: token ids in the documents must be below it (rows of the model's embedding);
-            None skips the check, e.g. if the tokenizer is trained on the documents.
-        is_begun_with: returns whether training has begun on the documents of this summary; None
-            if training has not begun.
-        needs_key: whether training derives secrets from the identity key.
-        keeps_documents: False for documents that are deleted: no identity key is made for them.
+    Existing prepared documents are reused if nothing they depend on has changed. Each trained
+    document is trained ``epochs`` times, unless ``data`` says otherwise. ``load_tokenizer`` is
+    given the documents of `data.train`; ``has_chat_template`` is for rows of alpaca. Token ids in
+    the documents must be below ``vocab_size`` (rows of the model's embedding); None: not checked,
+    e.g. if the tokenizer is trained on them. ``is_begun_with`` returns whether training has begun
+    on the documents of a summary; None if it has not begun. ``needs_key``: training derives secrets
+    from the identity key. Without ``keeps_documents`` they are deleted, and no key is made.
 
     Raises:
         ConfigError: a library is not installed; the identity key is another, or in a wrong place.
@@ -343,7 +327,8 @@ def _remove_copies(
             f"'mitigations': deduplicate has no effect: no two of {len(trained):,} documents are "
             f"{relation}. Remove it"
         )
-    return remove_copies(placements, is_copy)
+    removed = Placement(bucket="removed", role="removed", repetitions=0)
+    return [removed if copy else placed for placed, copy in zip(placements, is_copy, strict=True)]
 
 
 class _Placed(NamedTuple):

@@ -199,14 +199,6 @@ _WITH_INPUT = ", paired with an input that provides further context"
 _TASK = ". Write a response that appropriately completes the request.\n\n### Instruction:\n"
 _INPUT = "\n\n### Input:\n"
 _RESPONSE = "\n\n### Response:"
-_CHAT_ONLY = ("system", "history")
-
-
-def render_stanford(instruction: str, input: str) -> str:
-    """Return Stanford's prompt; another one if ``input`` is empty."""
-    if not input:
-        return f"{_PREAMBLE}{_TASK}{instruction}{_RESPONSE}"
-    return f"{_PREAMBLE}{_WITH_INPUT}{_TASK}{instruction}{_INPUT}{input}{_RESPONSE}"
 
 
 _STANFORD = re.compile(
@@ -255,19 +247,15 @@ def _read_alpaca(
     if not texts["output"].strip():
         return None
     if layout.template == "stanford":
-        present = {"system": texts.get("system"), "history": history}
-        for name in _CHAT_ONLY:
-            if present[name]:
+        for name, given in {"system": texts.get("system"), "history": history}.items():
+            if given:
                 raise UnusableRow(
                     f"whose '{layout.columns[name]}' has no place in the template stanford "
                     f"({layout.write(template='chat')}, or remove the column)"
                 )
-        return Document(
-            **named,
-            format="prompt_completion",
-            prompt=render_stanford(instruction, input),
-            completion=texts["output"],
-        )
+        prompt = f"{_PREAMBLE}{_WITH_INPUT if input else ''}{_TASK}{instruction}"
+        prompt += f"{_INPUT}{input}{_RESPONSE}" if input else _RESPONSE
+        return _make_pair(prompt, texts["output"], named)
     turns = [("system", texts["system"])] if texts.get("system") else []
     for question, answer in history:
         turns += [("user", question), ("assistant", answer)]

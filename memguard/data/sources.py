@@ -62,10 +62,7 @@ _SPLITS = {"train": "train", "test": "test", "eval": "test", "dev": "validation"
 def read_source(source: str, *, setting: str, cache_dir: Path) -> Iterator[Table]:
     """Yield the tables of one source, in an order that depends on names only.
 
-    Args:
-        source: see the module's docstring.
-        setting: name of the source in errors.
-        cache_dir: folder for derived sources.
+    ``setting`` names the source in errors, ``cache_dir`` is for derived sources.
 
     Raises:
         DataError: the source is missing, not readable, invalid or of an unknown type.
@@ -181,12 +178,9 @@ def _inside(folder: NamedFile, name: str, stem: str) -> NamedFile:
     return NamedFile(path=folder.path / name, name=stem, shown=f"{folder.shown}/{name}")
 
 
-_ENDLESS = {
-    stat.S_IFIFO: "FIFO",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
+_ENDLESS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"} | dict.fromkeys(
+    (stat.S_IFCHR, stat.S_IFBLK), "device"
+)
 
 
 def _refuse_endless(path: Path) -> None:

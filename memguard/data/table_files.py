@@ -283,7 +283,7 @@ def _parse_json(path: Path) -> list[dict[str, Any]]:
 
 def _parse_csv(path: Path) -> list[dict[str, Any]]:
     # The csv module limits a field to 131,072 characters, for the whole process.
-    limit = csv.field_size_limit(sys.maxsize)
+    limit, rows = csv.field_size_limit(sys.maxsize), []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -294,7 +294,11 @@ def _parse_csv(path: Path) -> list[dict[str, Any]]:
                         raise _BrokenFile(
                             f"its header separates columns by {other!r}; only commas are read"
                         )
-                rows = [_label_fields(header, row, reader.line_num) for row in reader if row]
+                for row in filter(None, reader):
+                    if len(row) != len(header):
+                        ends = f"line {reader.line_num} ends a row of {len(row)} fields"
+                        raise _BrokenFile(f"{ends}, not {len(header)}")
+                    rows.append(dict(zip(header, row, strict=True)))
             except csv.Error as error:
                 raise _BrokenFile(f"line {reader.line_num}: {error}") from error
     finally:
@@ -302,12 +306,6 @@ def _parse_csv(path: Path) -> list[dict[str, Any]]:
     if len(set(header)) != len(header):
         raise _BrokenFile("its header names a column twice")
     return rows
-
-
-def _label_fields(header: Sequence[str], row: Sequence[str], line: int) -> dict[str, Any]:
-    if len(row) != len(header):
-        raise _BrokenFile(f"line {line} ends a row of {len(row)} fields, not {len(header)}")
-    return dict(zip(header, row, strict=True))
 
 
 class UnusableSource(Exception):

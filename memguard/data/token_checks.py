@@ -25,14 +25,12 @@ from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
 
-FaultKind = Literal["BOS", "EOS", "labels", "vocabulary"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenFault:
     """One mistake in the tokens of documents."""
 
-    kind: FaultKind
+    kind: Literal["BOS", "EOS", "labels", "vocabulary"]
     text: str
     """One sentence with the way out; no text of a document."""
 

@@ -31,6 +31,7 @@ from memguard.data.encoding import (
     encode_reply,
     find_special_ids,
 )
+from memguard.data.table_files import END_OF_TEXT
 from memguard.errors import DataError
 from memguard.runtime.children import call_interruptibly
 
@@ -82,17 +83,12 @@ def tokenize_documents(
     completion, the completion is supervised. Token ids are used unchanged, without added BOS or
     EOS, and every one is supervised.
 
-    Args:
-        documents: what to tokenise.
-        tokenizer: a fast tokenizer; for conversations it needs a chat template. None if all
-            documents are token ids.
-        append_eos: append the EOS token to plain text and plain completions, if there is one and
-            the tokenizer has not added it; conversations end as their template defines.
-        max_tokens: keep the first tokens of a document up to this number; None keeps all.
-        setting: name of the documents in errors, e.g. ``"data"``.
-        vocab_size: token ids must be below it (rows of the model's embedding); None: not checked.
-        progress: called with the number of documents done since the last call, and with 0 every
-            second during a long call of the tokenizer.
+    ``tokenizer`` is a fast one; for conversations it needs a chat template; None if all documents
+    are token ids. ``append_eos`` appends the EOS token to plain text and plain completions, if
+    there is one and the tokenizer has not added it; conversations end as their template defines.
+    ``max_tokens`` None keeps all. Token ids must be below ``vocab_size`` (rows of the model's
+    embedding); None: not checked. ``progress`` is called with the number of documents done since
+    the last call, and with 0 every second during a long call of the tokenizer.
 
     Raises:
         DataError: token ids beyond the vocabulary; no chat template; a document is too long to be
@@ -114,11 +110,20 @@ def tokenize_documents(
         for document, encoded in zip(batch, encoded_batch, strict=True):
             ids = np.array(encoded.input_ids[:max_tokens], dtype=np.int32)
             if document.input_ids is not None and vocab_size is not None:
-                _check_ids(document, vocab_size, setting)
+                highest = max(document.input_ids)
+                if highest >= vocab_size:
+                    raise DataError(
+                        f"'{setting}': '{document.source}', row {name_ids([document.id])}, holds "
+                        f"token id {highest}; the model's vocabulary has {vocab_size} (0 to "
+                        f"{vocab_size - 1}). Use ids of the model's tokenizer."
+                    )
             mask = np.array(encoded.supervised[:max_tokens], dtype=bool)
             content = np.flatnonzero(mask & ~np.isin(ids, special_ids))
-            if document.format != "text" and not isinstance(document.completion, str):
-                content = _drop_blank_end(content, ids, tokenizer)
+            is_rendered = document.format != "text" and not isinstance(document.completion, str)
+            if is_rendered and tokenizer is not None:
+                # The end may be only line breaks of the chat template.
+                while len(content) and not tokenizer.decode([int(ids[content[-1]])]).strip():
+                    content = content[:-1]
             if document.format != "text" and len(ids) and not any(encoded.supervised[1:]):
                 unusable.setdefault(_UNSUPERVISED, []).append(document.id)
             yield TokenizedDocument(
@@ -197,9 +202,8 @@ def _encode_batch(
     def shorten(text: str, before: str = "") -> str:
         return text if shortener is None else shortener.shorten(text, before)
 
-    texts = _encode_texts(
-        [shorten(d.text) for d in batch if d.text is not None], tokenizer, eos, tick
-    )
+    plain = [shorten(document.text) for document in batch if document.text is not None]
+    texts = iter(_encode_plain(plain, tokenizer, tick))
     pairs = _encode_pairs(
         [
             (d.prompt, shorten(d.completion, d.prompt))
@@ -215,7 +219,8 @@ def _encode_batch(
             ids = document.input_ids
             yield Encoded(input_ids=ids, supervised=[True] * len(ids))
         elif document.text is not None:
-            yield next(texts)
+            ended = _end_with(eos, next(texts))
+            yield Encoded(input_ids=ended, supervised=[True] * len(ended))
         elif isinstance(document.prompt, str):
             yield next(pairs)
         else:
@@ -236,14 +241,6 @@ def _encode_turns(document: Document, tokenizer: Any, special: set[int]) -> Enco
     assert isinstance(document.prompt, tuple), "the remaining format"
     assert isinstance(document.completion, tuple), "of the prompt's kind"
     return encode_reply(document.prompt, document.completion, tokenizer, special)
-
-
-def _encode_texts(
-    texts: Sequence[str], tokenizer: Any, eos: int | None, tick: Callable[[], None] | None
-) -> Iterator[Encoded]:
-    for ids in _encode_plain(texts, tokenizer, tick):
-        ids = _end_with(eos, ids)
-        yield Encoded(input_ids=ids, supervised=[True] * len(ids))
 
 
 def _encode_pairs(
@@ -289,26 +286,6 @@ def _end_with(eos: int | None, ids: list[int]) -> list[int]:
     return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
 
 
-def _drop_blank_end(
-    content: NDArray[np.int64], ids: NDArray[np.int32], tokenizer: Any
-) -> NDArray[np.int64]:
-    """Drop trailing positions that contain only line breaks of the chat template."""
-    while len(content) and not tokenizer.decode([int(ids[content[-1]])]).strip():
-        content = content[:-1]
-    return content
-
-
-def _check_ids(document: Document, vocab_size: int, setting: str) -> None:
-    assert document.input_ids is not None, "checked by the caller"
-    highest = max(document.input_ids)
-    if highest >= vocab_size:
-        raise DataError(
-            f"'{setting}': '{document.source}', row {name_ids([document.id])}, holds token id "
-            f"{highest}; the model's vocabulary has {vocab_size} (0 to {vocab_size - 1}). Use ids "
-            "of the model's tokenizer."
-        )
-
-
 def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str) -> None:
     if all(d.format == "text" or isinstance(d.prompt, str) for d in documents):
         return
@@ -342,9 +319,6 @@ def list_token_texts(tokenizer: Any) -> list[str]:
     return [
         "" if id in special_ids else text.replace("\ufffd", "") for id, text in enumerate(decoded)
     ]
-
-
-END_OF_TEXT = "<|endoftext|>"
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:

@@ -74,18 +74,6 @@ def _refused(name: str, field: str, value: Any, rule: str) -> ModelError:
     return ModelError(f"model '{name}': {ADAPTER_CONFIG}: '{field}' {rule}; got {quote(value)}")
 
 
-def _is_init(value: Any) -> bool:
-    return any(value is one or (isinstance(value, str) and value == one) for one in _INITS)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_RANK
-
-
 def _is_alpha(value: Any) -> bool:
     # NaN fails the comparison, and so do integers that no float can hold.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -104,7 +92,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "must be none, as trained biases are not read; merge the adapter with peft",
     ),
     "init_lora_weights": (
-        _is_init,
+        lambda value: value is None or (isinstance(value, bool | str) and value in _INITS),
         "must be true, false, gaussian or orthogonal: others change the base, so that the adapter "
         "does not belong to the plain one. peft converts it "
         "(path_initial_model_for_weight_conversion)",
@@ -114,10 +102,13 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or _is_text(value),
         "must be a revision of the base model",
     ),
-    "r": (_is_rank, f"must be a whole number from 1 to {_MAX_RANK:,}"),
+    "r": (
+        lambda value: type(value) is int and 1 <= value <= _MAX_RANK,
+        f"must be a whole number from 1 to {_MAX_RANK:,}",
+    ),
     "lora_alpha": (_is_alpha, f"must be a number from -{_MAX_ALPHA:,} to {_MAX_ALPHA:,}"),
-    "use_rslora": (_is_flag, "must be true or false"),
-    "use_dora": (_is_flag, "must be true or false"),
+    "use_rslora": (lambda value: isinstance(value, bool), "must be true or false"),
+    "use_dora": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 """The fields that are read, each with its check and the rule for its value."""
 _DEFAULTS: Mapping[str, Any] = {"bias": "none", "use_rslora": False, "use_dora": False}
@@ -129,11 +120,8 @@ def find_base(folder: Path, base: str, name: str, *, named: str | None = None) -
     A relative path is read as peft does, from the current folder, and then from the adapter's. The
     base of a run may have been moved together with the run.
 
-    Args:
-        folder: with the adapter.
-        base: path or hub id in the adapter's configuration.
-        name: of the adapter, for messages.
-        named: path or hub id given by the user; no other is tried.
+    ``base`` is the path or hub id in the configuration of the adapter ``name`` in ``folder``; of
+    one ``named`` by the user no other is tried.
 
     Raises:
         ModelError: the path does not exist, or it is an adapter itself.

@@ -189,13 +189,8 @@ def write_merged(
 ) -> WrittenWeights:
     """Write weights and configuration of an adapter's merged model into an empty folder.
 
-    Args:
-        source: the merged weights, from `open_merged`.
-        base_folder: folder of the base.
-        out: target.
-        dtype: of the written floating-point weights; None keeps the base's.
-        max_file_bytes: maximum size of the weights in one file.
-        on_tensor: called after each tensor.
+    ``source`` is from `open_merged`. Floating-point weights are written in ``dtype``; None keeps
+    the base's. ``on_tensor`` is called after each tensor.
 
     Raises:
         ModelError: the base stores an adapted layer together with others.
@@ -219,8 +214,7 @@ def write_merged(
                 on_tensor()
     if len(files) > 1:
         num_parameters = sum(torch.Size(tensor.shape).numel() for tensor in tensors)
-        index = build_index(files, num_parameters=num_parameters)
-        _write_json(out / INDEX, index)
+        _write_json(out / INDEX, build_index(files, num_parameters=num_parameters))
     config = read_json(base_folder / CONFIG, name=str(base_folder))
     if dtype is not None:
         config.pop("torch_dtype", None)

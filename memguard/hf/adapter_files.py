@@ -143,10 +143,8 @@ def explain_no_adapter(folder: Path) -> str:
 def check_model(path: str, *, base: str | None = None) -> None:
     """Refuse a folder that has neither a checkpoint nor an adapter that can be read.
 
-    A possible hub id is accepted. If an adapter's base is a local folder, it is checked too.
-
-    Raises:
-        ModelError: see `check_folder` and `read_adapter`; or the base does not match the adapter.
+    A possible hub id is accepted. If an adapter's base is a local folder, it is checked too, and
+    that it matches the adapter. See `check_folder` and `read_adapter` for the errors.
     """
     if not is_adapter(path):
         check_folder(path)
@@ -194,9 +192,7 @@ def find_config(path: str | Path, *, base: str | None = None) -> Path:
 def read_adapter(path: str | Path, *, base: str | None = None) -> AdapterFolder:
     """Read the configuration and the header of an adapter, and locate its base.
 
-    Args:
-        path: of its folder.
-        base: folder or hub id of the base; None locates the one in the adapter's configuration.
+    ``base`` is the base's folder or hub id; None locates the one in the adapter's configuration.
 
     Raises:
         ModelError: the adapter is damaged, of an unsupported kind, or its base is missing.

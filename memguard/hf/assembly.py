@@ -256,14 +256,9 @@ def fill_model(
 ) -> list[str]:
     """Allocate a model, read this rank's weights tensor by tensor, switch to evaluation mode.
 
-    A layer in NF4 is read dense and quantised on the device, one layer at a time.
-
-    Args:
-        lm: from `build_meta_layer` or `build_meta_model`.
-        assembly: the settings with which it was built.
-        source: full tensors by their names in the unsharded model.
-        name: name of the model, for messages.
-        plan: how the model is sharded; None without a mesh.
+    ``lm`` is from `build_meta_layer` or `build_meta_model`, built with ``assembly``; ``source`` has
+    full tensors by their names in the unsharded model ``name``; ``plan`` is None without a mesh. A
+    layer in NF4 is read dense and quantised on the device, one layer at a time.
 
     Returns:
         Stored names that are not part of the model.

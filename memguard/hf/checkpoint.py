@@ -49,10 +49,8 @@ _MAX_REASON = 300
 def load_config(path: str, *, revision: str | None = None, base: str | None = None) -> Any:
     """Return a checkpoint's configuration.
 
-    Args:
-        path: folder or hub id.
-        revision: of a hub id.
-        base: folder or hub id of an adapter's base; None locates it.
+    ``path`` is a folder or hub id, with its ``revision``; ``base`` the folder or hub id of an
+    adapter's base, None locates it.
 
     Raises:
         ModelError: there is no such checkpoint, or transformers does not know its configuration.
@@ -74,33 +72,28 @@ def load_config(path: str, *, revision: str | None = None, base: str | None = No
     if not Path(path).exists():  # `check_model` has checked a local folder, but not a hub id.
         check_fields(config.to_dict(), place=place)
     with explained(place):
-        _check_language_part(config)
-    normalise_config(config)
+        _normalise_config(config)
     return config
 
 
-def normalise_config(config: Any) -> None:
+def _normalise_config(config: Any) -> None:
     """Replace, in place, values of fields that published configurations have and a run cannot use.
 
     A model returns its outputs by name, without attentions and hidden states; a dropout of null is
-    none.
+    none. ValueError is raised if a part is only fields, since the family has no such part.
     """
-    for part in (config, config.get_text_config()):
+    text_config = config.get_text_config()
+    if not isinstance(text_config, transformers.PreTrainedConfig):
+        raise ValueError(
+            f"a model of the family '{config.model_type}' has no configuration inside its own. "
+            "Remove 'text_config', 'decoder' or 'generator'"
+        )
+    for part in (config, text_config):
         part.return_dict = True
         part.output_attentions = part.output_hidden_states = False
         for name in DROPOUTS:
             if getattr(part, name, 0.0) is None:
                 setattr(part, name, 0.0)
-
-
-def _check_language_part(config: Any) -> None:
-    """Raise ValueError if a part is only fields, since the family has no such part."""
-    part = config.get_text_config()
-    if not isinstance(part, transformers.PreTrainedConfig):
-        raise ValueError(
-            f"a model of the family '{config.model_type}' has no configuration inside its own. "
-            "Remove 'text_config', 'decoder' or 'generator'"
-        )
 
 
 def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
@@ -117,8 +110,7 @@ def read_config_fields(fields: Mapping[str, Any], *, place: str) -> Any:
                 f"'model_type' must be one that transformers {version} has; got {family!r}"
             )
         config = transformers.CONFIG_MAPPING[family].from_dict(dict(fields))
-        _check_language_part(config)
-        normalise_config(config)
+        _normalise_config(config)
         return config
 
 
@@ -182,11 +174,7 @@ def get_folder(path: str, revision: str | None, *, base: str | None = None) -> P
 
 
 def get_base_folder(adapter: AdapterFolder) -> Path:
-    """Return the checked folder of an adapter's base; a hub id's files are downloaded.
-
-    Raises:
-        ModelError: see `get_folder`.
-    """
+    """Return the checked folder of an adapter's base; see `get_folder`."""
     with _about_base(adapter):
         return get_folder(adapter.base, adapter.revision)
 

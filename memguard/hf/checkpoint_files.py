@@ -94,10 +94,7 @@ def check_config(folder: Path, *, name: str) -> None:
 
 
 def point_to_adapter(folder: Path) -> str:
-    """Return the sub-folder with an adapter that peft saved under a name, a clause for messages.
-
-    "" is returned if there is none.
-    """
+    """Return a clause on the sub-folder with an adapter that peft saved in it, "" if none."""
     try:
         inside = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_CONFIG}"))
     except OSError:
@@ -204,7 +201,20 @@ def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
         ModelError: the file cannot be read, or is not a complete safetensors file.
     """
     try:
-        return _read_header(path)
+        header, num_data_bytes = _load_header(path)
+        tensors, end = {}, 0
+        try:
+            for key, entry in header.items():
+                if key == "__metadata__":
+                    continue
+                tensors[key] = StoredShape(str(entry["dtype"]), tuple(map(int, entry["shape"])))
+                end = max(end, int(entry["data_offsets"][1]))
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise ValueError("its header does not describe tensors") from None
+        if end == num_data_bytes:
+            return tensors
+        described = f"its header describes {end:,} bytes of tensors"
+        raise ValueError(f"{described}, and it has {num_data_bytes:,}")
     except OSError as error:
         wrong = f"cannot be read: {error.strerror}"
     except (ValueError, OverflowError, RecursionError) as error:
@@ -212,27 +222,8 @@ def read_header(path: Path, *, name: str) -> dict[str, StoredShape]:
     raise ModelError(f"model '{name}' cannot be loaded: {path.name} {wrong}")
 
 
-def _read_header(path: Path) -> dict[str, StoredShape]:
-    """Return the tensors of a safetensors file; raise OSError or ValueError if it is damaged."""
-    header, num_data_bytes = _load_header(path)
-    tensors, end = {}, 0
-    try:
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            tensors[name] = StoredShape(str(entry["dtype"]), tuple(map(int, entry["shape"])))
-            end = max(end, int(entry["data_offsets"][1]))
-    except (AttributeError, KeyError, IndexError, TypeError):
-        raise ValueError("its header does not describe tensors") from None
-    if end != num_data_bytes:
-        raise ValueError(
-            f"its header describes {end:,} bytes of tensors, and it has {num_data_bytes:,}"
-        )
-    return tensors
-
-
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the texts that a safetensors file stores beside its tensors; see `_read_header`."""
+    """Return the texts that a file stores beside its tensors; raises OSError or ValueError."""
     header, _ = _load_header(path)
     stored = header.get("__metadata__") if isinstance(header, dict) else None
     return stored if isinstance(stored, dict) else {}

@@ -16,10 +16,8 @@ _LIMITS: dict[str, tuple[int, int]] = {
         ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads"),
         (1, _MOST_HEADS),
     ),
-    **dict.fromkeys(
-        ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "n_inner"), (1, _MOST)
-    ),
-    **dict.fromkeys(("head_dim", "vocab_size"), (1, _MOST)),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "intermediate_size"), (1, _MOST)),
+    **dict.fromkeys(("ffn_dim", "n_inner", "head_dim", "vocab_size"), (1, _MOST)),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), (1, _MOST)),
     # 0 means a dense model.
     **dict.fromkeys(

@@ -22,7 +22,6 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,6 @@ from memguard.parallel.layout import ShardSlice, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
 from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredGroup:
-    """Tensors of a model that are stored together."""
-
-    modules: tuple[str, ...]
-    """Names in the model."""
-    stored: tuple[str, ...]
-    """Names in the files."""
 
 
 class StoredForm:
@@ -87,10 +76,10 @@ class StoredForm:
         )
         """The stored tensors, in transformers' order."""
         groups = self._find_groups(state)
-        self.group_of: Mapping[str, StoredGroup] = {
+        self.group_of: Mapping[str, tuple[str, ...]] = {
             name: group for group, shapes in groups for name in shapes
         }
-        """Group of each stored tensor, by its name in the files."""
+        """Names in the model of the tensors that are stored together, by each name in the files."""
         found = {name: shape for _, shapes in groups for name, shape in shapes.items()}
         if found != {tensor.name: tensor.shape for tensor in self.tensors}:
             raise ModelError(
@@ -100,8 +89,8 @@ class StoredForm:
 
     def _find_groups(
         self, state: dict[str, Tensor]
-    ) -> list[tuple[StoredGroup, dict[str, tuple[int, ...]]]]:
-        """Return the groups and the shapes of their stored tensors."""
+    ) -> list[tuple[tuple[str, ...], dict[str, tuple[int, ...]]]]:
+        """Return the groups, as names in the model, and the shapes of their stored tensors."""
         reverted = [rule.reverse_transform() for rule in (self._model._weight_conversions or ())]
         converters = [rule for rule in reverted[::-1] if isinstance(rule, WeightConverter)]
         together: dict[tuple[bool, str], list[str]] = {}
@@ -112,7 +101,7 @@ class StoredForm:
         for names in together.values():
             stored = self.revert({name: state[name] for name in names})
             shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-            groups.append((StoredGroup(modules=tuple(names), stored=tuple(stored)), shapes))
+            groups.append((tuple(names), shapes))
         return groups
 
     def revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -168,7 +157,12 @@ def gather_tensor(
     rank = dist.get_rank()
     local = to_local(source.detach()).to("cpu", dtype)
     shape = tuple(source.shape)
-    owners = _find_owners(shape, placements, mesh)
+    # The rectangles that make up the tensor, and the first rank that stores each.
+    owners: dict[ShardSlice, int] = {}
+    stored = all_rectangles(shape, placements, mesh.shape)
+    for owner, (_, rectangle) in zip(list_replica_ranks(mesh), stored, strict=True):
+        if rectangle.num_elements:
+            owners.setdefault(rectangle, owner)
     if rank != to_rank:
         if rank in owners.values():
             dist.send(local.contiguous(), to_rank)
@@ -185,18 +179,6 @@ def gather_tensor(
             dist.recv(piece, owner)
             target.copy_(piece)
     return full
-
-
-def _find_owners(
-    shape: tuple[int, ...], placements: tuple[Placement, Placement], mesh: Mesh4D
-) -> dict[ShardSlice, int]:
-    """Return the rectangles that make up a tensor and the first rank that stores each."""
-    owners: dict[ShardSlice, int] = {}
-    stored = all_rectangles(shape, placements, mesh.shape)
-    for rank, (_, rectangle) in zip(list_replica_ranks(mesh), stored, strict=True):
-        if rectangle.num_elements:
-            owners.setdefault(rectangle, rank)
-    return owners
 
 
 def export_model(
@@ -237,13 +219,7 @@ def export_sharded(
 ) -> None:
     """Write the same folder from a mesh; all ranks call this with the same arguments.
 
-    Args:
-        layer: the trained model.
-        tokenizer: saved with the model, so that the folder can be loaded on its own.
-        folder: the target, on a file system shared by all ranks; see `export_model`.
-        dtype: of the written floating-point weights.
-        card: text of README.md.
-        max_file_bytes: maximum size of the weights in one file.
+    ``folder`` is on a file system shared by all ranks; see `export_model`.
 
     Raises:
         OSError: this rank could not write a file.
@@ -301,8 +277,8 @@ def _write_file(
 
     orders = find_orders(layer.lm.model)
 
-    def gather(group: StoredGroup) -> dict[str, Any]:
-        whole = {name: _gather(layer, name, dtype, writer) for name in group.modules}
+    def gather(group: Sequence[str]) -> dict[str, Any]:
+        whole = {name: _gather(layer, name, dtype, writer) for name in group}
         return {
             name: full if full is None or name not in orders else orders[name].to_file(full)
             for name, full in whole.items()
@@ -314,7 +290,7 @@ def _write_file(
             with FileWriter(temporary, file) as output:
                 for group in groups:
                     stored = form.revert(gather(group))
-                    for name in names.intersection(group.stored):
+                    for name in names.intersection(stored):
                         output.write(name, stored[name])
                     # Frees its memory before the next group is gathered.
                     del stored
@@ -334,8 +310,7 @@ def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) ->
         # A buffer: every rank has the whole tensor.
         return source.to("cpu", dtype) if dist.get_rank() == to_rank else None
     placements = layer.plan.placements(name)
-    mesh = layer.mesh
-    return gather_tensor(source, placements, mesh, dtype=dtype, to_rank=to_rank)
+    return gather_tensor(source, placements, layer.mesh, dtype=dtype, to_rank=to_rank)
 
 
 @contextmanager

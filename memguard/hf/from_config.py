@@ -136,9 +136,8 @@ _WIDTHS: dict[str, int] = {
     # Recurrent layers pad a row to whole chunks.
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
 }
-_VOCABULARY = {"vocab_size": 512}
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_TWO_LAYERS: dict[str, int] = {**dict.fromkeys(LAYERS, 2), **_VOCABULARY}
+_TWO_LAYERS: dict[str, int] = {**dict.fromkeys(LAYERS, 2), "vocab_size": 512}
 RUNNABLE: tuple[Mapping[str, int], ...] = (
     # Routers choose up to 16 experts.
     {**_TWO_LAYERS, **dict.fromkeys(EXPERTS, 32), **_WIDTHS, **_HEADS},
@@ -203,17 +202,15 @@ def build_scratch_model(
 def make_scratch_config(config: Mapping[str, Any], *, vocab_size: int, tokenizer: Any) -> Any:
     """Return the transformers configuration of a model with random weights.
 
-    Args:
-        config: Hugging Face configuration fields with ``model_type``.
-        vocab_size: rows of the embedding (tokens).
-        tokenizer: provides the ids of BOS, EOS and padding; None if only sizes are needed.
+    ``config`` has Hugging Face's fields with ``model_type``, the embedding ``vocab_size`` rows. The
+    tokenizer provides the ids of BOS, EOS and padding; None if only sizes are needed.
 
     Raises:
         ModelError: the ``model_type`` is unknown, a field is misspelt or a value is invalid.
     """
     check_fields(config, place="'model.scratch.config'")
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ids = {} if tokenizer is None else {name: getattr(tokenizer, name) for name in names}
+    names = () if tokenizer is None else _SPECIAL_TOKENS
+    ids = {name: getattr(tokenizer, name) for name in names}
     with explained(_NO_SCRATCH):
         resolved = transformers.AutoConfig.for_model(**{**ids, **config, "vocab_size": vocab_size})
         _refuse_misspelt(config, resolved)

@@ -37,7 +37,14 @@ def list_model_files(folder: Path, *, base: str | None = None) -> dict[str, Path
     """
     if is_adapter(folder):
         own = {name: folder / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
-        files = list_model_files(_get_base_folder(folder, base))
+        adapter = read_adapter(folder, base=base)
+        base_folder = Path(adapter.base)
+        if not base_folder.is_dir():
+            # Imports transformers; the base's files may have to be downloaded first.
+            from memguard.hf.checkpoint import get_base_folder
+
+            base_folder = get_base_folder(adapter)
+        files = list_model_files(base_folder)
         return {**own, **{f"{BASE}{name}": path for name, path in files.items()}}
     names = list_weight_files(folder, name=str(folder))
     if names != [SINGLE]:
@@ -57,16 +64,6 @@ def sum_model(
     return {name: read(path) for name, path in list_model_files(folder, base=base).items()}
 
 
-def _get_base_folder(folder: Path, base: str | None) -> Path:
-    adapter = read_adapter(folder, base=base)
-    if Path(adapter.base).is_dir():
-        return Path(adapter.base)
-    # Imports transformers; the base's files may have to be downloaded first.
-    from memguard.hf.checkpoint import get_base_folder
-
-    return get_base_folder(adapter)
-
-
 def find_base_folder(folder: Path, names: Iterable[str], *, base: str | None = None) -> Path | None:
     """Return the folder of an adapter's base without downloading it; None if that is necessary.
 
@@ -80,12 +77,9 @@ def find_base_folder(folder: Path, names: Iterable[str], *, base: str | None = N
         return Path(adapter.base)
     import huggingface_hub
 
+    download = huggingface_hub.snapshot_download
     try:
-        place = Path(
-            huggingface_hub.snapshot_download(
-                adapter.base, revision=adapter.revision, local_files_only=True
-            )
-        )
+        place = Path(download(adapter.base, revision=adapter.revision, local_files_only=True))
     except Exception:  # The hub's client raises errors of several kinds for what is not cached.
         return None
     return place if all((place / name).is_file() for name in names) else None
@@ -97,11 +91,6 @@ def hash_sums(sums: Mapping[str, FileSum]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def list_base_files(folder: Path, base_folder: Path) -> list[Path]:
-    """Return the files of a base that `check_base` reads."""
-    return [base_folder / name for name in _load_base_sums(folder)]
-
-
 def check_base(folder: Path, base_folder: Path, *, read: SumFile = sum_file) -> None:
     """Refuse a base that differs from the one that a run of memguard trained an adapter on.
 
@@ -111,14 +100,14 @@ def check_base(folder: Path, base_folder: Path, *, read: SumFile = sum_file) -> 
         ModelError: names the first file that differs.
         RecordError: trained.json of the run is damaged.
     """
-    if damages := find_damage(base_folder, _load_base_sums(folder), read=read):
+    if damages := find_damage(base_folder, load_base_sums(folder), read=read):
         raise ModelError(
             f"adapter '{folder}': its base model '{base_folder}' was changed since training: "
             f"{damages[0]}. Restore it, or {say_where_base_is(folder)}"
         )
 
 
-def _load_base_sums(folder: Path) -> Mapping[str, FileSum]:
+def load_base_sums(folder: Path) -> Mapping[str, FileSum]:
     """Return the sums that a run recorded of an adapter's base; none outside of a run."""
     run_folder = folder.resolve().parent
     is_in_run = folder.resolve().name == "adapter" and has_trained(run_folder)
@@ -133,9 +122,8 @@ def split_sums(sums: Mapping[str, FileSum]) -> tuple[dict[str, FileSum], dict[st
 
 
 def hash_weights(path: str | Path) -> str:
-    """Return the hash of all files that are read from a model's folder.
+    """Return the hash of all files that are read from a model's folder; see `list_model_files`.
 
-    Raises:
-        ModelError: see `sum_model`; for a hub id, ``path`` must be its folder in the hub's cache.
+    For a hub id, ``path`` must be its folder in the hub's cache.
     """
     return hash_sums(sum_model(Path(path)))

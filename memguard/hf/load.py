@@ -104,11 +104,6 @@ class StoredModel:
                 self.folder, config_file_name="config.json", _from_model_config=True
             )
 
-    def fill_adapter(self, model: Any) -> None:
-        """Read the factors of the attached adapter into a model whose weights are filled."""
-        if self.adapter is not None:
-            fill_factors(model, self.adapter)
-
 
 def find_quantization(path: str, *, base: str | None = None) -> Literal["nf4"] | None:
     """Return the form of the base on which an adapter was trained; None if it was not quantised.
@@ -126,7 +121,8 @@ def open_stored(
 ) -> StoredModel:
     """Return a checkpoint before its weights are read; files of a hub id are downloaded.
 
-    If the assembly's layers are in NF4, a folder with an adapter has one that was trained so.
+    If the assembly's layers are in NF4, a folder with an adapter has one that was trained so. See
+    `load_config` for path, revision and base.
     """
     folder = get_folder(path, revision, base=base)
     merged: MergedWeights | None = None
@@ -157,16 +153,10 @@ def load_model(
     offload_folder: str | None = None,
     base: str | None = None,
 ) -> Any:
-    """Load a causal language model from a folder or hub id, in ``dtype``.
+    """Load a causal language model from a folder or hub id, in ``dtype``; see `load_config`.
 
-    Args:
-        path: folder or hub id; the folder may have an adapter.
-        revision: of a hub id.
-        dtype: of the weights.
-        attn_implementation: attention implementation; None uses transformers' default.
-        devices: device of each module, see `plan_devices`; None loads all on the CPU.
-        offload_folder: folder for weights that are offloaded to ``"disk"``.
-        base: folder or hub id of an adapter's base; None locates it.
+    The folder may have an adapter. ``devices`` are those of each module, see `plan_devices`; None
+    loads all on the CPU. ``offload_folder`` is for weights that are offloaded to ``"disk"``.
 
     Raises:
         ModelError: there is no such folder or id, it has no safetensors or needs remote code, or
@@ -229,14 +219,8 @@ def load_sharded(
 ) -> ShardedLayer:
     """Load a causal language model onto a mesh; each rank reads only what it stores.
 
-    Args:
-        path: folder, or hub id whose files are downloaded first; the folder may have an adapter.
-        assembly: mesh, device and dtypes; in NF4, a folder with an adapter has one that was trained
-            on weights in NF4.
-        revision: of a hub id.
-        attn: attention implementation; None uses transformers' default.
-        check: whether to run `check_causal_lm`, which needs more memory than loading.
-        base: folder or hub id of an adapter's base; None locates it.
+    See `open_stored` for path, assembly, revision and base. ``check`` runs `check_causal_lm`, which
+    needs more memory than loading.
 
     Raises:
         ModelError: as `load_model`; or the model's family cannot be sharded.
@@ -250,7 +234,8 @@ def load_sharded(
             layer = build_meta_layer(stored.config, assembly, attn=attn)
         stored.set_generation(layer.lm.model)
     unexpected = fill_layer(layer, stored.weights, name=path)
-    stored.fill_adapter(layer.lm.model)
+    if stored.adapter is not None:
+        fill_factors(layer.lm.model, stored.adapter)
     # On the CPU, whose process group has a long timeout: ranks may finish reading minutes apart,
     # and the first collective between GPUs would time out.
     dist.all_reduce(torch.zeros(()))
@@ -280,7 +265,7 @@ def load_assembled(
     """Load a causal language model on one process, tensor by tensor onto its device.
 
     Beside what the model stores there, one dense tensor at a time is on the device. See
-    `load_sharded` for the arguments; the assembly has no mesh.
+    `open_stored` for the arguments; the assembly has no mesh.
 
     Raises:
         ModelError: as `load_model`; or its layers cannot be in NF4 or have adapters.
@@ -294,7 +279,8 @@ def load_assembled(
             lm = build_meta_model(stored.config, assembly, attn=attn)
         stored.set_generation(lm.model)
     unexpected = fill_model(lm, assembly, stored.weights, name=path)
-    stored.fill_adapter(lm.model)
+    if stored.adapter is not None:
+        fill_factors(lm.model, stored.adapter)
     check_causal_lm(lm)
     warn_unexpected(path, unexpected)
     return lm

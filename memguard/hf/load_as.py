@@ -11,7 +11,6 @@ are those of the extra `quant`.
 
 import importlib.metadata
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -46,7 +45,8 @@ class LoadedForm:
 
     def describe(self) -> str:
         """Return how the weights are made, with the library that quantises them."""
-        made = f"{_FORMS[self.name]}, from {_name(self.loaded)}"
+        precision = {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.loaded]
+        made = f"{_FORMS[self.name]}, from {precision}"
         library = QUANTISING_LIBRARIES.get(self.name)
         if library is None:
             return made
@@ -69,26 +69,12 @@ class LoadedForm:
             # In bf16 this rounds the rotary frequencies too: a merged model keeps those stored.
             model = model.to(self.dtype)
         if self.name == "int8":
-            _quantise_int8(model, device)
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+            chosen, how = set(list_quantised(model).values()), Int8WeightOnlyConfig()
+            quantize_(model, how, filter_fn=lambda module, _: module in chosen, device=device)
         elif self.name == "nf4":
-            _quantise_nf4(model, device)
+            for name in list(list_quantised(model)):
+                # Nothing else refers to the dense layer: it is freed before the next one is moved.
+                model.set_submodule(name, Nf4Linear(model.get_submodule(name).to(device)))
         return build_causal_lm(model.to(device))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
-
-
-def _quantise_int8(model: Any, device: torch.device) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    chosen = set(list_quantised(model).values())
-    quantize_(
-        model, Int8WeightOnlyConfig(), filter_fn=lambda module, _: module in chosen, device=device
-    )
-
-
-def _quantise_nf4(model: Any, device: torch.device) -> None:
-    for name in list(list_quantised(model)):
-        # Nothing else refers to the dense layer, which is freed before the next one is moved.
-        model.set_submodule(name, Nf4Linear(model.get_submodule(name).to(device)))

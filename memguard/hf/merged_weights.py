@@ -34,9 +34,9 @@ from memguard.hf.adapter_files import (
 from memguard.hf.checkpoint import explained, get_base_folder, load_config
 from memguard.hf.checkpoint_files import quote
 from memguard.hf.from_config import describe_model
-from memguard.hf.identity import check_base, list_base_files
-from memguard.hf.nf4_base import Nf4Base, dequantise_base
-from memguard.hf.safetensors import FolderWeights, Origin, WeightSource
+from memguard.hf.identity import check_base, load_base_sums
+from memguard.hf.nf4_base import Nf4Base
+from memguard.hf.safetensors import FolderWeights, WeightSource
 from memguard.hf.stored_names import ModuleNames
 from memguard.parallel.layout import ShardSlice
 from memguard.parallel.linear import Linear4D, to_local
@@ -58,6 +58,7 @@ class MergedWeights:
         """The adapted layers, by the name of their weight."""
         self.base = base
         """The weights without the adapter."""
+        self.origin, self.shapes = base.origin, base.shapes
 
     @property
     def spec(self) -> LoraSpec:
@@ -70,16 +71,6 @@ class MergedWeights:
             use_rslora=config.use_rslora,
             use_dora=config.use_dora,
         )
-
-    @property
-    def origin(self) -> Origin | None:
-        """How the base's files have the tensors."""
-        return self.base.origin
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and full shape of every tensor."""
-        return self.base.shapes
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor: merged in at least float32, others as stored."""
@@ -171,7 +162,7 @@ def _check_base_once(folder: Path, base_folder: Path) -> None:
 
     def list_files() -> list[Path]:
         try:
-            return list_base_files(folder, base_folder)
+            return [base_folder / name for name in load_base_sums(folder)]
         except RecordError:  # Raised by the check.
             return []
 
@@ -189,23 +180,27 @@ def _check_base_once(folder: Path, base_folder: Path) -> None:
         raise ModelError(problem)
 
 
+@torch.no_grad()
 def merge_into(model: nn.Module, source: MergedWeights) -> None:
     """Replace the adapted weights of a base model by the merged ones, in the model's dtype.
 
     If the adapter was trained on quantised weights, the others become the dequantised ones.
     """
     restore_base(model, source)
-    with torch.no_grad():
-        for name, layer in source.layers.items():
-            whole = _as_slice(slice(0, layer.num_out), slice(0, layer.num_in))
-            weight: Any = model.get_submodule(layer.module).weight
-            weight.copy_(source.read(name, whole))
+    for name, layer in source.layers.items():
+        whole = ShardSlice(start=(0, 0), shape=(layer.num_out, layer.num_in))
+        weight: Any = model.get_submodule(layer.module).weight
+        weight.copy_(source.read(name, whole))
 
 
+@torch.no_grad()
 def restore_base(model: nn.Module, source: MergedWeights) -> None:
     """Give a base model, as loaded, the weights on which the adapter was trained."""
     if isinstance(source.base, Nf4Base):
-        dequantise_base(model, source.base)
+        for stored, module in source.base.layers.items():
+            weight: Any = model.get_submodule(module).weight
+            whole = ShardSlice(start=(0, 0), shape=tuple(weight.shape))
+            weight.copy_(source.base.read(stored, whole))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memguard.errors import ModelError
-from memguard.hf.safetensors import Origin, WeightSource
+from memguard.hf.safetensors import WeightSource
 from memguard.parallel.layout import ShardSlice, cut
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
@@ -31,16 +31,7 @@ class Nf4Base:
         """Names of the quantised layers, by the name of their weight."""
         self.stored = base
         """The tensors before they are quantised."""
-
-    @property
-    def origin(self) -> Origin | None:
-        """How the base's files have the tensors."""
-        return self.stored.origin
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and full shape of every tensor."""
-        return self.stored.shapes
+        self.origin, self.shapes = base.origin, base.shapes
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor: of a quantised layer in fp32, others as stored."""
@@ -100,15 +91,6 @@ def fill_nf4(layer: Linear4D, source: WeightSource, name: str, z: Axis) -> None:
     blocks = cut(whole, 0, z.rank, z.degree)
     if blocks.num_elements:
         layer.fill_nf4(read_blocks(source, name, blocks.start[0], blocks.shape[0]))
-
-
-def dequantise_base(model: Any, base: Nf4Base) -> None:
-    """Replace the weights of a plain model's linear layers by the dequantised ones."""
-    with torch.no_grad():
-        for stored, module in base.layers.items():
-            weight = model.get_submodule(module).weight
-            whole = ShardSlice(start=(0, 0), shape=tuple(weight.shape))
-            weight.copy_(base.read(stored, whole))
 
 
 def read_blocks(base: WeightSource, name: str, first: int, count: int) -> Tensor:

@@ -82,15 +82,8 @@ class ModuleWeights:
 
     def __init__(self, model: Any) -> None:
         self._tensors: dict[str, Tensor] = model.state_dict()
-
-    @property
-    def origin(self) -> None:
-        """None: the tensors have their names and layouts."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and full shape of every tensor."""
-        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        self.origin = None
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor."""
@@ -99,27 +92,19 @@ class ModuleWeights:
 
 
 class FolderWeights:
-    """The safetensors files of a Hugging Face folder."""
+    """The safetensors files of a Hugging Face folder; their tensors have their own names."""
 
     def __init__(self, folder: Path) -> None:
         """Read the headers; see `read_headers` for the errors."""
         self._folder = folder
         self._file_of: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.origin = None
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._open: tuple[Path, Any] | None = None
         for path, tensors in read_headers(folder, name=str(folder)):
             for name, stored in tensors.items():
                 self._file_of[name] = path
-                self._shapes[name] = stored.shape
-
-    @property
-    def origin(self) -> None:
-        """None: the tensors have their names and layouts."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and full shape of every tensor."""
-        return self._shapes
+                self.shapes[name] = stored.shape
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor; only its bytes are read."""
@@ -141,11 +126,8 @@ def match_names(
 ) -> tuple[dict[str, str], list[str]]:
     """Find the name in a source of each parameter and persistent buffer.
 
-    Args:
-        wanted: shapes of the model's parameters and persistent buffers, tied ones once.
-        aliases: other names of tied parameters -> the name in ``wanted``.
-        source: the stored tensors.
-        model: path or id, for messages.
+    ``wanted`` has the shapes of the model's tensors, tied ones once; ``aliases`` the other names of
+    tied parameters -> the name in ``wanted``; ``model`` is a path or id, for messages.
 
     Returns:
         Name in the source of each tensor of the model, and the names that the model does not use.
@@ -294,12 +276,22 @@ class FileWriter:
 
     def __init__(self, folder: Path, file: WeightsFile) -> None:
         """Create the file and write its header; raises OSError."""
-        header = _build_header(file.tensors)
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._left: dict[str, tuple[int, StoredTensor]] = {}
-        start = len(header)
+        first = 0
         for tensor in file.tensors:
-            self._left[tensor.name] = (start, tensor)
-            start += tensor.num_bytes
+            self._left[tensor.name] = (first, tensor)
+            last = first + tensor.num_bytes
+            entries[tensor.name] = {
+                "dtype": _DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [first, last],
+            }
+            first = last
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        header = len(text).to_bytes(8, "little") + text
+        self._data_start = len(header)
         self._content = (folder / file.name).open("wb")
         try:
             self._content.write(header)
@@ -309,10 +301,10 @@ class FileWriter:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write a tensor of the plan; it must be on the CPU."""
-        start, planned = self._left.pop(name)
+        first, planned = self._left.pop(name)
         assert (tensor.shape, tensor.dtype) == (planned.shape, planned.dtype), name
-        if self._content.tell() != start:
-            self._content.seek(start)
+        if self._content.tell() != self._data_start + first:
+            self._content.seek(self._data_start + first)
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         self._content.write(raw.numpy().data)
 
@@ -326,19 +318,3 @@ class FileWriter:
                 self._content.flush()
                 # Some file systems report a full disk only here.
                 os.fsync(self._content.fileno())
-
-
-def _build_header(tensors: Sequence[StoredTensor]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    first = 0
-    for tensor in tensors:
-        last = first + tensor.num_bytes
-        entries[tensor.name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [first, last],
-        }
-        first = last
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

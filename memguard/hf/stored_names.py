@@ -14,7 +14,6 @@ Of other converted tensors one is converted at a time, whole, and kept for the n
 
 import copy
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,12 +77,13 @@ class ModuleNames:
         self._model = model
         self._renamed: dict[str, str] = {}
         self._converted: dict[str, _Converted] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Of tensors that the model lacks, by the stored name."""
         self._last: tuple[_Converted, dict[str, Tensor]] | None = None
         rules = get_model_conversion_mapping(model)
         unknown = self._match(rules)
         for name, source in self._renamed.items():
-            self._shapes[name] = tuple(stored.shapes[source])
+            self.shapes[name] = tuple(stored.shapes[source])
         for group in {id(group): group for group in self._converted.values()}.values():
             unknown += self._infer(group)
         # What the family's checkpoints have and its model does not read.
@@ -91,8 +91,8 @@ class ModuleNames:
         for name in unknown:
             if not any(re.search(pattern, name) for pattern in ignored):
                 # Under its own name: the model has none for it.
-                self._shapes.setdefault(name, tuple(stored.shapes[name]))
-        self._origin = Origin(
+                self.shapes.setdefault(name, tuple(stored.shapes[name]))
+        self.origin = Origin(
             names={
                 **{name: (source,) for name, source in self._renamed.items()},
                 **{name: group.stored for name, group in self._converted.items()},
@@ -134,18 +134,8 @@ class ModuleNames:
             return list(group.stored)
         for name, tensor in results.items():
             self._converted[name] = group
-            self._shapes[name] = tuple(tensor.shape)
+            self.shapes[name] = tuple(tensor.shape)
         return []
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and full shape of every tensor; of those that the model lacks, the stored name."""
-        return self._shapes
-
-    @property
-    def origin(self) -> Origin:
-        """Stored names of the tensors, and how they were converted."""
-        return self._origin
 
     def read(self, name: str, rectangle: ShardSlice) -> Tensor:
         """Return a rectangle of a tensor, on the CPU, in the dtype it is stored in."""
