@@ -51,7 +51,7 @@ _LOGGED: Mapping[Measure, str] = {
 """Metrics of the extraction probe that are logged, and what is logged of each."""
 _STOPPING = ("near_verbatim", "verbatim")
 _FORMER = {
-    "arguments": "give each setting by its name, e.g. suite='attacks', continuation_tokens=50",
+    "arguments": "give each setting by its name, e.g. suite='attacks', continuation_tokens=50"
 }
 
 

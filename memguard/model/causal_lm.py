@@ -22,13 +22,7 @@ from transformers import PreTrainedModel
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.fsdp_root import FsdpRoot
-from memguard.model.lm_head import (
-    Head,
-    Step,
-    WideWeight,
-    apply_logit_transforms,
-    count_free_bytes,
-)
+from memguard.model.lm_head import Head, Step, WideWeight, apply_logit_transforms, count_free_bytes
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.router_loss import (
@@ -62,7 +56,7 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 # Families in which a field of this name is another operation.
 _AFTER_HEAD_OF_FAMILY: dict[str, dict[str, Callable[[Tensor, float], Tensor]]] = {
-    "hyperclovax": {"logits_scaling": lambda logits, scale: logits * scale},
+    "hyperclovax": {"logits_scaling": lambda logits, scale: logits * scale}
 }
 
 # Share of free memory that gathered weights may use; the rest is for keys, values and logits.

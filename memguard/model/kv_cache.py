@@ -129,12 +129,7 @@ class GrowingRows:
     """
 
     def __init__(
-        self,
-        lm: CausalLM,
-        *,
-        is_cached: bool,
-        room: int,
-        on_step: Callable[[], None] | None = None,
+        self, lm: CausalLM, *, is_cached: bool, room: int, on_step: Callable[[], None] | None = None
     ) -> None:
         """Prepare for one batch.
 

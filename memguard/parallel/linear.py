@@ -225,10 +225,7 @@ class Linear4D(nn.Linear):
         if self.draw_mask is not None and self.training:
             mask_MK, scale = self.draw_mask(input_MK), scale / (1 - self.lora_dropout_rate)
         return LowRank(
-            A_RK=A_RK.to(input_MK.dtype),
-            B_NR=B_NR.to(input_MK.dtype),
-            scale=scale,
-            mask_MK=mask_MK,
+            A_RK=A_RK.to(input_MK.dtype), B_NR=B_NR.to(input_MK.dtype), scale=scale, mask_MK=mask_MK
         )
 
     def _scale_rows(self) -> Tensor:

@@ -279,10 +279,7 @@ class StoredPieces(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        shape: torch.Size,
-        pieces: Mapping[tuple[int, ...], Tensor],
-        dtype: torch.dtype,
+        cls, shape: torch.Size, pieces: Mapping[tuple[int, ...], Tensor], dtype: torch.dtype
     ) -> Self:
         """Wrap rectangles, which are written and read in place."""
         # One element; tensors on the meta device are replaced by empty ones before loading.

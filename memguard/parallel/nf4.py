@@ -52,19 +52,13 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     if missing := -len(flat) % BLOCK:  # Padding copies.
         flat = functional.pad(flat, (0, missing))
     packed, state = quantize_4bit(
-        flat,
-        blocksize=BLOCK,
-        compress_statistics=False,
-        quant_type="nf4",
+        flat, blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
     )
     return packed.reshape(-1, BLOCK // 2), state.absmax
 
 
 def dequantise_nf4(
-    packed: Tensor,
-    scales: Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
+    packed: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return the weights in this shape; zeros that fill up a block are left out.
 

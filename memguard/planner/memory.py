@@ -44,12 +44,7 @@ from memguard.planner.step_settings import ADAPTER_BYTES, StepSettings
 
 
 def count_gathers(
-    block: Unit,
-    others: Sequence[Unit],
-    *,
-    num_layers: int,
-    element_bytes: int,
-    is_rounded: bool,
+    block: Unit, others: Sequence[Unit], *, num_layers: int, element_bytes: int, is_rounded: bool
 ) -> int:
     """Return the peak of the pool of gathers (bytes).
 
@@ -130,9 +125,7 @@ def estimate_memory(
     moments = dict(rank.moments())
     name = max(moments, key=lambda moment: moments[moment].total)
     return MemoryEstimate(
-        moment=name,
-        peak=moments[name],
-        gradient_bytes=rank.num_trained * _STORED_BYTES,
+        moment=name, peak=moments[name], gradient_bytes=rank.num_trained * _STORED_BYTES
     )
 
 
@@ -256,11 +249,7 @@ class _Rank:
             # An untied head was gathered last, into a buffer that is still allocated.
             gathering = 0 if self.sizes.is_tied else a * self.table
         return self._use(
-            gradients=0,
-            activations=kept,
-            nll_chunk=nll_chunk,
-            buffers=buffers,
-            gathering=gathering,
+            gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers, gathering=gathering
         )
 
     def at_update(self) -> MemoryUse:

@@ -191,11 +191,7 @@ def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
 
 
 def find_checkpoint(
-    folder: Path,
-    *,
-    console: Console,
-    until_step: int | None = None,
-    runtime: Runtime | None = None,
+    folder: Path, *, console: Console, until_step: int | None = None, runtime: Runtime | None = None
 ) -> tuple[Path, CheckpointManifest] | None:
     """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
 

@@ -101,9 +101,7 @@ _NOTHING: list[Piece] = [(np.zeros(2, np.int64), np.full(2, IGNORE_LABEL, np.int
 
 
 def _sum_nll(
-    lm: CausalLM,
-    batch: Sequence[Piece],
-    precision: Callable[[], AbstractContextManager[None]],
+    lm: CausalLM, batch: Sequence[Piece], precision: Callable[[], AbstractContextManager[None]]
 ) -> tuple[float, int]:
     """Return the sum of losses of some pieces (nats) and the number of tokens."""
     longest = len(batch[0][0])
