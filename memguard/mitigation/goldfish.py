@@ -315,11 +315,7 @@ def find_zero_products(
 
     One id 0 makes the product of a window 0, and so do 64 factors of 2, by overflow. All these
     windows have the same key: their labels are all dropped or all kept, see `drops_zero_products`.
-
-    Args:
-        ids: ``[N]`` tokens of concatenated documents.
-        start: ``[N]`` index at which the document of each token starts.
-        width: h.
+    Arguments are those of `hash_contexts`, and the width h.
     """
     keys = ids.astype(np.int64)
     is_window = np.arange(keys.size) - start >= width

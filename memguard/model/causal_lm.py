@@ -236,10 +236,8 @@ class CausalLM(nn.Module):
         """Return whether all weights gathered over z fit into this rank's free GPU memory.
 
         True without a mesh, with z of 1, and on the CPU, whose free memory is not measured. False
-        if another program has sharded them, whose memory is its own.
-
-        Args:
-            reserved_bytes: that are free now and will not be.
+        if another program has sharded them, whose memory is its own. ``reserved_bytes`` are free
+        now and will not be.
         """
         if self._root is not None:
             return False

@@ -89,9 +89,8 @@ def takes_flag(model: Any) -> bool:
 def find_router_loss(model: Any) -> RouterLoss | None:
     """Return the load-balancing loss that a model's configuration makes part of training.
 
-    Returns:
-        None if its configuration does not, or if transformers computes another loss, or none, for
-        this model; see `explain_missing`.
+    None if it does not, or if transformers computes another loss, or none, for this model; see
+    `explain_missing`.
     """
     function = _find_function(model)
     if not has_flag(model) or function is None:

@@ -278,12 +278,7 @@ def gather_largest(
 ) -> Tensor:
     """Return each rank's largest logits ``[C, x, num]``, unordered; padded with -inf.
 
-    Args:
-        head: this rank's shard of the head.
-        logits_CV: a chunk's local logits.
-        num: number of logits of each rank.
-        peaks_CG: see `find_largest`.
-        rows_N: see `find_largest`.
+    ``peaks_CG`` and ``rows_N`` are those of `find_largest`.
     """
     num, degree = min(num, _widest_piece(head)), head.vocab_axis.degree
     largest_CM = find_largest(logits_CV, min(num, logits_CV.shape[1]), peaks_CG, rows_N)

@@ -190,11 +190,7 @@ def _is_plain_causal(model: Any) -> bool:
 
 
 def list_head_sizes(config: Any) -> list[int]:
-    """Return the sizes of a model's attention heads (features), each perhaps several times.
-
-    Args:
-        config: a transformers configuration of a language model.
-    """
+    """Return the sizes of the attention heads of a language model (features), perhaps repeated."""
     fields = config.to_dict()
     sizes = [value for name, value in fields.items() if name.endswith("head_dim") and value]
     return sizes or [config.hidden_size // config.num_attention_heads]
@@ -284,13 +280,9 @@ class Attention:
 
 
 def prepare_attention(model: Any, device_type: str) -> Attention:
-    """Choose a model's attention kernel, and make its blocks share what they attend by.
+    """Choose a model's attention kernel on a type of device; its blocks share what they attend by.
 
     The exported configuration does not change: transformers does not write the attention name.
-
-    Args:
-        model: a Hugging Face causal LM.
-        device_type: type of the device on which it will run.
     """
     kernel = choose_attention(model, device_type)
     # Boolean masks of eager attention have a meaning of their own: MPT's are True where a token is

@@ -90,10 +90,7 @@ def _change_class(embedding: nn.Module, base: type[nn.Module]) -> None:
 def is_scaled_lookup(embedding: nn.Module) -> bool:
     """Whether an embedding's forward is the row of a token times one number.
 
-    Runs it on a small table of random values, on the CPU.
-
-    Args:
-        embedding: an unsharded embedding; may be on the meta device.
+    Runs it, unsharded, on a small table of random values, on the CPU; it may be on the meta device.
     """
     if not isinstance(embedding, nn.Embedding):
         return False

@@ -253,11 +253,7 @@ class Linear4D(nn.Linear):
 
 @torch.no_grad()
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module computes ``input @ weight.T + bias``; of a subclass, by running it.
-
-    Args:
-        module: unsharded; may be on the meta device.
-    """
+    """Whether an unsharded module computes ``input @ weight.T + bias``; of a subclass, by a run."""
     forward = type(module).forward
     if forward in (nn.Linear.forward, Linear4D.forward, Conv1D.forward):
         return True

@@ -156,13 +156,10 @@ class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
     def __init__(self, path: Path, *, kept: bytes, is_writer: bool = True) -> None:
-        """Open the log.
+        """Open the log; only the writer, one rank, writes.
 
-        Args:
-            path: of metrics.jsonl.
-            kept: initial lines, from the checkpoint that the run resumes from. Lines that an
-                interrupted run wrote after that checkpoint are dropped.
-            is_writer: True on one rank; the others write nothing.
+        ``kept`` are the lines of the checkpoint that the run resumes from. Those that an
+        interrupted run wrote after it are dropped.
         """
         self._file: TextIO | None = None
         if not is_writer:

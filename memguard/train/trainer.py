@@ -51,15 +51,7 @@ class Trainer:
         monitor: MemorizationMonitor | None = None,
         row_clipping: RowClipping | None = None,
     ) -> None:
-        """Set up the components of a run.
-
-        Args:
-            lm: the model.
-            data: its rows and mitigations.
-            config: the run's settings, without `auto`.
-            run: its folder, key and ranks.
-            monitor: audits during training; None without audits.
-            row_clipping: makes the gradients differentially private; None leaves them unchanged.
+        """Set up the components of a run, whose settings have no `auto`.
 
         Raises:
             ConfigError: the budget's first audit would come after the last step.
