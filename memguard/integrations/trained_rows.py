@@ -76,9 +76,8 @@ class TrainedRows:
     def watch(self, model: nn.Module) -> None:
         """Record the batches of a model's forwards in training.
 
-        Args:
-            model: the model that the trainer calls, or the one that its wrappers call. A compiled
-                model must not have been trained before.
+        It is the model that the trainer calls, or the one that its wrappers call. A compiled model
+        must not have been trained before.
         """
         self.unwatch()
         self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)

@@ -208,13 +208,10 @@ class CausalLM(nn.Module):
     def keep_gathered(self, *, fits: bool) -> Iterator[None]:
         """Gather weights over z once, in the first call inside the block, and free them at its end.
 
-        For many short forwards without gradients, such as generating token by token. If they fit,
-        the head is also widened once for all forwards.
-
-        Args:
-            fits: the result of `fits_gathered` on all ranks. If they do not fit, each forward
-                gathers the blocks one after the other; of another program's shards those of the
-                root unit (embeddings and head) are kept.
+        For many short forwards without gradients, such as generating token by token. If they fit
+        (`fits_gathered` on all ranks), the head is also widened once for all forwards. If not, each
+        forward gathers the blocks one after the other; of another program's shards those of the
+        root unit (embeddings and head) are kept.
         """
         if not fits and self._root is None:
             yield

@@ -246,11 +246,9 @@ class Attention:
     ) -> dict[str, Any]:
         """Return arguments of the model's forward pass, without a cache, about attention.
 
-        Args:
-            input_ids_BT: tokens.
-            position_ids_BT: position of each token; None: rows of one document each.
-            packing: the documents of the rows; None: transformers finds them by their positions.
-            compute_dtype: dtype of the model's matmuls outside autocast.
+        Without positions rows are one document each; without ``packing`` transformers finds
+        documents by their positions. ``compute_dtype`` is that of the model's matmuls outside
+        autocast.
         """
         plain = {"attention_mask": None, "position_ids": position_ids_BT}
         device = input_ids_BT.device

@@ -155,11 +155,7 @@ class Linear4D(nn.Linear):
 
     @torch.no_grad()
     def fill_nf4(self, weights: Tensor) -> None:
-        """Set the values of the blocks that this rank stores.
-
-        Args:
-            weights: of these blocks, or the whole weight where all blocks are stored.
-        """
+        """Set the values of the blocks that this rank stores, from these or the whole weight."""
         packed, scales = quantise_nf4(weights.to(self.device))
         to_local(self.packed).copy_(packed)
         to_local(self.scales).copy_(scales.view(torch.int32))

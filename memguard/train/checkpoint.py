@@ -75,9 +75,8 @@ class TrainState:
     def make_room(self, stored: Container[str] | None = None) -> None:
         """Allocate the optimizer's moments, to be filled from a checkpoint.
 
-        Args:
-            stored: names of the checkpoint's tensors; it has no moments of a parameter that never
-                had a gradient. None allocates those of all parameters.
+        ``stored`` are the names of its tensors; it has no moments of a parameter that never had a
+        gradient. None allocates those of all parameters.
         """
         for parameter in self.parameters:
             if stored is not None and f"optimizer.{parameter.name}.step" not in stored:

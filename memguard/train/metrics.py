@@ -50,9 +50,8 @@ class StepMetrics(Record):
     def describe(self, tokens_per_s: float, *, width: int | None = None) -> str:
         """Return the line for a log.
 
-        Args:
-            tokens_per_s: mean over the run so far, which one slow step hardly changes.
-            width: columns of a terminal, where the line is not to wrap; None for a file or a pipe.
+        ``tokens_per_s`` is the mean over the run so far, which one slow step hardly changes;
+        ``width`` that of a terminal, where the line is not to wrap; None for a file or a pipe.
         """
         left_s = self.elapsed_s / self.step * (self.num_steps - self.step)
         step = f"step {self.step}/{self.num_steps}"
