@@ -85,13 +85,7 @@ def matches_target(layer: str, target_modules: Sequence[str]) -> bool:
 
 
 def refuse_target(target: str, family: str, layers: Iterable[str]) -> ConfigError:
-    """Return the error for a name that matches no layer.
-
-    Args:
-        target: the name.
-        family: of the model.
-        layers: full names of its linear layers without the head.
-    """
+    """Return the error for a name that matches no layer; these are linear, without the head."""
     names = sorted({layer.rpartition(".")[2] for layer in layers})
     return ConfigError(
         f"'adapter.target_modules' must name linear layers of {family}, its head excepted; got "

@@ -111,14 +111,10 @@ _ADVICE = {name: advice for names, advice in _TABLE.items() for name in names.sp
 
 
 def find_advice(name: str, above: KeyPath = ()) -> str | None:
-    """Return what to use instead of a setting of another library.
+    """Return what to use instead of a setting of another library, as ``use 'optim.lr'``, or None.
 
-    Args:
-        name: the setting's name there; as an option, it may have hyphens.
-        above: key path of the run's settings in the file, e.g. ``("run",)`` in a sweep.
-
-    Returns:
-        The end of a sentence, such as ``use 'optim.lr'``; None for an unknown name.
+    The name may have hyphens, as an option; ``above`` is the key path of the run's settings in the
+    file, e.g. ``("run",)`` in a sweep.
     """
     advice = _ADVICE.get(name.replace("-", "_"))
 

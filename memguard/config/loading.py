@@ -33,11 +33,8 @@ _NO_BLOCK = ("model_type", "model_attributes_type")
 def explain(model: type[BaseModel], item: Any, here: KeyPath, above: KeyPath = ()) -> str:
     """Return a sentence with the setting, the rule that it breaks, and its value.
 
-    Args:
-        model: the settings class that was checked.
-        item: one entry of ``ValidationError.errors()``.
-        here: key path of the setting in the user's file; ends with the entry's own place.
-        above: key path in that file of what was checked.
+    ``item`` is an entry of ``ValidationError.errors()``, ``here`` the key path of the setting in
+    the user's file, and ``above`` that of what was checked.
     """
     name = shorten(format_key(here))
     kind = item["type"]
@@ -62,18 +59,17 @@ def explain(model: type[BaseModel], item: Any, here: KeyPath, above: KeyPath = (
     problem = f"'{name}' {_rule(item)}; got {shorten(repr(item['input']))}"
     if kind in _NO_BLOCK and (advice := _find_advice(model, item["loc"], above)):
         return f"{problem}; {advice}"
-    return problem + _suggest_value(item)
+    if kind == "literal_error" and isinstance(item["input"], str):
+        allowed = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+        return problem + suggest_near(item["input"], allowed)
+    return problem
 
 
 def drop_tags(values: Any, item: Any) -> KeyPath:
-    """Return an entry's place as the user wrote it.
+    """Return the place of an entry of ``ValidationError.errors()`` as the user wrote it.
 
     If a block may be one of several kinds, identified by their names, pydantic inserts the name in
     the place of errors inside it.
-
-    Args:
-        values: what was written.
-        item: one entry of ``ValidationError.errors()``.
     """
     here, place = values, []
     for key in item["loc"]:
@@ -113,13 +109,6 @@ def _rule(item: Any) -> str:
         return "should be letters, digits, '.', '_' and '-', beginning with a letter or digit"
     rule = re.sub(r"^\w+ should", "should", str(item["msg"]))
     return rule.replace("a valid tuple", "a list").replace("valid dictionary", "block of settings")
-
-
-def _suggest_value(item: Any) -> str:
-    """Return a similar allowed value if the value must be one of a few words, else ""."""
-    if item["type"] != "literal_error" or not isinstance(item["input"], str):
-        return ""
-    return suggest_near(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
 
 
 def _suggest(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str:
@@ -289,13 +278,7 @@ def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfi
 def validate(
     model: type[ModelT], values: Mapping[str, Any], origin: Document, prefix: KeyPath = ()
 ) -> ModelT:
-    """Check ``values`` against ``model``.
-
-    Args:
-        model: the settings class.
-        values: what was written (nested dicts and lists).
-        origin: the file it came from, for places in messages.
-        prefix: where in that file ``values`` stand.
+    """Check ``values``, which stand at ``prefix`` in the file ``origin``, against ``model``.
 
     Raises:
         ConfigError: with every problem found, one line each.

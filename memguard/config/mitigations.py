@@ -280,9 +280,7 @@ _NESTED = ("hash", "hash_reference")
 def check_mitigations(configs: Sequence[MitigationConfig], *, beside: Collection[str] = ()) -> None:
     """Check that mitigations can be combined, and that each has an effect.
 
-    Args:
-        configs: entries of `mitigations:`.
-        beside: other settings of the run that are in use.
+    ``beside`` are other settings of the run that are in use.
 
     Raises:
         ValueError: names the settings, the reason and what to change.

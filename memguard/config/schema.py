@@ -215,8 +215,7 @@ class RunConfig(Settings):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     budget: BudgetConfig | None = Field(
-        None,
-        description="Risk budget: {metric, limit, action}; acts on audits during training.",
+        None, description="Risk budget: {metric, limit, action}; acts on audits during training."
     )
     parallel: ParallelConfig = ParallelConfig()
     audit: AuditConfig = AuditConfig()

@@ -57,8 +57,7 @@ class UtilityTask(Settings):
 def read_tasks(value: Any) -> Any:
     """Return tasks given by name as settings; anything else is returned for pydantic to check.
 
-    Args:
-        value: names separated by commas, or a list of names, paths and settings.
+    They are names separated by commas, or a list of names, paths and settings.
     """
     if isinstance(value, str):
         return [_read_task(name.strip()) for name in value.split(",") if name.strip()]

@@ -85,11 +85,7 @@ def load_yaml(path: str | Path) -> Document:
 
 
 def parse_yaml(text: str, path: str) -> Document:
-    """Read a YAML text, whose values may be of any type.
-
-    Args:
-        text: content of a file or of an argument.
-        path: its name in messages.
+    """Read a YAML text, whose values may be of any type; ``path`` is its name in messages.
 
     Raises:
         ConfigError: not YAML, beyond the bounds, or a key given twice.

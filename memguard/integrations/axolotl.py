@@ -91,11 +91,7 @@ class MemguardPlugin(BasePlugin):  # type: ignore[misc]
         return f"{MemguardArguments.__module__}.{MemguardArguments.__qualname__}"
 
     def register(self, cfg: Mapping[str, Any]) -> None:
-        """Check the configuration before axolotl loads data and model.
-
-        Raises:
-            ConfigError: see `read_settings` and `MemorizationAuditCallback`.
-        """
+        """Check the configuration before axolotl loads data and model."""
         settings = read_settings(cfg)
         if settings.audit is not None:
             # Checks its arguments; the one that is used needs the trainer.
@@ -104,11 +100,7 @@ class MemguardPlugin(BasePlugin):  # type: ignore[misc]
     def add_callbacks_post_trainer(
         self, cfg: Mapping[str, Any], trainer: Any
     ) -> list[TrainerCallback]:
-        """Return the audits, and the callback that prints what is active.
-
-        Raises:
-            ConfigError: see `read_settings`.
-        """
+        """Return the audits, and the callback that prints what is active."""
         settings = read_settings(cfg)
         callbacks: list[TrainerCallback] = [ActiveLine(settings)]
         if settings.audit is not None:
@@ -116,11 +108,7 @@ class MemguardPlugin(BasePlugin):  # type: ignore[misc]
         return callbacks
 
     def post_trainer_create(self, cfg: Mapping[str, Any], trainer: Any) -> None:
-        """Put the mask around the collator of the trainer.
-
-        Raises:
-            ConfigError: see `read_settings` and `wrap_collator`.
-        """
+        """Put the mask around the collator of the trainer."""
         settings = read_settings(cfg)
         if settings.goldfish is not None:
             wrap_collator(trainer, **settings.goldfish)
@@ -130,11 +118,6 @@ class ActiveLine(TrainerCallback):  # type: ignore[misc]
     """Prints one line when training begins, after looking at the loader that feeds it."""
 
     def __init__(self, settings: AxolotlSettings) -> None:
-        """Keep the settings.
-
-        Args:
-            settings: what should be active.
-        """
         self._settings = settings
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -155,10 +138,7 @@ class ActiveLine(TrainerCallback):  # type: ignore[misc]
 
 
 def read_settings(cfg: Mapping[str, Any]) -> AxolotlSettings:
-    """Return the checked block ``memguard:`` of axolotl's configuration.
-
-    Args:
-        cfg: axolotl's configuration, before or after its own validation.
+    """Return the checked block ``memguard:`` of axolotl's configuration, itself validated or not.
 
     Raises:
         ConfigError: all problems: no block, unknown keys, invalid values, or training that goldfish

@@ -94,11 +94,7 @@ class MemFreeLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return len(self._key_M)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores with -inf for every forbidden token.
-
-        Args:
-            input_ids: ``[B, T]`` tokens so far, of B rows or beams.
-            scores: ``[B, V]`` scores of the next token.
+        """Return the scores ``[B, V]`` with -inf for every forbidden token after ``[B, T]``.
 
         Raises:
             ConfigError: a document contains a token outside the model's vocabulary.

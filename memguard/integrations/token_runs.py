@@ -41,11 +41,9 @@ class RowFormat:
 
     @classmethod
     def of_trainer(cls, arguments: Any, *, eos_id: int | None) -> Self:
-        """Return how a trainer makes rows.
+        """Return how a trainer makes rows, by its `TrainingArguments` or TRL's `SFTConfig`.
 
-        Args:
-            arguments: `TrainingArguments`, or TRL's `SFTConfig` with its packing and truncation.
-            eos_id: token that the trainer may append to a document; None if there is none.
+        ``eos_id`` is the token that it may append to a document; None if there is none.
         """
         strategy = getattr(arguments, "packing_strategy", None)
         is_packed = getattr(arguments, "packing", False) and strategy in PACKINGS
@@ -204,11 +202,7 @@ class RunIndex:
         return self._keys.get(hash_run(run))
 
     def count(self, counts_K: NDArray[np.int64]) -> Counted:
-        """Return the repetitions of each document.
-
-        Args:
-            counts_K: ``[K]`` how often the run of each key was trained.
-        """
+        """Return the repetitions of each document, by those of the run of each key, ``[K]``."""
         # With and without EOS the stream of packing `wrapped` is cut elsewhere: one of them holds.
         layout = max(
             self._layouts, key=lambda each: int(counts_K[np.unique(each.key_of_entry)].sum())

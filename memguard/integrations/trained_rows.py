@@ -57,13 +57,7 @@ class TrainedRows:
     """
 
     def __init__(self, documents: Iterable[tuple[str, ArrayLike]], rows: RowFormat) -> None:
-        """Build the index of the documents.
-
-        Args:
-            documents: id and token ids ``[N]`` of each training document, without truncation and
-                before packing; of packing `wrapped` in the order of the dataset.
-            rows: how the trainer makes rows of them.
-        """
+        """Build the index of the documents, which are given as to `RunIndex`."""
         self._index, self._rows = RunIndex(documents, rows), rows
         self._handle: RemovableHandle | None = None
         self.reset()
@@ -82,9 +76,8 @@ class TrainedRows:
     def watch(self, model: nn.Module) -> None:
         """Record the batches of a model's forwards in training.
 
-        Args:
-            model: the model that the trainer calls, or the one that its wrappers call. A compiled
-                model must not have been trained before.
+        It is the model that the trainer calls, or the one that its wrappers call. A compiled model
+        must not have been trained before.
         """
         self.unwatch()
         self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
@@ -110,11 +103,7 @@ class TrainedRows:
             self._pending.append(fed)
 
     def end_step(self, *, was_skipped: bool = False) -> None:
-        """Count the batches since the last call.
-
-        Args:
-            was_skipped: whether the optimizer skipped the step, as after an overflow in fp16.
-        """
+        """Count the batches since the last call, unless the step was skipped, as by an overflow."""
         pending, self._pending = self._pending, []
         if was_skipped:
             return
@@ -144,11 +133,7 @@ class TrainedRows:
                 self._counts[number] += 1
 
     def counts(self, runtime: Runtime) -> TrainedCounts:
-        """Return the repetitions of each document in the steps that have ended, over all processes.
-
-        Args:
-            runtime: of this process; all processes must call this together.
-        """
+        """Return the repetitions of documents in steps that have ended; all processes call this."""
         values = [*self._counts.tolist(), self._num_runs, self._num_unmatched]
         # Sums of counts below 2^53 are exact.
         *sums, num_runs, num_unmatched = map(int, runtime.agree_sum(values))
@@ -180,13 +165,7 @@ class TrainedRows:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def save(self, folder: Path, rank: int, world_size: int) -> None:
-        """Write this process's counts beside a checkpoint of the trainer.
-
-        Args:
-            folder: of the checkpoint.
-            rank: of this process.
-            world_size: number of processes.
-        """
+        """Write this process's counts beside a checkpoint of the trainer."""
         content = io.BytesIO()
         np.savez(
             content,
@@ -195,22 +174,18 @@ class TrainedRows:
             documents=np.array(self._index.digest),
             reason=np.array(self._reason),
         )
-        write_atomically(folder / _name_tally(rank, world_size), content.getvalue())
+        tally = folder / f"memguard-tally-{rank}-of-{world_size}.npz"
+        write_atomically(tally, content.getvalue())
         if rank == 0:
             for (_, size), path in _list_tallies(folder).items():
                 if size != world_size:  # Of a training before, with other processes.
                     path.unlink(missing_ok=True)
 
     def load(self, folder: Path | None, rank: int, world_size: int) -> None:
-        """Continue with the counts saved beside a checkpoint.
+        """Continue with the counts saved beside a checkpoint; folder None: it was not found.
 
         If there were another number of processes, process 0 continues with all of them. Counts that
         cannot be restored are not an error: `counts` then has the reason.
-
-        Args:
-            folder: of the checkpoint; None if it was not found.
-            rank: of this process.
-            world_size: number of processes.
         """
         self.reset()
         if folder is None:
@@ -254,9 +229,7 @@ class TrainedRows:
 def find_resumed(arguments: Any, global_step: int) -> Path | None:
     """Return the folder of the checkpoint from which a trainer resumed; None if it is not found.
 
-    Args:
-        arguments: the trainer's.
-        global_step: of its state when training begins, above 0 if it resumed.
+    ``global_step`` is that of its state when training begins, above 0 if it resumed.
     """
     named = getattr(arguments, "resume_from_checkpoint", None)
     folders = [Path(named)] if isinstance(named, str) else []
@@ -279,10 +252,6 @@ def _to_rows(given: Any) -> NDArray[np.int64] | None:
         return None
     rows: NDArray[np.int64] = np.atleast_2d(given.detach().cpu().numpy().astype(np.int64))
     return rows
-
-
-def _name_tally(rank: int, world_size: int) -> str:
-    return f"memguard-tally-{rank}-of-{world_size}.npz"
 
 
 def _list_tallies(folder: Path) -> dict[tuple[int, int], Path]:

@@ -50,9 +50,6 @@ _LOGGED: Mapping[Measure, str] = {
 }
 """Metrics of the extraction probe that are logged, and what is logged of each."""
 _STOPPING = ("near_verbatim", "verbatim")
-_FORMER = {
-    "arguments": "give each setting by its name, e.g. suite='attacks', continuation_tokens=50",
-}
 
 
 class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
@@ -109,9 +106,11 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
             ConfigError: a value out of range, or an argument that has another name now.
         """
-        for name, advice in _FORMER.items():
-            if name in settings:
-                raise ConfigError(f"'{name}' is no argument of MemorizationAuditCallback: {advice}")
+        if "arguments" in settings:
+            raise ConfigError(
+                "'arguments' is no argument of MemorizationAuditCallback: give each setting by its "
+                "name, e.g. suite='attacks', continuation_tokens=50"
+            )
         self._stop_above = dict(stop_above or {})
         for metric, limit in self._stop_above.items():
             if metric not in _STOPPING or not 0 <= limit <= 1:
@@ -119,7 +118,6 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                     "'stop_above' should give near_verbatim or verbatim a share from 0 to 1; got "
                     f"{{{metric!r}: {limit!r}}}"
                 )
-        read_format(format)  # Raises an error for a wrong one.
         self._arguments = {
             "members": members,
             "nonmembers": nonmembers,
@@ -276,11 +274,12 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             folder, report = checked.out, audit(checked)
         except OtherRankFailed:
             return  # The rank that failed says why.
-        except MemguardError as error:
-            _warn_of_failure(step, str(error))
-            return
         except Exception as error:
-            _warn_of_failure(step, f"{type(error).__name__}: {error}")
+            kind = "" if isinstance(error, MemguardError) else f"{type(error).__name__}: "
+            # On whatever process the audit failed.
+            Console(quiet=False).warn(
+                f"memguard: the audit of step {step} failed: {kind}{error}. Training goes on"
+            )
             return
         finally:
             audit_s = time.perf_counter() - started
@@ -332,12 +331,6 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
 def _find_tokenizer(processing_class: Any) -> Any:
     """Return the tokenizer; the processor of a model with images has one."""
     return getattr(processing_class, "tokenizer", processing_class)
-
-
-def _warn_of_failure(step: int, reason: str) -> None:
-    """Print a line, on whatever process the audit failed."""
-    console = Console(quiet=False)
-    console.warn(f"memguard: the audit of step {step} failed: {reason}. Training goes on")
 
 
 def _make_console(state: Any) -> Console:

@@ -106,13 +106,7 @@ class Mitigations:
         losses: Sequence[Loss[Any]],
         of_model: Neftune | None = None,
     ) -> None:
-        """Combine mitigations; use `build_mitigations` to create them.
-
-        Args:
-            labels: mitigations that drop labels, in any order.
-            losses: mitigations that change losses, in the order in which they are applied.
-            of_model: the mitigation that acts on the token embeddings.
-        """
+        """Combine mitigations, losses in the order given; `build_mitigations` creates them."""
         self._label_stage, self._loss_stage = tuple(labels), tuple(losses)
         self.sums_nll = not losses
         """Whether the loss is the plain sum of the kept labels' losses."""
@@ -173,10 +167,8 @@ def build_mitigations(
 ) -> Mitigations:
     """Build the mitigations of a run.
 
-    Args:
-        configs: entries of `mitigations:`.
-        special_ids: the tokenizer's special tokens, which a goldfish never drops.
-        token_texts: returns each token's text ``[V]``; called if a setting hashes text.
+    Goldfish never drops ``special_ids``. ``token_texts`` returns each token's text ``[V]``, and is
+    called if a setting hashes text.
     """
     built: list[Any] = [
         build_goldfish(config, special_ids=special_ids, token_texts=token_texts)

@@ -101,10 +101,7 @@ class WindowHash:
     ) -> NDArray[np.uint64]:
         """Hash the ``width`` tokens before each position; fewer at a document's start.
 
-        Args:
-            ids: ``[N]`` tokens of concatenated documents.
-            start: ``[N]`` index at which the document of each token starts.
-            width: h.
+        Arguments are those of `hash_contexts`.
         """
         places = np.arange(ids.size)
         first = places - width
@@ -165,10 +162,8 @@ class Goldfish:
     ) -> None:
         """Prepare the mask.
 
-        Args:
-            config: k, context width and mode.
-            special_ids: token ids that modes ``hash`` and ``random`` never drop.
-            letters: letters of the vocabulary; needed for ``normalise: text``.
+        Modes ``hash`` and ``random`` never drop ``special_ids``; ``normalise: text`` needs the
+        vocabulary's letters.
         """
         assert letters is not None or config.normalise == "none", "'normalise: text' needs letters"
         self.config = config
@@ -315,11 +310,7 @@ def find_zero_products(
 
     One id 0 makes the product of a window 0, and so do 64 factors of 2, by overflow. All these
     windows have the same key: their labels are all dropped or all kept, see `drops_zero_products`.
-
-    Args:
-        ids: ``[N]`` tokens of concatenated documents.
-        start: ``[N]`` index at which the document of each token starts.
-        width: h.
+    Arguments are those of `hash_contexts`, and the width h.
     """
     keys = ids.astype(np.int64)
     is_window = np.arange(keys.size) - start >= width

@@ -26,12 +26,10 @@ class KSchedule:
     """Masks the labels of each document with the mitigations of its level."""
 
     def __init__(self, levels: Sequence[Mitigations], level_of: NDArray[np.int8]) -> None:
-        """Store the levels and the level of each document.
+        """Store the mitigations of each level, the default first, and the level of each document.
 
-        Args:
-            levels: the mitigations of each level, from the default to the strictest.
-            level_of: ``[num_documents]`` level of each document; ``len(levels)`` drops all labels.
-                Changed in place, and part of a checkpoint.
+        Level ``len(levels)`` drops all labels. ``level_of`` ``[num_documents]`` is changed in
+        place, and part of a checkpoint.
         """
         self.levels, self.level_of = tuple(levels), level_of
         self._start = level_of.copy()
@@ -59,13 +57,9 @@ class KSchedule:
         labels: NDArray[np.int64],
         generator: np.random.Generator,
     ) -> NDArray[np.int64]:
-        """Return a copy of a whole document's labels with the dropped ones ignored.
+        """Return a copy of a whole document's labels ``[N]`` with the dropped ones ignored.
 
-        Args:
-            document: index of the document in the corpus.
-            input_ids: ``[N]`` tokens of the document.
-            labels: ``[N]`` in transformers' convention.
-            generator: random numbers for settings that need them.
+        ``document`` is its index in the corpus; labels are in transformers' convention.
         """
         level, last = int(self.level_of[document]), len(self.levels) - 1
         # Every level draws as many numbers, so the masks of other documents do not change.
@@ -85,12 +79,8 @@ def build_k_schedule(
 ) -> KSchedule:
     """Build the levels of a run and assign its documents to them.
 
-    Args:
-        configs: entries of `mitigations:`.
-        manifest: entries of the run's documents.
-        can_tighten: whether documents may be moved up.
-        special_ids: see `build_mitigations`.
-        token_texts: see `build_mitigations`.
+    ``can_tighten``: documents may be moved up. The last two arguments are those of
+    `build_mitigations`.
     """
     goldfish = find_mitigation(configs, GoldfishConfig)
     k_by_dose = {} if goldfish is None else dict(sorted(goldfish.k_by_dose.items()))

@@ -32,12 +32,9 @@ class Neftune:
     def draw_noise(
         self, num_tokens: int, num_features: int, generator: np.random.Generator
     ) -> NDArray[np.float32]:
-        """Return the noise for the embeddings of one row, ``[L, D]``.
+        """Return the noise for the embeddings of one row, ``[L, D]``, fp32 for any model.
 
-        Args:
-            num_tokens: L, without padding.
-            num_features: D, before sharding.
-            generator: source of the noise; fp32 for any dtype of the model.
+        L tokens are without padding, D features before sharding.
         """
         scale = np.float32(self.config.alpha / math.sqrt(max(num_tokens * num_features, 1)))
         uniform = generator.random((num_tokens, num_features), dtype=np.float32)

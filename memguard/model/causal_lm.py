@@ -22,13 +22,7 @@ from transformers import PreTrainedModel
 from memguard.config.settings import SamplingScheme
 from memguard.mitigation import TokenTerms
 from memguard.model.fsdp_root import FsdpRoot
-from memguard.model.lm_head import (
-    Head,
-    Step,
-    WideWeight,
-    apply_logit_transforms,
-    count_free_bytes,
-)
+from memguard.model.lm_head import Head, Step, WideWeight, apply_logit_transforms, count_free_bytes
 from memguard.model.loss import sum_nll, token_terms
 from memguard.model.next_token import BestTokens, DrawnTokens, draw_tokens, find_best
 from memguard.model.router_loss import (
@@ -62,7 +56,7 @@ _AFTER_HEAD: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 # Families in which a field of this name is another operation.
 _AFTER_HEAD_OF_FAMILY: dict[str, dict[str, Callable[[Tensor, float], Tensor]]] = {
-    "hyperclovax": {"logits_scaling": lambda logits, scale: logits * scale},
+    "hyperclovax": {"logits_scaling": lambda logits, scale: logits * scale}
 }
 
 # Share of free memory that gathered weights may use; the rest is for keys, values and logits.
@@ -214,13 +208,10 @@ class CausalLM(nn.Module):
     def keep_gathered(self, *, fits: bool) -> Iterator[None]:
         """Gather weights over z once, in the first call inside the block, and free them at its end.
 
-        For many short forwards without gradients, such as generating token by token. If they fit,
-        the head is also widened once for all forwards.
-
-        Args:
-            fits: the result of `fits_gathered` on all ranks. If they do not fit, each forward
-                gathers the blocks one after the other; of another program's shards those of the
-                root unit (embeddings and head) are kept.
+        For many short forwards without gradients, such as generating token by token. If they fit
+        (`fits_gathered` on all ranks), the head is also widened once for all forwards. If not, each
+        forward gathers the blocks one after the other; of another program's shards those of the
+        root unit (embeddings and head) are kept.
         """
         if not fits and self._root is None:
             yield
@@ -242,10 +233,8 @@ class CausalLM(nn.Module):
         """Return whether all weights gathered over z fit into this rank's free GPU memory.
 
         True without a mesh, with z of 1, and on the CPU, whose free memory is not measured. False
-        if another program has sharded them, whose memory is its own.
-
-        Args:
-            reserved_bytes: that are free now and will not be.
+        if another program has sharded them, whose memory is its own. ``reserved_bytes`` are free
+        now and will not be.
         """
         if self._root is not None:
             return False

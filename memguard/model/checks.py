@@ -50,9 +50,7 @@ def build_causal_lm(
 def check_causal_lm(layer: CausalLM, *, is_split: bool = False) -> None:
     """Check a model, plain or sharded, and let it use its own forward if its head is not known.
 
-    Args:
-        layer: the model.
-        is_split: whether its layers are split over y and x, where its own forward cannot be used.
+    ``is_split``: its layers are split over y and x, where its own forward cannot be used.
 
     Raises:
         ModelError: the model is not causal, or its head is not known and it is split.
@@ -130,10 +128,7 @@ def keeps_documents_apart(layer: CausalLM, *, bf16: bool = False) -> bool:
     """Return whether this model isolates the documents of a packed row from each other.
 
     Compares the hidden states of two documents packed into one row with those of each alone.
-
-    Args:
-        layer: the model.
-        bf16: whether it trains under autocast to bf16, in which a GPU has other attention kernels.
+    ``bf16``: it trains under autocast to bf16, in which a GPU has other attention kernels.
     """
     ids_BT = _probe_ids(layer)
     positions = torch.arange(_PROBE_TOKENS, device=ids_BT.device).repeat(_PROBE_ROWS)[None]

@@ -35,12 +35,9 @@ def set_dropout(model: nn.Module, share: float) -> int:
     """Set every dropout rate of a model and return how many its modules have.
 
     A few families (Falcon, Persimmon) read their configuration in each forward pass: submodules get
-    a copy of it, and the model's own, which is exported, is not changed.
-
-    Args:
-        model: on one process; ranks that share activations would drop different ones. The
-            attention implementation must be set in its configuration, as the copies inherit it.
-        share: share of the activations that are dropped in training.
+    a copy of it, and the model's own, which is exported, is not changed. The attention
+    implementation must be set in it, as the copies inherit it. The model is on one process: ranks
+    that share activations would drop different ones.
 
     Raises:
         ModelError: the model's family has no dropout.

@@ -12,14 +12,11 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Put a model into evaluation mode.
+    """Put a model, whose submodules may be in different modes, into evaluation mode.
 
     Linear layers of bitsandbytes in 4 bits keep training mode, which does not change their numbers:
     in evaluation mode on a CPU they repack their weights in place, and training that continues
     computes something else.
-
-    Args:
-        model: a module; its submodules may be in different modes.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

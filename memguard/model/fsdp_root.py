@@ -29,12 +29,7 @@ class FsdpRoot:
     """The outermost module of a model that FSDP2 shards, until `close`."""
 
     def __init__(self, root: Any, runtime: Runtime) -> None:
-        """Watch which units gather their weights.
-
-        Args:
-            root: the module to which `fully_shard` was applied last.
-            runtime: this rank; of all ranks that have shards.
-        """
+        """Watch which units gather their weights; `fully_shard` was applied to ``root`` last."""
         self._root, self._runtime = root, runtime
         modules: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
         # Modules that one call has sharded are one unit: Accelerate shards norm and head together.

@@ -44,11 +44,7 @@ _NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedE
 
 
 def build_row_cache(room: int) -> DynamicCache:
-    """Return an empty cache.
-
-    Args:
-        room: tokens that will be added to the prompts; adding more costs a copy.
-    """
+    """Return an empty cache; adding more than ``room`` tokens to the prompts costs a copy."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = partial(_Layer, room)
     return cache
@@ -129,20 +125,12 @@ class GrowingRows:
     """
 
     def __init__(
-        self,
-        lm: CausalLM,
-        *,
-        is_cached: bool,
-        room: int,
-        on_step: Callable[[], None] | None = None,
+        self, lm: CausalLM, *, is_cached: bool, room: int, on_step: Callable[[], None] | None = None
     ) -> None:
-        """Prepare for one batch.
+        """Prepare for one batch, to each row of which ``room`` tokens will be added.
 
-        Args:
-            lm: the model.
-            is_cached: False runs the whole rows again for each token; see `can_cache`.
-            room: tokens that will be added to each row.
-            on_step: called after each token that is added.
+        Not ``is_cached`` runs the whole rows again for each token, see `can_cache`; ``on_step`` is
+        called after each token that is added.
         """
         self._lm, self._on_step = lm, on_step
         self._cache = build_row_cache(room) if is_cached else None
@@ -250,13 +238,9 @@ def _roll(cache: Any, shift_R: Tensor) -> None:
 def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
     """Return whether cached rows have the same hidden states as rows that are run whole and alone.
 
-    The model runs on random tokens: a short row and a long one grow together. Lengths matter,
-    because sliding windows and length-dependent rotary frequencies take effect only in long texts.
-
-    Args:
-        lm: the model, in evaluation mode.
-        shortest: tokens of the shortest prompt.
-        longest: tokens of the longest row that will be run.
+    The model, in evaluation mode, runs on random tokens: a row as short as the shortest prompt and
+    one as long as the longest that will be run grow together. Lengths matter, because sliding
+    windows and length-dependent rotary frequencies take effect only in long texts.
     """
     num_steps = min(_CHECKED_STEPS, longest - 1)
     if num_steps < 1:

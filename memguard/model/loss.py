@@ -42,10 +42,7 @@ def sum_nll(head: Head, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def token_terms(
-    head: Head,
-    hidden_ND: Tensor,
-    labels_N: Tensor,
-    needs: frozenset[str] = frozenset({"nll"}),
+    head: Head, hidden_ND: Tensor, labels_N: Tensor, needs: frozenset[str] = frozenset({"nll"})
 ) -> TokenTerms:
     """Return per-token terms, each differentiable in hidden states and head.
 

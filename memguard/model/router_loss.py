@@ -51,10 +51,8 @@ class RouterLoss:
     def share(self, logits: Sequence[Tensor], mask_M: Tensor, mesh: Mesh4D | None = None) -> Tensor:
         """Return this rank's share of the loss; the shares of ranks that split the batch add up.
 
-        Args:
-            logits: of each layer with experts, ``[M, E]``.
-            mask_M: ``[M]``, True for tokens.
-            mesh: all its ranks call this; None for one process.
+        ``logits`` are those of each layer with experts, ``[M, E]``; ``mask_M`` is True for tokens.
+        All ranks of the mesh call this.
         """
         wide = torch.promote_types(logits[0].dtype, torch.float32)
         mask_M1 = mask_M.to(wide)[:, None]
@@ -89,9 +87,8 @@ def takes_flag(model: Any) -> bool:
 def find_router_loss(model: Any) -> RouterLoss | None:
     """Return the load-balancing loss that a model's configuration makes part of training.
 
-    Returns:
-        None if its configuration does not, or if transformers computes another loss, or none, for
-        this model; see `explain_missing`.
+    None if it does not, or if transformers computes another loss, or none, for this model; see
+    `explain_missing`.
     """
     function = _find_function(model)
     if not has_flag(model) or function is None:

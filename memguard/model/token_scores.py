@@ -30,12 +30,7 @@ from memguard.model.lm_head import (
     pick_label,
     widen,
 )
-from memguard.model.truncation import (
-    find_first,
-    find_peaks,
-    raise_peaks,
-    score_truncated,
-)
+from memguard.model.truncation import find_first, find_peaks, raise_peaks, score_truncated
 from memguard.parallel.collectives import all_gather, all_reduce
 
 EXTRA_SCORES = frozenset({"entropy", "mean_logprob", "variance_logprob"})
@@ -118,9 +113,7 @@ def score_tokens(
                 sampled_SN[number, rows] = scores["logprob"]
     fields = {f"{name}_N": score_N for name, score_N in zip(names, scores_SN, strict=True)}
     return TokenScores(
-        argmax_N=argmax_N if choices else None,
-        sampled_SN=sampled_SN if schemes else None,
-        **fields,
+        argmax_N=argmax_N if choices else None, sampled_SN=sampled_SN if schemes else None, **fields
     )
 
 

@@ -84,14 +84,8 @@ def find_largest(
 ) -> Tensor:
     """Return the ``num`` largest logits of each row, or of the rows ``[N]`` only, unordered.
 
-    They are in the ``num`` groups with the largest peaks: for any other group, ``num`` logits are
-    at least as large.
-
-    Args:
-        logits_CV: only candidates for the largest logits are copied.
-        num: at most V/x.
-        peaks_CG: the peaks, if already computed.
-        rows_N: indices of rows; None selects all.
+    They are in the ``num``, at most V/x, groups with the largest peaks: for any other group,
+    ``num`` logits are at least as large. Only candidates for them are copied.
     """
     width = logits_CV.shape[1]
     num_groups = width // _GROUP_TOKENS
@@ -233,12 +227,9 @@ def find_nucleus(
 ) -> Nucleus:
     """Return the nucleus of each row.
 
-    Args:
-        head: this rank's shard of the head.
-        logits_CV: a chunk's local logits, -inf for tokens that are already truncated.
-        max_C: largest logit over all ranks.
-        mass_C: sum of exp(logit - max) over all ranks.
-        top_p: probability that the set must reach.
+    ``logits_CV`` are a chunk's local logits, -inf for tokens that are already truncated; ``max_C``
+    and ``mass_C`` are the largest logit and the sum of exp(logit - max) over all ranks. The set
+    must reach the probability ``top_p``.
     """
     num = _FIRST_CANDIDATES
     while True:
@@ -278,12 +269,7 @@ def gather_largest(
 ) -> Tensor:
     """Return each rank's largest logits ``[C, x, num]``, unordered; padded with -inf.
 
-    Args:
-        head: this rank's shard of the head.
-        logits_CV: a chunk's local logits.
-        num: number of logits of each rank.
-        peaks_CG: see `find_largest`.
-        rows_N: see `find_largest`.
+    ``peaks_CG`` and ``rows_N`` are those of `find_largest`.
     """
     num, degree = min(num, _widest_piece(head)), head.vocab_axis.degree
     largest_CM = find_largest(logits_CV, min(num, logits_CV.shape[1]), peaks_CG, rows_N)

@@ -190,11 +190,7 @@ def _is_plain_causal(model: Any) -> bool:
 
 
 def list_head_sizes(config: Any) -> list[int]:
-    """Return the sizes of a model's attention heads (features), each perhaps several times.
-
-    Args:
-        config: a transformers configuration of a language model.
-    """
+    """Return the sizes of the attention heads of a language model (features), perhaps repeated."""
     fields = config.to_dict()
     sizes = [value for name, value in fields.items() if name.endswith("head_dim") and value]
     return sizes or [config.hidden_size // config.num_attention_heads]
@@ -250,11 +246,9 @@ class Attention:
     ) -> dict[str, Any]:
         """Return arguments of the model's forward pass, without a cache, about attention.
 
-        Args:
-            input_ids_BT: tokens.
-            position_ids_BT: position of each token; None: rows of one document each.
-            packing: the documents of the rows; None: transformers finds them by their positions.
-            compute_dtype: dtype of the model's matmuls outside autocast.
+        Without positions rows are one document each; without ``packing`` transformers finds
+        documents by their positions. ``compute_dtype`` is that of the model's matmuls outside
+        autocast.
         """
         plain = {"attention_mask": None, "position_ids": position_ids_BT}
         device = input_ids_BT.device
@@ -284,13 +278,9 @@ class Attention:
 
 
 def prepare_attention(model: Any, device_type: str) -> Attention:
-    """Choose a model's attention kernel, and make its blocks share what they attend by.
+    """Choose a model's attention kernel on a type of device; its blocks share what they attend by.
 
     The exported configuration does not change: transformers does not write the attention name.
-
-    Args:
-        model: a Hugging Face causal LM.
-        device_type: type of the device on which it will run.
     """
     kernel = choose_attention(model, device_type)
     # Boolean masks of eager attention have a meaning of their own: MPT's are True where a token is

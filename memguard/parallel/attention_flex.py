@@ -117,8 +117,7 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 def make_block_mask(first_BT: Tensor) -> BlockMask:
     """Return the blocks of 128 queries and 128 keys that causal attention computes.
 
-    Args:
-        first_BT: first key of each query, from `find_first_keys`.
+    ``first_BT`` has the first key of each query, from `find_first_keys`.
     """
     num_tokens = first_BT.shape[1]
     starts = torch.arange(0, num_tokens, _BLOCK, device=first_BT.device)

@@ -32,11 +32,7 @@ _ops = torch.ops._c10d_functional
 def all_reduce(tensor: Tensor, axis: Axis, op: str = "sum", *, owned: bool = False) -> Tensor:
     """Return the sum (or ``op``: "max", "min") over the axis; no gradient.
 
-    Args:
-        tensor: each rank's part.
-        axis: the ranks.
-        op: the operation.
-        owned: whether ``tensor`` may be overwritten.
+    ``owned``: whether ``tensor`` may be overwritten.
     """
     if axis.degree == 1:
         return tensor

@@ -36,10 +36,8 @@ class Embedding4D(nn.Embedding):
     def convert(embedding: nn.Module, *, vocab_axis: Axis, first_token: int) -> None:
         """Change the class of an embedding in place; its parameter is sharded elsewhere.
 
-        Args:
-            embedding: an ``nn.Embedding``, or one for which `is_scaled_lookup` holds.
-            vocab_axis: shards the vocabulary.
-            first_token: id of this rank's first row.
+        It is an ``nn.Embedding``, or one for which `is_scaled_lookup` holds. The axis shards the
+        vocabulary, of which this rank has the rows from ``first_token`` on.
         """
         _change_class(embedding, Embedding4D)
         assert isinstance(embedding, Embedding4D), "its class was just set"
@@ -90,10 +88,7 @@ def _change_class(embedding: nn.Module, base: type[nn.Module]) -> None:
 def is_scaled_lookup(embedding: nn.Module) -> bool:
     """Whether an embedding's forward is the row of a token times one number.
 
-    Runs it on a small table of random values, on the CPU.
-
-    Args:
-        embedding: an unsharded embedding; may be on the meta device.
+    Runs it, unsharded, on a small table of random values, on the CPU; it may be on the meta device.
     """
     if not isinstance(embedding, nn.Embedding):
         return False

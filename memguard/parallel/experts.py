@@ -141,11 +141,9 @@ class ExpertsBlock4D(nn.Module):
     def convert(block: nn.Module, *, feature_axis: Axis, width_axis: Axis) -> None:
         """Change the class of a block in place.
 
-        Args:
-            block: its forward maps hidden states ``[B, T, H]`` to the same, or to a tuple that
-                begins with them.
-            feature_axis: y, which shards the hidden states outside the block.
-            width_axis: x, over which they are replicated.
+        Its forward maps hidden states ``[B, T, H]`` to the same, or to a tuple that begins with
+        them. Outside of it ``feature_axis``, y, shards them; over ``width_axis``, x, they are
+        replicated.
         """
         family = type(block)
         block.__class__ = type(family.__name__, (ExpertsBlock4D, family), {})

@@ -49,10 +49,7 @@ _HEAD_NORMS: dict[str, Role] = {
     "layers.*.self_attn.k_norm": "head_norm",
 }
 
-_EXPERTS: dict[str, Role] = {
-    "layers.*.mlp.gate": "router",
-    "layers.*.mlp.experts": "experts",
-}
+_EXPERTS: dict[str, Role] = {"layers.*.mlp.gate": "router", "layers.*.mlp.experts": "experts"}
 
 _SHARED_EXPERTS: dict[str, Role] = {
     "layers.*.mlp.shared_experts.gate_proj": "expert_plain",

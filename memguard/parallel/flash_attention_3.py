@@ -47,13 +47,8 @@ def flash_attention_3(
 ) -> Iterator[None]:
     """Use flash attention 3 inside the block where it is available, the same on all ranks.
 
-    Args:
-        model: a Hugging Face causal LM.
-        attention: its attention kernel.
-        runtime: device and ranks; every rank must call this.
-        console: prints which one is used.
-        enabled: False changes nothing: for arithmetic other than bf16, and for deterministic runs,
-            whose bits do not depend on an installed package.
+    Every rank must call this. Not ``enabled`` changes nothing: for arithmetic other than bf16, and
+    for deterministic runs, whose bits do not depend on an installed package.
     """
     if not enabled or attention.kernel != "varlen" or runtime.device.type != "cuda":
         yield

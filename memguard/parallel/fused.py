@@ -95,11 +95,9 @@ class Parts:
         return tuple(size // (degree // self.num_groups) for size in self.sizes)
 
     def order(self, degree: int, dim: int) -> FeatureOrder | None:
-        """Return the order along a dimension; None if it is the file's.
+        """Return the order along ``dim``, that of the out-features; None if it is the file's.
 
-        Args:
-            degree: ranks that share the parts; `mesh_shape` has checked that the shares are equal.
-            dim: of the out-features.
+        ``degree`` ranks share the parts; `mesh_shape` has checked that the shares are equal.
         """
         if self.num_groups % degree == 0:
             return None

@@ -148,10 +148,7 @@ class ShardingPlan:
 
 
 def plan_sharding(model: Any) -> ShardingPlan:
-    """Assign a role to every module that has parameters.
-
-    Args:
-        model: an unsharded Hugging Face causal LM; may be on the meta device.
+    """Assign a role to every module with parameters of an unsharded model, also on the meta device.
 
     Raises:
         ModelError: the family has no plan, its plan has unsupported styles, a module's forward
@@ -201,10 +198,7 @@ def plan_sharding(model: Any) -> ShardingPlan:
 
 
 def plan_storage(model: Any) -> ShardingPlan:
-    """Return the plan of a model whose layers are not split: of any family, for data and z.
-
-    Args:
-        model: an unsharded Hugging Face causal LM; may be on the meta device.
+    """Return the plan of an unsharded model of any family, for data and z: layers are not split.
 
     Raises:
         ModelError: the model has no LM head, or a parameter without dimensions.

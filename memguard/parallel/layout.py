@@ -49,9 +49,7 @@ def cut(rectangle: ShardSlice, dim: int, rank: int, degree: int) -> ShardSlice:
 def find_storage_dim(shape: Sequence[int], degree: int) -> int:
     """Return the dimension that z splits, of a tensor that y and x have split.
 
-    Args:
-        shape: shape of the tensor gathered over z.
-        degree: ranks along z.
+    ``shape`` is that of the tensor gathered over z.
     """
     if len(shape) < 3 or shape[0] % degree == 0:
         return 0

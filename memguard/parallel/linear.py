@@ -155,11 +155,7 @@ class Linear4D(nn.Linear):
 
     @torch.no_grad()
     def fill_nf4(self, weights: Tensor) -> None:
-        """Set the values of the blocks that this rank stores.
-
-        Args:
-            weights: of these blocks, or the whole weight where all blocks are stored.
-        """
+        """Set the values of the blocks that this rank stores, from these or the whole weight."""
         packed, scales = quantise_nf4(weights.to(self.device))
         to_local(self.packed).copy_(packed)
         to_local(self.scales).copy_(scales.view(torch.int32))
@@ -225,10 +221,7 @@ class Linear4D(nn.Linear):
         if self.draw_mask is not None and self.training:
             mask_MK, scale = self.draw_mask(input_MK), scale / (1 - self.lora_dropout_rate)
         return LowRank(
-            A_RK=A_RK.to(input_MK.dtype),
-            B_NR=B_NR.to(input_MK.dtype),
-            scale=scale,
-            mask_MK=mask_MK,
+            A_RK=A_RK.to(input_MK.dtype), B_NR=B_NR.to(input_MK.dtype), scale=scale, mask_MK=mask_MK
         )
 
     def _scale_rows(self) -> Tensor:
@@ -256,11 +249,7 @@ class Linear4D(nn.Linear):
 
 @torch.no_grad()
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module computes ``input @ weight.T + bias``; of a subclass, by running it.
-
-    Args:
-        module: unsharded; may be on the meta device.
-    """
+    """Whether an unsharded module computes ``input @ weight.T + bias``; of a subclass, by a run."""
     forward = type(module).forward
     if forward in (nn.Linear.forward, Linear4D.forward, Conv1D.forward):
         return True

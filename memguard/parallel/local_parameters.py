@@ -164,9 +164,7 @@ def take_gradients(parameters: Sequence[LocalParameter]) -> None:
 def average_copies(parameters: Sequence[LocalParameter], y: Axis) -> None:
     """Average over y the gradients of parameters that all ranks along y hold.
 
-    Args:
-        parameters: after `take_gradients`; all ranks along y call this.
-        y: the axis.
+    All ranks along y call this, after `take_gradients`.
     """
     copied = [parameter.local.grad for parameter in parameters if parameter.is_copied_over_y]
     gradients = [gradient for gradient in copied if gradient is not None and gradient.numel()]
@@ -183,9 +181,7 @@ def average_copies(parameters: Sequence[LocalParameter], y: Axis) -> None:
 def sum_partial_gradients(parameters: Sequence[LocalParameter], mesh: Mesh4D) -> None:
     """Sum the gradients of routers and adapters over the ranks that have parts of them.
 
-    Args:
-        parameters: after `take_gradients`, once a step; every rank calls this.
-        mesh: the mesh of the model.
+    Every rank calls this once a step, after `take_gradients`.
     """
     adapters = [parameter for parameter in parameters if parameter.is_adapter]
     routers = [part for part in parameters if part.partial_over and not part.is_adapter]
@@ -234,9 +230,7 @@ def clear_gradients(parameters: Sequence[LocalParameter]) -> None:
 def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None) -> float:
     """Scale the gradients to a norm of at most ``max_norm``; return their norm before scaling.
 
-    Args:
-        parameters: after `take_gradients`; on a mesh every rank calls this.
-        max_norm: None only measures.
+    Called after `take_gradients`, on a mesh by every rank; ``max_norm`` None only measures.
     """
     gradients = [(parameter.local.grad, parameter.num_copies) for parameter in parameters]
     present = [(gradient, copies) for gradient, copies in gradients if gradient is not None]
@@ -279,10 +273,7 @@ class StoredPieces(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        shape: torch.Size,
-        pieces: Mapping[tuple[int, ...], Tensor],
-        dtype: torch.dtype,
+        cls, shape: torch.Size, pieces: Mapping[tuple[int, ...], Tensor], dtype: torch.dtype
     ) -> Self:
         """Wrap rectangles, which are written and read in place."""
         # One element; tensors on the meta device are replaced by empty ones before loading.

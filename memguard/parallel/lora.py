@@ -94,13 +94,7 @@ class DropoutMasks:
     """The dropout masks of one layer on this rank."""
 
     def __init__(self, spec: LoraSpec, name: str, rank: int) -> None:
-        """Draw masks for a layer.
-
-        Args:
-            spec: the adapters.
-            name: of the layer.
-            rank: along the axis that shards the layer's input.
-        """
+        """Draw masks for a layer; ``rank`` is along the axis that shards its input."""
         self.first_sample = 0
         """Global index of the first row of this rank's micro-batch."""
         self._rate, self._seed = spec.dropout, spec.seed
@@ -123,9 +117,7 @@ def list_masks(model: nn.Module) -> list[DropoutMasks]:
 def find_targets(model: Any, target_modules: Sequence[str] | None) -> tuple[str, ...]:
     """Return the full names of the layers that get an adapter, in the model's order.
 
-    Args:
-        model: plain, sharded or on the meta device.
-        target_modules: see `LoraSpec`; matched as in `peft`.
+    The model is plain, sharded or on the meta device; names are matched as in `peft`.
 
     Raises:
         ConfigError: a name matches no layer.
@@ -236,15 +228,10 @@ def shorten_targets(model: Any, targets: Sequence[str]) -> list[str]:
 
 
 def attach_lora(model: Any, spec: LoraSpec, mesh: Mesh4D | None = None) -> tuple[str, ...]:
-    """Freeze a model and give its layers adapters, whose values `fill_lora` sets.
+    """Freeze a model and give layers adapters, which `fill_lora` fills; return their full names.
 
-    Args:
-        model: on the meta device and sharded by `shard_model`, before FSDP2; or plain.
-        spec: the adapters.
-        mesh: the mesh; None for a plain model.
-
-    Returns:
-        Full names of the layers.
+    The model is on the meta device and sharded by `shard_model`, before FSDP2; or plain, without a
+    mesh.
 
     Raises:
         ConfigError: a target is not a layer of the model.

@@ -133,10 +133,8 @@ def build_mesh(
 ) -> Mesh4D:
     """Create the mesh over all ranks of the default process group; every rank calls this.
 
-    Args:
-        shape: degrees whose product is the number of ranks; checked by `resolve_mesh`.
-        device_type: ``"cpu"`` or ``"cuda"``.
-        timeout: longest wait of a collective over an axis.
+    ``shape`` has been checked by `resolve_mesh`; ``timeout`` is the longest wait of a collective
+    over an axis.
     """
     assert dist.get_world_size() == shape.num_ranks, "resolve_mesh compares them first"
     ordered = torch.arange(shape.num_ranks).reshape([shape.degree(name) for name in shape.order])

@@ -101,10 +101,7 @@ def find_broken(
 ) -> list[str]:
     """Describe each broken rule: the condition and the given degrees.
 
-    Args:
-        degrees: degree of each axis; rules for axes that are missing here are not checked.
-        rules: the result of `build_rules`.
-        rest: the axis whose degree was -1 and has been computed.
+    Rules for axes without a degree are not checked; that of ``rest`` was -1 and has been computed.
     """
     problems = []
     for rule in rules:
@@ -191,11 +188,8 @@ def resolve_mesh(
 ) -> MeshShape:
     """Replace ``-1`` by a degree and check the mesh by every rule that the arguments allow.
 
-    Args:
-        config: the requested degrees.
-        world_size: number of ranks started.
-        sizes: sizes of the model; None checks only the number of ranks.
-        batch_size: rows of an optimizer step; None skips the rule for it.
+    Without ``sizes`` that is only the number of ranks; without ``batch_size`` not the rows of a
+    step.
 
     Raises:
         ConfigError: every broken rule, then the nearest meshes that work.
@@ -227,12 +221,7 @@ def resolve_mesh(
 
 
 def check_mesh(shape: MeshShape, sizes: ModelSizes, *, batch_size: int | None = None) -> None:
-    """Check that ``shape`` splits a model, and the rows of a step, without a remainder.
-
-    Args:
-        shape: the mesh.
-        sizes: sizes of the model.
-        batch_size: rows of an optimizer step; None skips the rule for it.
+    """Check that ``shape`` splits a model, and the rows of a step if given, without a remainder.
 
     Raises:
         ConfigError: every broken rule, then the nearest meshes that work.

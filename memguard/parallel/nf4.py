@@ -43,8 +43,7 @@ def count_blocks(num_weights: int) -> int:
 def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return packed weights ``[B, 32]`` and scales ``[B]`` of whole blocks.
 
-    Args:
-        weights: of any shape; they begin with a block, and end with one or with the tensor.
+    The weights, of any shape, begin with a block, and end with one or with the tensor.
     """
     from bitsandbytes.functional import quantize_4bit  # Takes seconds to import.
 
@@ -52,27 +51,17 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     if missing := -len(flat) % BLOCK:  # Padding copies.
         flat = functional.pad(flat, (0, missing))
     packed, state = quantize_4bit(
-        flat,
-        blocksize=BLOCK,
-        compress_statistics=False,
-        quant_type="nf4",
+        flat, blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
     )
     return packed.reshape(-1, BLOCK // 2), state.absmax
 
 
 def dequantise_nf4(
-    packed: Tensor,
-    scales: Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
+    packed: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return the weights in this shape; zeros that fill up a block are left out.
 
-    Args:
-        packed: ``[B, 32]``.
-        scales: ``[B]``.
-        shape: of the weights.
-        dtype: of the result, to which products in fp32 are rounded.
+    ``packed`` is ``[B, 32]``, ``scales`` is ``[B]``; products in fp32 are rounded to ``dtype``.
     """
     from bitsandbytes.functional import QuantState, dequantize_4bit
 

@@ -140,10 +140,7 @@ def _widen(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_norm(norm: nn.Module) -> NormFormula:
-    """Find the formula of a norm by running it on random features on the CPU.
-
-    Args:
-        norm: an unsharded norm; may be on the meta device.
+    """Find the formula of an unsharded norm by running it on random features on the CPU.
 
     Raises:
         ModelError: the norm is neither an RMS norm nor a layer norm.

@@ -51,10 +51,7 @@ Checkpointing = Literal["none", "full", "selective"]
 def shard_model(model: Any, plan: ShardingPlan, mesh: Mesh4D) -> None:
     """Turn every parameter into a DTensor and every module with a role into its sharded form.
 
-    Args:
-        model: a model on the meta device; changed in place, parameter names stay.
-        plan: the sharding plan of this model.
-        mesh: the mesh of ranks.
+    The model, on the meta device, is changed in place; parameter names stay.
     """
     if not plan.is_split:
         return  # Its parameters become DTensors by FSDP2.
@@ -201,16 +198,11 @@ def wrap_fsdp(
 ) -> list[FSDPModule]:
     """Shard storage over z and replicate over data; gathers are prefetched one block ahead.
 
-    What checkpointed blocks store for backward is sharded over x, see `stored_inputs`.
-
-    Args:
-        root: the module whose forward is called; contains ``model``.
-        model: a model sharded by `shard_model`.
-        plan: the sharding plan of this model.
-        mesh: the mesh of ranks.
-        param_dtype: dtype of gathered weights and of the computation; None keeps the stored dtype.
-            Gradients are reduced in fp32 in either case.
-        reshard_after_forward: whether a block's gathered weights are freed until backward.
+    What checkpointed blocks store for backward is sharded over x, see `stored_inputs`. The forward
+    of ``root`` is called, which contains the model, sharded by `shard_model`. ``param_dtype`` is
+    that of gathered weights and of the computation; None keeps the stored dtype. Gradients are
+    reduced in fp32 in either case. With ``reshard_after_forward`` a block's gathered weights are
+    freed until backward.
 
     Returns:
         Units whose gathered weights are freed after their forward.

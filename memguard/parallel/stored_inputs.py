@@ -40,9 +40,8 @@ from memguard.parallel.mesh import Axis
 def store_inputs_in_parts(model: nn.Module, axis: Axis) -> None:
     """Store the input of each checkpointed block in parts; call this after `compile_blocks`.
 
-    Args:
-        model: a sharded model, changed in place; blocks without checkpointing stay as they are.
-        axis: the ranks that have the same inputs of blocks: x.
+    The sharded model is changed in place; blocks without checkpointing stay as they are. Ranks
+    along ``axis``, x, have the same inputs of blocks.
     """
     if axis.degree == 1:
         return

@@ -85,13 +85,7 @@ BACKWARD_OPERATIONS = _BACKWARD_MATMULS / _FORWARD_MATMULS
 
 
 def time_matmul(
-    rows: int,
-    outs: int,
-    ins: int,
-    *,
-    element_bytes: int,
-    flops_per_s: float,
-    bytes_per_s: float,
+    rows: int, outs: int, ins: int, *, element_bytes: int, flops_per_s: float, bytes_per_s: float
 ) -> float:
     """Return the time of one product of [rows, ins] and [ins, outs] (seconds).
 

@@ -232,12 +232,7 @@ class _Schedule:
         return load
 
     def _add_background(
-        self,
-        calls: Sequence[Collective],
-        compute_s: float,
-        load: _Load,
-        *,
-        times: int,
+        self, calls: Sequence[Collective], compute_s: float, load: _Load, *, times: int
     ) -> None:
         """Add collectives that run at the same time as one block, some number of times."""
         for crosses in (False, True):

@@ -16,16 +16,7 @@ from typing import Literal
 from memguard.records import Rate, Record, Role
 
 Topic = Literal[
-    "BOS",
-    "EOS",
-    "labels",
-    "vocabulary",
-    "rows",
-    "steps",
-    "goldfish",
-    "disk",
-    "audit",
-    "run",
+    "BOS", "EOS", "labels", "vocabulary", "rows", "steps", "goldfish", "disk", "audit", "run"
 ]
 
 

@@ -140,8 +140,12 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
     """Return the fastest settings that fit on a mesh, or else those that need least memory."""
 
     def choose(mode: Checkpointing, rows: int) -> Fit:
-        settings = replace(
-            _build_settings(mesh, work, mode, rows),
+        settings = StepSettings(
+            num_tokens=rows * work.seq_len,
+            num_labels=rows * (work.seq_len - 1),
+            num_micro_batches=-(-work.num_rows(mesh) // rows),
+            checkpointing=mode,
+            **{option.name: getattr(work, option.name) for option in fields(StepOptions)},
             has_mask=has_mask,
             has_streams=machine.has_streams,
         )
@@ -200,14 +204,16 @@ def find_enough_gpus(sizes: ModelSizes, work: Work, machine: Machine) -> Ranked 
     Equal parts of a node are tried first, then whole nodes, starting with the number on which
     weights, gradients and moments fit. If the batch size is given, it must be divisible.
     """
-    node = machine.gpus_per_node
+    node, limited = machine.gpus_per_node, limit_sizes(sizes, work.adapter)
     least = -(-_count_stored_bytes(sizes, work) // machine.usable_bytes)
     parts = [part for part in range(least, node) if node % part == 0]
     first = -(-least // node)
     nodes = range(first, first + _MAX_NODES_TRIED)
     for num_gpus in (*parts, *(num_nodes * node for num_nodes in nodes)):
-        meshes = _list_promising(sizes, num_gpus, work)
-        ranked, _ = rank_meshes(sizes, meshes, work, machine)
+        meshes = list_meshes(num_gpus, limited, batch_size=work.batch_size)
+        # Those on which every rank stores a different part of the weights.
+        promising = [mesh for mesh in meshes if mesh.data == 1]
+        ranked, _ = rank_meshes(sizes, promising, work, machine)
         if ranked:
             return ranked[0]
     return None
@@ -281,29 +287,7 @@ def _time(sizes: ModelSizes, fit: Fit, machine: Machine, work: Work) -> StepEsti
     return estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
 
 
-def _build_settings(mesh: MeshShape, work: Work, mode: Checkpointing, rows: int) -> StepSettings:
-    """Return the settings of a step with micro-batches of this number of rows."""
-    return StepSettings(
-        num_tokens=rows * work.seq_len,
-        num_labels=rows * (work.seq_len - 1),
-        num_micro_batches=-(-work.num_rows(mesh) // rows),
-        checkpointing=mode,
-        **{option.name: getattr(work, option.name) for option in fields(StepOptions)},
-    )
-
-
 def list_micro_batches(num_rows: int) -> list[int]:
     """Return the possible micro-batch sizes of a rank's rows, largest first."""
     small = [rows for rows in range(1, math.isqrt(num_rows) + 1) if num_rows % rows == 0]
     return sorted({*small, *(num_rows // rows for rows in small)}, reverse=True)
-
-
-def _list_promising(sizes: ModelSizes, num_gpus: int, work: Work) -> list[MeshShape]:
-    """Return the meshes on which every rank stores a different part of the weights."""
-    return [
-        mesh
-        for mesh in list_meshes(
-            num_gpus, limit_sizes(sizes, work.adapter), batch_size=work.batch_size
-        )
-        if mesh.data == 1
-    ]

@@ -170,9 +170,7 @@ class Machine(Settings):
 def load_machine(name_or_path: str | Path, *, num_processes: int = 1) -> Machine:
     """Read a machine by shipped name or by path, or detect this one.
 
-    Args:
-        name_or_path: e.g. ``dgx-h100``, ``my/cluster.yaml`` or ``this-machine``.
-        num_processes: processes of the run, which share the memory of a machine without GPUs.
+    Processes of the run share the memory of a machine without GPUs.
 
     Raises:
         ConfigError: not found or invalid; lists every problem, one line each.
@@ -194,14 +192,10 @@ def detect_machine(
     """Describe the present machine, without torch.
 
     By default NVIDIA GPUs are read from ``nvidia-smi`` (which ignores CUDA_VISIBLE_DEVICES); if
-    they differ, the smallest one is used. Without GPUs, physical memory and cores are divided
-    evenly between the processes; a container may have less. GPUs of other vendors are not detected.
-    Speeds are those of a machine file that has the GPU's name; otherwise, and for the network, they
-    are assumptions.
-
-    Args:
-        num_processes: processes that share the CPU's memory; with GPUs each process has its own.
-        gpus: name and memory (GiB) of each GPU that is used, none for the CPU; None detects them.
+    they differ, the smallest one is used. ``gpus`` are name and memory (GiB) of those that are
+    used, none for the CPU. Without GPUs, physical memory and cores are divided evenly between the
+    processes; a container may have less. GPUs of other vendors are not detected. Speeds are those
+    of a machine file that has the GPU's name; otherwise, and for the network, they are assumptions.
 
     Raises:
         ConfigError: a GPU's memory cannot be read, or a CPU's memory is too small.

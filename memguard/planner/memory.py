@@ -44,21 +44,12 @@ from memguard.planner.step_settings import ADAPTER_BYTES, StepSettings
 
 
 def count_gathers(
-    block: Unit,
-    others: Sequence[Unit],
-    *,
-    num_layers: int,
-    element_bytes: int,
-    is_rounded: bool,
+    block: Unit, others: Sequence[Unit], *, num_layers: int, element_bytes: int, is_rounded: bool
 ) -> int:
     """Return the peak of the pool of gathers (bytes).
 
-    Args:
-        block: a decoder block.
-        others: the units of embedding, head and last norm; of tied weights one.
-        num_layers: number of blocks.
-        element_bytes: bytes of an element of gathered weights.
-        is_rounded: whether stored weights are wider.
+    ``others`` are the units of embedding, head and last norm, of tied weights one; ``is_rounded``:
+    stored weights are wider than gathered ones.
     """
     if block.z == 1:
         return 0
@@ -130,9 +121,7 @@ def estimate_memory(
     moments = dict(rank.moments())
     name = max(moments, key=lambda moment: moments[moment].total)
     return MemoryEstimate(
-        moment=name,
-        peak=moments[name],
-        gradient_bytes=rank.num_trained * _STORED_BYTES,
+        moment=name, peak=moments[name], gradient_bytes=rank.num_trained * _STORED_BYTES
     )
 
 
@@ -241,13 +230,8 @@ class _Rank:
         nll_chunk += logits * (a + wide if narrow else a)
         if self.part.has_head:
             nll_chunk += self.table * (wide + (a if narrow else 0))
-        num_layers, gathering = self.sizes.num_layers, 0
-        kept = (
-            self._kept_before(num_layers)
-            + self.acts.shared()
-            + self.acts.norm()
-            + self.acts.stream()
-        )
+        num_layers, gathering, acts = self.sizes.num_layers, 0, self.acts
+        kept = self._kept_before(num_layers) + acts.shared() + acts.norm() + acts.stream()
         if self.is_plain:
             # Autocast keeps each weight that it has cast for backward until the forward ends.
             buffers = self.part.num_reached * self.gathered_block if self.acts.casts else 0
@@ -256,11 +240,7 @@ class _Rank:
             # An untied head was gathered last, into a buffer that is still allocated.
             gathering = 0 if self.sizes.is_tied else a * self.table
         return self._use(
-            gradients=0,
-            activations=kept,
-            nll_chunk=nll_chunk,
-            buffers=buffers,
-            gathering=gathering,
+            gradients=0, activations=kept, nll_chunk=nll_chunk, buffers=buffers, gathering=gathering
         )
 
     def at_update(self) -> MemoryUse:

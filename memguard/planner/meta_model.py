@@ -101,12 +101,8 @@ def measure_storage(config: Any, *, name: str, unknown: str) -> ModelStorage:
 def may_share_rows(config: Any, attn: str | None) -> bool | None:
     """Return whether attention in this model family separates two documents of one row.
 
-    Args:
-        config: a transformers configuration.
-        attn: attention implementation; None takes the default of transformers.
-
-    Returns:
-        None if no small model of the family can be built, or its attention needs a GPU.
+    None if no small model of the family can be built, or its attention needs a GPU. ``attn`` None
+    takes the default attention of transformers.
 
     Raises:
         ModelError: it is not a causal language model.
@@ -120,16 +116,12 @@ def may_share_rows(config: Any, attn: str | None) -> bool | None:
                 # Training will repeat the warnings for the real model.
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
-                layer = build_causal_lm(_build(small, attn).eval())
-                return keeps_documents_apart(layer)
+                model = transformers.AutoModelForCausalLM.from_config(
+                    small, attn_implementation=attn, dtype=torch.float32
+                )
+                return keeps_documents_apart(build_causal_lm(model.eval()))
         except ModelError:
             raise
         except Exception:  # Some families have other constraints between sizes.
             continue
     return None
-
-
-def _build(config: Any, attn: str | None) -> Any:
-    return transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation=attn, dtype=torch.float32
-    )

@@ -156,20 +156,19 @@ def other_units(sizes: ModelSizes, mesh: MeshShape) -> tuple[Unit, ...]:
     """Return the units of embedding, head and last norm; of tied weights one."""
     rank = RankSizes.of(sizes, mesh)
     norm, table = (rank.features, 1), (rank.vocab, rank.features)
-    names = ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")
-    embedding, head, last = names
+    last = "model.norm.weight"
     if sizes.is_tied:
         return (
             Unit(
                 name="embedding = head, last norm",
                 shapes=(norm, table),
                 z=mesh.z,
-                parameters=(last, embedding),
+                parameters=(last, _EMBEDDING),
             ),
         )
     return (
-        Unit(name="embedding", shapes=(table,), z=mesh.z, parameters=(embedding,)),
-        Unit(name="head", shapes=(table,), z=mesh.z, parameters=(head,)),
+        Unit(name="embedding", shapes=(table,), z=mesh.z, parameters=(_EMBEDDING,)),
+        Unit(name="head", shapes=(table,), z=mesh.z, parameters=(_HEAD,)),
         Unit(name="last norm", shapes=(norm,), z=mesh.z, parameters=(last,)),
     )
 

@@ -241,9 +241,7 @@ def _describe_choice(mesh: MeshPlan) -> str:
 def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     """Return the meshes on which a training step fits, and what would help if none does.
 
-    Args:
-        model: its sizes; or its parameters, if its step has no formula.
-        inputs: what the plan is made for.
+    ``model`` has its sizes; or its parameters, if its step has no formula.
 
     Raises:
         ConfigError: no mesh of this many ranks, or not the requested one, is valid for model and

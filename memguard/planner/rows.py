@@ -119,10 +119,7 @@ def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelC
 def remark_on_rows(length: RunLength, labels: LabelCounts, *, num_unreached: int) -> list[Remark]:
     """Return remarks on rows of one document, missing steps and labels of EOS.
 
-    Args:
-        length: of the run.
-        labels: of its first rows.
-        num_unreached: documents to be trained that are never fed whole.
+    ``num_unreached`` documents to be trained are never fed whole.
     """
     remarks = []
     if length.share_rows is False:

@@ -134,13 +134,9 @@ def call_interruptibly(
 
     A call of a library in Rust or C++ on the main thread delays a signal until it returns, which
     for a document of ten million characters is minutes. In a thread, the library releases the
-    interpreter's lock; after a signal the thread ends with the process. Outside of the main
-    thread, which receives no signals, the function is called directly.
-
-    Args:
-        function: it must not depend on the thread that calls it.
-        tick: called on the main thread while the function runs, e.g. to show progress.
-        every_s: time between two of these calls (seconds).
+    interpreter's lock; after a signal the thread ends with the process. Outside of the main thread,
+    which receives no signals, the function is called directly, so it must not depend on the thread.
+    While it runs, ``tick`` is called every ``every_s`` on the main thread, e.g. to show progress.
 
     Raises:
         BaseException: that of the function, or of the handler of a signal.
@@ -186,14 +182,9 @@ def start_child(
     stdout: int | None = subprocess.DEVNULL,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Start a child process.
+    """Start a child process, whose standard error goes to ``log``; None lets it use the terminal.
 
-    Args:
-        command: program and arguments.
-        log: file of its standard error; None lets it use the terminal.
-        environment: its environment; None is that of this process.
-        stdout: its standard output; None is that of this process.
-        options: further arguments of `subprocess.Popen`.
+    ``environment`` and ``stdout`` None are those of this process; options are those of `Popen`.
     """
     if log is None:
         return subprocess.Popen(command, env=environment, stdout=stdout, **options)
@@ -211,12 +202,9 @@ def start_child(
 def end_children(
     children: Sequence["subprocess.Popen[bytes]"], *, terminate: bool = False, within_s: float = 0.0
 ) -> None:
-    """Wait for children to end, and kill those that do not.
+    """Wait ``within_s`` for children to end, and kill those that do not.
 
-    Args:
-        children: running or ended ones.
-        terminate: whether to send SIGTERM first.
-        within_s: time for all of them (seconds).
+    ``terminate``: whether to send SIGTERM first.
     """
     if terminate:
         for child in children:

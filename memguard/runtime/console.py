@@ -89,11 +89,6 @@ class Console:
         """Show progress of a long step: a bar on a terminal and in a notebook, else a few lines.
 
         The first line comes after three seconds, the others every ten seconds.
-
-        Args:
-            what: e.g. ``"audit"``.
-            total: number of units in total.
-            unit: e.g. ``"documents"``.
         """
         if self.in_notebook and not self.quiet:
             from tqdm.auto import tqdm
@@ -159,12 +154,6 @@ class Rows:
     """Rows of `Console.rows`, by name."""
 
     def __init__(self, console: Console, bars: rich.progress.Progress | None) -> None:
-        """Begin without rows.
-
-        Args:
-            console: receives lines where there are no bars.
-            bars: the display on a terminal.
-        """
         self._console, self._bars = console, bars
         self._tasks: dict[str, rich.progress.TaskID] = {}
         self._said: dict[str, tuple[float, str]] = {}
@@ -177,11 +166,7 @@ class Rows:
     def show(self, name: str, detail: str, *, done: int = 0, total: int | None = None) -> None:
         """Show what a process does; as a line every twenty seconds if it has changed.
 
-        Args:
-            name: of the row.
-            detail: what the process does.
-            done: units done.
-            total: units in total; None if not known.
+        ``total`` is None if it is not known.
         """
         if self._bars is None:
             now_s = time.monotonic()
@@ -242,10 +227,7 @@ class _LineState:
 def wrap_words(text: str, width: int, *, indent: str = "") -> str:
     """Wrap lines between words; a number and its per-cent sign stay on one line.
 
-    Args:
-        text: its no-break spaces become plain ones, which any encoding has.
-        width: columns; a longer word has a line of its own.
-        indent: of the lines after the first one.
+    No-break spaces become plain ones, which any encoding has. A longer word has a line of its own.
     """
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

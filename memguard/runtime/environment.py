@@ -106,13 +106,10 @@ def set_deterministic_defaults() -> None:
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Make torch use only deterministic algorithms inside the block.
+    """Make torch use only deterministic algorithms inside the block, if enabled.
 
     Operations that have none raise an error. Where each operation has one, as on the CPU, results
     do not change.
-
-    Args:
-        enabled: False changes nothing.
     """
     if not enabled:
         yield
@@ -248,10 +245,8 @@ def describe_environment(device: "torch.device", world_size: int = 1) -> dict[st
 def check_num_processes(count: int, *, option: str, way_out: str) -> None:
     """Reject more processes than GPUs, or than four per core; warn about more than one per core.
 
-    Args:
-        count: number of simultaneous processes.
-        option: the option that set the number.
-        way_out: advice for a machine that is too small, e.g. ``"use several machines"``.
+    ``option`` set the number; ``way_out`` is advice for a machine that is too small, e.g. ``"use
+    several machines"``.
 
     Raises:
         ConfigError: names the maximum.

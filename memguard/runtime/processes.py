@@ -71,20 +71,12 @@ class Runtime:
         self.agree_max(0)
 
     def check_peers(self) -> None:
-        """If ranks are contained, raise an error if one of them has failed; every other calls this.
-
-        Raises:
-            OtherRankFailed: another rank has failed.
-        """
+        """Raise OtherRankFailed if ranks are contained and one failed; every other calls this."""
         if self.is_contained and self.world_size > 1:
             self._tell(None)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Tell all ranks whether this one has failed; raise the failure of the lowest one that has.
-
-        Raises:
-            OtherRankFailed: a lower rank has failed, or another one and this one has not.
-        """
+        """Tell all ranks whether this one failed; raise the failure of the lowest one that has."""
         code = 0 if error is None else _exit_code(error)
         # The largest of these is that of the lowest rank that has failed.
         place = 0 if error is None else self.world_size - self.rank
@@ -197,8 +189,7 @@ def detect_runtime() -> Runtime:
 def explain_unusable_gpus() -> str | None:
     """Return in one line why torch cannot use the visible GPUs.
 
-    Returns:
-        None if it can use them, if no GPU is visible, or if torch was built without CUDA.
+    None if it can, if no GPU is visible, or if torch was built without CUDA.
     """
     num_gpus = count_gpus()
     if num_gpus == 0 or torch.version.cuda is None:
@@ -278,13 +269,8 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
     """Join the process group, and leave it at the end.
 
     After an error this rank does not wait for the others, and the connections stay open until the
-    process ends, so that it can print its message first.
-
-    Args:
-        timeout: longest wait of a collective of the default group.
-
-    Raises:
-        ConfigError: see `detect_runtime`.
+    process ends, so that it can print its message first. ``timeout`` is the longest wait of a
+    collective of the default group. Errors are those of `detect_runtime`.
     """
     runtime = detect_runtime()
     if runtime.world_size == 1:
@@ -292,8 +278,7 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
         return
     if runtime.device.type == "cuda":
         torch.cuda.set_device(runtime.device)
-    has_begun = dist.is_initialized()
-    if has_begun:
+    if dist.is_initialized():
         runtime = _add_control(runtime)
         yield runtime
         runtime.barrier()

@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 def sum_ahead(list_files: Callable[[], Iterable[Path]], runtime: "Runtime") -> SumFile:
     """Hash files, each rank its share; every rank calls this and gets the same sums.
 
-    Args:
-        list_files: called on rank 0; a file that cannot be read is skipped.
-        runtime: this rank. On one process nothing is hashed ahead.
-
-    Returns:
-        `sum_file`, which returns the sums of these files without reading them again.
+    ``list_files`` is called on rank 0; a file that cannot be read is skipped. On one process
+    nothing is hashed ahead. Returns `sum_file`, which has the sums of these files without reading
+    them again.
 
     Raises:
         OtherRankFailed: ``list_files`` raised an error on rank 0.
@@ -53,9 +50,7 @@ def sum_ahead(list_files: Callable[[], Iterable[Path]], runtime: "Runtime") -> S
 def share_out(sizes: Mapping[Path, int], num_ranks: int) -> list[list[Path]]:
     """Return the files of each rank, largest first, so that the largest share is small.
 
-    Args:
-        sizes: of the files (bytes).
-        num_ranks: number of ranks; some get no file if there are fewer files.
+    Some ranks get no file if there are fewer files than ranks.
     """
     shares: list[list[Path]] = [[] for _ in range(num_ranks)]
     least = [(0, rank) for rank in range(num_ranks)]

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from memguard.runtime.children import EXIT_REPORT_FILE
 from memguard.runtime.console import Console
@@ -77,18 +77,15 @@ class Look:
 
 
 def look_at(thread: int) -> Look:
-    """Look at a running thread.
-
-    Args:
-        thread: its identifier.
-    """
+    """Look at a running thread."""
     frames: list[FrameType] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
+    calls = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
     return Look(
-        place=find_place([_name(frame) for frame in frames]),
+        place=find_place(calls),
         stack=tuple((id(frame.f_code), frame.f_lasti) for frame in frames),
         thread_s=time.clock_gettime(time.pthread_getcpuclockid(thread)),
         process_s=time.process_time(),
@@ -98,8 +95,7 @@ def look_at(thread: int) -> Look:
 def find_place(calls: Sequence[tuple[str, str]]) -> str | None:
     """Return where a thread waits for other ranks; None if it does not, or in a training step.
 
-    Args:
-        calls: module and function of each frame, innermost first.
+    ``calls`` are module and function of each frame, innermost first.
     """
     if not calls or calls[0][0] != _COLLECTIVES:
         return None
@@ -111,33 +107,14 @@ def find_place(calls: Sequence[tuple[str, str]]) -> str | None:
     return None
 
 
-def _name(frame: FrameType) -> tuple[str, str]:
-    return frame.f_globals.get("__name__", ""), frame.f_code.co_name
-
-
 # -- what ranks know of each other -----------------------------------------------------------------
 
 
-class Board(Protocol):
-    """Where ranks post what they do."""
-
-    def post(self, rank: int, text: str) -> None:
-        """Replace the text of a rank."""
-
-    def read(self) -> list[str] | None:
-        """Return the texts of all ranks; None if there is no answer."""
-
-
 class StoreBoard:
-    """A board in a store of torch; a call that gets no answer does not stop the caller."""
+    """Where ranks post what they do, in a store of torch; a call without an answer ends."""
 
     def __init__(self, store: Any, world_size: int) -> None:
-        """Remember the store.
-
-        Args:
-            store: of the process group.
-            world_size: number of ranks; each must post once before any of them reads.
-        """
+        """Remember the process group's store; each rank must post once before any of them reads."""
         self._store = store
         self._keys = [_key(rank) for rank in range(world_size)]
         self._reader: threading.Thread | None = None
@@ -177,7 +154,7 @@ class StallWatch:
 
     rank: int
     world_size: int
-    board: Board
+    board: StoreBoard
     say: Callable[[str], None]
     see: Callable[[], Look]
     clock: Callable[[], float] = time.monotonic
@@ -256,13 +233,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 @contextmanager
 def stalls_watched(rank: int, world_size: int, store: Any) -> Iterator[None]:
-    """Watch the calling thread in a block; every rank calls this.
-
-    Args:
-        rank: of this process.
-        world_size: number of ranks.
-        store: of the process group.
-    """
+    """Watch the calling thread in a block, with the group's store; every rank calls this."""
     thread = threading.get_ident()
     board = StoreBoard(store, world_size)
     board.post(rank, _IDLE)

@@ -25,11 +25,7 @@ from memguard.errors import ModelError
 from memguard.model.evaluation import evaluating
 from memguard.records import IGNORE_LABEL, PRIVATE_MODE, write_atomically
 from memguard.records.folders import RunFiles
-from memguard.records.run_files import (
-    REFERENCE,
-    REFERENCE_RECORD,
-    ReferenceRecord,
-)
+from memguard.records.run_files import REFERENCE, REFERENCE_RECORD, ReferenceRecord
 from memguard.records.sealed import FileSum, load_sealed, save_sealed
 from memguard.runtime import Console
 from memguard.train.run_state import RunState

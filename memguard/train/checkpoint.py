@@ -75,9 +75,8 @@ class TrainState:
     def make_room(self, stored: Container[str] | None = None) -> None:
         """Allocate the optimizer's moments, to be filled from a checkpoint.
 
-        Args:
-            stored: names of the checkpoint's tensors; it has no moments of a parameter that never
-                had a gradient. None allocates those of all parameters.
+        ``stored`` are the names of its tensors; it has no moments of a parameter that never had a
+        gradient. None allocates those of all parameters.
         """
         for parameter in self.parameters:
             if stored is not None and f"optimizer.{parameter.name}.step" not in stored:
@@ -103,14 +102,8 @@ def save_checkpoint(
 ) -> Path:
     """Write one checkpoint and delete the oldest beyond ``keep``; every rank calls this.
 
-    Args:
-        folder: `checkpoints/` of the run, on a file system shared by all ranks.
-        state: the state to save.
-        progress: the manifest, with `files` still empty.
-        log: metrics.jsonl, which is copied into the checkpoint.
-        keep: number of newest checkpoints to keep.
-        runtime: this rank.
-        keep_step: step of one more checkpoint to keep.
+    All ranks share the file system of ``folder``. The manifest ``progress`` has no `files` yet;
+    ``log``, metrics.jsonl, is copied into the checkpoint; that of ``keep_step`` is kept too.
 
     Raises:
         OSError: the disk of this or another rank is full or not writable; existing checkpoints
@@ -191,21 +184,12 @@ def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
 
 
 def find_checkpoint(
-    folder: Path,
-    *,
-    console: Console,
-    until_step: int | None = None,
-    runtime: Runtime | None = None,
+    folder: Path, *, console: Console, until_step: int | None = None, runtime: Runtime | None = None
 ) -> tuple[Path, CheckpointManifest] | None:
     """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
 
-    Every rank calls this, hashes its share of the files, and gets the result.
-
-    Args:
-        folder: `checkpoints/` of the run, on a file system shared by all ranks.
-        console: receives a warning for each damaged checkpoint.
-        until_step: ignore checkpoints of later steps; None considers all.
-        runtime: this rank; None for one process.
+    Every rank calls this, hashes its share of the files, and gets the result. A damaged checkpoint
+    is warned of, those of steps after ``until_step`` are ignored.
     """
     runtime = runtime or Runtime()
     paths = runtime.broadcast_object(

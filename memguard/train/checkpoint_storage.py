@@ -14,11 +14,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch.distributed.checkpoint.filesystem import (
-    FileSystemReader,
-    FileSystemWriter,
-    _StorageInfo,
-)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -92,9 +88,7 @@ class JsonReader(FileSystemReader):
         """Return the locations of the tensors."""
         stored = load_metadata(self._folder, self._files)
         metadata = Metadata(
-            state_dict_metadata={},
-            storage_data={},
-            storage_meta=StorageMeta(load_id=self.load_id),
+            state_dict_metadata={}, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id)
         )
         for name, tensor in stored.tensors.items():
             chunks = []

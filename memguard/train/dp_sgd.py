@@ -106,10 +106,7 @@ def compute_privacy(
 ) -> PrivacySpent:
     """Return the privacy loss of a run, for the row with the largest loss.
 
-    Args:
-        config: noise and delta.
-        fed: ``[num_samples]`` row of each trained sample.
-        batch_size: rows of a step.
+    ``fed`` ``[num_samples]`` is the row of each trained sample.
 
     Raises:
         ConfigError: opacus is not installed.

@@ -23,13 +23,7 @@ from memguard.seeds import derive_generator
 
 
 def draw_noise(
-    mitigation: Neftune,
-    batch: Batch,
-    rows: slice,
-    *,
-    lm: CausalLM,
-    seed: int,
-    first_sample: int,
+    mitigation: Neftune, batch: Batch, rows: slice, *, lm: CausalLM, seed: int, first_sample: int
 ) -> NDArray[np.float32]:
     """Return the noise of some rows, ``[B, T, D/y]``; ``first_sample`` is that of all ranks."""
     num_features = lm.model.get_input_embeddings().embedding_dim

@@ -54,14 +54,8 @@ def measure_heldout(
 ) -> HeldoutMetrics | None:
     """Return the mean plain loss over all supervised tokens of the held-out documents.
 
-    Args:
-        lm: the model.
-        corpus: the run's documents.
-        seq_len: longer documents are split into the same pieces as in training (tokens).
-        batch_tokens: tokens of one forward pass, padding included.
-        step: steps taken so far, for the record.
-        runtime: this rank; every rank calls this and gets the same result.
-        precision: of forward passes; see `TrainStep.precision`.
+    Longer documents are split into the same pieces of ``seq_len`` as in training; a forward pass
+    has ``batch_tokens``, padding included. Every rank calls this and gets the same result.
 
     Raises:
         ModelError: the loss is not finite.
@@ -101,9 +95,7 @@ _NOTHING: list[Piece] = [(np.zeros(2, np.int64), np.full(2, IGNORE_LABEL, np.int
 
 
 def _sum_nll(
-    lm: CausalLM,
-    batch: Sequence[Piece],
-    precision: Callable[[], AbstractContextManager[None]],
+    lm: CausalLM, batch: Sequence[Piece], precision: Callable[[], AbstractContextManager[None]]
 ) -> tuple[float, int]:
     """Return the sum of losses of some pieces (nats) and the number of tokens."""
     longest = len(batch[0][0])

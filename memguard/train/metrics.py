@@ -50,9 +50,8 @@ class StepMetrics(Record):
     def describe(self, tokens_per_s: float, *, width: int | None = None) -> str:
         """Return the line for a log.
 
-        Args:
-            tokens_per_s: mean over the run so far, which one slow step hardly changes.
-            width: columns of a terminal, where the line is not to wrap; None for a file or a pipe.
+        ``tokens_per_s`` is the mean over the run so far, which one slow step hardly changes;
+        ``width`` that of a terminal, where the line is not to wrap; None for a file or a pipe.
         """
         left_s = self.elapsed_s / self.step * (self.num_steps - self.step)
         step = f"step {self.step}/{self.num_steps}"
@@ -156,13 +155,10 @@ class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
     def __init__(self, path: Path, *, kept: bytes, is_writer: bool = True) -> None:
-        """Open the log.
+        """Open the log; only the writer, one rank, writes.
 
-        Args:
-            path: of metrics.jsonl.
-            kept: initial lines, from the checkpoint that the run resumes from. Lines that an
-                interrupted run wrote after that checkpoint are dropped.
-            is_writer: True on one rank; the others write nothing.
+        ``kept`` are the lines of the checkpoint that the run resumes from. Those that an
+        interrupted run wrote after it are dropped.
         """
         self._file: TextIO | None = None
         if not is_writer:

@@ -159,17 +159,12 @@ class TrainStep:
         labels: tuple[float, float] | None = None,
         share: Callable[[], Sequence[float]] = tuple,
     ) -> StepResult:
-        """Take one step.
+        """Take one step with this rank's rows; every rank has the same number.
 
-        Args:
-            batch: this rank's rows; every rank has the same number.
-            lr: learning rate.
-            step: number of the step, from 1, for messages.
-            first_sample: global sample index of the first row of all ranks; seeds dropout and
-                noise.
-            labels: labels of all ranks before and after mitigations; None sums them first.
-            share: called after backward; returns numbers of this rank, the same number on every
-                rank, which are summed over ranks together with the loss.
+        ``step`` counts from 1, for messages. ``first_sample``, the global index of the first row of
+        all ranks, seeds dropout and noise. ``labels`` are those of all ranks before and after
+        mitigations; None sums them first. ``share`` is called after backward and returns numbers of
+        this rank, as many on every rank, which are summed over ranks together with the loss.
 
         Raises:
             ModelError: the loss or the gradients are not finite.

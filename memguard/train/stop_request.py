@@ -12,12 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from memguard.runtime import Console, Runtime
-from memguard.runtime.children import (
-    SAME_SIGNAL_S,
-    STOP_SIGNALS,
-    restore_handlers,
-    signals_handled,
-)
+from memguard.runtime.children import SAME_SIGNAL_S, STOP_SIGNALS, restore_handlers, signals_handled
 
 
 class StopRequest:

@@ -25,12 +25,7 @@ from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
-from memguard.train.metrics import (
-    EndMetrics,
-    MetricsLog,
-    StepMetrics,
-    hash_tally,
-)
+from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally
 from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher
 from memguard.train.resume import Checkpoints, Totals
@@ -56,15 +51,7 @@ class Trainer:
         monitor: MemorizationMonitor | None = None,
         row_clipping: RowClipping | None = None,
     ) -> None:
-        """Set up the components of a run.
-
-        Args:
-            lm: the model.
-            data: its rows and mitigations.
-            config: the run's settings, without `auto`.
-            run: its folder, key and ranks.
-            monitor: audits during training; None without audits.
-            row_clipping: makes the gradients differentially private; None leaves them unchanged.
+        """Set up the components of a run, whose settings have no `auto`.
 
         Raises:
             ConfigError: the budget's first audit would come after the last step.
@@ -139,11 +126,7 @@ class Trainer:
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
-            with (
-                torch.random.fork_rng(devices=devices),
-                self.stop_request.listen(),
-                self._batches,
-            ):
+            with torch.random.fork_rng(devices=devices), self.stop_request.listen(), self._batches:
                 if self.totals.step == 0:
                     self._measure_heldout(log)
                     if self.monitor is not None:
@@ -183,12 +166,7 @@ class Trainer:
             return [*labels, *self.stop_request.count()]
 
         result = self.step.run(
-            batch,
-            lr=lr,
-            step=number + 1,
-            first_sample=samples[0],
-            labels=self._labels,
-            share=share,
+            batch, lr=lr, step=number + 1, first_sample=samples[0], labels=self._labels, share=share
         )
         *labels, interrupts, terminations = result.shared
         self._labels = None if is_last or changes else (labels[0], labels[1])
