@@ -267,7 +267,12 @@ def test_tf32_is_for_training_steps_only(tmp_path: Path, monkeypatch: pytest.Mon
     note(trainer_module.MemorizationMonitor, "audit")
     note(train_module, "audit_on_ranks")
     train_checked(make_run(tmp_path, train={"max_steps": 4, "audit_every_steps": 2}))
-    assert set(events) == {"run fast", "measure_heldout exact", "audit exact", "audit_on_ranks exact"}
+    assert set(events) == {
+        "run fast",
+        "measure_heldout exact",
+        "audit exact",
+        "audit_on_ranks exact",
+    }
     assert events.count("run fast") == 4
 
 
