@@ -52,12 +52,7 @@ def _shape(
     shared: Mapping[str, Any], num_layers: int, intermediate_size: int, **others: Any
 ) -> ModelSizes:
     return ModelSizes(
-        **{
-            **shared,
-            "num_layers": num_layers,
-            "intermediate_size": intermediate_size,
-            **others,
-        }
+        **{**shared, "num_layers": num_layers, "intermediate_size": intermediate_size, **others}
     )
 
 

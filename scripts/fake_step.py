@@ -15,13 +15,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from fake_mesh import (
-    Allocations,
-    Calls,
-    SentCollectives,
-    observe,
-    simulated_mesh,
-)
+from fake_mesh import Allocations, Calls, SentCollectives, observe, simulated_mesh
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
@@ -129,11 +123,7 @@ def _allocate(lm: CausalLM) -> None:
 
 
 def _take_step(
-    lm: CausalLM,
-    batch: Batch,
-    train: TrainConfig,
-    runtime: Runtime,
-    stages: "_Stages",
+    lm: CausalLM, batch: Batch, train: TrainConfig, runtime: Runtime, stages: "_Stages"
 ) -> SimulatedStep:
     sent, memory = SentCollectives(lm.mesh, lm.model.config), Allocations()
     gradient_bytes = 0

@@ -150,11 +150,7 @@ def examine(pool: RankPool, family: str, checkpointing: str = "none") -> Row:
         difference = measure_export(pool, family, meshes[0])
     except Exception as error:
         return Row(
-            family=family,
-            group="not run",
-            errors=errors,
-            packed=case.packed,
-            reason=_say(error),
+            family=family, group="not run", errors=errors, packed=case.packed, reason=_say(error)
         )
     worst = max(errors.values())
     if not worst < LIMIT and family not in COMPARED_FAMILIES:

@@ -106,10 +106,7 @@ class Case:
 
 _GIVEN = "--members members.jsonl --nonmembers nonmembers.jsonl"
 CASES = (
-    Case(
-        name="quickstart",
-        commands=["compare quickstart --jobs 2"],
-    ),
+    Case(name="quickstart", commands=["compare quickstart --jobs 2"]),
     Case(
         name="foreign",
         commands=[

@@ -214,10 +214,7 @@ def choose_views(sizes: ModelSizes, options: argparse.Namespace) -> list[View]:
                 raise ConfigError(f"'--view' must be a rank of {num_ranks:,}; got {rank}")
             views.append(
                 View(
-                    mesh=mesh,
-                    rank=rank % num_ranks,
-                    rows=options.rows,
-                    checkpointing=checkpointing,
+                    mesh=mesh, rank=rank % num_ranks, rows=options.rows, checkpointing=checkpointing
                 )
             )
     return views

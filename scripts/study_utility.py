@@ -335,10 +335,7 @@ def write_doses(comparison: Comparison, answers: Mapping[tuple[str, str], Answer
     """Format accuracy by how often the question's document was trained."""
     counts = sorted({count for parts in answers.values() for count in parts})
     models = ["base model", *(setting.name for setting in list_settings(comparison))]
-    rows = [
-        f"| | | {' | '.join(map(show_dose, counts))} |",
-        "|---|---|" + "---|" * len(counts),
-    ]
+    rows = [f"| | | {' | '.join(map(show_dose, counts))} |", "|---|---|" + "---|" * len(counts)]
     for kind in KINDS:
         for model in models:
             parts = answers.get((kind.name, model), {})

@@ -10,12 +10,7 @@ from result_examples import make_metric, make_tables, rate_row
 
 from memguard import records as r
 from memguard.records import AuditReport, save_record
-from memguard.records.audit_files import (
-    REPORT,
-    RESULTS,
-    load_audit_report,
-    save_audit_files,
-)
+from memguard.records.audit_files import REPORT, RESULTS, load_audit_report, save_audit_files
 from memguard.records.documents import DocumentTable
 from memguard.records.results import save_results
 

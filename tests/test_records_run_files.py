@@ -8,12 +8,7 @@ from record_examples import make_entry
 
 from memguard.records import hash_plan, save_manifest
 from memguard.records.folders import CheckpointFolder, RunFiles
-from memguard.records.run_files import (
-    CheckpointManifest,
-    add_hash_line,
-    has_trained,
-    sum_trained,
-)
+from memguard.records.run_files import CheckpointManifest, add_hash_line, has_trained, sum_trained
 from memguard.records.sealed import Damage, save_sealed, sum_file
 
 ENTRY = make_entry(num_tokens=3)
@@ -75,8 +70,7 @@ def test_what_is_counted_after_training_is_not_part_of_the_plan(prepared: Path) 
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["prepared/summary.json", "prepared/input_ids.npy", "manifest.jsonl"],
+    "file", ["prepared/summary.json", "prepared/input_ids.npy", "manifest.jsonl"]
 )
 @pytest.mark.parametrize("change", [flip, Path.unlink])
 def test_a_prepared_file_that_changed_is_named(prepared: Path, file: str, change: object) -> None:

@@ -372,11 +372,7 @@ def compare_memory(table: Table, verdict: Verdict, name: str, case: Case) -> Non
 
 def compare_meshes(table: Table, verdict: Verdict, case: Case, sizes: Sizes) -> None:
     """Print rows that compare each mesh with FSDP2 and with tensor parallelism."""
-    meshes = {
-        "(z=4)": MeshShape(z=4),
-        "(x=4)": MeshShape(x=4),
-        "(x=2, y=2)": MeshShape(x=2, y=2),
-    }
+    meshes = {"(z=4)": MeshShape(z=4), "(x=4)": MeshShape(x=4), "(x=2, y=2)": MeshShape(x=2, y=2)}
     others: dict[str, Work] = {"FSDP2": run_fsdp2, "transformers' TP": run_tensor_parallel}
     steps = sizes.block_steps["mesh"]
     sides = {
@@ -405,8 +401,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench_engine.") as folder:
         folders = {
             name: write_checkpoint(
-                Path(folder) / name,
-                build_llama(*shape, num_kv_heads=shape[-1] // 2, max_len=512),
+                Path(folder) / name, build_llama(*shape, num_kv_heads=shape[-1] // 2, max_len=512)
             )
             for name, shape in (("llama", sizes.llama), ("mesh", sizes.mesh_llama))
         }

@@ -46,9 +46,7 @@ def make_evidence(
 def to_tables(summary: Summary) -> Tables:
     """Return the rows of a summary as tables, which find them by key."""
     return Tables(
-        results=tuple(summary.rows),
-        metrics=tuple(summary.metrics),
-        details=tuple(summary.details),
+        results=tuple(summary.rows), metrics=tuple(summary.metrics), details=tuple(summary.details)
     )
 
 

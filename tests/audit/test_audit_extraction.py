@@ -65,12 +65,7 @@ def test_thresholds_are_exact() -> None:
     prefix=st.none() | st.integers(1, 20),
     minimum=st.integers(1, 10),
 )
-def test_text_window(
-    length: int,
-    size: int,
-    prefix: int | None,
-    minimum: int,
-) -> None:
+def test_text_window(length: int, size: int, prefix: int | None, minimum: int) -> None:
     document = make_document(np.arange(length))
     probe = ExtractionProbe(
         continuation_tokens=size, prefix_tokens=prefix, min_prefix_tokens=minimum

@@ -163,10 +163,7 @@ def test_refusal_says_what_would_work() -> None:
     prefix=st.none() | st.integers(1, 60),
 )
 def test_suggestion_works(
-    lengths: list[int],
-    num_chats: int,
-    minimum: int,
-    prefix: int | None,
+    lengths: list[int], num_chats: int, minimum: int, prefix: int | None
 ) -> None:
     documents = [
         *_documents(lengths),

@@ -22,12 +22,7 @@ from verdict_examples import (
 )
 
 from memguard.audit.statistics import compute_auc
-from memguard.audit.verdict import (
-    Decision,
-    decide_level,
-    judge_membership,
-    list_tests,
-)
+from memguard.audit.verdict import Decision, decide_level, judge_membership, list_tests
 from memguard.records import MembershipVerdict
 
 RANK = {"none-found": 0, "inconclusive": 1, "extracted": 2, "memorized": 3}

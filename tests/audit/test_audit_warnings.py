@@ -55,10 +55,7 @@ def test_a_control_that_is_extracted_or_empty_is_stated() -> None:
     extracted = summarise_made([*make_control([50] * 20), *trained])
     assert (extracted.verdict.level, extracted.verdict.reason) == ("extracted", "control-too")
     assert _list_texts(extracted, "near-duplicates")
-    buckets = [
-        make_outline("x0", "control", num_too_short=3),
-        make_outline("t", num_too_short=3),
-    ]
+    buckets = [make_outline("x0", "control", num_too_short=3), make_outline("t", num_too_short=3)]
     empty = summarise_made(trained, buckets)
     assert (empty.verdict.level, empty.verdict.reason) == ("extracted", "no-control")
     assert _list_texts(empty, "No control document is long enough")

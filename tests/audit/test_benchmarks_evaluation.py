@@ -290,10 +290,7 @@ def test_one_item_has_no_standard_error(
 
 
 def test_the_program_stays_as_it_is(
-    opened: dict[str, OpenedTask],
-    lm: CausalLM,
-    tokenizer: Any,
-    capfd: pytest.CaptureFixture[str],
+    opened: dict[str, OpenedTask], lm: CausalLM, tokenizer: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def observe() -> list[Any]:
         levels = [logging.getLogger(name).level for name in ("lm_eval", "datasets", "transformers")]

@@ -135,9 +135,7 @@ def test_batches_are_limited_and_longest_first(
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
-def test_rows_that_are_done_leave_the_batch(
-    lm: CausalLM,
-) -> None:
+def test_rows_that_are_done_leave_the_batch(lm: CausalLM) -> None:
     """A finished row beside longer ones would run beyond the model's positions."""
     draw = np.random.default_rng(2)
     requests = [

@@ -28,13 +28,7 @@ class FoundProbe(Probe):
     """Finds every document of one bucket, on all documents or on every other one."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric(
-            name="found",
-            meaning="Found.",
-            unit="documents",
-            statistic="rate",
-            risk_rank=9,
-        ),
+        Metric(name="found", meaning="Found.", unit="documents", statistic="rate", risk_rank=9),
     )
 
     in_variants = ("found",)  # Accepted, and not read.

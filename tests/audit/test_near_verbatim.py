@@ -121,8 +121,7 @@ def find(
 
 
 @pytest.mark.parametrize(
-    "batch_tokens",
-    [100, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 4000))],
+    "batch_tokens", [100, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 4000))]
 )
 def test_matches_are_those_of_plain_generation(
     lm: CausalLM, windows: list[Window], generated: list[list[int]], batch_tokens: int

@@ -120,11 +120,7 @@ def tabulate(log_pz_N: NDArray[np.float64], other: bool = False) -> Summary:
         windows,
         measure(log_pz_N),
         measure(log_pz_N - 3) if other else None,
-        buckets=[
-            make_outline("control", "control"),
-            make_outline("x"),
-            make_outline("empty"),
-        ],
+        buckets=[make_outline("control", "control"), make_outline("x"), make_outline("empty")],
     )
     return SamplingProbe(schemes=(SamplingScheme(),)).tabulate(evidence)
 

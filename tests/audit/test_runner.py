@@ -6,14 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from audit_examples import (
-    WRONG_TOKEN,
-    Held,
-    Scripted,
-    WrongDecoder,
-    run_probes,
-    say_by_context,
-)
+from audit_examples import WRONG_TOKEN, Held, Scripted, WrongDecoder, run_probes, say_by_context
 
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Continuation

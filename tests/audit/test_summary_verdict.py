@@ -138,10 +138,7 @@ def test_the_bucket_of_the_test_is_the_verdicts() -> None:
 
 
 def test_base_and_differences_in_the_table() -> None:
-    made = [
-        *make_control([0] * 20, base=0),
-        *make_bucket("x4", [50] * 15 + [46] * 5, base=10),
-    ]
+    made = [*make_control([0] * 20, base=0), *make_bucket("x4", [50] * 15 + [46] * 5, base=10)]
     tables = summarise_made(made).tables
 
     def find(metric: str, **key: Any) -> Any:

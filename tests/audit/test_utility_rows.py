@@ -133,13 +133,7 @@ def test_a_paired_bootstrap_is_narrower_than_an_unpaired_one_and_symmetric() -> 
     assert (same.interval.ci, same.p_value) == (None, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("base", "why"),
-    [
-        ({"samples": "bb"}, OTHER_ITEMS),
-        ({}, NO_ITEM_NUMBERS),
-    ],
-)
+@pytest.mark.parametrize(("base", "why"), [({"samples": "bb"}, OTHER_ITEMS), ({}, NO_ITEM_NUMBERS)])
 def test_a_difference_that_cannot_be_had_says_why(base: dict[str, str], why: str) -> None:
     metric = make_metric("bleu", [math.nan] * 5, aggregation="bleu", stderr=2.0)
     tables = tabulate(make_task("mt", "trained", metric), make_task("mt", "base", metric, **base))
@@ -175,10 +169,7 @@ def test_at_chance(
 ) -> None:
     results = [
         make_task(
-            "quiz",
-            model,
-            make_metric("acc", [1.0] * count + [0.0] * (40 - count)),
-            chance=chance,
+            "quiz", model, make_metric("acc", [1.0] * count + [0.0] * (40 - count)), chance=chance
         )
         for model, count in (("trained", trained), ("base", base))
         if count is not None

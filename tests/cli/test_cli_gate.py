@@ -49,8 +49,7 @@ def place(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("policy", "code"),
-    [("pass", 0), ("fail", 10), ("inconclusive", 11), ("cannot-be-judged", 12)],
+    ("policy", "code"), [("pass", 0), ("fail", 10), ("inconclusive", 11), ("cannot-be-judged", 12)]
 )
 def test_the_exit_code_says_the_outcome(place: Path, policy: str, code: int) -> None:
     outcome = run_cli("gate", place / "run", "--policy", place / f"{policy}.yaml")
@@ -105,11 +104,7 @@ def test_json_is_the_record(place: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line(
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    code: int,
-    said: str,
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
 ) -> None:
     monkeypatch.chdir(place)
     outcome = run_cli("gate", *arguments)

@@ -45,10 +45,7 @@ def test_a_suite_that_does_not_exist_is_refused_as_early(bare: Any, tmp_path: Pa
         "name: x\nmodel: {path: ./model}\ndata: {train: a.jsonl}\naudit: {suite: nonsense}\n"
     )
     model = ("--model", "model", "--members", "a.jsonl", "--out", "o")
-    for command in (
-        ("audit", *model, "--suite", "nonsense"),
-        ("train", "run.yaml"),
-    ):
+    for command in (("audit", *model, "--suite", "nonsense"), ("train", "run.yaml")):
         ended = bare(*command)
         assert ended.returncode == 2, command
         assert "'audit.suite' must be a YAML file or one of" in ended.stderr
@@ -60,10 +57,7 @@ def test_a_folder_without_a_checkpoint_is_told_as_early(bare: Any, tmp_path: Pat
     (tmp_path / "a.jsonl").write_text("")
     (tmp_path / "empty").mkdir()
     ended = bare("audit", "--model", "empty", "--members", "a.jsonl", "--out", "o")
-    assert (ended.returncode, ended.stderr) == (
-        3,
-        "memguard: model 'empty' has no config.json\n",
-    )
+    assert (ended.returncode, ended.stderr) == (3, "memguard: model 'empty' has no config.json\n")
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "prepare"])

@@ -45,8 +45,7 @@ LINE = StepMetrics(
 
 
 @pytest.mark.parametrize(
-    ("width", "more"),
-    [(80, ("1.23M tok/s",)), (120, ("1.23M tokens/s", "peak 123.00 GiB"))],
+    ("width", "more"), [(80, ("1.23M tok/s",)), (120, ("1.23M tokens/s", "peak 123.00 GiB"))]
 )
 def test_the_live_line_is_one_line_with_everything_on_it(
     width: int, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -80,8 +79,7 @@ def test_the_line_of_a_log_fits_a_terminal_that_cannot_draw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"),
-    [(9.6, "10"), (99_999.4, "99,999"), (123_456.0, "123k"), (999_500.0, "1.00M")],
+    ("rate", "text"), [(9.6, "10"), (99_999.4, "99,999"), (123_456.0, "123k"), (999_500.0, "1.00M")]
 )
 def test_rates_are_short(rate: float, text: str) -> None:
     assert f" {text} tokens/s" in LINE.describe(rate)

@@ -9,14 +9,7 @@ from typing import Any
 import datasets
 import huggingface_hub
 import pytest
-from cli_examples import (
-    read_json,
-    run_cli,
-    save_tiny_model,
-    succeed,
-    write_run,
-    write_texts,
-)
+from cli_examples import read_json, run_cli, save_tiny_model, succeed, write_run, write_texts
 from utility_tasks import write_task
 
 from memguard import api, errors
@@ -281,7 +274,7 @@ def test_a_download_must_be_allowed(
 
 def test_prompts_may_have_examples_and_a_template(place: Path) -> None:
     settings = AuditConfig(
-        utility=[{"task": str(place / "choice.yaml"), "num_fewshot": 2, "chat": True, "limit": 3}],  # type: ignore[arg-type]
+        utility=[{"task": str(place / "choice.yaml"), "num_fewshot": 2, "chat": True, "limit": 3}]  # type: ignore[arg-type]
     )
     out = place / "chat"
     path = place / "chat.yaml"

@@ -110,10 +110,7 @@ def test_an_adapter_answers_merged_and_differs_from_its_base(folder: Path, tasks
 def test_two_processes_answer_as_one_does(folder: Path, tasks: str, mesh: dict[str, int]) -> None:
     """Each item, not the accuracy, which may be equal where every answer is wrong."""
     path = write_run(
-        folder,
-        parallel=mesh,
-        train={"batch_size": 8, "max_steps": 2},
-        audit={"utility": tasks},
+        folder, parallel=mesh, train={"batch_size": 8, "max_steps": 2}, audit={"utility": tasks}
     )
     command = [sys.executable, "-m", "memguard"]
     train = [*command, "train", str(path), "--nproc", "2"]

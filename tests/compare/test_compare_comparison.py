@@ -243,9 +243,7 @@ def test_what_does_not_answer_the_same_question(
     assert "\n" not in message
 
 
-def test_rounding_of_the_base_loss_is_no_difference_and_other_documents_are(
-    tmp_path: Path,
-) -> None:
+def test_rounding_of_the_base_loss_is_no_difference_and_other_documents_are(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain")
     rounded = {"training.base_heldout_nll": 3.001}
     assert len(compare(plain, write_run(tmp_path / "o", name="other", changes=rounded)).runs) == 2

@@ -110,12 +110,7 @@ def test_the_terminal_names_the_utility(comparisons: dict[str, Comparison]) -> N
 
 def make_request(*given: str, fix: bool = False) -> CompareRequest:
     return CompareRequest(
-        given=given,
-        out=None,
-        jobs=None,
-        fix=fix,
-        num_processes=None,
-        utility="quiz",
+        given=given, out=None, jobs=None, fix=fix, num_processes=None, utility="quiz"
     )
 
 

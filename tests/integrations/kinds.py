@@ -181,8 +181,7 @@ def _open_trl(kind: Kind, training: Training, callbacks: Sequence[Any]) -> Any:
     return trl.SFTTrainer(
         model=_compile(load_model(kind, training), kind),
         args=trl.SFTConfig(
-            **_set_up(kind, training),
-            dataset_kwargs={"skip_prepare_dataset": True},
+            **_set_up(kind, training), dataset_kwargs={"skip_prepare_dataset": True}
         ),
         train_dataset=rows[0],
         eval_dataset=rows[1] if training.evaluates else None,

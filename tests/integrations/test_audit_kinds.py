@@ -268,10 +268,7 @@ def count_gathered(training: Training) -> tuple[Trained, dict[str, int]]:
     gathered = Gathered()
     counting = Counting(gathered)
     trained = kind_runs.train(
-        training,
-        choose_base(training),
-        before=[counting],
-        after=[CountingEnds(counting)],
+        training, choose_base(training), before=[counting], after=[CountingEnds(counting)]
     )
     units = list(zip(counting.num_bytes, counting.is_layer, strict=True))
     counts = {

@@ -239,9 +239,7 @@ def train_watched(training: Training, audit: Mapping[str, Any]) -> list[Watched]
     folders = [training.output / name for name in ("plain", "resumed")]
     runs = [replace(training, output=folders[0])]
     if training.evaluates or training.saves_at:
-        runs.append(
-            replace(training, output=folders[1], resumes=folders[0] / "checkpoint-2"),
-        )
+        runs.append(replace(training, output=folders[1], resumes=folders[0] / "checkpoint-2"))
     watched = []
     for run in runs:
         plain = kind_runs.train(run)

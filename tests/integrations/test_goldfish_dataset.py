@@ -37,9 +37,7 @@ def mask_alone(text: list[int], kept: list[int] | None = None) -> list[int]:
         [GoldfishConfig(name="goldfish", **program.GOLDFISH)], special_ids=[0, 1]
     )
     labels = masks.mask_labels(
-        np.array(text),
-        np.array(text if kept is None else kept),
-        generator=np.random.default_rng(0),
+        np.array(text), np.array(text if kept is None else kept), generator=np.random.default_rng(0)
     )
     labels[0] = IGNORE_LABEL
     result: list[int] = labels.tolist()

@@ -57,11 +57,7 @@ def read_report(folder: Path) -> AuditReport:
     ("number", "model"), [(0, "stories260K"), pytest.param(1, "llama2xs", marks=pytest.mark.long)]
 )
 def test_a_script_on_one_process(
-    number: int,
-    model: str,
-    shared_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, model: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
 

@@ -188,11 +188,7 @@ def test_no_more_than_a_piece_of_a_chunk_is_made_and_few_numbers_sent(ranks: Ran
     largest, collectives = ranks(record_cost, 4, (2, 2))[0]
     assert largest == 8 * 66
     # Over y the logits; over x three numbers a token to find the best, then five sums.
-    chunk = [
-        ("all_reduce", 8 * 66),
-        ("all_gather_into_tensor", 3 * 8),
-        ("all_reduce", 5 * 8),
-    ]
+    chunk = [("all_reduce", 8 * 66), ("all_gather_into_tensor", 3 * 8), ("all_reduce", 5 * 8)]
     assert collectives == chunk * 4
 
 

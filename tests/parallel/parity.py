@@ -529,10 +529,7 @@ class Reference:
     """transformers and torch on one process."""
 
     def __init__(
-        self,
-        model: Any,
-        mitigations: tuple[Any, ...] = (),
-        groups: list[list[int]] | None = None,
+        self, model: Any, mitigations: tuple[Any, ...] = (), groups: list[list[int]] | None = None
     ) -> None:
         self.model, self.mitigations = model, mitigations
         self.groups = groups or [list(range(NUM_ROWS))]

@@ -30,9 +30,7 @@ def forward(lm: CausalLM, *, packed: bool = True, positions: bool = True) -> Non
     packing = Packing.of_equal_documents(4 * NUM_ROWS, NUM_TOKENS // 4, device=device)
     place = torch.arange(NUM_TOKENS, device="cuda").remainder(NUM_TOKENS // 4)
     lm.hidden_states(
-        ids,
-        place.expand(NUM_ROWS, -1) if positions else None,
-        packing=packing if packed else None,
+        ids, place.expand(NUM_ROWS, -1) if positions else None, packing=packing if packed else None
     )
 
 

@@ -149,9 +149,7 @@ def read_initial(degrees: Degrees, spec: LoraSpec) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.mesh
-def test_initial_values_are_those_of_one_process_and_of_pefts_distribution(
-    ranks: RankPool,
-) -> None:
+def test_initial_values_are_those_of_one_process_and_of_pefts_distribution(ranks: RankPool) -> None:
     spec = LoraSpec(r=3, alpha=5, seed=4, target_modules=("q_proj", "o_proj"), use_dora=True)
     plain = build("llama")
     attach_lora(plain, spec)

@@ -174,12 +174,7 @@ def test_matmuls_with_short_sides_reach_less_of_the_peak() -> None:
 )
 def test_matmuls_take_what_was_measured(rows: int, outs: int, ins: int, measured: float) -> None:
     seconds = time_matmul(
-        rows,
-        outs,
-        ins,
-        element_bytes=2,
-        flops_per_s=989e12 * H100.matmul_share,
-        bytes_per_s=3350e9,
+        rows, outs, ins, element_bytes=2, flops_per_s=989e12 * H100.matmul_share, bytes_per_s=3350e9
     )
     # Nine of ten products of the table are within 14 %; those in between of a full and an empty
     # GPU, with sides of about 1,024, are the worst.

@@ -10,13 +10,7 @@ from pydantic import ValidationError
 from memguard.assets import find_asset, list_assets
 from memguard.errors import ConfigError
 from memguard.planner.assumptions import list_assumptions
-from memguard.planner.machine import (
-    THIS_MACHINE,
-    Machine,
-    detect_machine,
-    find_gpu,
-    load_machine,
-)
+from memguard.planner.machine import THIS_MACHINE, Machine, detect_machine, find_gpu, load_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = {
@@ -229,7 +223,7 @@ def test_an_unknown_gpu_keeps_assumed_speeds_and_says_so() -> None:
     machine = detect_machine(gpus=[("NVIDIA T4", 15.0)])
     assert (machine.peak_tflops, machine.link_gb_per_s) == (100, 25)
     assert set(machine.assumed) == {
-        *("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops"),
+        *("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops")
     }
     unknown, figures = list_assumptions(machine, has_mask=False, seq_len=2048)[-2:]
     assert unknown == "'NVIDIA T4' is in no machine file: use its speeds only to compare meshes"

@@ -285,11 +285,7 @@ def make_full_report(goldfish: bool = True) -> r.AuditReport:
         *report.tables.details,
         describe_membership(),
         describe_canaries(),
-        r.DetailRow(
-            probe="sampling",
-            schema=1,
-            value={"schemes": ["temperature 1"]},
-        ),
+        r.DetailRow(probe="sampling", schema=1, value={"schemes": ["temperature 1"]}),
         r.DetailRow(probe="attacks", schema=1, value={"best": dict.fromkeys(BUCKETS, "fill")}),
     ]
     report = change_tables(

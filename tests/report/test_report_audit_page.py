@@ -183,10 +183,7 @@ def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_le
             "that the text is verbatim. 79 documents looked unlikely to be extractable "
             "(teacher-forced accuracy below 50 %); text was generated for all of them.",
         ),
-        (
-            {"reason": "no memory for the cache"},
-            "Nothing was generated: no memory for the cache.",
-        ),
+        ({"reason": "no memory for the cache"}, "Nothing was generated: no memory for the cache."),
     ],
     ids=["sample below the floor", "all generated", "none"],
 )

@@ -33,8 +33,7 @@ def test_the_change_from_base_is_model_minus_base() -> None:
 
 def test_without_a_base_model_there_is_no_change_from_base() -> None:
     report = change_rows(
-        evidence.make_full_report(),
-        lambda row: None if row.against or row.model == "base" else row,
+        evidence.make_full_report(), lambda row: None if row.against or row.model == "base" else row
     )
     assert build_change_from_base(report) is None
     assert "Change from base" not in render_report(report)

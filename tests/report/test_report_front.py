@@ -124,11 +124,7 @@ def test_settings_without_risk_or_with_wild_losses_have_no_cross() -> None:
     comparison = examples.make_comparison()
     none = {"risk": None, "risk_ci": None, "risk_by": None}
     first, second, third = comparison.front
-    changed = [
-        first,
-        second.model_copy(update=none),
-        third.model_copy(update={"utility": 1e308}),
-    ]
+    changed = [first, second.model_copy(update=none), third.model_copy(update={"utility": 1e308})]
     wild = comparison.model_copy(update={"front": changed})
     assert [mark.label for mark in get_chart(wild).marks] == ["plain"]
     assert show_risk(changed[1], wild.tables).detail == "not measured"

@@ -199,12 +199,7 @@ def test_a_blind_baseline_that_separates_is_drawn_once() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "is_drawn"),
-    [
-        ({}, True),
-        ({"num_control": 9}, False),
-        ({"num_members": 9}, False),
-        ({"curves": []}, False),
-    ],
+    [({}, True), ({"num_control": 9}, False), ({"num_members": 9}, False), ({"curves": []}, False)],
 )
 def test_a_roc_of_few_documents_is_not_drawn(changes: dict[str, Any], is_drawn: bool) -> None:
     section = MembershipProbe.section(change_curves(evidence.make_full_report(), **changes))

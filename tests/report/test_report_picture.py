@@ -72,10 +72,7 @@ def test_its_colours_are_those_of_the_page() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ("<script>alert(1)</script>", '"/><image href="x"/>', "$x$"),
-        ("\x00\u202e", "_a", "x" * 500),
-    ],
+    [("<script>alert(1)</script>", '"/><image href="x"/>', "$x$"), ("\x00\u202e", "_a", "x" * 500)],
 )
 def test_names_are_text_and_short(names: tuple[str, ...]) -> None:
     renamed = []

@@ -98,11 +98,7 @@ MEDIAN = value_row("extraction", "first_divergence", "r4", 7.25, statistic="medi
         (rate_row("extraction", "verbatim", "r4", 1, 1), {}, ("1 of 1", "100 % (no interval)", "")),
         (ACCURACY, {}, ("33.3 %", "23.3–43.3 %", FEW)),
         (replace(ACCURACY, num_documents=25), {}, ("33.3 %", "23.3–43.3 %", "")),
-        (
-            replace(ACCURACY, num_documents=99, num_clusters=24),
-            {},
-            ("33.3 %", "23.3–43.3 %", FEW),
-        ),
+        (replace(ACCURACY, num_documents=99, num_clusters=24), {}, ("33.3 %", "23.3–43.3 %", FEW)),
         (ACCURACY, {"unit": "plain"}, ("0.333", "0.233–0.433", FEW)),
         (ACCURACY, {"unit": "plain", "how": "plain"}, ("0.333", "", "")),
         (GAIN, {}, ("+20.0 pp", "+10.0 to +30.0", FEW)),

@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fake_mesh import (
-    Allocations,
-    SentCollectives,
-    find_tensors,
-    observe,
-    simulated_mesh,
-)
+from fake_mesh import Allocations, SentCollectives, find_tensors, observe, simulated_mesh
 from ranks import RankPool
 from torch import Tensor
 from torch import distributed as dist

@@ -125,9 +125,7 @@ def test_all_ranks_of_an_even_mesh_see_the_same(ranks: RankPool) -> None:
 def test_micro_batches_send_weights_again_and_gradients_over_data_once(ranks: RankPool) -> None:
     one, two = (
         ranks(
-            simulate,
-            1,
-            Case(mesh=(2, 2, 1, 1), train={"batch_size": 4 * n, "micro_batch_size": 1}),
+            simulate, 1, Case(mesh=(2, 2, 1, 1), train={"batch_size": 4 * n, "micro_batch_size": 1})
         )[0][0]
         for n in (1, 2)
     )

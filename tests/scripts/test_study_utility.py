@@ -15,12 +15,7 @@ from script_calls import list_cells, load_script, run_study
 from memguard.compare import load_sweep
 from memguard.records import ComparedRun, Comparison, Cost, TestRow
 from memguard.records.comparison import ComparedTask, Utility
-from memguard.records.utility import (
-    ItemScore,
-    TaskDetail,
-    name_task,
-    save_item_scores,
-)
+from memguard.records.utility import ItemScore, TaskDetail, name_task, save_item_scores
 
 pytestmark = pytest.mark.slow
 

@@ -84,10 +84,7 @@ def test_schedules_are_those_of_transformers(
     schedule: str, num_steps: int, num_warmup: int
 ) -> None:
     config = OptimConfig(
-        lr=0.3,
-        warmup_fraction=num_warmup / num_steps,
-        schedule=schedule,
-        **SCHEDULES[schedule][1],
+        lr=0.3, warmup_fraction=num_warmup / num_steps, schedule=schedule, **SCHEDULES[schedule][1]
     )
     found = [learning_rate(step, num_steps, config) for step in range(num_steps)]
     if num_warmup:

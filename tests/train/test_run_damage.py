@@ -23,11 +23,7 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records import load_manifest
 from memguard.records.folders import CheckpointFolder, RunFiles
-from memguard.records.run_files import (
-    has_trained,
-    list_trained_files,
-    load_checkpoint_manifest,
-)
+from memguard.records.run_files import has_trained, list_trained_files, load_checkpoint_manifest
 from memguard.records.sealed import FileSum, save_sealed, sum_file
 from memguard.train.trainer import Trainer
 from memguard.workflows.common.folder import RunFolder
@@ -255,11 +251,7 @@ def make_private(folder: Path) -> Any:
     ],
 )
 def test_killed_between_its_last_files_it_ends_the_same(
-    killed: RunConfig,
-    whole: RunConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    killed: RunConfig, whole: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def die(*_: object, **__: object) -> None:
         raise Killed

@@ -20,10 +20,7 @@ from memguard.errors import RecordError
 from memguard.hf.identity import sum_model
 from memguard.hf.load import load_model
 from memguard.records.folders import RunFiles
-from memguard.records.run_files import (
-    find_weights_folder,
-    load_trained,
-)
+from memguard.records.run_files import find_weights_folder, load_trained
 from memguard.workflows.verify import verify
 
 pytestmark = pytest.mark.slow

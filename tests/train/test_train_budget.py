@@ -306,9 +306,7 @@ def test_a_run_that_has_ended_can_be_audited_otherwise(stopped: RunConfig, tmp_p
 
 
 @pytest.mark.parametrize(
-    "keep",
-    [1, pytest.param(5, marks=pytest.mark.long)],
-    ids=["the only one", "others before it"],
+    "keep", [1, pytest.param(5, marks=pytest.mark.long)], ids=["the only one", "others before it"]
 )
 def test_a_stopped_run_whose_weights_are_damaged_says_so(
     folder: Path, stopped: RunConfig, keep: int

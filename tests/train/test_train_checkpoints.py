@@ -29,11 +29,7 @@ from memguard.records import AuditReport, load_record
 
 pytestmark = pytest.mark.slow
 
-ONLINE = {
-    "quant_method": "bitnet",
-    "linear_class": "autobitlinear",
-    "quantization_mode": "online",
-}
+ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(folder: Path, *, name: str, **changes: Any) -> RunConfig:
     """Return a run of 6 steps that trains the head, with checkpoints after 2, 4 and 6."""
-    train = {
-        "trainable_modules": ["lm_head"],
-        "checkpoint_every_steps": 2,
-        "keep_checkpoints": 5,
-    }
+    train = {"trainable_modules": ["lm_head"], "checkpoint_every_steps": 2, "keep_checkpoints": 5}
     values: dict[str, Any] = {
         "model": {"path": str(folder / "runs/base/model"), "scratch": None},
         "audit": {"enabled": False},

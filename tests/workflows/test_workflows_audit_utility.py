@@ -15,11 +15,7 @@ from memguard.config import AuditConfig
 from memguard.errors import ModelError
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 from memguard.runtime import Console, Runtime
-from memguard.workflows.auditing.utility import (
-    UtilityRun,
-    name_file,
-    save_samples,
-)
+from memguard.workflows.auditing.utility import UtilityRun, name_file, save_samples
 
 SAMPLE = {"doc_id": 0, "doc": {"q": "text"}, "resps": [["answer"]], "acc": 1.0, "doc_hash": "h"}
 

@@ -116,10 +116,7 @@ def test_out_is_another_folder(place: Path) -> None:
 
 
 def test_a_run_that_another_process_uses_is_not_written_to(place: Path) -> None:
-    with (
-        locked(place / "run"),
-        pytest.raises(ConfigError, match="another process is using"),
-    ):
+    with locked(place / "run"), pytest.raises(ConfigError, match="another process is using"):
         judge(place)
     assert not (place / "run" / "gate").exists()
 

@@ -41,10 +41,7 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"train": {"dropout": 0.1}},
-            r"'train.dropout' 0\.1 needs one process: .*; got 2\. R",
-        ),
+        ({"train": {"dropout": 0.1}}, r"'train.dropout' 0\.1 needs one process: .*; got 2\. R"),
         (
             {"mitigations": [{"name": "dp_sgd"}]},
             r"dp_sgd clips row by row and needs one process; got 2\. Rem",
