@@ -4,7 +4,7 @@
     formatting.py  one format for each kind of number; cleans the text of records
     columns.py     columns -> tables; a row of results -> its cell
     pivot.py       rows of results -> tables: every table of rates is drawn by it
-    facts.py       what a reader is told of an audit; which probes ran, and why others did not
+    facts.py       what pages say of an audit; which probes ran, and why others did not
     doses.py       extraction by number of repetitions: figure and tables
     judgements.py  what a gate judged, as texts and at the head of a page
     extraction_cost.py  the section that sampling and attacks share

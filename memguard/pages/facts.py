@@ -1,4 +1,4 @@
-"""What a reader is told of an audit; which probes ran, and why others did not."""
+"""What pages say of an audit; which probes ran, and why others did not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from memguard.records import MEMBERS, AuditReport, ProbeRun, write_parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts(Page):
-    """What a reader is told of an audit, in order; a renderer decides form, never content."""
+    """What pages say of an audit, in order; a renderer decides form, never content."""
 
     gate: GateHead | None
     """None except on the page of a gate."""

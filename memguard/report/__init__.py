@@ -6,7 +6,7 @@ rendering
     texts.py               limitations, next steps, identity, method
     glossary.toml          the terms of the pages
 an audit; the sections of probes are in `audit.probes`
-    audit_facts.py         an audit report -> what a reader is told of it
+    audit_facts.py         an audit report -> what pages say of it
     audit_summary.py       tables by bucket, the list of findings
     audit_training.py      cost of training, audits during it, benchmark tasks
 the page of a comparison

@@ -1,4 +1,4 @@
-"""What a reader is told of an audit: verdict, notices and sections, in the order of the page.
+"""What pages say of an audit: verdict, notices and sections, in the order of the page.
 
 Every section has one home: `Probe.section` for what a probe measured, a function of this package
 for the rest. A section for the public repeats the results by counts and roles: its texts are fixed
@@ -62,7 +62,7 @@ beside the extraction rates, with or without results."""
 def collect_facts(
     report: AuditReport, *, gate: GateHead | None = None, run_path: str | None = None
 ) -> Facts:
-    """Collect what a reader is told of an audit.
+    """Collect what pages say of an audit.
 
     ``gate`` is what a gate decided of it; ``run_path`` is the run's folder from the working
     directory, for commands: None if the page is not stored or is not of a run.

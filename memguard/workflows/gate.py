@@ -1,6 +1,6 @@
 """`memguard gate`: judges the audit of a run by a policy, and writes the result. No torch.
 
-    gate_folder    place -> policy -> weights, if asked for -> audit -> judgement -> files
+    gate_folder    place -> policy -> weights, if requested -> audit -> judgement -> files
     judge_folder   the same for Python; writes only if a folder is given
     draft_policy   a policy to begin with (`--init`)
 

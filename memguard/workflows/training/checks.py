@@ -56,7 +56,7 @@ class CheckedRun:
     sizes: ModelSizes | None
     """Of a model in a local folder; None: known to transformers only, or no estimate."""
     notes: tuple[str, ...] = ()
-    """What the user is told before the start."""
+    """Notes for the user, shown before the start."""
 
 
 def check_run(
