@@ -124,7 +124,7 @@ class CheckedAudit:
     out: Path
     parallel: ParallelConfig | None
     """The mesh, if it was given."""
-    identity_key: str | Path | None
+    identity_key: str | None
     """File of the key of the documents' hashes; None: in the user's configuration folder."""
     num_processes: int
 
@@ -199,7 +199,7 @@ def check_audit(
         parallel=None
         if parallel is None
         else validate(ParallelConfig, {"data": 1, "z": 1} | parallel, places, prefix=("parallel",)),
-        identity_key=identity_key,
+        identity_key=None if identity_key is None else str(identity_key),
         num_processes=num_processes,
     )
     _check_model(checked)
@@ -250,7 +250,7 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
         if arguments.members or arguments.nonmembers:
             yield "--members and --nonmembers need --model; a run uses its own documents"
         elif arguments.form != FormatConfig():
-            yield "--format is for --members of a --model; a run reads documents as it was told"
+            yield "--format is for --members of a --model; a run reads documents as its settings say"
         # Adapters cannot be audited without their base, even if it is not scored itself.
         needs_base = find_weights_folder(run).name == "adapter"
         given = arguments.settings.values.get("audit", {})
