@@ -250,7 +250,7 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
         if arguments.members or arguments.nonmembers:
             yield "--members and --nonmembers need --model; a run uses its own documents"
         elif arguments.form != FormatConfig():
-            yield "--format is for --members of a --model; a run reads documents as its settings say"
+            yield "--format is for --members of a --model; a run has a format of its own"
         # Adapters cannot be audited without their base, even if it is not scored itself.
         needs_base = find_weights_folder(run).name == "adapter"
         given = arguments.settings.values.get("audit", {})
