@@ -530,7 +530,7 @@ ARGUMENTS = (
     _wrong("run in a name of bytes", _run_named_by_bytes, "'RUN'", "not UTF-8"),
     _unfit("members of bytes", _audit("--members", "a\udcff.jsonl"), "'--members'", "not UTF-8"),
     _unfit("base of bytes", _audit("--base", "a\udcff"), "'--base'", "not UTF-8"),
-    _wrong("reference of bytes", _audit("audit.reference=./a\udcff"), "UTF-8"),
+    _wrong("reference of bytes", _audit("audit.reference=./a\udcff"), "is not valid YAML"),
     _wrong("export to bytes", _say("export", "a", "o\udce9", "--merge"), "'OUT'", "not UTF-8"),
     _unfit("audit of a FIFO", lambda f: _audit("--nonmembers", _fifo(f))(f), "FIFO"),
     _wrong("plan of 10^12 GPUs", _say("plan", "--model", "m", "--gpus", 10**12), "--gpus"),

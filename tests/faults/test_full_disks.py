@@ -8,12 +8,14 @@ from fault_runs import RUN, Result, check_ended, read_result, said_once, say, wr
 from full_disks import find_obstacle, work_on_full_disk
 from ranks import RankPool
 
+from memguard.records.record import TEMPORARY
+
 # What is written first in each stage; each is then full after some more bytes.
 _STAGES = {
-    "prepare": "/.prepared.",
-    "save": "/.step-00000004.",
-    "export": "/.model.",
-    "audit": "/audit/.re",
+    "prepare": f"/{TEMPORARY}prepared.",
+    "save": f"/{TEMPORARY}step-00000004.",
+    "export": f"/{TEMPORARY}model.",
+    "audit": f"/audit/{TEMPORARY}re",
 }
 _TIMES = 5
 

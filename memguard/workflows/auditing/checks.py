@@ -228,6 +228,9 @@ def check_audit(
 
 def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
     run, model, load_as = arguments.run, arguments.model, arguments.load_as
+    if str(run).startswith("--"):
+        yield f"'{shorten(str(run))}' is no option of audit; see 'memguard audit --help'"
+        return
     if load_as not in _FORMS:
         yield (
             f"'--load-as' must be one of {', '.join(_FORMS[1:])}; got "
@@ -258,9 +261,7 @@ def _list_contradictions(arguments: AuditArguments) -> Iterator[str]:
             yield "--base and audit.base=false contradict each other; give one of them"
         if arguments.base is not None and not isinstance(arguments.base, str):
             yield "--base of a run must be a folder or a hub id"
-        if str(run).startswith("--"):
-            yield f"'{shorten(str(run))}' is no option of audit; see 'memguard audit --help'"
-        elif not (run / "config.yaml").is_file():
+        if not (run / "config.yaml").is_file():
             yield (
                 f"'{shorten(str(run), MAX_PATH)}' is not the folder of a run (no config.yaml); for "
                 "a model memguard did not train use --model DIR --members FILE"
