@@ -25,6 +25,8 @@ from memguard.parallel.mesh_shape import MeshShape
 from memguard.parallel.model_sizes import COMPARED_FAMILIES
 from memguard.runtime import Runtime, start_runtime
 
+pytestmark = pytest.mark.slow
+
 PREFIX, CONTINUATION = 12, 16
 # All documents are generated too, with a cache of keys and values.
 SUITE = build_suite(

@@ -17,6 +17,8 @@ from memguard.records.run_files import load_trained
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, read_metrics
 
+pytestmark = pytest.mark.slow
+
 REPETITIONS = (0, 1, 4, 6)
 PER_BUCKET, BATCH, SEED = 8, 6, 5
 

@@ -149,14 +149,12 @@ def test_finished_runs_of_a_sweep_are_compared_without_training(
     assert ours["tables"] == theirs["tables"]
 
 
-@pytest.mark.quick
 def test_the_settings_are_compared_on_the_same_documents(sweep: Sweep) -> None:
     manifests = [load_manifest(sweep.folder / name / "manifest.jsonl") for name in ("none", "k2")]
     # With the same identity key, so that a document can be followed from run to run.
     assert manifests[0] == manifests[1]
 
 
-@pytest.mark.quick
 def test_comparison_json_holds_what_was_promised(sweep: Sweep) -> None:
     comparison = load_comparison(sweep.folder / "comparison.json")
     assert [run.setting for run in comparison.runs] == ["none", "k2"]

@@ -16,6 +16,8 @@ from memguard.errors import RecordError
 from memguard.records import ResultRow, TestRow
 from memguard.report import render_comparison
 
+pytestmark = pytest.mark.slow
+
 Pair = dict[str, ResultRow | TestRow]
 """Tests by metric, and the difference of the token accuracy."""
 

@@ -16,6 +16,8 @@ import pytest
 from memguard.data.documents import load_documents
 from memguard.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 IDS = [f"d{number}" for number in range(40)]
 TEXTS = [f"some wörds of document {number} {'abc ' * (number % 9)}" for number in range(40)]
 NUM_FLIPS = 125

@@ -25,6 +25,8 @@ from memguard.hf.merged_weights import MergedWeights, attach_adapter, open_merge
 from memguard.hf.safetensors import FolderWeights
 from memguard.parallel.layout import ShardSlice
 
+pytestmark = pytest.mark.slow
+
 FP32, BF16 = torch.float32, torch.bfloat16
 
 

@@ -24,6 +24,8 @@ from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import EXTRA_SCORES, TokenScores, score_tokens
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("logprob", "margin", "entropy", "mean_logprob", "variance_logprob")
 
 

@@ -14,6 +14,8 @@ from memguard.parallel.attention import prepare_attention
 from memguard.parallel.attention_pieces import _piece_tokens
 from memguard.parallel.shard import Checkpointing, checkpoint_blocks
 
+pytestmark = pytest.mark.slow
+
 # 300 tokens: pieces of 128, 128 and 44.
 LENGTHS = (7, 140, 1, 152)
 

@@ -25,6 +25,8 @@ from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.metrics import HeldoutMetrics, read_metrics
 
+pytestmark = pytest.mark.slow
+
 # Three batches of at most 40 tokens, 30 | 16 12 | 9 5: one of two ranks has none of its own at the
 # end.
 SIZES = (20, 9, 30, 5, 16, 12)
