@@ -27,6 +27,8 @@ from ranks import RankPool
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from memguard.model.evaluation import is_4bit
+
 # Trainers and peft warn of what these tests mean: other processes, no GPU, tied weights.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 _LONG = pytest.mark.long
@@ -182,7 +184,12 @@ class Before(transformers.TrainerCallback):
         self.snapshot = take_snapshot(model)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.snapshot = take_snapshot(kwargs["model"])
+        model = kwargs["model"]
+        if any(is_4bit(module) for module in model.modules()):
+            # On a CPU with AVX512-BF16 bitsandbytes packs the weights of an evaluation; reading the
+            # state unpacks them, here as in an audit.
+            model.state_dict()
+        self.snapshot = take_snapshot(model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The hook that counts what is trained ends with training.
