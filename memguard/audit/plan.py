@@ -11,6 +11,7 @@ from memguard.audit.requests import Inputs
 from memguard.audit.selection import Selection, WhichWindow, select_windows
 from memguard.audit.statistics.blind import compare_kinds
 from memguard.audit.suite import Suite
+from memguard.audit.verdict import ControlKind
 from memguard.audit.warnings import Tally
 from memguard.audit.windows import AuditDocument
 from memguard.errors import DataError
@@ -42,6 +43,9 @@ class AuditPlan:
     """Which part of long documents was chosen, for the report."""
     tasks: "Sequence[OpenedTask]" = ()
     """Benchmark tasks."""
+    has_given_control: bool = False
+    """Whether the user named the control documents. Those that a run draws are of one kind with its
+    trained documents."""
     other_kind: str = ""
     """How a control that the user named is another kind of text; empty if it is not."""
 
@@ -65,8 +69,7 @@ class AuditPlan:
             seed: of the samples.
             min_documents: minimum number of trained documents that are long enough (documents).
             max_documents_per_bucket: size of each bucket's sample; None takes all.
-            has_given_control: whether the user named the control documents. Those that a run draws
-                are of one kind with its trained documents.
+            has_given_control: see the field.
             fields: further fields of the plan.
 
         Raises:
@@ -87,9 +90,17 @@ class AuditPlan:
             selection=selection,
             suite=suite,
             seed=seed,
+            has_given_control=has_given_control,
             other_kind=other_kind,
             **fields,
         )
+
+    @property
+    def control(self) -> ControlKind:
+        """Who chose the control, and whether it is of the kind of the trained documents."""
+        if not self.has_given_control:
+            return "drawn"
+        return "other-kind" if self.other_kind else "given"
 
     def inputs(self, context: "AuditContext", *, has_reference: bool = False) -> Inputs:
         """Return what the probes receive."""

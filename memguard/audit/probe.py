@@ -82,6 +82,9 @@ class Summary:
     matched: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """By ``trained`` and ``base``: [N] 1 if one of the probe's risks extracts a document, 0 if
     none, NaN if it was not tried."""
+    windows: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """By ``trained`` and ``base``: [N] 1 if the probe extracts own text of a document in another
+    window, 0 if it does not, NaN if none was tried."""
     canaries: Sequence[CanaryScore] = ()
 
 

@@ -94,7 +94,7 @@ def measure(
             suite=suite,
             tally=plan.tally,
             cut=find_cut(plan.documents, windows, window=plan.window),
-            is_other_kind=bool(plan.other_kind),
+            control=plan.control,
             is_limited=any(kind == "trained" or name in failed for kind, name in stopped),
         ),
         scores=scores,

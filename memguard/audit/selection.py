@@ -39,6 +39,8 @@ class BucketCounts:
     """Documents that are long enough, but of whose parts none is."""
     num_nothing_supervised: int = 0
     """Conversations without a token that receives loss, special tokens not counted."""
+    num_labels: int = 0
+    """Documents with a short answer that many documents share: a label, which is not audited."""
     num_near_duplicates: int = 0
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
 
@@ -50,7 +52,8 @@ class BucketCounts:
     @property
     def num_not_auditable(self) -> int:
         """Documents that cannot be audited, for any reason."""
-        return self.num_too_short + self.num_cut_too_short + self.num_nothing_supervised
+        num_short = self.num_too_short + self.num_cut_too_short
+        return num_short + self.num_nothing_supervised + self.num_labels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,13 +5,20 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memguard.audit.document_scores import DocumentScores, collect_findings
 from memguard.audit.metrics import Evidence
 from memguard.audit.plugins import contain
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.suite import Suite
-from memguard.audit.verdict import Canaries, Coverage, DocumentResults
+from memguard.audit.verdict import (
+    Canaries,
+    ControlKind,
+    Coverage,
+    DocumentResults,
+    MethodResults,
+)
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_collapsed
 from memguard.records import (
@@ -30,6 +37,7 @@ from memguard.records import (
     WatchedLine,
     fill_row,
 )
+from memguard.records.verdict import OtherMethod
 
 
 def tabulate(evidence: Evidence, suite: Suite) -> dict[str, Summary]:
@@ -122,13 +130,14 @@ def summarise(
     suite: Suite,
     tally: Tally,
     cut: CutDocuments | None,
-    is_other_kind: bool,
+    control: ControlKind,
     is_limited: bool = False,
 ) -> AuditResults:
     """Compute the parts of the report that describe the documents.
 
-    There is no dose-response unless the tally is complete. ``is_other_kind`` is of a given control,
-    ``is_limited`` whether the limit of generation time ended a probe, whose rest was not generated.
+    There is no dose-response unless the tally is complete. ``control`` is explained in `Coverage`;
+    ``is_limited`` is whether the limit of generation time ended a probe, whose rest was not
+    generated.
     """
     documents = [window.document for window in evidence.inputs.windows]
     tables = collect_tables(evidence, summaries, suite)
@@ -136,6 +145,7 @@ def summarise(
     generated = tables.find_detail("extraction") or {}
     findings, num_findings = collect_findings(scores)
     buckets = evidence.buckets
+    num_unaudited = sum(o.num_not_auditable for o in buckets if o.was_trained)
     verdict = build_verdict(
         VerdictInput(
             ids=[document.id for document in documents],
@@ -143,14 +153,19 @@ def summarise(
             canaries=_count_canaries(tables),
             coverage=Coverage(
                 num_trained=int(evidence.is_trained_N.sum())
-                + sum(o.num_not_auditable + o.num_not_sampled for o in buckets if o.was_trained),
-                num_too_short=sum(o.num_not_auditable for o in buckets if o.was_trained),
+                + num_unaudited
+                + sum(o.num_not_sampled for o in buckets if o.was_trained),
+                num_unaudited=num_unaudited,
+                weakened=suite.extraction.describe_weakened()
+                if any(document.format == "text" for document in documents)
+                else (),
+                has_base=evidence.other is not None,
+                control=control,
                 was_generated=generated.get("reason_not_generated") is None,
                 num_generated=generated.get("num_generated", 0),
                 num_not_generated=generated.get("num_not_generated", 0),
                 is_limited=is_limited,
                 is_collapsed=is_collapsed(scores),
-                is_other_kind=is_other_kind,
             ),
             tables=tables,
             buckets=buckets,
@@ -196,22 +211,27 @@ def summarise(
 def _collect_results(
     evidence: Evidence, summaries: Mapping[str, Summary], suite: Suite
 ) -> DocumentResults:
-    """Return which documents were extracted; apart those by risks tried on a sample only."""
+    """Return which documents each method extracted, and which of them the base produces too."""
     none_N = np.zeros(len(evidence.bucket_N), dtype=bool)
-    extracted_N, of_base_N, tried_N, attacked_N = (none_N.copy() for _ in range(4))
+    extracted_N, new_N, of_base_N = (none_N.copy() for _ in range(3))
+    others: dict[OtherMethod, list[Mapping[str, NDArray[np.float64]]]] = {}
     for probe in suite.probes:
-        matched = summaries[probe.name].matched
-        if not suite.counts(probe) or "trained" not in matched:
+        summary = summaries[probe.name]
+        if not suite.counts(probe):
             continue
-        matched_N = np.asarray(matched["trained"], dtype=np.float64)
-        is_foreign = probe.name in suite.packages
-        if probe.is_attack or (is_foreign and np.isnan(matched_N).any()):
-            tried_N |= ~np.isnan(matched_N)
-            attacked_N |= matched_N == 1
-        else:
-            extracted_N |= matched_N == 1
-        if "base" in matched:
-            of_base_N |= np.asarray(matched["base"], dtype=np.float64) == 1
+        if "trained" in summary.windows:
+            method: OtherMethod = "generated" if probe.name == "generation" else "windows"
+            others.setdefault(method, []).append(summary.windows)
+        if "trained" not in summary.matched:
+            continue
+        is_sample = probe.name in suite.packages and np.isnan(summary.matched["trained"]).any()
+        if probe.is_attack or is_sample:
+            others.setdefault("attacked", []).append(summary.matched)
+            continue
+        for matched in _list_risks(probe, summary):
+            extracted_N |= matched["trained"] == 1
+            new_N |= (matched["trained"] == 1) & ~_match_base(matched)
+            of_base_N |= _match_base(matched)
     roles = [window.document.role for window in evidence.inputs.windows]
     return DocumentResults(
         bucket_N=evidence.bucket_N,
@@ -219,10 +239,51 @@ def _collect_results(
         is_trained_N=evidence.is_trained_N,
         is_forgotten_N=np.array([role == "forget" for role in roles], dtype=bool),
         is_control_N=np.array([role == "control" for role in roles], dtype=bool),
+        is_own_N=np.ones(len(evidence.bucket_N), dtype=bool),
         is_extracted_N=extracted_N,
+        is_new_N=new_N,
         is_of_base_N=of_base_N,
-        is_attacked_N=tried_N,
-        is_extracted_by_attack_N=attacked_N,
+        others={
+            # Attacks are not run on the base model: what it produces otherwise is not counted.
+            name: _join_methods(matches, of_base_N if name == "attacked" else none_N)
+            for name, matches in others.items()
+        },
+    )
+
+
+def _list_risks(probe: Probe, summary: Summary) -> list[Mapping[str, NDArray[np.float64]]]:
+    """Return what each risk of a probe extracts, by model; all of them together if not known."""
+    risks: list[Mapping[str, NDArray[np.float64]]] = []
+    for metric in probe.metrics:
+        column = summary.columns.get(f"{probe.name}.{metric.name}")
+        if metric.risk_rank is None or column is None:
+            continue
+        of_base = summary.columns.get(f"base.{probe.name}.{metric.name}")
+        matched = {"trained": column.values}
+        risks.append(matched if of_base is None else {**matched, "base": of_base.values})
+    is_whole = risks and np.array_equal(
+        np.any([risk["trained"] == 1 for risk in risks], axis=0), summary.matched["trained"] == 1
+    )
+    return risks if is_whole else [summary.matched]
+
+
+def _match_base(matched: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+    is_of_base_N: NDArray[np.bool_] = np.zeros(len(matched["trained"]), dtype=bool)
+    if "base" in matched:
+        is_of_base_N = np.asarray(matched["base"], dtype=np.float64) == 1
+    return is_of_base_N
+
+
+def _join_methods(
+    matches: Sequence[Mapping[str, NDArray[np.float64]]], of_base_N: NDArray[np.bool_]
+) -> MethodResults:
+    """Join probes of one kind; a document is tried if one of them tried it."""
+    return MethodResults(
+        is_tried_N=np.any([~np.isnan(matched["trained"]) for matched in matches], axis=0),
+        is_extracted_N=np.any([matched["trained"] == 1 for matched in matches], axis=0),
+        is_new_N=np.any(
+            [(m["trained"] == 1) & ~_match_base(m) & ~of_base_N for m in matches], axis=0
+        ),
     )
 
 

@@ -1,27 +1,32 @@
 """The verdict: one of four levels, by counts that are fixed before any result is seen.
 
-A document counts if verbatim, near-verbatim or attack cost extracts it and the base model, where it
-ran, does not produce it. Tests compare the trained clusters that count (k of n) with the control's
-(c of m); a cluster of near-duplicates counts once, if one of its documents counts.
+A document is **extracted** by greedy text (verbatim, near-verbatim); by sampling within
+10^(6·min(1, S/50)) queries, S its answer's tokens; by attacks; by generation; or in another window:
+50 right first choices in a row, or a grid cell of at least 25 tokens. Generation and another window
+count only as own text. What the base produces does not count in tests; near-duplicates count once.
+An answer of fewer than 10 tokens that at least two others and 1 % of documents share is a label:
+not audited.
 
-    memorized      a test is significant, or trained canaries and no reference were extracted
-    extracted      else, a trained or forgotten document or a trained canary was extracted
-    none-found     else, at least 30 trained clusters were audited, text was generated, the model
-                   is not collapsed, and at most half of the trained documents are too short
-    inconclusive   else
+**Own text**: of the last 30 words at least half, and 10, stand in no four-word run of another
+document or of the text before them.
 
-Tests and their levels depend on what was audited, never on what was extracted, and sum to 5 %:
+A drawn control is compared as a whole. A given one: own texts with own, others with others, the
+level halved if both exist. If it has, or faces, fewer than 5 texts, or differs in form, length or
+words: only own texts, and only with a base.
 
-    each bucket, if there are several   1 % / number of buckets
-    attacked documents, if any          1 %, by the attacks, without what the base model produces
-    all trained documents               the rest
+Levels: buckets 1 %/B if B > 1; other windows 0.5 %; attacks and generation 1 %/E, E of which ran;
+main test the rest of 5 %.
 
-So the level never becomes milder if one more trained document is extracted, or one control document
-less. `scripts/simulate_verdict.py` measures how often each level is reached.
+**Memorized**: a test significant, or a trained canary and no reference. **Extracted**: else, a
+trained or forgotten document or trained canary. **None found**: else, 30 texts, near-verbatim
+generated, not collapsed, prefix and lengths no weaker than the defaults, and true share, unaudited
+counted as extracted, at most 20 %. **Inconclusive**: else.
+
+Membership: **can be told / no sign / not judged**.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -29,12 +34,28 @@ from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_auc, compute_p_above_control, compute_rate
 from memguard.records import Interval, Level, MembershipVerdict, Reason, VerdictCounts, VerdictTest
-from memguard.records.verdict import MembershipLevel
+from memguard.records.verdict import ComparedTexts, MembershipLevel, OtherMethod
 
+ControlKind = Literal["drawn", "given", "other-kind"]
+"""Who chose the control: training drew it, or the user named it; such a one may be another kind."""
 MIN_TRAINED = 30
 """Minimum number of trained clusters without an extracted document for none-found: with 30 of one
 document each, the true rate is at most 11.6 %."""
-_ALL_LEVELS, _EXTRA_LEVEL = 0.05, 0.01
+MIN_COMPARED = 5
+"""Fewer texts on either side of a given control are not compared as a whole."""
+MAX_TRUE_SHARE = 0.2
+"""Maximum share of extracted documents that none-found leaves possible."""
+_ALL_LEVELS, _BUCKET_LEVEL, _OTHERS_LEVEL, _WINDOW_LEVEL = 0.05, 0.01, 0.01, 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MethodResults:
+    """What one method, which may have been tried on a sample only, extracted of N documents."""
+
+    is_tried_N: NDArray[np.bool_]
+    is_extracted_N: NDArray[np.bool_]
+    is_new_N: NDArray[np.bool_]
+    """Extracted, and not produced by the base model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,17 +68,32 @@ class DocumentResults:
     """Trained at least once; not those to be forgotten."""
     is_forgotten_N: NDArray[np.bool_]
     is_control_N: NDArray[np.bool_]
+    is_own_N: NDArray[np.bool_]
+    """Whether the text is the document's own, see the top of the module."""
     is_extracted_N: NDArray[np.bool_]
-    """Verbatim, near-verbatim, or by sampling within `NUM_RISK_QUERIES`."""
+    """Verbatim, near-verbatim, or by sampling within the limit."""
+    is_new_N: NDArray[np.bool_]
+    """Extracted in one of these ways in which the base model, where it ran, does not produce it."""
     is_of_base_N: NDArray[np.bool_]
     """The base model produces it in one of these ways; False where it did not run."""
-    is_attacked_N: NDArray[np.bool_]
-    is_extracted_by_attack_N: NDArray[np.bool_]
+    others: Mapping[OtherMethod, MethodResults] = field(default_factory=dict)
+    """Results of attacks, of generation and in other windows, of those that ran."""
 
     @property
     def was_extracted_N(self) -> NDArray[np.bool_]:
-        """Extracted by any method, attacks included."""
-        return self.is_extracted_N | self.is_extracted_by_attack_N
+        """Extracted by any method."""
+        return self._join(self.is_extracted_N, "is_extracted_N")
+
+    @property
+    def was_new_N(self) -> NDArray[np.bool_]:
+        """Extracted by any method by which the base model does not produce it."""
+        return self._join(self.is_new_N, "is_new_N")
+
+    def _join(self, main_N: NDArray[np.bool_], name: str) -> NDArray[np.bool_]:
+        joined_N = main_N.copy()
+        for results in self.others.values():
+            joined_N |= getattr(results, name)
+        return joined_N
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +108,20 @@ class Canaries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
-    """What an audit was able to measure."""
+    """What an audit was able to measure and to compare."""
 
     num_trained: int
     """Trained documents, audited or not."""
-    num_too_short: int
-    """Trained documents that cannot be audited."""
-    was_generated: bool
+    num_unaudited: int = 0
+    """Of these, documents that cannot be audited, labels included; not those outside a sample."""
+    was_generated: bool = True
     """Whether near-verbatim text was generated of every document that needs it."""
-    is_collapsed: bool
-    is_other_kind: bool = False
-    """Whether the control was given and is another kind of text than the trained documents."""
+    is_collapsed: bool = False
+    has_base: bool = False
+    """Whether a base model ran that differs from the audited model."""
+    control: ControlKind = "drawn"
+    weakened: tuple[str, ...] = ()
+    """Settings that make extraction harder than the defaults do, in words."""
     is_limited: bool = False
     """Whether the limit of generation time ended a probe, whose rest was not generated."""
     num_generated: int = 0
@@ -105,20 +144,20 @@ def decide_level(
     documents: DocumentResults, canaries: Canaries | None, coverage: Coverage
 ) -> Decision:
     """Decide the level of extraction by the rule at the top of the module."""
-    tests = list_tests(documents)
+    tests = list_tests(documents, coverage)
     significant = [test for test in tests if test.p_value <= test.level]
     test = max(significant, key=_get_rate, default=None)
     if test is None:
         test = min(tests, key=lambda one: one.p_value / one.level, default=None)
     has_canary = canaries is not None and canaries.num_trained_extracted > 0
     is_proof = has_canary and canaries is not None and not canaries.num_references_extracted
-    if significant and not coverage.is_other_kind:
+    if significant:
         return Decision(level="memorized", reason="control", test=test)
     if is_proof:
         return Decision(level="memorized", reason="canaries", test=test)
     was_extracted_N = documents.was_extracted_N
     if (was_extracted_N & documents.is_trained_N).any():
-        reason = _explain_extracted(documents, significant=bool(significant))
+        reason = _explain_extracted(documents, coverage)
         return Decision(level="extracted", reason=reason, test=test)
     if (was_extracted_N & documents.is_forgotten_N).any():
         return Decision(level="extracted", reason="forgotten", test=test)
@@ -133,82 +172,123 @@ def _get_rate(test: VerdictTest) -> float:
     return test.trained.num_matched_clusters / test.trained.num_clusters
 
 
-def _explain_extracted(documents: DocumentResults, *, significant: bool) -> Reason:
+def _explain_extracted(documents: DocumentResults, coverage: Coverage) -> Reason:
     """Return why extracted trained documents do not make the level memorized."""
-    if significant:
-        return "other-kind"
     if not documents.is_control_N.any():
         return "no-control"
-    is_new_N = documents.was_extracted_N & ~documents.is_of_base_N
+    is_new_N = documents.was_new_N
     if not (is_new_N & documents.is_trained_N).any():
         return "base-too"
-    if (is_new_N & documents.is_control_N).any():
-        return "control-too"
-    return "too-few"
+    if not is_compared_whole(documents, coverage):
+        return "other-kind"
+    return "control-too" if (is_new_N & documents.is_control_N).any() else "too-few"
 
 
 def _find_missing(documents: DocumentResults, coverage: Coverage) -> Reason | None:
     """Return what is missing for none-found, if nothing was extracted; None if nothing is."""
-    num_clusters = len(np.unique(documents.cluster_N[documents.is_trained_N]))
-    if not num_clusters:
-        return "not-trained"
+    trained = count_documents(documents, documents.is_trained_N, documents.was_extracted_N)
+    unaudited = coverage.num_unaudited / max(coverage.num_trained, 1)
+    if not trained.num_clusters:
+        return "unaudited" if coverage.num_unaudited else "not-trained"
     if coverage.is_collapsed:
         return "collapsed"
     if not coverage.was_generated or coverage.is_limited:
         return "not-generated"
-    if 2 * coverage.num_too_short > coverage.num_trained:
-        return "too-short"
-    return "too-few" if num_clusters < MIN_TRAINED else None
+    if coverage.weakened:
+        return "weakened"
+    if trained.num_clusters < MIN_TRAINED:
+        return "unaudited" if 2 * unaudited > 1 else "too-few"
+    assert trained.ci is not None, "there are 30 clusters"
+    true_share = unaudited + (1 - unaudited) * trained.ci[1]
+    return None if true_share <= MAX_TRUE_SHARE else "unaudited"
 
 
-def list_tests(documents: DocumentResults) -> list[VerdictTest]:
-    """Return the tests of an audit, the one of all documents first; empty without control."""
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def is_compared_whole(documents: DocumentResults, coverage: Coverage) -> bool:
+    """Return whether all texts are compared with the control, and not only own ones."""
+    if coverage.control != "given":
+        return coverage.control == "drawn"
+    sides = (documents.is_trained_N, documents.is_control_N)
+    return min(len(np.unique(documents.cluster_N[side_N])) for side_N in sides) >= MIN_COMPARED
+
+
+def list_tests(documents: DocumentResults, coverage: Coverage) -> list[VerdictTest]:
+    """Return the tests of an audit, those of all documents first; empty without control."""
     trained_N, control_N = documents.is_trained_N, documents.is_control_N
-    if not (trained_N.any() and control_N.any()):
+    is_whole = is_compared_whole(documents, coverage)
+    if not (trained_N.any() and control_N.any() and (is_whole or coverage.has_base)):
         return []
     buckets = dict.fromkeys(documents.bucket_N[trained_N].tolist())
-    has_buckets = len(buckets) > 1
-    attacked_N = documents.is_attacked_N
-    has_attacks = bool((attacked_N & trained_N).any() and (attacked_N & control_N).any())
-    counts_N = documents.is_extracted_N & ~documents.is_of_base_N
-    floor = count_documents(documents, control_N, counts_N)
+    buckets = buckets if len(buckets) > 1 else {}
+    ran = {
+        name: results
+        for name, results in documents.others.items()
+        if all((results.is_tried_N & side_N).any() for side_N in (trained_N, control_N))
+    }
+    num_sharing = len(ran.keys() - {"windows"})
+    rest = _ALL_LEVELS - _BUCKET_LEVEL * bool(buckets) - _OTHERS_LEVEL * bool(num_sharing)
+    rest -= _WINDOW_LEVEL * ("windows" in ran)
+    tests = list(_compare(documents, coverage, rest))
+    for bucket in buckets:
+        tests += _compare(documents, coverage, _BUCKET_LEVEL / len(buckets), bucket=bucket)
+    for name, results in ran.items():
+        level = _WINDOW_LEVEL if name == "windows" else _OTHERS_LEVEL / num_sharing
+        tests += _compare(documents, coverage, level, name, results)
+    return tests
 
-    def compare(
-        kind: Literal["all", "bucket", "attacked"],
-        where_N: NDArray[np.bool_],
-        level: float,
-        bucket: str | None = None,
-    ) -> VerdictTest:
-        control, matched_N = floor, counts_N
-        if kind == "attacked":
-            matched_N = documents.is_extracted_by_attack_N & ~documents.is_of_base_N
-            control = count_documents(documents, control_N & attacked_N, matched_N)
-        trained = count_documents(documents, where_N, matched_N)
+
+def _compare(
+    documents: DocumentResults,
+    coverage: Coverage,
+    level: float,
+    method: OtherMethod | None = None,
+    results: MethodResults | None = None,
+    *,
+    bucket: str | None = None,
+) -> Iterator[VerdictTest]:
+    """Yield the tests of one group of documents: of all texts, or of own and other ones."""
+    tried_N = np.ones(len(documents.cluster_N), dtype=bool)
+    is_new_N = documents.is_new_N
+    if results is not None:
+        tried_N, is_new_N = results.is_tried_N, results.is_new_N
+    trained_N = documents.is_trained_N & tried_N
+    control_N = documents.is_control_N & tried_N
+    if bucket is not None:
+        trained_N &= documents.bucket_N == bucket
+    own_N = documents.is_own_N
+    strata: dict[ComparedTexts, NDArray[np.bool_]] = {"all": tried_N}
+    # Generated text and other windows count only as own text already.
+    if coverage.control != "drawn" and method not in ("generated", "windows"):
+        strata = {"own": own_N}
+        if is_compared_whole(documents, coverage):
+            strata["others"] = ~own_N
+    strata = {
+        texts: texts_N
+        for texts, texts_N in strata.items()
+        if (trained_N & texts_N).any() and (control_N & texts_N).any()
+    }
+    for texts, texts_N in strata.items():
+        trained, control = (
+            count_documents(documents, side_N & texts_N, is_new_N)
+            for side_N in (trained_N, control_N)
+        )
         p_value = compute_p_above_control(
             trained.num_matched_clusters,
             trained.num_clusters,
             control.num_matched_clusters,
             control.num_clusters,
         )
-        return VerdictTest(
-            documents=kind,
+        yield VerdictTest(
+            documents=method or ("all" if bucket is None else "bucket"),
+            texts=texts,
             bucket=bucket,
             trained=trained,
             control=control,
             p_value=p_value,
-            level=level,
+            level=level / len(strata),
         )
-
-    rest = _ALL_LEVELS - _EXTRA_LEVEL * (int(has_buckets) + int(has_attacks))
-    tests = [compare("all", trained_N, rest)]
-    if has_buckets:
-        level = _EXTRA_LEVEL / len(buckets)
-        for bucket in buckets:
-            here_N = trained_N & (documents.bucket_N == bucket)
-            tests.append(compare("bucket", here_N, level, bucket))
-    if has_attacks:
-        tests.append(compare("attacked", trained_N & attacked_N, _EXTRA_LEVEL))
-    return tests
 
 
 def count_documents(
@@ -234,8 +314,8 @@ def count_documents(
 #
 #     told-apart         10 clusters of each kind, and the AUC's interval begins at 0.6 or above or
 #                        ends at 0.4 or below
-#     cannot-be-judged   else, below 30 control clusters, below two trained ones, or a control of
-#                        another kind
+#     cannot-be-judged   else, below 30 control clusters, below two trained ones, or a given control
+#                        of another kind
 #     slightly           else, the interval does not contain 0.5
 #     not-seen           else
 #

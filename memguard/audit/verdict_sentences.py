@@ -22,15 +22,25 @@ from memguard.audit.verdict import (
 )
 from memguard.records import BucketRow, ResultRow, Tables
 from memguard.records.texts import format_percent
-from memguard.records.verdict import Verdict, VerdictCounts
+from memguard.records.verdict import ComparedTexts, OtherMethod, Verdict, VerdictCounts
 
 _WHY_INCONCLUSIVE = {
     "collapsed": "the model seems collapsed",
     "not-generated": "near-verbatim text was not tested",
-    "too-short": "most trained documents were too short",
     "too-few": "too few to say more",
 }
 _MAX_BUCKET_WORDS = 2
+_METHODS: dict[OtherMethod, str] = {
+    "attacked": "Attacks extracted {} attacked training documents{}",
+    "generated": "Generated text contains {} training documents{}",
+    "windows": "Passages elsewhere in {} training documents{} were extracted",
+}
+"""Starts of a sentence by the method that extracted its documents: their number, and which."""
+_OF_METHOD: dict[OtherMethod, str] = {
+    "attacked": "by attacks",
+    "generated": "in generated text",
+    "windows": "in another window",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +79,7 @@ def build_verdict(results: VerdictInput) -> Verdict:
             results.ids,
             results.documents,
             has_base=results.has_base,
-            is_other_kind=results.coverage.is_other_kind,
+            is_other_kind=results.coverage.control == "other-kind",
         ),
         trained=group.trained,
         control=group.control,
@@ -86,8 +96,10 @@ class _Group:
 
     bucket: str | None
     """Name of the bucket; None for all trained documents."""
-    is_attacked: bool
-    """Whether it counts attacked documents, by the attacks."""
+    method: OtherMethod | None
+    """The only method that it counts, and on the documents that this one was tried on; None counts
+    greedy text and sampling."""
+    texts: ComparedTexts
     trained: VerdictCounts
     control: VerdictCounts
     base: VerdictCounts
@@ -96,23 +108,34 @@ class _Group:
 
 
 def _choose_group(documents: DocumentResults, decision: Decision) -> _Group:
-    """Return the documents of the test that decided; else all, or those that attacks extracted."""
+    """Return the documents of the test that decided; else all, or those of another method."""
     trained_N, control_N = documents.is_trained_N, documents.is_control_N
-    matched_N, bucket = documents.is_extracted_N, None
-    is_attacked, is_test = False, decision.reason in ("control", "other-kind")
-    if is_test and decision.test is not None:
-        bucket = decision.test.bucket
-        is_attacked = decision.test.documents == "attacked"
-    elif decision.level == "extracted":
-        is_attacked = not (matched_N & trained_N).any() and bool(
-            (documents.is_extracted_by_attack_N & trained_N).any()
+    matched_N, new_N = documents.is_extracted_N, documents.is_new_N
+    bucket, test = None, decision.test
+    texts: ComparedTexts = "all"
+    method: OtherMethod | None = None
+    is_test = decision.reason == "control"
+    if is_test and test is not None:
+        bucket, texts = test.bucket, test.texts
+        method = next((name for name in documents.others if name == test.documents), None)
+    elif decision.level == "extracted" and not (matched_N & trained_N).any():
+        method = next(
+            (
+                name
+                for name, results in documents.others.items()
+                if (results.is_extracted_N & trained_N).any()
+            ),
+            None,
         )
+    if method is not None:
+        results = documents.others[method]
+        matched_N, new_N = results.is_extracted_N, results.is_new_N
+        trained_N, control_N = (trained_N & results.is_tried_N, control_N & results.is_tried_N)
     if bucket is not None:
         trained_N = trained_N & (documents.bucket_N == bucket)
-    if is_attacked:
-        matched_N = documents.is_extracted_by_attack_N
-        trained_N = trained_N & documents.is_attacked_N
-        control_N = control_N & documents.is_attacked_N
+    if texts != "all":
+        texts_N = documents.is_own_N if texts == "own" else ~documents.is_own_N
+        trained_N, control_N = trained_N & texts_N, control_N & texts_N
     control = count_documents(documents, control_N, matched_N)
     by_any = count_documents(documents, documents.is_control_N, documents.was_extracted_N)
     # Control documents that only other methods extracted count too, unless a test decided.
@@ -120,11 +143,12 @@ def _choose_group(documents: DocumentResults, decision: Decision) -> _Group:
         control = by_any
     return _Group(
         bucket=bucket,
-        is_attacked=is_attacked,
+        method=method,
+        texts=texts,
         trained=count_documents(documents, trained_N, matched_N),
         control=control,
         base=count_documents(documents, trained_N, documents.is_of_base_N),
-        num_known=int((trained_N & matched_N & documents.is_of_base_N).sum()),
+        num_known=int((trained_N & matched_N & ~new_N).sum()),
     )
 
 
@@ -134,8 +158,8 @@ class _Sentence:
 
     text: str
     counts: Mapping[str, VerdictCounts | Canaries] = field(default_factory=dict)
-    """By ``trained``, ``attacked``, ``forgotten``, ``control`` and ``canaries``; the scope lists
-    those that the sentence does not name."""
+    """By ``trained``, ``forgotten``, ``control``, ``canaries`` and method; the scope lists those
+    that the sentence does not name."""
 
 
 def _write_sentence(results: VerdictInput, decision: Decision, group: _Group) -> _Sentence:
@@ -147,20 +171,34 @@ def _write_sentence(results: VerdictInput, decision: Decision, group: _Group) ->
         return _write_memorized(results, decision, group)
     if decision.level == "extracted":
         return _write_extracted(results, decision, group)
-    trained, others = group.trained, _name_unseen(results, group)
+    others = _name_unseen(results, group)
+    return replace(others, text=_write_none(results, decision, group, others.text))
+
+
+def _write_none(results: VerdictInput, decision: Decision, group: _Group, others: str) -> str:
+    """Return the sentence of an audit that extracted no trained document."""
+    trained, coverage = group.trained, results.coverage
+    unaudited = f"{coverage.num_unaudited:,} of {coverage.num_trained:,}"
     none = f"None of the {_count(trained.num_documents, 'training document')} was extracted"
     if trained.num_documents == 1:
         none = "The only training document was not extracted"
+    if not trained.num_documents and decision.reason == "unaudited":
+        return f"{unaudited} training documents could not be audited{others}; nothing can be said."
     if decision.reason == "not-trained":
-        text = f"No audited document was trained in full{others.text}; nothing can be said."
-    elif decision.reason == "not-generated" and results.coverage.is_limited:
-        text = f"{none}{others.text}; generation ended at its limit of time."
-    elif decision.reason is not None:
-        text = f"{none}{others.text}; {_WHY_INCONCLUSIVE[decision.reason]}."
-    else:
-        assert trained.ci is not None, "none-found needs 30 clusters"
-        text = f"{none} (true share up to {format_percent(trained.ci[1])}){others.text}."
-    return replace(others, text=text)
+        return f"No audited document was trained in full{others}; nothing can be said."
+    if decision.reason == "unaudited":
+        none = none.replace("training document", "audited document")
+        return f"{none}{others}; {unaudited} were not audited: too few to say more."
+    if decision.reason == "weakened":
+        return f"{none} {' and '.join(coverage.weakened)}{others}; the defaults find more."
+    if decision.reason == "not-generated" and coverage.is_limited:
+        return f"{none}{others}; generation ended at its limit of time."
+    if decision.reason is not None:
+        return f"{none}{others}; {_WHY_INCONCLUSIVE[decision.reason]}."
+    assert trained.ci is not None, "none-found needs 30 clusters"
+    missing = coverage.num_unaudited / coverage.num_trained
+    true_share = missing + (1 - missing) * trained.ci[1]
+    return f"{none} (true share up to {format_percent(true_share)}){others}."
 
 
 def _write_canaries(canaries: Canaries | None, decision: Decision) -> _Sentence:
@@ -198,20 +236,25 @@ def _write_memorized(results: VerdictInput, decision: Decision, group: _Group) -
     text = f"{start}, {_of_unseen(control)}: the model memorized training text."
     if is_part:
         text = f"{start}; {_of_unseen(control)}."
-    mine = {"attacked": group.trained} if group.is_attacked else {"trained": trained}
-    return _Sentence(text=text, counts={**mine, "control": control})
+    mine = trained if group.method is None else group.trained
+    return _Sentence(text=text, counts={group.method or "trained": mine, "control": control})
 
 
 def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -> _Sentence:
     trained, control = group.trained, group.control
-    counts = {"attacked" if group.is_attacked else "trained": trained}
+    counts: dict[str, VerdictCounts] = {group.method or "trained": trained}
     if decision.reason == "no-control":
         ending = "; without unseen documents the cause cannot be told"
     elif decision.reason == "base-too":
         which = "it" if trained.num_matched == 1 else "them"
         ending = f"; the base model produces {which} too"
     elif decision.reason == "other-kind":
-        ending = "; the control is another kind of text, which may explain this"
+        kind = "is another kind of text"
+        if results.coverage.control == "given":
+            kind = "or the training data has too few texts"
+        ending = f"; the control {kind}, and there is no base model to compare with"
+        if results.coverage.has_base:
+            ending = f"; the control {kind}, and too little of this is own text"
     elif decision.reason == "too-few" and group.num_known:
         ending = f", {group.num_known} also from the base model: too few others to tell why"
     else:
@@ -219,7 +262,7 @@ def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -
         ending = f", {_of_unseen(control)}: too few to tell the cause"
         if decision.reason == "control-too":
             ending = f", and {_of_unseen(control)} too: chance is not excluded"
-            if group.is_attacked:  # Not always by attacks.
+            if group.method is not None:  # Not always by this method.
                 unseen = f"{_of_unseen(control)} {_were(control.num_matched)} extracted"
                 ending = f"; {unseen}: chance is not excluded"
     return _Sentence(text=f"{_describe_matched(results, group, trained)}{ending}.", counts=counts)
@@ -230,8 +273,10 @@ def _describe_matched(
 ) -> str:
     """Return the start of a sentence: how many of its documents were extracted, and ``which``."""
     number = f"{counts.num_matched} of {counts.num_documents}"
-    if group.is_attacked:
-        return f"Attacks extracted {number} attacked training documents{which}"
+    if group.texts != "all":
+        which = f" with {'own' if group.texts == 'own' else 'shared'} text{which}"
+    if group.method is not None:
+        return _METHODS[group.method].format(number, which)
     which = f"{which}," if which else ""
     documents = _name_documents(results, group.bucket)
     return f"{number} {documents}{which} {_were(counts.num_matched)} extracted"
@@ -288,12 +333,14 @@ def _count(number: int, what: str) -> str:
 def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
     documents, coverage = results.documents, results.coverage
     trained = count_documents(documents, documents.is_trained_N, documents.is_extracted_N)
-    num_not_sampled = sum(o.num_not_sampled for o in results.buckets if o.was_trained)
+    outlines = [outline for outline in results.buckets if outline.was_trained]
+    num_labels = sum(outline.num_labels for outline in outlines)
     left_out = [
         f"{number:,} {why}"
         for number, why in (
-            (coverage.num_too_short, "too short or not auditable"),
-            (num_not_sampled, "not in the sample"),
+            (coverage.num_unaudited - num_labels, "too short or not auditable"),
+            (num_labels, "short answers that many documents share"),
+            (sum(outline.num_not_sampled for outline in outlines), "not in the sample"),
         )
         if number
     ]
@@ -302,9 +349,10 @@ def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
         audited += f", {_count(trained.num_clusters, 'different text')}"
     if left_out:
         audited += f" ({', '.join(left_out)})"
-    num_attacked = int((documents.is_attacked_N & documents.is_trained_N).sum())
+    attacks = documents.others.get("attacked")
     attacked = "none was attacked"
-    if num_attacked:
+    if attacks is not None and (attacked_N := attacks.is_tried_N & documents.is_trained_N).any():
+        num_attacked = int(attacked_N.sum())
         attacked = f"attacked: {num_attacked:,} of {trained.num_documents:,}"
     parts = [f"Audited: {audited}; {attacked}."]
     parts += [f"{text}." for text in _list_others(results, sentence)]
@@ -335,17 +383,16 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
         if counts.num_matched and counts != sentence.counts.get(key):
             how = ""
             if counts != count_documents(documents, where_N, greedy_N):
-                how = ", attacks included"
+                how = ", by any method"
             texts.append(
                 f"{counts.num_matched:,} of {counts.num_documents:,} {name} extracted{how}"
             )
-    attacked_N = documents.is_attacked_N & documents.is_trained_N
-    attacked = count_documents(documents, attacked_N, documents.is_extracted_by_attack_N)
-    if attacked.num_matched and "attacked" not in sentence.counts:
-        texts.append(
-            f"Attacks extracted {attacked.num_matched:,} of {attacked.num_documents:,} trained "
-            "documents"
-        )
+    for method, tried in documents.others.items():
+        where_N = tried.is_tried_N & documents.is_trained_N
+        counts = count_documents(documents, where_N, tried.is_extracted_N)
+        if counts.num_matched and method not in sentence.counts:
+            number = f"{counts.num_matched:,} of {counts.num_documents:,} trained documents"
+            texts.append(f"{number} extracted {_OF_METHOD[method]}")
     if canaries is not None and "canaries" not in sentence.counts:
         found, too = canaries.num_trained_extracted, canaries.num_references_extracted
         if found or too:

@@ -149,6 +149,15 @@ class WindowSettings(Settings):
         """Minimum number of tokens before the continuation."""
         return max(self.min_prefix_tokens, self.prefix_tokens or 0)
 
+    def describe_weakened(self) -> tuple[str, ...]:
+        """Describe the settings that make text harder to extract than the defaults do."""
+        weakened = []
+        if self.prefix_tokens is not None:
+            weakened.append(f"with {self.prefix_tokens} tokens of prefix")
+        if self.continuation_tokens > WindowSettings().continuation_tokens:
+            weakened.append(f"with continuations of {self.continuation_tokens} tokens")
+        return tuple(weakened)
+
     def window(self, document: AuditDocument) -> Window | None:
         """Return the window of a document, or None if it is too short.
 

@@ -112,6 +112,8 @@ class BucketRow:
     """Documents that are long enough as a whole but were cut into parts that are all too short."""
     num_nothing_supervised: int = 0
     """Documents without a token that receives loss, special tokens not counted."""
+    num_labels: int = 0
+    """Documents with a short answer that many documents share: a label, which is not audited."""
     num_not_sampled: int = 0
     num_near_duplicates: int = 0
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""

@@ -22,13 +22,19 @@ Reason = Literal[
     "not-trained",
     "collapsed",
     "not-generated",
-    "too-short",
+    "weakened",
+    "unaudited",
 ]
 """memorized: exceeds the control, or trained canaries and no reference were extracted. extracted:
 there is no control, too few documents, control documents are extracted too, the base model produces
-the same documents, the control is another kind of text; or only documents to be forgotten, or
-canaries and references. inconclusive: no audited document was trained, the model is collapsed, not
-all text was generated, most trained documents are too short, or too few."""
+the same documents, the control is another kind of text or too small, so that only own texts are
+compared, and only with a base; or only documents to be forgotten, or canaries and references.
+inconclusive: no audited document was trained, the model is collapsed, not all text was generated,
+settings are weaker than the defaults, too many documents were not audited, or too few were."""
+OtherMethod = Literal["attacked", "generated", "windows"]
+"""Methods that are tested apart: attacks, generation, and other windows of the document."""
+ComparedTexts = Literal["all", "own", "others"]
+"""Texts that a test compares; see `VerdictTest`."""
 MembershipLevel = Literal["told-apart", "slightly", "not-seen", "cannot-be-judged", "not-measured"]
 
 LEVEL_NAMES: dict[Level, str] = {
@@ -58,11 +64,15 @@ class VerdictCounts(Record):
 class VerdictTest(Record):
     """One-sided test of trained documents against the control; it counts clusters.
 
-    A document counts if it is extracted and the base model, where it ran, does not produce it.
+    A document counts if it is extracted in a way in which the base model, where it ran, does not
+    produce it.
     """
 
-    documents: Literal["all", "bucket", "attacked"]
-    """Trained documents that are tested: all, those of one bucket, or those that were attacked."""
+    documents: Literal["all", "bucket"] | OtherMethod
+    """Trained documents that are tested: all, those of one bucket, or those that attacks,
+    generation or other windows were tried on, which then are the only method that counts."""
+    texts: ComparedTexts
+    """own: documents whose last words stand in no other document; others: the rest; all: both."""
     bucket: str | None
     """null unless one bucket is tested."""
     trained: VerdictCounts
