@@ -69,6 +69,7 @@ def make_report(weights_sha256: str, num_documents: int = 8, **changes: Any) -> 
     verdict = r.Verdict(
         level="inconclusive",
         reason="too-few",
+        true_share=None,
         sentence="2 of 4 documents were extracted, too few to decide.",
         scope="Audited: 4 of 4 trained documents.",
         membership=r.MembershipVerdict(

@@ -117,6 +117,7 @@ def write_planted_audit(
     worst = planted.buckets[1]
     test = r.VerdictTest(
         documents="bucket",
+        texts="all",
         bucket=worst,
         trained=make_counts(2, 4),
         control=make_counts(0, 4),

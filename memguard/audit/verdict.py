@@ -138,6 +138,8 @@ class Decision:
     reason: Reason | None
     test: VerdictTest | None
     """The significant test of the highest rate; if none is, the one closest to significance."""
+    true_share: float | None = None
+    """See `Verdict`."""
 
 
 def decide_level(
@@ -163,9 +165,10 @@ def decide_level(
         return Decision(level="extracted", reason="forgotten", test=test)
     if has_canary:
         return Decision(level="extracted", reason="canaries-too", test=test)
-    missing = _find_missing(documents, coverage)
-    level: Level = "none-found" if missing is None else "inconclusive"
-    return Decision(level=level, reason=missing, test=test)
+    if (missing := _find_missing(documents, coverage)) is not None:
+        return Decision(level="inconclusive", reason=missing, test=test)
+    true_share = limit_true_share(documents, coverage)
+    return Decision(level="none-found", reason=None, test=test, true_share=true_share)
 
 
 def _get_rate(test: VerdictTest) -> float:
@@ -186,9 +189,8 @@ def _explain_extracted(documents: DocumentResults, coverage: Coverage) -> Reason
 
 def _find_missing(documents: DocumentResults, coverage: Coverage) -> Reason | None:
     """Return what is missing for none-found, if nothing was extracted; None if nothing is."""
-    trained = count_documents(documents, documents.is_trained_N, documents.was_extracted_N)
-    unaudited = coverage.num_unaudited / max(coverage.num_trained, 1)
-    if not trained.num_clusters:
+    num_clusters = len(np.unique(documents.cluster_N[documents.is_trained_N]))
+    if not num_clusters:
         return "unaudited" if coverage.num_unaudited else "not-trained"
     if coverage.is_collapsed:
         return "collapsed"
@@ -196,11 +198,17 @@ def _find_missing(documents: DocumentResults, coverage: Coverage) -> Reason | No
         return "not-generated"
     if coverage.weakened:
         return "weakened"
-    if trained.num_clusters < MIN_TRAINED:
-        return "unaudited" if 2 * unaudited > 1 else "too-few"
-    assert trained.ci is not None, "there are 30 clusters"
-    true_share = unaudited + (1 - unaudited) * trained.ci[1]
-    return None if true_share <= MAX_TRUE_SHARE else "unaudited"
+    if num_clusters < MIN_TRAINED:
+        return "unaudited" if 2 * coverage.num_unaudited > coverage.num_trained else "too-few"
+    return None if limit_true_share(documents, coverage) <= MAX_TRUE_SHARE else "unaudited"
+
+
+def limit_true_share(documents: DocumentResults, coverage: Coverage) -> float:
+    """Return u + (1 - u) b: the unaudited share, and the upper limit b of the rate of the rest."""
+    trained = count_documents(documents, documents.is_trained_N, documents.was_extracted_N)
+    unaudited = coverage.num_unaudited / coverage.num_trained
+    assert trained.ci is not None, "there are two clusters"
+    return unaudited + (1 - unaudited) * trained.ci[1]
 
 
 # -- tests -----------------------------------------------------------------------------------------

@@ -29,13 +29,13 @@ _WHY_INCONCLUSIVE = {
     "not-generated": "near-verbatim text was not tested",
     "too-few": "too few to say more",
 }
-_MAX_BUCKET_WORDS = 2
+_MAX_WORDS, _MAX_BUCKET_WORDS = 20, 2
 _METHODS: dict[OtherMethod, str] = {
-    "attacked": "Attacks extracted {} attacked training documents{}",
-    "generated": "Generated text contains {} training documents{}",
-    "windows": "Passages elsewhere in {} training documents{} were extracted",
+    "attacked": "Attacks extracted {} attacked",
+    "generated": "Generated text contains {}",
+    "windows": "Passages elsewhere were extracted of {}",
 }
-"""Starts of a sentence by the method that extracted its documents: their number, and which."""
+"""Starts of a sentence by the method that extracted its documents, whose number follows."""
 _OF_METHOD: dict[OtherMethod, str] = {
     "attacked": "by attacks",
     "generated": "in generated text",
@@ -72,6 +72,7 @@ def build_verdict(results: VerdictInput) -> Verdict:
     return Verdict(
         level=decision.level,
         reason=decision.reason,
+        true_share=decision.true_share,
         sentence=sentence.text,
         scope=_write_scope(results, sentence),
         membership=judge_membership(
@@ -172,7 +173,10 @@ def _write_sentence(results: VerdictInput, decision: Decision, group: _Group) ->
     if decision.level == "extracted":
         return _write_extracted(results, decision, group)
     others = _name_unseen(results, group)
-    return replace(others, text=_write_none(results, decision, group, others.text))
+    text = _write_none(results, decision, group, others.text)
+    if len(text.split()) > _MAX_WORDS:  # The scope names the unseen documents.
+        return _Sentence(text=_write_none(results, decision, group, ""))
+    return replace(others, text=text)
 
 
 def _write_none(results: VerdictInput, decision: Decision, group: _Group, others: str) -> str:
@@ -190,15 +194,13 @@ def _write_none(results: VerdictInput, decision: Decision, group: _Group, others
         none = none.replace("training document", "audited document")
         return f"{none}{others}; {unaudited} were not audited: too few to say more."
     if decision.reason == "weakened":
-        return f"{none} {' and '.join(coverage.weakened)}{others}; the defaults find more."
+        return f"{none} with {' and '.join(coverage.weakened)}{others}."
     if decision.reason == "not-generated" and coverage.is_limited:
         return f"{none}{others}; generation ended at its limit of time."
     if decision.reason is not None:
         return f"{none}{others}; {_WHY_INCONCLUSIVE[decision.reason]}."
-    assert trained.ci is not None, "none-found needs 30 clusters"
-    missing = coverage.num_unaudited / coverage.num_trained
-    true_share = missing + (1 - missing) * trained.ci[1]
-    return f"{none} (true share up to {format_percent(true_share)}){others}."
+    assert decision.true_share is not None, "none-found needs it"
+    return f"{none} (true share up to {format_percent(decision.true_share)}){others}."
 
 
 def _write_canaries(canaries: Canaries | None, decision: Decision) -> _Sentence:
@@ -249,12 +251,10 @@ def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -
         which = "it" if trained.num_matched == 1 else "them"
         ending = f"; the base model produces {which} too"
     elif decision.reason == "other-kind":
-        kind = "is another kind of text"
-        if results.coverage.control == "given":
-            kind = "or the training data has too few texts"
-        ending = f"; the control {kind}, and there is no base model to compare with"
-        if results.coverage.has_base:
-            ending = f"; the control {kind}, and too little of this is own text"
+        ending = "; the control has, or faces, fewer than five texts"
+        if results.coverage.control == "other-kind":
+            ending = "; the control is another kind of text"
+        ending += ", without a base" if not results.coverage.has_base else ", for little own text"
     elif decision.reason == "too-few" and group.num_known:
         ending = f", {group.num_known} also from the base model: too few others to tell why"
     else:
@@ -273,12 +273,14 @@ def _describe_matched(
 ) -> str:
     """Return the start of a sentence: how many of its documents were extracted, and ``which``."""
     number = f"{counts.num_matched} of {counts.num_documents}"
-    if group.texts != "all":
-        which = f" with {'own' if group.texts == 'own' else 'shared'} text{which}"
-    if group.method is not None:
-        return _METHODS[group.method].format(number, which)
-    which = f"{which}," if which else ""
     documents = _name_documents(results, group.bucket)
+    if group.texts != "all":
+        kind = "own" if group.texts == "own" else "shared"
+        documents = documents.replace("training documents", f"{kind} training texts")
+        documents = documents.replace("documents", f"{kind} texts", 1)
+    if group.method is not None:
+        return f"{_METHODS[group.method].format(number)} {documents}{which}"
+    which = f"{which}," if which else ""
     return f"{number} {documents}{which} {_were(counts.num_matched)} extracted"
 
 

@@ -153,9 +153,9 @@ class WindowSettings(Settings):
         """Describe the settings that make text harder to extract than the defaults do."""
         weakened = []
         if self.prefix_tokens is not None:
-            weakened.append(f"with {self.prefix_tokens} tokens of prefix")
+            weakened.append(f"{self.prefix_tokens} tokens of prefix")
         if self.continuation_tokens > WindowSettings().continuation_tokens:
-            weakened.append(f"with continuations of {self.continuation_tokens} tokens")
+            weakened.append(f"continuations of {self.continuation_tokens} tokens")
         return tuple(weakened)
 
     def window(self, document: AuditDocument) -> Window | None:

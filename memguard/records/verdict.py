@@ -101,6 +101,9 @@ class Verdict(Record):
     level: Level
     reason: Reason | None
     """Why it is not another level; null for none-found."""
+    true_share: float | None
+    """Upper limit of the share of extracted documents (95 %), if every document that was not
+    audited is extracted; null unless the level is none-found."""
     sentence: str
     """At most 20 words; stands alone after the level's name."""
     scope: str

@@ -308,10 +308,8 @@ def audit(
     models = {"trained": model, "base": base, "reference": values.pop("reference", None)}
     context = values.pop("context", None) or AuditContext()
     also_measure = values.pop("also_measure", None)
-    is_other_kind = values.pop("is_other_kind", False)
-    plan = replace(
-        AuditPlan.of(documents, **values), other_kind="another kind" if is_other_kind else ""
-    )
+    other_kind = values.pop("other_kind", "")
+    plan = replace(AuditPlan.of(documents, **values), other_kind=other_kind)
     return measure(
         plan,
         {role: model for role, model in models.items() if model is not None},

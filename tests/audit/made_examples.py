@@ -20,6 +20,7 @@ from memguard.audit.requests import Measured
 from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.summary import summarise
+from memguard.audit.verdict import ControlKind
 from memguard.audit.warnings import Tally
 from memguard.audit.windows import Window
 from memguard.records import AuditResults
@@ -148,7 +149,7 @@ def summarise_made(
     buckets: Sequence[BucketCounts] | None = None,
     *,
     tally: Tally = "complete",
-    is_other_kind: bool = False,
+    control: ControlKind = "drawn",
     others: Mapping[str, Summary] | None = None,
     suite: Suite = EXTRACTION,
     **fields: Any,
@@ -159,7 +160,7 @@ def summarise_made(
         made: the documents.
         buckets: see `build_evidence`.
         tally: state of the counts of repetitions.
-        is_other_kind: whether the control is another kind of text.
+        control: who chose it, and whether it is another kind of text.
         others: what other probes of the suite add.
         suite: of the audit.
         **fields: of `build_evidence`.
@@ -173,7 +174,7 @@ def summarise_made(
         suite=suite,
         tally=tally,
         cut=None,
-        is_other_kind=is_other_kind,
+        control=control,
     )
 
 

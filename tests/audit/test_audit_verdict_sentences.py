@@ -100,8 +100,8 @@ SENTENCES: list[tuple[list[Group], dict[str, Any], str]] = [
     ([trained(1, 10, of_base=5), control(0, 10)], {},
      "1 of 10 training documents was extracted; the base model produces it too."),
     ([trained(26, 135), control(0, 14)], {"other_kind": True},
-     "26 of 135 training documents were extracted; the control is another kind of text, which may "
-     "explain this."),
+     "26 of 135 training documents were extracted; the control is another kind of text, without a "
+     "base."),
     ([trained(0, 40), forget(1, 5)], {},
      "1 of 5 documents to be forgotten is still extracted, 0 of 40 training documents."),
     ([unreached(0, 40), forget(2, 5)], {},
@@ -127,9 +127,17 @@ SENTENCES: list[tuple[list[Group], dict[str, Any], str]] = [
      "more."),
     ([trained(0, 40)], {"collapsed": True},
      "None of the 40 training documents was extracted; the model seems collapsed."),
-    ([trained(0, 40), control(2, 9)], {"too_short": 41},
-     "None of the 40 training documents was extracted, but 2 of 9 unseen were; most trained "
-     "documents were too short."),
+    ([trained(0, 40), control(2, 9)], {"unaudited": 41},
+     "None of the 40 audited documents was extracted; 41 of 81 were not audited: too few to say "
+     "more."),
+    ([trained(0, 36)], {"unaudited": 30},
+     "None of the 36 audited documents was extracted; 30 of 66 were not audited: too few to say "
+     "more."),
+    ([], {"unaudited": 60},
+     "60 of 60 training documents could not be audited; nothing can be said."),
+    ([trained(0, 40)], {"weakened": ("5 tokens of prefix", "continuations of 100 tokens")},
+     "None of the 40 training documents was extracted with 5 tokens of prefix and continuations of "
+     "100 tokens."),
     ([trained(0, 40)], {"generated": False},
      "None of the 40 training documents was extracted; near-verbatim text was not tested."),
     ([unreached(9, 40)], {}, "No audited document was trained in full; nothing can be said."),
@@ -160,7 +168,7 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
         make_outline("never", "trained", 0, num_too_short=50, num_not_sampled=50),
         make_outline("control", "control", 0, num_too_short=1, num_near_duplicates=2),
     ]
-    coverage = replace(make_coverage(documents, too_short=9, generated=False), num_trained=136)
+    coverage = replace(make_coverage(documents, unaudited=9, generated=False), num_trained=136)
     verdict = _build(
         documents,
         buckets=buckets,
@@ -170,11 +178,11 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
     )
     assert verdict.scope == (
         "Audited: 120 of 136 trained documents, 30 different texts (9 too short or not auditable, "
-        "7 not in the sample); attacked: 10 of 120. 2 of 4 documents to be forgotten extracted, "
-        "attacks included. 3 of 30 unseen documents extracted, attacks included. Attacks extracted "
-        "3 of 10 trained documents. 1 of 8 trained canaries and 1 of 6 references extracted. 2 "
-        "given control documents left out: near-duplicates of trained ones. Not run: grid, "
-        "canaries. Near-verbatim text was not generated."
+        "7 not in the sample); attacked: 10 of 120. 2 of 4 documents to be forgotten extracted, by "
+        "any method. 3 of 30 unseen documents extracted, by any method. 3 of 10 trained documents "
+        "extracted by attacks. 1 of 8 trained canaries and 1 of 6 references extracted. 2 given "
+        "control documents left out: near-duplicates of trained ones. Not run: grid, canaries. "
+        "Near-verbatim text was not generated."
     )
 
 

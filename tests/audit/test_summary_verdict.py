@@ -84,17 +84,18 @@ def test_documents_too_short_are_those_of_trained_buckets() -> None:
         ]
         return summarise_made(QUIET, buckets)
 
-    assert audit(40, 0).verdict.level == "none-found"
-    assert audit(41, 0).verdict.reason == "too-short"
-    assert audit(41, 1).verdict.level == "none-found"
-    assert audit(41, 1).verdict.scope.startswith(
-        "Audited: 40 of 82 trained documents (41 too short or not auditable, 1 not in the sample)"
+    assert audit(5, 0).verdict.level == "none-found"
+    assert audit(6, 0).verdict.reason == "unaudited"
+    # Documents outside of a random sample are like those in it.
+    assert audit(5, 90).verdict.level == "none-found"
+    assert audit(5, 1).verdict.scope.startswith(
+        "Audited: 40 of 46 trained documents (5 too short or not auditable, 1 not in the sample)"
     )
     # Neither were these trained.
     assert audit(99, 0, role="forget").verdict.level == "none-found"
     assert audit(99, 0, count=0).verdict.level == "none-found"
-    more = audit(41, 1).tables.find_bucket("more")
-    assert (more.num_documents, more.num_too_short, more.num_not_sampled) == (0, 41, 1)
+    more = audit(5, 1).tables.find_bucket("more")
+    assert (more.num_documents, more.num_too_short, more.num_not_sampled) == (0, 5, 1)
 
 
 def test_attacks_canaries_and_the_kind_of_the_control_are_given() -> None:
@@ -109,7 +110,7 @@ def test_attacks_canaries_and_the_kind_of_the_control_are_given() -> None:
     attacked = summarise_made(QUIET, suite=suite, others=others).verdict
     assert attacked.level == "memorized"
     assert attacked.sentence.startswith("Attacks extracted 10 of 10 attacked training documents")
-    other = summarise_made(QUIET, suite=suite, others=others, is_other_kind=True).verdict
+    other = summarise_made(QUIET, suite=suite, others=others, control="other-kind").verdict
     assert (other.level, other.reason) == ("extracted", "other-kind")
     others["canaries"] = Summary(
         num_items=28,
@@ -118,7 +119,7 @@ def test_attacks_canaries_and_the_kind_of_the_control_are_given() -> None:
             rate_row("canaries", "verbatim", REFERENCE_SECRETS, 0, 12),
         ],
     )
-    told = summarise_made(QUIET, suite=suite, others=others, is_other_kind=True).verdict
+    told = summarise_made(QUIET, suite=suite, others=others, control="other-kind").verdict
     assert (told.level, told.reason) == ("memorized", "canaries")
     assert "2 of 16 trained canaries" in told.sentence
 

@@ -172,7 +172,7 @@ def build_report(audit: Audit) -> r.AuditReport:
         suite=suite,
         tally=audit.tally,
         cut=None,
-        is_other_kind=audit.other_kind,
+        control="other-kind" if audit.other_kind else "drawn",
     )
     names = [name for name in r.AuditReport.model_fields if hasattr(summary, name)]
     return examples.make_report().model_copy(

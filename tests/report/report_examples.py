@@ -183,6 +183,7 @@ def make_verdict(**changes: Any) -> r.Verdict:
     values: dict[str, Any] = {
         "level": "memorized",
         "reason": "control",
+        "true_share": None,
         "sentence": "40 of 40 documents trained 64 times were extracted, 0 of 40 unseen ones: the "
         "model memorized training text.",
         "scope": "Audited: 120 of 120 trained documents; none was attacked.",
@@ -200,6 +201,7 @@ def make_verdict(**changes: Any) -> r.Verdict:
         "base": make_counts(0, 40),
         "test": r.VerdictTest(
             documents="bucket",
+            texts="all",
             bucket="r64",
             trained=trained,
             control=control,
@@ -217,6 +219,7 @@ def make_green(**changes: Any) -> r.Verdict:
     values: dict[str, Any] = {
         "level": "none-found",
         "reason": None,
+        "true_share": 0.088,
         "sentence": "None of the 40 training documents was extracted (true share up to 8.8 %).",
         "membership": r.MembershipVerdict(
             level="not-seen",
