@@ -25,6 +25,7 @@ from preloaded import PreloadedChild
 from ranks import RankPool
 
 from memguard import api
+from memguard.audit import verdict
 from memguard.cli.app import app
 from memguard.config import load_run_config
 from memguard.gate.policy import load_policy, load_triage
@@ -283,3 +284,12 @@ def test_links_lead_somewhere(guide: str) -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_the_guide_states_the_rule_of_the_verdict_word_for_word() -> None:
+    _, rule = (verdict.__doc__ or "").split("\n\n", 1)
+    text = (ROOT / "eval/README.md").read_text(encoding="utf-8")
+    section = text.split("## Verdict\n")[1].split("\n## ")[0]
+    quoted = [line[1:] for line in section.splitlines() if line.startswith(">")]
+    assert " ".join(quoted).split() == rule.split()
+    assert len(rule.split()) <= 270
