@@ -200,7 +200,9 @@ def _find_missing(documents: DocumentResults, coverage: Coverage) -> Reason | No
         return "weakened"
     if num_clusters < MIN_TRAINED:
         return "unaudited" if 2 * coverage.num_unaudited > coverage.num_trained else "too-few"
-    return None if limit_true_share(documents, coverage) <= MAX_TRUE_SHARE else "unaudited"
+    if limit_true_share(documents, coverage) <= MAX_TRUE_SHARE:
+        return None
+    return "unaudited" if coverage.num_unaudited else "too-few"
 
 
 def limit_true_share(documents: DocumentResults, coverage: Coverage) -> float:
@@ -267,10 +269,11 @@ def _compare(
         trained_N &= documents.bucket_N == bucket
     own_N = documents.is_own_N
     strata: dict[ComparedTexts, NDArray[np.bool_]] = {"all": tried_N}
-    # Generated text and other windows count only as own text already.
-    if coverage.control != "drawn" and method not in ("generated", "windows"):
+    if coverage.control != "drawn":
         strata = {"own": own_N}
-        if is_compared_whole(documents, coverage):
+        # Generated text and other windows count only as own text, of which a form has none.
+        is_own_only = method in ("generated", "windows")
+        if not is_own_only and is_compared_whole(documents, coverage):
             strata["others"] = ~own_N
     strata = {
         texts: texts_N

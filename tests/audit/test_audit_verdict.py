@@ -1,20 +1,18 @@
-"""The rule of the verdict and of its second line: levels by hand, and flips of small audits."""
+"""The rule of the verdict and of its second line: levels by hand.
 
-from collections import Counter
+Flips of small audits that are drawn at random: test_verdict_monotone.py.
+"""
+
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from verdict_examples import (
-    DrawnAudit,
     Group,
     build_results,
     control,
-    draw_audit,
     forget,
-    list_flips,
     make_canaries,
     make_coverage,
     trained,
@@ -23,10 +21,12 @@ from verdict_examples import (
 
 from memguard.audit.statistics import compute_auc
 from memguard.audit.verdict import Decision, decide_level, judge_membership, list_tests
-from memguard.records import MembershipVerdict
+from memguard.records import MembershipVerdict, VerdictTest
 
-RANK = {"none-found": 0, "inconclusive": 1, "extracted": 2, "memorized": 3}
-"""Green, grey, amber, red."""
+
+def _list_tests(groups: Sequence[Group], **coverage: Any) -> list[VerdictTest]:
+    documents = build_results(groups)
+    return list_tests(documents, make_coverage(documents, **coverage))
 
 
 def _decide(groups: Sequence[Group], canaries: Any = None, **coverage: Any) -> Decision:
@@ -36,6 +36,7 @@ def _decide(groups: Sequence[Group], canaries: Any = None, **coverage: Any) -> D
 
 # Of k of k trained against 0 of m, p = (k / (k + m))^k (m / (k + m))^m; of 1 of n against 0 of
 # r n, p = (r / (r + 1))^r / (r + 1). The others are SciPy's Fisher tests.
+GIVEN = {"control": "given"}
 AUDITS: list[tuple[str, list[Group], dict[str, Any], str, str | None]] = [
     ("the issue's: p = .027", [trained(26, 135), control(0, 14)], {}, "memorized", "control"),
     ("one document less than red: p = .0522", [trained(21, 135), control(0, 14)], {},
@@ -96,8 +97,10 @@ AUDITS: list[tuple[str, list[Group], dict[str, Any], str, str | None]] = [
      {"canaries": make_canaries(1, 16, 0, 16), "other_kind": True}, "memorized", "canaries"),
     ("another kind", [trained(26, 135), control(0, 14)], {"other_kind": True},
      "extracted", "other-kind"),
-    ("another kind, p = .0625", [trained(2, 2), control(0, 2)], {"other_kind": True},
-     "extracted", "too-few"),
+    ("another kind, own text and a base", [trained(30, 40), control(0, 8)],
+     {"other_kind": True, "base": True}, "memorized", "control"),
+    ("another kind, form letters", [trained(60, 60, own=0), control(0, 8)],
+     {"other_kind": True, "base": True}, "extracted", "other-kind"),
     ("another kind, none extracted", [trained(0, 40), control(0, 9)], {"other_kind": True},
      "none-found", None),
     ("forgotten", [trained(0, 40), forget(1, 5), control(0, 9)], {}, "extracted", "forgotten"),
@@ -113,9 +116,65 @@ AUDITS: list[tuple[str, list[Group], dict[str, Any], str, str | None]] = [
     ("collapsed, but extracted", [trained(8, 8), control(0, 2)], {"collapsed": True},
      "memorized", "control"),
     ("not generated", [trained(0, 40)], {"generated": False}, "inconclusive", "not-generated"),
-    ("half too short", [trained(0, 40)], {"too_short": 40}, "none-found", None),
-    ("most too short", [trained(0, 40)], {"too_short": 41}, "inconclusive", "too-short"),
-    ("nothing audited", [], {"too_short": 9}, "inconclusive", "not-trained"),
+    ("nothing audited", [], {"unaudited": 9}, "inconclusive", "unaudited"),
+    # Not audited: u + (1 - u) b of at most 20 %, with b = 1 - .025^(1 / n).
+    ("3 not audited beside 30", [trained(0, 30)], {"unaudited": 3}, "none-found", None),
+    ("4 beside 30", [trained(0, 30)], {"unaudited": 4}, "inconclusive", "unaudited"),
+    ("4 beside 36", [trained(0, 36)], {"unaudited": 4}, "none-found", None),
+    ("30 beside 36", [trained(0, 36)], {"unaudited": 30}, "inconclusive", "unaudited"),
+    ("5 beside 40", [trained(0, 40)], {"unaudited": 5}, "none-found", None),
+    ("6 beside 40", [trained(0, 40)], {"unaudited": 6}, "inconclusive", "unaudited"),
+    ("10 beside 60", [trained(0, 60)], {"unaudited": 10}, "none-found", None),
+    ("29 beside 135", [trained(0, 135)], {"unaudited": 29}, "none-found", None),
+    ("245 beside 1,000", [trained(0, 1000)], {"unaudited": 245}, "none-found", None),
+    ("246 beside 1,000", [trained(0, 1000)], {"unaudited": 246}, "inconclusive", "unaudited"),
+    ("30 short answers not audited, extracted", [trained(1, 36), control(0, 5)],
+     {"unaudited": 30}, "extracted", "too-few"),
+    ("half of them copies of one: they count as 4", [trained(0, 29), trained(0, 29, copies=29)],
+     {}, "inconclusive", "too-few"),
+    ("a weaker prefix", [trained(0, 40)], {"weakened": ("5 tokens of prefix",)},
+     "inconclusive", "weakened"),
+    ("a weaker prefix, but extracted", [trained(8, 8), control(0, 2)],
+     {"weakened": ("5 tokens of prefix",)}, "memorized", "control"),
+    ("generation ended at its limit", [trained(0, 40)], {"limited": True},
+     "inconclusive", "not-generated"),
+    # A given control: its own texts with own ones, others with others, each at half the level.
+    ("given, all own", [trained(22, 135), control(0, 14)], GIVEN, "memorized", "control"),
+    ("given: letters that were learned beside passages", [trained(20, 60, own=20), control(0, 30)],
+     GIVEN, "memorized", "control"),
+    ("the same, 20 letters extracted of which the control has none",
+     [trained(20, 20, own=0), trained(0, 40), control(0, 30)], GIVEN, "extracted", "too-few"),
+    ("both kinds on both sides: p = .0346 of 5 %", [trained(2, 2), trained(0, 8, own=0),
+     control(0, 3), control(0, 3, own=0)], GIVEN, "extracted", "too-few"),
+    ("others with others: p = .0067", [trained(8, 8, own=0), trained(0, 2), control(0, 2, own=0),
+     control(0, 3)], GIVEN, "memorized", "control"),
+    ("a control of four texts", [trained(40, 40), control(0, 4)], GIVEN, "extracted", "other-kind"),
+    ("the same with a base", [trained(40, 40), control(0, 4)], {**GIVEN, "base": True},
+     "memorized", "control"),
+    ("the same, drawn", [trained(40, 40), control(0, 4)], {}, "memorized", "control"),
+    ("against one own passage, with a base", [trained(12, 12), control(0, 1)],
+     {**GIVEN, "base": True}, "memorized", "control"),
+    ("letters against four passages, with a base", [trained(60, 60, own=0), control(0, 4)],
+     {**GIVEN, "base": True}, "extracted", "other-kind"),
+    ("four letters against many, with a base", [trained(4, 4, own=0), control(0, 40, own=0)],
+     {**GIVEN, "base": True}, "extracted", "other-kind"),
+    # Another window has .5 %, which the main test gives up; generation shares 1 % with attacks.
+    ("windows: 6 of 40 against 30, p = .0088", [trained(0, 40, windows=6),
+     control(0, 30, windows=0)], {}, "extracted", "too-few"),
+    ("windows: 7 of 40 against 30, p = .0044", [trained(0, 40, windows=7),
+     control(0, 30, windows=0)], {}, "memorized", "control"),
+    ("windows: what the base produces is not counted", [trained(0, 40, windows=7, of_base=7),
+     control(0, 30, windows=0)], {"base": True}, "extracted", "base-too"),
+    ("22 of 135 beside windows: p = .0459 of 4.5 %", [trained(22, 135, windows=0),
+     control(0, 14, windows=0)], {}, "extracted", "too-few"),
+    ("windows of the control alone", [trained(0, 40, windows=0), control(0, 30, windows=9)], {},
+     "none-found", None),
+    ("windows of documents to be forgotten", [trained(0, 40, windows=0), forget(0, 5, windows=1)],
+     {}, "extracted", "forgotten"),
+    ("generated: 6 of 40 against 30, p = .0088", [trained(0, 40, generated=6),
+     control(0, 30, generated=0)], {}, "memorized", "control"),
+    ("generated beside attacks: .5 % each", [trained(0, 40, generated=6, attacked=20),
+     control(0, 30, generated=0, attacked=15)], {}, "extracted", "too-few"),
 ]  # fmt: skip
 
 
@@ -132,29 +191,58 @@ def test_levels_decided_by_hand(
 
 
 def test_the_first_audit_of_the_issue() -> None:
-    (test,) = list_tests(build_results([trained(26, 135), control(0, 14)]))
+    (test,) = _list_tests([trained(26, 135), control(0, 14)])
     # Given as .027: half of its last digit.
     assert test.p_value == pytest.approx(0.027, abs=5e-4)
-    assert (test.documents, test.bucket, test.level) == ("all", None, 0.05)
+    assert (test.documents, test.texts, test.bucket, test.level) == ("all", "all", None, 0.05)
     assert (test.trained.num_matched, test.trained.num_clusters) == (26, 135)
     assert (test.control.num_matched, test.control.num_clusters) == (0, 14)
 
 
-def test_levels_of_the_tests_sum_to_five_percent_before_anything_is_extracted() -> None:
-    draw = np.random.default_rng(1)
-    for _ in range(60):
-        documents = draw_audit(draw).documents
-        tests = list_tests(documents)
-        if not tests:
-            assert not (documents.is_trained_N.any() and documents.is_control_N.any())
-            continue
-        # Sums of a few fractions.
-        assert sum(test.level for test in tests) == pytest.approx(0.05, abs=1e-12)
-        assert sum(test.documents == "bucket" for test in tests) != 1
-        kinds = [(test.documents, test.bucket, test.level) for test in tests]
-        nothing_N = np.zeros_like(documents.is_extracted_N)
-        quiet = replace(documents, is_extracted_N=nothing_N, is_extracted_by_attack_N=nothing_N)
-        assert [(t.documents, t.bucket, t.level) for t in list_tests(quiet)] == kinds
+@pytest.mark.parametrize(
+    ("kind", "levels"),
+    [
+        # 5 % less .5 % of windows and 1 % each of buckets and of attacks with generation.
+        ("drawn", {
+            "all all": 0.025, "bucket all": 0.005, "attacked all": 0.005, "generated all": 0.005,
+            "windows all": 0.005}),
+        # Bucket b has no other texts; text of windows and of generation is own text.
+        ("given", {
+            "all own": 0.0125, "all others": 0.0125, "bucket own": 0.0025, "bucket others": 0.0025,
+            "attacked own": 0.0025, "attacked others": 0.0025, "generated own": 0.005,
+            "windows own": 0.005}),
+        ("other-kind", {
+            "all own": 0.025, "bucket own": 0.005, "attacked own": 0.005, "generated own": 0.005,
+            "windows own": 0.005}),
+    ],
+)  # fmt: skip
+def test_levels_are_fixed_before_anything_is_extracted(kind: str, levels: dict[str, float]) -> None:
+    def list_levels(extracted: int) -> list[tuple[str, str | None, float]]:
+        found = {"generated": extracted, "windows": extracted, "by_attack": extracted}
+        tests = _list_tests(
+            [
+                trained(extracted, 9, "a", own=4, attacked=9, **found),
+                trained(extracted, 9, "b", attacked=9, **found),
+                control(0, 9, own=4, attacked=9, generated=0, windows=0),
+            ],
+            control=kind,
+            base=True,
+        )
+        return [(f"{test.documents} {test.texts}", test.bucket, test.level) for test in tests]
+
+    found = list_levels(0)
+    assert found == list_levels(3)
+    assert sum(level for *_, level in found) == pytest.approx(0.05, abs=1e-12)
+    of_a = {name: level for name, bucket, level in found if bucket != "b"}
+    assert of_a == pytest.approx(levels, abs=1e-12)
+
+
+def test_a_passage_beside_a_control_of_forms_is_not_compared_by_its_windows() -> None:
+    """A form has no own text, so that none of the 30 could have been counted."""
+    groups = [trained(0, 40, windows=40, generated=40), control(0, 30, own=0, windows=0,
+              generated=0)]  # fmt: skip
+    assert _list_tests(groups, control="given") == []
+    assert _decide(groups, control="given").level == "extracted"
 
 
 def test_the_significant_test_of_the_highest_rate_is_named() -> None:
@@ -169,46 +257,8 @@ def test_the_significant_test_of_the_highest_rate_is_named() -> None:
     groups = [trained(2, 40, "a"), trained(1, 40, "b"), control(1, 30)]
     decision = _decide(groups)
     assert decision.level == "extracted"
-    nearest = min(list_tests(build_results(groups)), key=lambda test: test.p_value / test.level)
+    nearest = min(_list_tests(groups), key=lambda test: test.p_value / test.level)
     assert decision.test == nearest
-
-
-def _check_flips(num_audits: int, seed: int) -> Counter[str]:
-    """Flip every text of so many audits; return the levels of the audits, and the flips."""
-    draw = np.random.default_rng(seed)
-    seen: Counter[str] = Counter()
-    for number in range(num_audits):
-        audit = draw_audit(draw)
-        before = _level(audit)
-        seen[before] += 1
-        for name, flipped in list_flips(audit):
-            after = _level(flipped)
-            assert RANK[after] >= RANK[before], f"audit {number}: {name}: {before} to {after}"
-            seen["flips"] += 1
-            seen["turned"] += after != before
-        documents, canaries = audit.documents, audit.canaries
-        fed_N = documents.is_trained_N | documents.is_forgotten_N
-        came_out = bool((documents.was_extracted_N & fed_N).any())
-        came_out |= canaries is not None and canaries.num_trained_extracted > 0
-        assert not (came_out and before == "none-found"), f"audit {number}"
-    return seen
-
-
-def _level(audit: DrawnAudit) -> str:
-    return decide_level(audit.documents, audit.canaries, audit.coverage).level
-
-
-def test_no_flip_makes_the_colour_milder() -> None:
-    """150 audits take 2 s; the 2,000 of the next test take 20 s."""
-    seen = _check_flips(150, seed=0)
-    assert min(seen[level] for level in RANK) >= 3, "every level is met"
-    assert seen["turned"] >= 100
-
-
-@pytest.mark.long
-def test_no_flip_of_many_audits_makes_the_colour_milder() -> None:
-    seen = _check_flips(2000, seed=1)
-    assert min(seen[level] for level in RANK) >= 50
 
 
 def _judge(groups: list[Group], scores: Any, **fields: Any) -> MembershipVerdict:
