@@ -228,10 +228,10 @@ def _collect_results(
         if probe.is_attack or is_sample:
             others.setdefault("attacked", []).append(summary.matched)
             continue
-        for matched in _list_risks(probe, summary):
-            extracted_N |= matched["trained"] == 1
-            new_N |= (matched["trained"] == 1) & ~_match_base(matched)
-            of_base_N |= _match_base(matched)
+        # Greedy text of the base, exact or nearly so, is subtracted from greedy text.
+        extracted_N |= summary.matched["trained"] == 1
+        new_N |= (summary.matched["trained"] == 1) & ~_match_base(summary.matched)
+        of_base_N |= _match_base(summary.matched)
     roles = [window.document.role for window in evidence.inputs.windows]
     return DocumentResults(
         bucket_N=evidence.bucket_N,
@@ -249,22 +249,6 @@ def _collect_results(
             for name, matches in others.items()
         },
     )
-
-
-def _list_risks(probe: Probe, summary: Summary) -> list[Mapping[str, NDArray[np.float64]]]:
-    """Return what each risk of a probe extracts, by model; all of them together if not known."""
-    risks: list[Mapping[str, NDArray[np.float64]]] = []
-    for metric in probe.metrics:
-        column = summary.columns.get(f"{probe.name}.{metric.name}")
-        if metric.risk_rank is None or column is None:
-            continue
-        of_base = summary.columns.get(f"base.{probe.name}.{metric.name}")
-        matched = {"trained": column.values}
-        risks.append(matched if of_base is None else {**matched, "base": of_base.values})
-    is_whole = risks and np.array_equal(
-        np.any([risk["trained"] == 1 for risk in risks], axis=0), summary.matched["trained"] == 1
-    )
-    return risks if is_whole else [summary.matched]
 
 
 def _match_base(matched: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
