@@ -105,7 +105,7 @@ def read_documents(packages: Sequence[str], folder: Path) -> list[Document]:
 
 
 def _cluster(rows: Sequence[Mapping[str, Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return WordGrams(row["text"] for row in rows).cluster().cluster
+    return WordGrams(row["text"] for row in rows).cluster()
 
 
 def divide(documents: Sequence[Document], num_held_out: int) -> dict[str, list[Document]]:

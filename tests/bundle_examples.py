@@ -200,7 +200,7 @@ def write_audited_run(
     (folder / "prepared" / "input_ids.npy").write_bytes(b"tokens of the documents")
     counts = dict.fromkeys(
         (
-            *("num_empty", "num_shorter", "num_left_out", "num_boilerplate_grams"),
+            *("num_empty", "num_shorter", "num_left_out"),
             *("num_control_overlapping", "num_canaries"),
         ),
         0,

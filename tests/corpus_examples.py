@@ -24,7 +24,6 @@ def summarise(num_documents: int, **fields: Any) -> PreparedSummary:
         num_left_out=3,
         num_canaries=0,
         num_clusters=num_documents,
-        num_boilerplate_grams=0,
         num_control=0,
         num_control_overlapping=0,
         **fields,

@@ -126,7 +126,9 @@ class DataConfig(FormatConfig, _Trained):
     )
     append_eos: bool = Field(True, description="End each plain document with the tokenizer's EOS.")
     near_duplicate_words: Annotated[int, Field(ge=3, le=1000)] = Field(
-        13, description="Documents that share a run of this many words form a cluster (words)."
+        13,
+        description="Documents that share a run of this many words may be near-duplicates, and "
+        "are compared (words).",
     )
     identity_key: str | None = Field(
         None,

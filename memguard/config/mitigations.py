@@ -169,7 +169,7 @@ class DeduplicateConfig(Settings):
     similarity: Annotated[float, Field(ge=0.2, le=1)] | Literal["exact"] = Field(
         0.8,
         description="Jaccard similarity of word n-grams from which documents are copies; exact: "
-        "the same text, character by character.",
+        "the same text, whatever its case, white space and Unicode form.",
     )
     num_words: _Words = Field(5, description="Words of an n-gram (words); not for 'exact'.")
 

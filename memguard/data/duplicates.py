@@ -1,14 +1,19 @@
-"""Clusters of near-duplicate documents, found by shared word n-grams.
+"""Clusters of near-duplicate documents, and copies that a mitigation removes.
 
-Words are sequences of letters and digits; case is ignored. Every sequence of `num_words` words (a
-gram) is hashed to 64 bits. Documents that share a gram are in the same cluster, and so are
-documents with identical words. Grams in more than 0.5 % of the documents (and more than 50) are
-treated as boilerplate, such as licences and templates, and do not join documents; otherwise all
-documents of one kind would form one cluster. `WordGrams.count_overlap` counts the overlap that
-remains.
+Words are those of `words.py`; a sequence of words, a gram, is hashed to 64 bits.
 
-In text without spaces between words (Chinese, Japanese) a word is as long as a clause, so only
-longer copies are found.
+    candidates   documents that share a gram of `num_words` words, each with the next and with the
+                 first that has it, so that their number grows with the number of grams
+    copy         runs of at least `_RUN_WORDS` shared words hold at least `_SHARE` of the words of
+                 the shorter document; a word in a run that d of N documents share weighs
+                 log((N + 1) / d), so that a system prompt, a licence or a footer counts little
+    cluster      what pairs of copies connect; documents with the same words, or with the same
+                 token ids, are always copies
+
+`count_overlap` counts documents that share any gram: a quotation or a shared prompt, too, is text
+that the model was trained on. Copies without a run of `num_words` words in common are not found,
+and neither is a passage in two otherwise different documents. A corpus of nothing but copies of one
+text seems to be a form, because every run of it is frequent.
 
 `find_copies`, for the mitigation `deduplicate`, removes documents that share most of their text:
 
@@ -19,17 +24,16 @@ longer copies are found.
 Documents are processed in file order. A document is removed if it is similar enough to a document
 that was kept before. So every removed document has a kept copy, and a chain of small changes does
 not remove a document that differs from all kept ones. LSH misses fewer than one in a hundred pairs
-exactly at the threshold. A page that quotes another is in the same cluster but is kept; two notices
-that differ in every tenth word share no gram of 13 words but are copies at a similarity of 0.3. Lee
+exactly at the threshold. Two notices that differ in every tenth word share no gram of 13 words but
+are copies at a similarity of 0.3. `exact` compares whole texts in the form of `words.py`. Lee
 et al. 2022 and Kandpal et al. 2022 remove copies to reduce memorization; the papers were not
 consulted for this implementation, and none of their figures is claimed.
 """
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,24 +41,14 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from memguard.config.mitigations import DeduplicateConfig
+from memguard.data.words import normalize_text, split_words
 
-_WORD = re.compile(r"[^\W_]+")
-_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE = 50, 0.005
+_RUN_WORDS, _SHARE = 5, 0.6
 # At most this many grams are in memory, about 60 bytes each while they are sorted.
 _MAX_GRAMS = 2**25
 _CHUNK_WORDS = 2**20
 # Odd, so that no word hash loses bits; otherwise arbitrary (from the digits of pi).
 _BASE = np.uint64(0x243F6A8885A308D3)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clusters:
-    """Cluster of each document."""
-
-    cluster: NDArray[np.int64]
-    """[num_documents] numbered in order of first appearance."""
-    num_boilerplate_grams: int
-    """Number of distinct grams that are in too many documents to join them."""
 
 
 class WordGrams:
@@ -67,7 +61,7 @@ class WordGrams:
         number = number_of_word.__getitem__
         streams, whole = [np.empty(0, dtype=np.uint32)], []
         for text in texts:
-            words = _WORD.findall(text.casefold())
+            words = split_words(text)
             streams.append(np.fromiter(map(number, words), dtype=np.uint32, count=len(words)))
             whole.append(_hash(" ".join(words) if words else text))
         self._num_words = num_words
@@ -80,22 +74,17 @@ class WordGrams:
         # Documents with identical words share this hash; short ones have no other gram.
         self._whole = np.array(whole, dtype=np.uint64)
 
-    def cluster(self) -> Clusters:
-        """Cluster documents that share a non-boilerplate gram, or all their words."""
+    def cluster(self, tokens: Sequence[str] | None = None) -> NDArray[np.int64]:
+        """Return the cluster of each document, numbered in order of first appearance.
+
+        ``tokens``: a hash of the token ids of each document; None if they are not compared.
+        """
         num_documents = len(self._whole)
-        limit = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * num_documents)
-        same = np.argsort(self._whole, kind="stable")
-        is_copy = self._whole[same][1:] == self._whole[same][:-1]
-        links = [np.stack([same[:-1][is_copy], same[1:][is_copy]])]
-        num_boilerplate_grams = 0
-        for document, start, count in self._partition(np.arange(num_documents)):
-            is_boilerplate = count > limit
-            num_boilerplate_grams += int(is_boilerplate.sum())
-            joins = np.repeat(~is_boilerplate, count)
-            joins[start] = False
-            second = np.flatnonzero(joins)
-            pairs = document[second - 1] * num_documents + document[second]
-            links.append(np.stack(np.divmod(np.unique(pairs), max(num_documents, 1))))
+        pairs = self._find_candidates()
+        is_copy = np.fromiter(self._compare(pairs), dtype=bool, count=len(pairs))
+        links = [pairs[is_copy].T, _link_equal(self._whole)]
+        if tokens is not None:
+            links.append(_link_equal(np.array(tokens, dtype=object)))
         one, other = np.concatenate(links, axis=1)
         graph = coo_array(
             (np.ones(len(one), dtype=np.int8), (one, other)), shape=(num_documents, num_documents)
@@ -103,78 +92,153 @@ class WordGrams:
         _, label = connected_components(graph, directed=False)
         _, first, place = np.unique(label, return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))
-        return Clusters(
-            cluster=rank[place].astype(np.int64), num_boilerplate_grams=num_boilerplate_grams
-        )
+        clusters: NDArray[np.int64] = rank[place].astype(np.int64)
+        return clusters
+
+    def _find_candidates(self) -> NDArray[np.int64]:
+        """Return pairs ``[P, 2]`` of documents that share a gram, and not all words."""
+        num_documents = max(len(self._whole), 1)
+        everyone = np.arange(len(self._whole))
+        found = [np.empty(0, dtype=np.int64)]
+        for document, start, count in self._partition(everyone, self._num_words):
+            later = np.ones(len(document), dtype=bool)
+            later[start] = False
+            second = np.flatnonzero(later)
+            first = np.repeat(document[start], count)[second]
+            firsts = np.concatenate([document[second - 1], first])
+            found.append(np.unique(firsts * num_documents + np.tile(document[second], 2)))
+        pairs = np.stack(np.divmod(np.unique(np.concatenate(found)), num_documents), axis=1)
+        return pairs[self._whole[pairs[:, 0]] != self._whole[pairs[:, 1]]]
+
+    def _compare(self, pairs: NDArray[np.int64]) -> Iterator[bool]:
+        """Yield whether each pair is a copy."""
+        size = min(_RUN_WORDS, self._num_words)
+        weights = self._weigh(np.unique(pairs), size)
+        lengths = np.diff(self._offsets)
+        is_swapped = lengths[pairs[:, 0]] > lengths[pairs[:, 1]]
+        ordered = np.where(is_swapped[:, None], pairs[:, ::-1], pairs)
+        for short, long in ordered.tolist():
+            mine, theirs = (self._hash_document(number, size) for number in (short, long))
+            weight = weights[self._offsets[short] : self._offsets[short + 1]]
+            # Words of the shorter document that a shared run holds.
+            ends = np.zeros(len(weight) + 1, dtype=np.int64)
+            shared = np.flatnonzero(np.isin(mine, theirs))
+            ends[shared] += 1
+            ends[shared + size] -= 1
+            is_held = np.cumsum(ends[:-1]) > 0
+            yield bool(weight[is_held].sum() >= _SHARE * weight.sum() - 1e-9)
+
+    def _weigh(self, documents: NDArray[np.int64], size: int) -> NDArray[np.float32]:
+        """Return the weight of every word, ``[num_words]``; it is of use for ``documents`` only.
+
+        Of the runs that hold a word, the one that most of the documents share counts.
+        """
+        highest = np.float32(np.log(len(self._whole) + 1))
+        of_run = np.full(len(self._words), highest)
+        for gram, owner, position in self._sort_grams(documents, size):
+            is_start = np.ones(len(gram), dtype=bool)
+            is_start[1:] = gram[1:] != gram[:-1]
+            is_new = is_start.copy()
+            is_new[1:] |= owner[1:] != owner[:-1]
+            number = np.cumsum(is_start) - 1
+            count = np.bincount(number, weights=is_new)
+            of_run[position] = highest - np.log(count)[number]
+        # No run begins in the last words of a document, so that none reaches into the next one.
+        weights = of_run.copy()
+        for word in range(1, size):
+            np.minimum(weights[word:], of_run[:-word], out=weights[word:])
+        return weights
 
     def list_grams(self) -> Iterator[NDArray[np.uint64]]:
         """Yield the sorted distinct grams of each document; a short one is a single gram."""
         for document, whole in enumerate(self._whole):
-            grams, _ = self._hash_grams(np.array([document]), 0, 1)
+            grams = self._hash_document(document, self._num_words)
             yield np.unique(grams) if len(grams) else np.array([whole])
 
     def count_overlap(self, in_control: NDArray[np.bool_], in_trained: NDArray[np.bool_]) -> int:
-        """Count control documents that share any gram, boilerplate included, with a trained one."""
+        """Count control documents that share any gram with a trained one."""
         overlaps = in_control & np.isin(self._whole, self._whole[in_trained])
-        for document, start, count in self._partition(np.flatnonzero(in_control | in_trained)):
+        compared = np.flatnonzero(in_control | in_trained)
+        for document, start, count in self._partition(compared, self._num_words):
             has_trained = np.logical_or.reduceat(in_trained[document], start)
             overlaps[document[np.repeat(has_trained, count)]] = True
         return int((overlaps & in_control).sum())
 
     def _partition(
-        self, documents: NDArray[np.int64]
+        self, documents: NDArray[np.int64], size: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Yield who shares the grams of ``documents``, in parts of G grams that fit into memory.
 
         The documents, grouped by gram and ascending within; where each gram begins ``[G]``; and how
         many documents contain it ``[G]``.
         """
-        lengths = np.diff(self._offsets)[documents]
-        num_grams = int(np.maximum(lengths - self._num_words + 1, 0).sum())
-        num_parts = -(-num_grams // _MAX_GRAMS)
-        chunk = np.cumsum(lengths) // _CHUNK_WORDS
-        chunks = np.split(documents, np.flatnonzero(np.diff(chunk)) + 1)
-        for part in range(num_parts):
-            pieces = [self._hash_grams(piece, part, num_parts) for piece in chunks]
-            gram = np.concatenate([grams for grams, _ in pieces])
-            document = np.concatenate([owners for _, owners in pieces])
-            del pieces
-            # Stable: documents stay in order within a gram, so that equal neighbours are repeats.
-            order = np.argsort(gram, kind="stable")
-            gram, document = gram[order], document[order]
+        for gram, document, _ in self._sort_grams(documents, size):
             is_start = np.ones(len(gram), dtype=bool)
             is_start[1:] = gram[1:] != gram[:-1]
             keep = is_start.copy()
             keep[1:] |= document[1:] != document[:-1]
             start = np.flatnonzero(is_start[keep])
-            document = document[keep]
             if len(start):
-                yield document, start, np.diff(start, append=len(document))
+                yield document[keep], start, np.diff(start, append=int(keep.sum()))
+
+    def _sort_grams(
+        self, documents: NDArray[np.int64], size: int
+    ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the grams of ``documents`` in parts: hashes, ascending; whose they are; where."""
+        lengths = np.diff(self._offsets)[documents]
+        num_grams = int(np.maximum(lengths - size + 1, 0).sum())
+        num_parts = -(-num_grams // _MAX_GRAMS)
+        chunk = np.cumsum(lengths) // _CHUNK_WORDS
+        chunks = np.split(documents, np.flatnonzero(np.diff(chunk)) + 1)
+        for part in range(num_parts):
+            pieces = [self._hash_grams(piece, part, num_parts, size) for piece in chunks]
+            gram, owner, position = (np.concatenate(values) for values in zip(*pieces, strict=True))
+            del pieces
+            # Stable: documents stay in order within a gram, so that equal neighbours are repeats.
+            order = np.argsort(gram, kind="stable")
+            yield gram[order], owner[order], position[order]
 
     def _hash_grams(
-        self, documents: NDArray[np.int64], part: int, num_parts: int
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return grams, as polynomials over the hashes of their words, and whose they are."""
+        self, documents: NDArray[np.int64], part: int, num_parts: int, size: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return grams, as polynomials over the hashes of their words; whose they are; where."""
         lengths = np.diff(self._offsets)[documents]
         position = np.repeat(self._offsets[documents] - np.cumsum(lengths) + lengths, lengths)
         position += np.arange(len(position))
         owner = np.repeat(documents, lengths)
-        hashes = self._word_hash[self._words[position]]
-        num_starts = max(len(hashes) - self._num_words + 1, 0)
+        gram = self._hash_runs(self._words[position], size)
+        num_starts = len(gram)
+        keep = owner[:num_starts] == owner[len(owner) - num_starts :]
+        if num_parts > 1:
+            keep &= gram % np.uint64(num_parts) == part
+        return gram[keep], owner[:num_starts][keep], position[:num_starts][keep]
+
+    def _hash_document(self, document: int, size: int) -> NDArray[np.uint64]:
+        words = self._words[self._offsets[document] : self._offsets[document + 1]]
+        return self._hash_runs(words, size)
+
+    def _hash_runs(self, words: NDArray[np.uint32], size: int) -> NDArray[np.uint64]:
+        hashes = self._word_hash[words]
+        num_starts = max(len(hashes) - size + 1, 0)
         gram = np.zeros(num_starts, dtype=np.uint64)
-        for word in range(self._num_words):
+        for word in range(size):
             gram *= _BASE
             gram += hashes[word : word + num_starts]
         # The last bits of a product depend on few bits: mix before they choose the part.
         gram ^= gram >> np.uint64(32)
-        keep = owner[:num_starts] == owner[len(owner) - num_starts :]
-        if num_parts > 1:
-            keep &= gram % np.uint64(num_parts) == part
-        return gram[keep], owner[:num_starts][keep]
+        return gram
+
+
+def _link_equal(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return pairs ``[2, P]`` that connect all documents with the same value."""
+    order = np.argsort(values, kind="stable")
+    is_same = values[order][1:] == values[order][:-1]
+    return np.stack([order[:-1][is_same], order[1:][is_same]])
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    data = text.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 # -- copies that a mitigation removes -------------------------------------------------------------
@@ -193,8 +257,9 @@ def find_copies(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.b
     """
     if config.similarity == "exact":
         first: dict[str, int] = {}
+        forms = map(normalize_text, texts)
         return np.array(
-            [first.setdefault(text, number) != number for number, text in enumerate(texts)],
+            [first.setdefault(form, number) != number for number, form in enumerate(forms)],
             dtype=bool,
         )
     config.check_library(by_import=True)

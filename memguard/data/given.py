@@ -4,14 +4,22 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.documents import Document, check_ids, load_settings, name_ids
+from memguard.data.documents import (
+    Document,
+    check_ids,
+    document_text,
+    load_settings,
+    name_ids,
+)
 from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import hmac_text
+from memguard.data.words import normalize_text
 from memguard.errors import DataError
 from memguard.records import ManifestEntry
 from memguard.runtime import Console
@@ -56,11 +64,14 @@ def read_given(
     pairs = [(setting, document) for setting, own in loaded for document in own.documents]
     digests = [hmac_text(b"", document) for _, document in pairs]
     # Done before ids are compared: documents to be forgotten are often a subset of `data.train`.
-    texts = {text for (name, _), text in zip(pairs, digests, strict=True) if name == "forget"}
+    forms = (
+        [normalize_text(document_text(document)) for _, document in pairs] if data.forget else []
+    )
+    to_forget = {form for (name, _), form in zip(pairs, forms, strict=False) if name == "forget"}
     left = [
         (pair, text)
-        for pair, text in zip(pairs, digests, strict=True)
-        if pair[0] != "train" or text not in texts
+        for pair, text, form in zip_longest(pairs, digests, forms)
+        if pair[0] != "train" or form not in to_forget
     ]
     if not any(name == "train" for (name, _), _ in left):
         raise DataError(

@@ -116,14 +116,14 @@ def prepare(
     grams = WordGrams(
         (document_text(row.document, decode) for row in kept), num_words=data.near_duplicate_words
     )
-    clusters = grams.cluster()
-    placements = _place(kept, clusters.cluster, data, seed, epochs, deduplicate, audit, console)
+    cluster_N = grams.cluster([hash_tokens(row.tokens.input_ids) for row in kept])
+    placements = _place(kept, cluster_N, data, seed, epochs, deduplicate, audit, console)
     role = np.array([placement.role if placement else "" for placement in placements])
     origin = np.array([row.origin for row in kept])
-    forgotten = clusters.cluster[origin == "forget"]
+    forgotten = cluster_N[origin == "forget"]
     placed = [
         _Placed(row.document, row.tokens, placement, int(number))
-        for row, placement, number in zip(kept, placements, clusters.cluster, strict=True)
+        for row, placement, number in zip(kept, placements, cluster_N, strict=True)
         if placement is not None
     ]
     drawn = prepare_canaries(
@@ -143,7 +143,7 @@ def prepare(
             "set data.canaries.count=0."
         )
     # Each has its own cluster, as if there were no canaries: they share only their template.
-    first = int(clusters.cluster.max()) + 1
+    first = int(cluster_N.max()) + 1
     canaries = [_Placed(*canary, number) for number, canary in enumerate(drawn, first)]
     entered = [(row.enter(identity.key), row.tokens) for row in (*placed, *canaries)]
     entries = [entry for entry, _ in entered]
@@ -159,7 +159,6 @@ def prepare(
         num_cut_off=num_cut_off,
         num_left_out=given.num_same_text + len(kept) - len(placed),
         num_clusters=len({row.cluster for row in placed}),
-        num_boilerplate_grams=clusters.num_boilerplate_grams,
         num_control=int(is_control.sum()),
         num_removed=None if deduplicate is None else int((role == "removed").sum()),
         # Documents to be forgotten were trained in an earlier run.
@@ -169,7 +168,7 @@ def prepare(
         num_canaries=len(canaries),
         # Documents of `data.train` in a cluster with one to be forgotten.
         num_also_forgotten=given.num_same_text
-        + int((np.isin(clusters.cluster, forgotten) & (origin == "train")).sum()),
+        + int((np.isin(cluster_N, forgotten) & (origin == "train")).sum()),
         identity_key=identity.fingerprint,
     )
     if is_begun_with is not None and not is_begun_with(summary):

@@ -49,7 +49,7 @@ def split_for_audit(
     """Split a dataset into documents to train and a control, as a run of memguard does.
 
     The control has ``fraction`` of the documents, raised towards 200 but not above a tenth; of
-    small datasets a fifth, up to 30. Documents that share a run of 13 words stay together.
+    small datasets a fifth, up to 30. Near-duplicates stay together.
 
     Args:
         dataset: a `datasets.Dataset` with texts, ``messages``, ``prompt`` and ``completion``,
@@ -81,7 +81,7 @@ def split_for_audit(
     placements = place_for_training(
         data=DataConfig(train=("dataset",), control_fraction=fraction),
         origin=["train"] * len(documents),
-        cluster=grams.cluster().cluster,
+        cluster=grams.cluster(),
         auditable=is_auditable[is_usable],
         epochs=1,
         seed=seed,

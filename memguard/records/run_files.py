@@ -134,8 +134,6 @@ class PreparedSummary(SealedRecord):
     num_left_out: int
     """Left out: near-duplicates across buckets, or not needed by the study."""
     num_clusters: int
-    num_boilerplate_grams: int
-    """Word n-grams that occur in so many documents that they do not define near-duplicates."""
     num_control: int
     num_control_overlapping: int
     """Control documents that still share a run of words with a trained one."""

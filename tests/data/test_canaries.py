@@ -181,7 +181,7 @@ def test_canaries_are_no_near_duplicates() -> None:
     assert max(len(re.findall(r"[^\W_]+", text)) for text in texts) < 13
     # Nor of documents that quote the template and a good part of a secret.
     quotes = [f"{text.rpartition(' ')[0]} and other words {n}" for n, text in enumerate(texts[:20])]
-    clusters = WordGrams([*quotes, *texts]).cluster().cluster
+    clusters = WordGrams([*quotes, *texts]).cluster()
     assert len(set(clusters.tolist())) == len(texts) + len(quotes)
 
 

@@ -18,7 +18,7 @@ from memguard.errors import ConfigError
 
 pytest.importorskip("rensa", reason="of the extra 'dedup'")
 
-WORDS = ["ab", "Ba", "aB,", "c1", "é", "日本", "-"]
+WORDS = ["ab", "Ba", "aB,", "c1", "é", "d", "-"]
 
 
 def config(similarity: Any = 0.8, **settings: Any) -> DeduplicateConfig:
@@ -78,9 +78,10 @@ def test_few_copies_are_passed_over(similarity: float) -> None:
 
 
 def test_exact_is_the_same_text() -> None:
-    documents = ["a b", "a  b", "a b", "A b", "a b", ""]
+    # In one form: white space, case and Unicode spelling do not count, punctuation does.
+    documents = ["é b", "e\u0301  b", "É b", "é, b", "é b", ""]
     assert find_copies(documents, config("exact")).tolist() == [
-        False, False, True, False, True, False,
+        False, True, True, False, True, False,
     ]  # fmt: skip
 
 

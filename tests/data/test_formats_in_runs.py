@@ -54,7 +54,6 @@ def test_rows_of_one_template_are_no_near_duplicates_and_have_canaries(
     assert f"is read as alpaca: columns instruction, output, input; template {template}" in printed
     given = [entry for entry in corpus.manifest if entry.role != "canary"]
     assert len({entry.cluster for entry in given}) == COUNT
-    assert corpus.summary.num_boilerplate_grams == 0
     assert corpus.summary.num_control_overlapping == 0
     # One canary for 20 of the trained documents, 160 to 179 here, whatever their format.
     assert corpus.summary.num_canaries == 8

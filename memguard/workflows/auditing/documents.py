@@ -113,29 +113,33 @@ def plan_foreign(
             raise missing
         console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
     vocab_size = getattr(configs[0].get_text_config(), "vocab_size", None)
+    tokenized = [
+        list(
+            tokenize_documents(
+                side.documents,
+                tokenizer,
+                append_eos=False,
+                max_tokens=None,
+                setting=f"--{side.name}",
+                vocab_size=vocab_size,
+            )
+        )
+        for side in sides
+    ]
+    read = [tokens for of_side in tokenized for tokens in of_side]
     console.info("documents: looking for near-duplicates")
     cluster_N, overlap = _find_copies(
-        sides, training, None if tokenizer is None else build_decoder(tokenizer)
+        sides, training, read, None if tokenizer is None else build_decoder(tokenizer)
     )
     clusters = iter(cluster_N.tolist())
     documents: list[AuditDocument] = []
-    read: list[TokenizedDocument] = []
     digest = hashlib.sha256()
     text_hmacs: set[str] = set()
     num_cut = 0
-    for side in sides:
-        tokenized = tokenize_documents(
-            side.documents,
-            tokenizer,
-            append_eos=False,
-            max_tokens=None,
-            setting=f"--{side.name}",
-            vocab_size=vocab_size,
-        )
-        for tokens, document in zip(tokenized, side.documents, strict=True):
+    for side, of_side in zip(sides, tokenized, strict=True):
+        for tokens, document in zip(of_side, side.documents, strict=True):
             text_hmac = hmac_text(identity.key, document)
             text_hmacs.add(text_hmac)
-            read.append(tokens)
             id = side.name_document(tokens.id)
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             cluster, count = next(clusters), training.count(side, tokens.id)
@@ -239,7 +243,7 @@ def _note_cut(num_cut: int, num_documents: int, counts: TrainedCounts | None) ->
 
 
 def _describe_overlap(overlap: Rate, num_left_out: int) -> str:
-    """Describe the shared words; of these, boilerplate does not make near-duplicates."""
+    """Describe the shared words; not all of them make near-duplicates."""
     text = (
         f"{overlap.num_matched:,} of {overlap.num_documents:,} non-members share a run of "
         f"{_NEAR_DUPLICATE_WORDS} words with a member: the model may have been trained on that "
@@ -247,8 +251,8 @@ def _describe_overlap(overlap: Rate, num_left_out: int) -> str:
     )
     if not num_left_out:
         return (
-            f"{text}All stay in the control, because these runs occur in too many documents to "
-            "define near-duplicates"
+            f"{text}All stay in the control, because these runs are too small a part of them to "
+            "make near-duplicates"
         )
     if num_left_out == overlap.num_documents:
         return f"{text}All are near-duplicates of members and left out: no control remains"
@@ -295,7 +299,10 @@ def _read_sides(given: ForeignModel, tokenizer: Any, console: Console) -> Iterat
 
 
 def _find_copies(
-    sides: Sequence[_Side], training: _Training, decode: Decode | None
+    sides: Sequence[_Side],
+    training: _Training,
+    tokens: Sequence[TokenizedDocument],
+    decode: Decode | None,
 ) -> tuple[NDArray[np.int64], Rate | None]:
     """Return each document's near-duplicate cluster, and the share of non-members with overlap.
 
@@ -308,7 +315,7 @@ def _find_copies(
     grams = WordGrams(
         (document_text(document, decode) for document in documents), num_words=_NEAR_DUPLICATE_WORDS
     )
-    cluster_N = grams.cluster().cluster
+    cluster_N = grams.cluster([hash_tokens(document.input_ids) for document in tokens])
     if len(sides) < 2:
         return cluster_N, None
     in_control = np.array([side.role == "control" for side in sides for _ in side.documents])

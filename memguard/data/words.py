@@ -1,0 +1,50 @@
+"""The form in which texts are compared, and their words.
+
+    form    NFKC, case folded, without format characters (zero-width spaces, soft hyphens)
+    word    a run of letters and digits with their combining marks; in scripts that are written
+            without spaces between words (Han, Kana, Thai, Lao, Khmer, Myanmar) one character
+
+Two spellings of one text in Unicode, in capitals, re-wrapped or quoted have the same words.
+"""
+
+import re
+import unicodedata
+
+_ASCII_WORD = re.compile(r"[^\W_]+")
+_WITHOUT_SPACES = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x3040, 0x30FF),  # Hiragana, Katakana
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x3FFFF),
+)
+
+
+def normalize_text(text: str) -> str:
+    """Return the form of a text in which copies are equal; runs of white space are one space."""
+    if not text.isascii():
+        folded = unicodedata.normalize("NFKC", text).casefold()
+        text = unicodedata.normalize("NFKC", folded)
+        text = text.translate({ord(c): None for c in set(text) if unicodedata.category(c) == "Cf"})
+    return " ".join(text.casefold().split())
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, in order."""
+    text = normalize_text(text)
+    if text.isascii():
+        return _ASCII_WORD.findall(text)
+    return text.translate({ord(c): _separate(c) for c in set(text)}).split()
+
+
+def _separate(character: str) -> str:
+    """Return a character as it stands in a text whose words are separated by spaces."""
+    if unicodedata.category(character)[0] not in "LNM":
+        return " "
+    point = ord(character)
+    is_word = any(first <= point <= last for first, last in _WITHOUT_SPACES)
+    return f" {character} " if is_word else character
