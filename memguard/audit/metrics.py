@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.own_text import OwnText
 from memguard.audit.requests import Inputs, Measured
 from memguard.audit.selection import BucketCounts
 from memguard.audit.statistics import (
@@ -29,7 +30,7 @@ from memguard.audit.statistics import (
     find_difference_bounds,
     subtract,
 )
-from memguard.audit.windows import is_member, list_clusters
+from memguard.audit.windows import AuditDocument, is_member, list_clusters
 from memguard.records import NO_DOCUMENTS, ONE_TEXT, Interval, Rate, ResultRow, fill_row
 from memguard.records.results import Method
 
@@ -160,6 +161,8 @@ class Evidence:
     skipped_because: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by name of the probe, why the audit had no input for it; its `tabulate` is not
     called."""
+    documents: Sequence[AuditDocument] = ()
+    """All that may have been measured, with which own text is compared."""
     num_tightened: int = 0
     """Documents of which a risk budget dropped more labels during training than the goldfish."""
 
@@ -182,6 +185,11 @@ class Evidence:
     def is_trained_N(self) -> NDArray[np.bool_]:
         """Whether each document was trained at least once."""
         return np.array([is_member(w.document) for w in self.inputs.windows], dtype=bool)
+
+    @cached_property
+    def own_text(self) -> OwnText:
+        """Which texts are own text."""
+        return OwnText(self.documents, self.inputs.windows, self.inputs.codec)
 
     @property
     def control(self) -> BucketCounts | None:

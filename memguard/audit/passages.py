@@ -58,7 +58,7 @@ class ScoreSelection:
     """Results to compute for each token in addition to its log-probability."""
 
     needs: frozenset[str] = frozenset()
-    """Any of ``entropy`` and ``variance_logprob``, for all scored tokens."""
+    """Any of ``entropy``, ``variance_logprob`` and ``is_best``, for all scored tokens."""
     schemes: tuple[SamplingScheme, ...] = ()
     """Sampling schemes, for the tokens with choices."""
 
@@ -79,6 +79,8 @@ class TokenResult:
     """[L] entropy of the model's distribution (nats)."""
     variance_logprob: NDArray[np.float32] | None = None
     """[L] variance of log p(v) where v is drawn from p (nats squared)."""
+    is_best: NDArray[np.float32] | None = None
+    """[L] 1 if no token is more likely than the true one, also in a tie; else 0."""
     sampled: NDArray[np.float32] | None = None
     """[S, C] log-probability (nats) under each scheme; -inf if the scheme excludes the token."""
 

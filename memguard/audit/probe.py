@@ -151,6 +151,13 @@ class Probe(Settings):
             num_items=int(np.any(known_N, axis=0).sum()) if known_N else 0,
             reason=self.no_result or "no document has a result",
             matched={model: n for model, n in matched.items() if n is not None},
+            windows={
+                model: found_N
+                for model, of in (("trained", measured), ("base", base))
+                if of is not None
+                and (found_N := self.find_windows(of, evidence)) is not None
+                and not np.isnan(found_N).all()
+            },
         )
 
     def tabulate_group(
@@ -236,6 +243,10 @@ class Probe(Settings):
         columns = [c for group in groups for name, c in group.columns.items() if name in risks]
         # fmax ignores NaN where another risk is known.
         return np.fmax.reduce(columns) if columns else None
+
+    def find_windows(self, measured: Measured, evidence: Evidence) -> NDArray[np.float64] | None:
+        """Return `Summary.windows` of one model; None if the probe has only main windows."""
+        return None
 
     def find_missing(self, inputs: Inputs, *, has_base: bool) -> str:
         """Return the reason why the probe cannot run on these inputs; "" if it can."""

@@ -52,6 +52,8 @@ class Inputs:
     """The goldfish used in training; None if no labels were dropped."""
     has_reference: bool = False
     """Whether a reference model is measured too."""
+    in_training: bool = False
+    """Whether the model is being trained: only the main windows are measured, which costs less."""
     compare_masks: "CompareMasks | None" = None
     """Returns, for texts and pairs of near-duplicates, how a copy changes the mitigation's mask;
     None if no mask is known."""

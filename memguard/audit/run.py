@@ -83,6 +83,7 @@ def measure(
         dose_response=plan.tally == "complete",
         skipped_because={**context.why_not, **failed},
         num_tightened=context.num_tightened,
+        documents=plan.documents,
     )
     summaries = tabulate(evidence, suite)
     scores = build_scores(windows, summaries)

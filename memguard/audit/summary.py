@@ -239,7 +239,7 @@ def _collect_results(
         is_trained_N=evidence.is_trained_N,
         is_forgotten_N=np.array([role == "forget" for role in roles], dtype=bool),
         is_control_N=np.array([role == "control" for role in roles], dtype=bool),
-        is_own_N=np.ones(len(evidence.bucket_N), dtype=bool),
+        is_own_N=evidence.own_text.is_own_N,
         is_extracted_N=extracted_N,
         is_new_N=new_N,
         is_of_base_N=of_base_N,

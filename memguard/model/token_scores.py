@@ -11,6 +11,7 @@
       sums_C    = all-reduce over x of 2 to 5 C numbers, with d = logits_CV - best_C:
                   logits[label], sum e^d, sum e^d d, sum e^d d^2, sum d
       logprob_C = logits[label] - best_C - log sum e^d
+      is_best_C = 1 where logits[label] = best_C, else 0
 
 The sums are relative to the best logit, which keeps cancellation in the variance small.
 """
@@ -33,7 +34,7 @@ from memguard.model.lm_head import (
 from memguard.model.truncation import find_first, find_peaks, raise_peaks, score_truncated
 from memguard.parallel.collectives import all_gather, all_reduce
 
-EXTRA_SCORES = frozenset({"entropy", "mean_logprob", "variance_logprob"})
+EXTRA_SCORES = frozenset({"entropy", "is_best", "mean_logprob", "variance_logprob"})
 # On a CPU: with fewer rows, a matmul is limited by reading the head; with more logits, they do not
 # stay in the cache between two sums over them.
 _CPU_CHUNK_TOKENS, _CPU_CHUNK_LOGITS = 128, 1 << 20
@@ -56,6 +57,8 @@ class TokenScores:
     """Mean over the vocabulary of log p(v) (nats)."""
     variance_logprob_N: Tensor | None = None
     """Variance of log p(v) with v drawn from p (nats squared); the mean of log p(v) is -entropy."""
+    is_best_N: Tensor | None = None
+    """1 if no token has a larger logit than the label, also where several tie; else 0."""
     sampled_SN: Tensor | None = None
     """Log-probability of the label under each of S sampling schemes; -inf if it is truncated."""
 
@@ -180,6 +183,8 @@ def _sum_up(
     scores = {"logprob": total["label"] - best_C - log_sum_C}
     if other_C is not None:
         scores["margin"] = total["label"] - other_C
+    if "is_best" in needs:
+        scores["is_best"] = (total["label"] == best_C).to(best_C.dtype)
     if "mean_logprob" in needs:
         scores["mean_logprob"] = total["below"] / head.vocab_size - log_sum_C
     if "entropy" in needs:

@@ -114,6 +114,11 @@ class Scripted:
             variance_logprob=(
                 collect("variance", said) if "variance_logprob" in requested.needs else None
             ),
+            is_best=(
+                np.array([each.right for each in said], dtype=np.float32)
+                if "is_best" in requested.needs
+                else None
+            ),
             sampled=sampled.T[: len(requested.schemes)] if requested.schemes else None,
         )
 

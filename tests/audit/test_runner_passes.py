@@ -60,14 +60,14 @@ def _passages(draw: st.DrawFn) -> dict[int, Passage]:
 def test_results_cut_from_merged_passages_are_their_own(
     passages: dict[int, Passage], data: st.DataObject
 ) -> None:
-    needs = st.frozensets(st.sampled_from(["entropy", "variance_logprob"]))
+    needs = st.frozensets(st.sampled_from(["entropy", "is_best", "variance_logprob"]))
     subsets = st.lists(st.sampled_from(SCHEMES), unique=True).map(tuple)
     wanted = {
         number: ScoreSelection(needs=data.draw(needs), schemes=data.draw(subsets))
         for number in passages
     }
     measured = ScoreSelection(
-        needs=frozenset({"entropy", "variance_logprob"}), schemes=SCHEMES[::-1]
+        needs=frozenset({"entropy", "is_best", "variance_logprob"}), schemes=SCHEMES[::-1]
     )
     merged = list(merge(passages))
     texts = [tuple(passage.input_ids.tolist()) for passage in passages.values()]

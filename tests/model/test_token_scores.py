@@ -26,7 +26,7 @@ from memguard.model.token_scores import EXTRA_SCORES, TokenScores, score_tokens
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("logprob", "margin", "entropy", "mean_logprob", "variance_logprob")
+NAMES = ("logprob", "margin", "entropy", "is_best", "mean_logprob", "variance_logprob")
 
 
 def plain_scores(logits_NV: Tensor, labels_N: Tensor) -> dict[str, Tensor]:
@@ -41,6 +41,7 @@ def plain_scores(logits_NV: Tensor, labels_N: Tensor) -> dict[str, Tensor]:
         "logprob": logprob_NV.gather(1, label_N1)[:, 0],
         "margin": logits_NV.gather(1, label_N1)[:, 0] - others_NV.amax(1),
         "entropy": entropy_N,
+        "is_best": (logits_NV.gather(1, label_N1)[:, 0] == logits_NV.amax(1)).double(),
         "mean_logprob": logprob_NV.mean(1),
         # In two passes, unlike ours.
         "variance_logprob": (p_NV * (logprob_NV + entropy_N[:, None]).square()).sum(1),
@@ -96,7 +97,7 @@ def test_a_sharded_head_has_the_scores_of_the_whole(
     ranks(check_on_ranks, degrees[0] * degrees[1], degrees)
 
 
-def score_ties(degrees: tuple[int, int]) -> tuple[list[int], list[float]]:
+def score_ties(degrees: tuple[int, int]) -> tuple[list[int], list[float], list[float]]:
     """Rows whose best logits are on several ranks, as one hidden state a token of five."""
     logits_NV = torch.tensor(
         [[0.0, 3, 1, 3, 3], [0, 3, 1, 3, 3], [2, 2, 2, 2, 2], [0, 0, 0, 0, 1], [4, 0, 0, 0, 4]]
@@ -108,17 +109,22 @@ def score_ties(degrees: tuple[int, int]) -> tuple[list[int], list[float]]:
         labels_N=torch.tensor([4, 0, 3, 4, 4]),
     )
     head, hidden_ND = cut_whole(whole, cut_here(degrees))
-    scores = score_tokens(head, hidden_ND, whole.labels_N)
-    return scores.argmax_N.tolist(), scores.margin_N.tolist()
+    needs = frozenset({"is_best"})
+    scores = score_tokens(head, hidden_ND, whole.labels_N, needs=needs)
+    alone = score_tokens(head, hidden_ND, whole.labels_N, needs=needs, choices=False)
+    assert torch.equal(scores.is_best_N, alone.is_best_N)
+    return scores.argmax_N.tolist(), scores.margin_N.tolist(), scores.is_best_N.tolist()
 
 
 @pytest.mark.parametrize("degrees", MESHES)
 def test_ties_across_ranks_go_to_the_lowest_id_with_margin_zero(
     ranks: RankPool, degrees: tuple[int, int]
 ) -> None:
-    for argmax, margin in ranks(score_ties, degrees[0] * degrees[1], degrees):
+    for argmax, margin, is_best in ranks(score_ties, degrees[0] * degrees[1], degrees):
         assert argmax == [1, 1, 0, 4, 0]
         assert margin == [0, -3, 0, 1, 0]
+        # A tied label is one of the best, though not the first choice.
+        assert is_best == [1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])

@@ -1,6 +1,7 @@
 """The extraction probe: which documents the model continues, verbatim or near-verbatim.
 
-    Score      correct tokens, divergence, margins and log-probability of the continuation
+    Score      correct tokens, divergence, margins and log-probability of the continuation; runs of
+               right first choices anywhere in its passage
     Generate   the text after the first divergence, where it may be near-verbatim
 
 The page shows its results in the summary and by number of repetitions, see `memguard.report`.
@@ -19,12 +20,15 @@ from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Column, Probe, Summary, Values
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
 from memguard.audit.probes.window_scores import (
+    MIN_RUN_TOKENS,
     NEAR_VERBATIM,
+    RUNS,
     WINDOW_METRICS,
     describe_window,
+    score_passages,
     score_windows,
 )
-from memguard.audit.requests import CannotGenerate, Inputs, Measured, Rounds, View
+from memguard.audit.requests import CannotGenerate, Inputs, Measured, Rounds, View, join
 from memguard.audit.statistics import compute_trend, fit_dose_response
 from memguard.audit.windows import WindowSettings, compute_type_token_ratio
 from memguard.config.settings import PositiveInt
@@ -42,6 +46,7 @@ _COPIES = (1, 2, 5, 10)
 """Values of k for which k-eidetic memorization is counted."""
 _WRITTEN = ("extraction_strength", "logprob", "min_margin", "argmax_type_token_ratio")
 """Numbers that are columns of records.parquet as they are."""
+_LONGEST = "passage.longest_run"
 _NOT_GENERATED = "no text was generated"
 
 
@@ -64,6 +69,13 @@ class ExtractionProbe(WindowSettings, Probe):
             "Distinct tokens among the most likely ones, over their number.",
             heading="Type-token ratio of choices",
             higher_is_better=True,
+        ),
+        rate_metric(
+            "other_window",
+            "Own text that is extracted anywhere in the document: 50 right first choices in a row, "
+            "each given the true text before it.",
+            heading="In another window",
+            spoken="in another window",
         ),
         rate_metric(
             "tiny_margin", "The match depends on a near-tie: other hardware could change it."
@@ -93,6 +105,8 @@ class ExtractionProbe(WindowSettings, Probe):
             columns = {"near_verbatim": _find_matched_near(measured), **columns}
         elif isinstance(measured.detail, NearVerbatim):
             columns["near_verbatim"] = _find_matched_near(measured)
+        if (found_N := self.find_windows(measured, evidence)) is not None:
+            columns["other_window"] = found_N
         # An answer of a conversation is audited whole, however long it is.
         return [Values(columns=columns, continuation_tokens=int(evidence.size_N.max(initial=0)))]
 
@@ -110,6 +124,7 @@ class ExtractionProbe(WindowSettings, Probe):
             is_left_N = getattr(of_model.detail, "is_left_N", None)
             if is_left_N is not None:
                 matched[model][is_left_N] = np.nan
+        is_own_N = evidence.own_text.is_own_N.astype(np.float64)
         copies = list(self._count_copies(evidence))
         rows = [*summary.rows, *self._list_by_bucket(evidence, models), *copies]
         kinds = {metric.name: metric for metric in self.metrics}
@@ -127,6 +142,7 @@ class ExtractionProbe(WindowSettings, Probe):
         return replace(
             summary,
             matched=matched,
+            columns={**summary.columns, "own_text": Column(values=is_own_N, kind="bool")},
             rows=rows,
             metrics=metrics,
             tests=self._list_trends(evidence, rows) if evidence.dose_response else [],
@@ -269,14 +285,36 @@ class ExtractionProbe(WindowSettings, Probe):
             "longest_run": Column(values=numbers["longest_run"], kind="int"),
             **{name: Column(values=numbers[name]) for name in _WRITTEN},
         }
+        if (found_N := self.find_windows(measured, evidence)) is not None:
+            columns["longest_run_anywhere"] = Column(values=numbers[_LONGEST], kind="int")
+            columns["other_window"] = Column(values=found_N, kind="bool")
         return {f"{model}{self.name}.{name}": column for name, column in columns.items()}
+
+    def find_windows(self, measured: Measured, evidence: Evidence) -> NDArray[np.float64] | None:
+        """Return whether a run of 50 right first choices has own text; NaN if a text is shorter."""
+        numbers = measured.columns
+        if _LONGEST not in numbers:
+            return None
+        found_N = np.where(np.isnan(numbers[_LONGEST]), np.nan, 0.0)
+        limits_N = np.stack([numbers[f"passage.{name}"] for name in RUNS], 1)
+        for index in np.flatnonzero(numbers[_LONGEST] >= MIN_RUN_TOKENS).tolist():
+            window, limits = evidence.inputs.windows[index], limits_N[index]
+            runs = limits[~np.isnan(limits)].astype(int).reshape(-1, 2) + window.start
+            found_N[index] = any(
+                evidence.own_text.is_own_span(window.document.input_ids, begin, end)
+                for begin, end in runs.tolist()
+            )
+        return found_N
 
     def measure(self, inputs: Inputs, view: View) -> Rounds:
         """Score every document, and generate where greedy text may be near-verbatim.
 
         The detail is `NearVerbatim`, or `NotGenerated` with the reason.
         """
-        (numbers,) = yield [score_windows(inputs.windows, inputs.tiny_margin, stage=view.name)]
+        requests = [score_windows(inputs.windows, inputs.tiny_margin, stage=view.name)]
+        if not inputs.in_training:
+            requests.append(score_passages(inputs.windows))
+        numbers, *more = yield requests
         try:
             near: NearVerbatim | NotGenerated = yield from find_near_verbatim(
                 inputs,
@@ -287,7 +325,8 @@ class ExtractionProbe(WindowSettings, Probe):
             )
         except CannotGenerate as reason:
             near = NotGenerated(reason=str(reason))
-        return Measured(columns=numbers, detail=near)
+        columns = join({"": numbers, **dict(zip(("passage.",), more, strict=False))})
+        return Measured(columns=columns, detail=near)
 
 
 def _find_matched_near(measured: Measured) -> NDArray[np.float64]:

@@ -17,7 +17,12 @@ from pydantic import Field
 
 from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Probe, Values
-from memguard.audit.probes.window_scores import APPROXIMATE_BLEU, NEAR_VERBATIM, compute_overlap
+from memguard.audit.probes.window_scores import (
+    APPROXIMATE_BLEU,
+    MIN_WINDOW_TOKENS,
+    NEAR_VERBATIM,
+    compute_overlap,
+)
 from memguard.audit.requests import (
     Generate,
     Generated,
@@ -185,6 +190,12 @@ class GenerationProbe(Probe):
             )
             for name, label in self.decodings.items()
         ]
+
+    def find_windows(self, measured: Measured, evidence: Evidence) -> NDArray[np.float64]:
+        """Return whether a text is near-verbatim, long enough, and the end of a text of its own."""
+        columns = [measured.columns[f"{name}.near_verbatim"] for name in self.decodings]
+        near_N = np.fmax.reduce(columns) * evidence.own_text.is_own_N
+        return np.where(evidence.size_N < MIN_WINDOW_TOKENS, np.nan, near_N)
 
     @classmethod
     def section(cls, report: AuditReport) -> Section | None:

@@ -13,6 +13,7 @@ from memguard.audit.passages import TokenResult, stack_by_size
 from memguard.audit.probe import Probe, Values
 from memguard.audit.probes.window_scores import (
     IN_A_WINDOW,
+    MIN_WINDOW_TOKENS,
     WINDOW_METRICS,
     describe_tokens,
     describe_window,
@@ -134,6 +135,20 @@ class GridProbe(Probe):
                 )
             )
         return values
+
+    def find_windows(self, measured: Measured, evidence: Evidence) -> NDArray[np.float64]:
+        """Return whether a cell that is long enough is extracted verbatim and own text."""
+        found_N = np.full(len(evidence.size_N), np.nan)
+        for number, cell in enumerate(self.cells):
+            begin, size = cell.offset + cell.prefix_tokens, cell.continuation_tokens
+            if size >= MIN_WINDOW_TOKENS:
+                correct_N = measured.columns[f"{number}.num_correct"]
+                found_N = np.fmax(found_N, np.where(np.isnan(correct_N), np.nan, 0.0))
+                for index in np.flatnonzero(correct_N == size).tolist():
+                    ids = evidence.inputs.windows[index].document.grid_ids
+                    is_own = evidence.own_text.is_own_span(ids, begin, begin + size)
+                    found_N[index] = max(found_N[index], is_own)
+        return found_N
 
     @classmethod
     def section(cls, report: AuditReport) -> Section | None:

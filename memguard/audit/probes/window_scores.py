@@ -23,7 +23,7 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 
 from memguard.audit.cache import ScoreMatrix
 from memguard.audit.metrics import Metric, rate_metric, share_metric
-from memguard.audit.passages import TokenResult, stack_by_size
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult, stack_by_size
 from memguard.audit.requests import Score, key_of_window
 from memguard.audit.windows import (
     Window,
@@ -40,6 +40,15 @@ IN_A_WINDOW = ("num_correct", "first_divergence", "extraction_strength", "longes
 """Numbers of any window."""
 MAIN = (*IN_A_WINDOW, "min_margin", "is_near_tie", "argmax_type_token_ratio", "greedy_margin")
 """Numbers of a document's main window."""
+MIN_RUN_TOKENS = 50
+"""First choices in a row that are right, for an extraction in another window."""
+MIN_WINDOW_TOKENS = 25
+"""The same of a window whose continuation is greedy text, or sampled text."""
+_NUM_RUNS = 4
+RUNS = tuple(f"run_{n}_{end}" for n in range(_NUM_RUNS) for end in ("begin", "end"))
+"""Limits of the longest such runs in the tokens of a window, the longest first."""
+PASSAGE = ("longest_run", *RUNS)
+"""Numbers of a whole passage."""
 
 
 NEAR_VERBATIM = rate_metric(
@@ -124,6 +133,41 @@ def score_windows(windows: Sequence[Window], tiny_margin: float, *, stage: str =
         reduce=reduce,
         parameters={"kind": "extraction", "version": 3, "tiny_margin": tiny_margin},
         stage=stage,
+    )
+
+
+def score_passages(windows: Sequence[Window]) -> Score:
+    """Return the request for the numbers `PASSAGE` of N windows, NaN for those of too few tokens.
+
+    Their pass is that of `score_windows`, and no token more has choices or sampling schemes.
+    """
+
+    def reduce(_: Sequence[int], results: Sequence[TokenResult]) -> NDArray[np.float64]:
+        rows = np.full((len(results), len(PASSAGE)), np.nan)
+        for row, result in zip(rows, results, strict=True):
+            assert result.is_best is not None, "it was requested"
+            edges = np.flatnonzero(np.diff(result.is_best > 0, prepend=False, append=False))
+            # The first token has no label.
+            runs = edges.reshape(-1, 2) + 1
+            sizes = runs[:, 1] - runs[:, 0]
+            order = np.argsort(-sizes, kind="stable")[:_NUM_RUNS]
+            found = runs[order[sizes[order] >= MIN_RUN_TOKENS]].ravel()
+            row[: 1 + len(found)] = [sizes.max(initial=0), *found]
+        return rows
+
+    return Score(
+        items=windows,
+        passages=[
+            Passage(input_ids=w.input_ids, first_label=1, first_choice=len(w.input_ids))
+            if len(w.input_ids) > MIN_RUN_TOKENS
+            else None
+            for w in windows
+        ],
+        keys=[key_of_window(window, window.continuation_tokens) for window in windows],
+        names=PASSAGE,
+        reduce=reduce,
+        parameters={"kind": "other window", "version": 1},
+        selection=ScoreSelection(needs=frozenset({"is_best"})),
     )
 
 

@@ -119,7 +119,8 @@ def take_snapshot(
     """Return what the model reproduces of a plan's windows."""
     probe, context = plan.suite.extraction, AuditContext(peers=model.runtime)
     runner = Runner(audited=model, model="trained", name="", context=context, seed=plan.seed)
-    measured = runner.measure([probe], plan.inputs(context))[probe.name]
+    inputs = replace(plan.inputs(context), in_training=True)
+    measured = runner.measure([probe], inputs)[probe.name]
     near, numbers = measured.detail, measured.columns
     if isinstance(near, NotGenerated) and needs_near_verbatim:
         raise ConfigError(
