@@ -85,7 +85,7 @@ def measure(
         num_tightened=context.num_tightened,
     )
     summaries = tabulate(evidence, suite)
-    scores = build_scores(windows, summaries)
+    scores = build_scores(windows, summaries, plan.selection.not_audited)
     return AuditOutcome(
         summary=summarise(
             evidence,

@@ -318,6 +318,8 @@ def _classify(
         kind, found, side, other, parts = "gone", was, new, now, was.measured
     if text not in side.rows:
         why = f"not in the {side.which} audit"
+        if reason := side.documents.unaudited.get(text):
+            why = f"could not be audited in the {side.which} audit: {reason}"
     elif obstacle is not None:
         why = obstacle
     elif other is None:

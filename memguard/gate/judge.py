@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
+import numpy as np
+
 from memguard import __version__
 from memguard.errors import ConfigError
 from memguard.gate.deciding import Unit, end_sentence
@@ -44,6 +46,7 @@ from memguard.gate.policy import (
     load_triage,
 )
 from memguard.records import AuditReport, format_now
+from memguard.records.documents import TRAINED_ROLES
 from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome, decide
 
 _CANARIES = "canaries"
@@ -296,10 +299,13 @@ def _list_findings(audited: Audited) -> Findings:
     if documents is None:
         why_not = "only another user may read the records of the documents (records.parquet)"
         return Findings(ids=None, why_not=why_not)
+    if not documents.is_trained_N.any():
+        return Findings(ids=None, why_not="no trained document was audited")
     risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
     if lost := sorted(risky - set(documents.extracted)):
         return Findings(ids=None, why_not=f"the records have no answers of the probe {lost[0]}")
-    without_N = documents.is_trained_N & [one is None for one in documents.text_hmac_N]
+    has_none_N = np.array([one is None for one in documents.text_hmac_N], dtype=bool)
+    without_N = documents.is_trained_N & has_none_N
     num_without = sum(
         int(((extracted_N == 1) & without_N).sum()) for extracted_N in documents.extracted.values()
     )
@@ -337,6 +343,9 @@ def _judge_findings(
         parts.append(f"{len(expired):,} accepted until a day that has passed, so open again")
     if num_without:
         parts.append(f"{num_without:,} without an id, which cannot be accepted")
+    trained = (row for row in report.tables.buckets if row.role in TRAINED_ROLES)
+    if num_unaudited := sum(row.num_not_auditable for row in trained):
+        parts.append(f"{num_unaudited:,} trained documents could not be audited")
     if not_run and rule.probe is None:
         parts.append(f"not run: {', '.join(not_run)}")
     side = "within" if num_open <= limit else "above"
