@@ -94,7 +94,7 @@ def build_scores(
     not_audited: Sequence[tuple[AuditDocument, NotAudited]] = (),
 ) -> DocumentScores:
     """Return the columns of an audit."""
-    columns = _describe([(window.document, window, None) for window in windows])
+    columns = _describe([window.document for window in windows], windows)
     ratios = [compute_type_token_ratio(window.continuation_ids) for window in windows]
     columns["type_token_ratio"] = Column(values=np.array(ratios, dtype=np.float64))
     for name, summary in summaries.items():
@@ -103,24 +103,20 @@ def build_scores(
             start = "" if model == "trained" else f"{model}."
             column = Column(values=np.asarray(matched_N, dtype=np.float64), kind="bool")
             columns[f"{start}{name}{EXTRACTED}"] = column
-    unaudited = _describe([(document, None, reason) for document, reason in not_audited])
+    unaudited = _describe([document for document, _ in not_audited], [None] * len(not_audited))
+    reasons = np.array([reason for _, reason in not_audited], dtype=object)
+    unaudited[NOT_AUDITED] = Column(values=reasons, kind="text")
     return DocumentScores(columns=columns, unaudited=unaudited)
 
 
-def _describe(
-    rows: Sequence[tuple[AuditDocument, Window | None, NotAudited | None]],
-) -> dict[str, Column]:
-    """Return the columns that tell what documents are."""
+def _describe(documents: Sequence[AuditDocument], windows: Sequence[Any]) -> dict[str, Column]:
+    """Return the columns that tell what documents are; those without a window have None."""
     columns: dict[str, Column] = {}
     for name, kind in _OF_DOCUMENT.items():
-        values = [
-            reason
-            if name == NOT_AUDITED
-            else getattr(window if name in _OF_WINDOW else document, name, None)
-            for document, window, reason in rows
-        ]
+        holders = windows if name in _OF_WINDOW else documents
         dtype = object if kind == "text" else np.float64
-        columns[name] = Column(values=np.array(values, dtype=dtype), kind=kind)
+        values = np.array([getattr(holder, name, None) for holder in holders], dtype=dtype)
+        columns[name] = Column(values=values, kind=kind)
     return columns
 
 

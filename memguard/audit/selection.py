@@ -5,9 +5,8 @@
 
 The audit uses the last part, or the first (`audit.window`), that has a prefix and a continuation. A
 document is left out only if no part of it has both, or if its answer is a label: shorter than
-`LABEL_TOKENS`, and shared by at least two other documents and 1 % of all (yes and no, categories),
-so that any model of such documents gives it. Near-duplicates count once: copies of one secret are
-no label.
+`LABEL_TOKENS`, and shared by at least two other documents and 1 % of all (yes and no, categories).
+Near-duplicates count once: copies of one secret are no label.
 """
 
 from collections import Counter
@@ -17,13 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from memguard.audit.windows import (
-    AuditDocument,
-    Part,
-    Window,
-    WindowSettings,
-    list_clusters,
-)
+from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings, list_clusters
 from memguard.errors import DataError
 from memguard.records import CutDocuments, Role
 from memguard.seeds import derive_generator
@@ -102,8 +95,7 @@ def select_windows(
         documents: all candidate documents, in any order.
         probe: defines the continuation and the minimum prefix.
         seed: seed of each bucket's sample, which depends on the ids, not on the order.
-        min_documents: minimum number of trained documents that are long enough, labels included
-            (documents).
+        min_documents: minimum number of trained documents that are long enough, labels too.
         max_documents_per_bucket: size of each bucket's sample; None takes all.
 
     Raises:

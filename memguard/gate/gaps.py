@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
 from memguard.records import AuditReport
 from memguard.records.audit_files import (
@@ -147,7 +145,7 @@ def _compare_documents(
     report: AuditReport, documents: DocumentTable, ran: set[str]
 ) -> Iterator[str]:
     """Yield what the records of the documents have and the report has not."""
-    answered = {name for name, by_N in documents.extracted.items() if np.isfinite(by_N).any()}
+    answered = {name for name, by_N in documents.extracted.items() if (by_N >= 0).any()}
     for probe in sorted(answered - ran):
         yield f"the records have answers of the probe {probe}, which did not run by the report"
     counts = Counter(documents.bucket_N[documents.is_trained_N].tolist())

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-import numpy as np
-
 from memguard import __version__
 from memguard.errors import ConfigError
 from memguard.gate.deciding import Unit, end_sentence
@@ -304,8 +302,7 @@ def _list_findings(audited: Audited) -> Findings:
     risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
     if lost := sorted(risky - set(documents.extracted)):
         return Findings(ids=None, why_not=f"the records have no answers of the probe {lost[0]}")
-    has_none_N = np.array([one is None for one in documents.text_hmac_N], dtype=bool)
-    without_N = documents.is_trained_N & has_none_N
+    without_N = documents.is_trained_N & [one is None for one in documents.text_hmac_N]
     num_without = sum(
         int(((extracted_N == 1) & without_N).sum()) for extracted_N in documents.extracted.values()
     )

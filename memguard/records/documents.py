@@ -4,9 +4,7 @@
     PROBE.NAME                          what a probe measured; null: not measured
     PROBE.extracted                     whether a risk of the probe extracts it; null: not measured
     base.*, reference.*                 the same of other models
-
-Documents that could not be audited are rows of the file, with the reason in the column
-``not_audited``; no array here has them.
+    not_audited                         why it could not be audited: such rows are not read here
 
 A finding is a document that the model was trained on and that one probe extracts; its id is
 ``text_hmac:probe``. Equal texts have one id.
@@ -105,14 +103,6 @@ class DocumentTable:
         if NOT_AUDITED not in self.names:
             return [True] * int(self.file.metadata.num_rows)
         return [reason is None for reason in self._read_all(NOT_AUDITED)]
-
-    @cached_property
-    def unaudited(self) -> Mapping[str | None, str]:
-        """Reasons of the documents that could not be audited, by keyed hash."""
-        if NOT_AUDITED not in self.names:
-            return {}
-        rows = zip(self._read_all("text_hmac"), self._read_all(NOT_AUDITED), strict=True)
-        return {digest: reason for digest, reason in rows if reason is not None}
 
     @cached_property
     def text_hmac_N(self) -> NDArray[Any]:

@@ -46,12 +46,7 @@ RiskName = Literal["verbatim", "near_verbatim", "attack_cost", "attack"]
 """Extraction methods: greedy text that matches exactly or nearly, text sampled within the limit of
 queries, text extracted verbatim by the best of the attacks that ran."""
 
-LIMIT_DECADES, LIMIT_TOKENS = 6, 50
-WITHIN_LIMIT = (
-    f"within the limit (10^{LIMIT_DECADES} queries for {LIMIT_TOKENS} tokens, fewer for shorter "
-    "answers)"
-)
-"""The limit as pages explain it."""
+WITHIN_LIMIT = "within the limit (10^6 queries for 50 tokens, fewer for shorter answers)"
 
 
 def find_query_limit(continuation_tokens_N: "NDArray[Any]") -> "NDArray[np.float64]":
@@ -60,8 +55,8 @@ def find_query_limit(continuation_tokens_N: "NDArray[Any]") -> "NDArray[np.float
     For S tokens 6 * min(1, S / 50), as strict for each token of a short answer as for those of a
     long one: unseen answers of two to four tokens would mostly be sampled within 10^6 queries.
     """
-    share_N: NDArray[np.float64] = (continuation_tokens_N / LIMIT_TOKENS).clip(max=1)
-    return LIMIT_DECADES * share_N
+    limit_N: NDArray[np.float64] = 6 * (continuation_tokens_N / 50).clip(max=1)
+    return limit_N
 
 
 RISK_NAMES: dict[RiskName, str] = {

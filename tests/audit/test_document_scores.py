@@ -200,4 +200,3 @@ def test_documents_that_were_not_audited_are_rows_with_a_reason_which_readers_le
     table = DocumentTable(file=parquet.ParquetFile(tmp_path / "records.parquet"))
     assert (len(table), table.id_N.tolist()) == (2, ["d0", "d1"])
     assert table.numbers("continuation_tokens").tolist() == [5, 5]
-    assert table.unaudited == {"b": "label"}

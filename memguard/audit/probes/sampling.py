@@ -79,7 +79,6 @@ class SamplingProbe(Probe):
     """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
 
     VERSION: ClassVar[int] = 2
-
     metrics: ClassVar[tuple[Metric, ...]] = (
         rate_metric(
             "never",
