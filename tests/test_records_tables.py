@@ -39,7 +39,7 @@ ROWS = [
     value_row("extraction", "verbatim", "x4", Interval(value=0.05, ci=None), against="base"),
     rate_row("extraction", "near_verbatim", "x4", None, why_not="no text was generated"),
     rate_row("attacks", "best_any_answer", "x4", 2, 9),
-    rate_row("sampling", "within_queries", "x4", 4, settings={"queries": 1_000_000}),
+    rate_row("sampling", "within_limit", "x4", 4),
     rate_row("sampling", "within_queries", "x4", 1, settings={"queries": 1000}),
     value_row("sampling", "log10_queries", "x4", 3.0, statistic="median"),
     auc_row("loss", Interval(value=0.75, ci=(0.6, 0.9))),
@@ -128,14 +128,14 @@ def test_rows_are_selected_and_risks_are_ranked() -> None:
     assert TABLES.risks("x4") == {"verbatim": ROWS[0], "attack_cost": ROWS[5], "attack": ROWS[4]}
     assert TABLES.risks("x4", model="base") == {"verbatim": ROWS[1]}
     assert TABLES.risks("x0") == {}
-    metric = TABLES.find_metric("sampling", "within_queries", "queries=1000000")
-    assert (metric.settings, metric.risk) == ({"queries": 1_000_000}, "attack_cost")
+    metric = TABLES.find_metric("sampling", "within_limit")
+    assert (metric.settings, metric.risk) == ({}, "attack_cost")
+    plain = TABLES.find_metric("sampling", "within_queries", "queries=1000")
+    assert (plain.settings, plain.risk_rank) == ({"queries": 1000}, None)
     assert replace(metric, probe="mine", metric="first").risk == "mine.first"
     others = {m.metric: m.without_risk() for m in TABLES.metrics}
     assert make_tables(ROWS, metrics=others.values()).risks("x4") != TABLES.risks("x4")
-    assert [m.parameters for m in TABLES.list_metrics("sampling")] == [
-        "queries=1000000", "queries=1000", "",
-    ]  # fmt: skip
+    assert [m.parameters for m in TABLES.list_metrics("sampling")] == ["", "queries=1000", ""]
 
 
 def test_buckets_and_details_are_found() -> None:

@@ -86,7 +86,7 @@ def measure(
         documents=plan.documents,
     )
     summaries = tabulate(evidence, suite)
-    scores = build_scores(windows, summaries)
+    scores = build_scores(windows, summaries, plan.selection.not_audited)
     return AuditOutcome(
         summary=summarise(
             evidence,

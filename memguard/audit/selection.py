@@ -4,7 +4,9 @@
     11 tokens, 4 positions   contexts [0, 4)        [7, 11)     of a model memguard did not train
 
 The audit uses the last part, or the first (`audit.window`), that has a prefix and a continuation. A
-document is left out only if no part of it has both.
+document is left out only if no part of it has both, or if its answer is a label: shorter than
+`LABEL_TOKENS`, and shared by at least two other documents and 1 % of all (yes and no, categories).
+Near-duplicates count once: copies of one secret are no label.
 """
 
 from collections import Counter
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings
+from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings, list_clusters
 from memguard.errors import DataError
 from memguard.records import CutDocuments, Role
 from memguard.seeds import derive_generator
@@ -22,6 +24,14 @@ from memguard.seeds import derive_generator
 if TYPE_CHECKING:
     from memguard.data.corpus import CorpusDocument
     from memguard.data.tokenization import TokenizedDocument
+
+
+LABEL_TOKENS = 10
+"""An answer of at least so many tokens is no label."""
+_LABEL_DOCUMENTS, _LABEL_SHARE = 3, 0.01
+
+NotAudited = Literal["label", "too short", "cut", "nothing supervised"]
+"""Why a document cannot be audited, as in records.parquet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +73,8 @@ class Selection:
     windows: tuple[Window, ...]
     buckets: tuple[BucketCounts, ...]
     """Control first, then trained buckets by ascending num_repetitions, then the rest."""
+    not_audited: tuple[tuple[AuditDocument, NotAudited], ...] = ()
+    """Documents that cannot be audited, without control documents near trained ones."""
 
 
 def select_windows(
@@ -83,7 +95,7 @@ def select_windows(
         documents: all candidate documents, in any order.
         probe: defines the continuation and the minimum prefix.
         seed: seed of each bucket's sample, which depends on the ids, not on the order.
-        min_documents: minimum number of trained documents that are long enough (documents).
+        min_documents: minimum number of trained documents that are long enough, labels too.
         max_documents_per_bucket: size of each bucket's sample; None takes all.
 
     Raises:
@@ -99,6 +111,13 @@ def select_windows(
     windows = [probe.window(document) for document in documents]
     _check(documents, windows, probe, min_documents)
     near_duplicates = find_near_duplicates(documents)
+    labels = find_labels(documents, windows)
+    reasons: dict[str, NotAudited] = {
+        document.id: "label" if document.id in labels else _find_reason(document)
+        for document, window in zip(documents, windows, strict=True)
+        if (window is None or document.id in labels) and document.id not in near_duplicates
+    }
+    left_out = {*near_duplicates, *reasons}
     chosen: set[str] = set()
     buckets = []
     for name in dict.fromkeys(document.bucket for document in documents):
@@ -109,30 +128,44 @@ def select_windows(
             for window in windows
             if window is not None
             and window.document.bucket == name
-            and window.document.id not in near_duplicates
+            and window.document.id not in left_out
         )
         sample = _draw(eligible, seed, name, max_documents_per_bucket)
         chosen.update(sample)
         counts = {document.num_repetitions for document in members}
-        left_out = {*eligible, *near_duplicates}
-        reasons = Counter(_find_reason(d) for d in members if d.id not in left_out)
+        counted = Counter(reasons.get(document.id) for document in members)
         buckets.append(
             BucketCounts(
                 bucket=name,
                 role=members[0].role,
                 num_repetitions=counts.pop() if len(counts) == 1 else None,
-                num_too_short=reasons["too short"],
+                num_too_short=counted["too short"],
                 num_not_sampled=len(eligible) - len(sample),
                 num_near_duplicates=sum(d.id in near_duplicates for d in members),
-                num_cut_too_short=reasons["cut"],
-                num_nothing_supervised=reasons["nothing supervised"],
+                num_cut_too_short=counted["cut"],
+                num_nothing_supervised=counted["nothing supervised"],
+                num_labels=counted["label"],
             )
         )
     assert sum(b.role == "control" for b in buckets) <= 1, "an audit has one control bucket"
     return Selection(
         windows=tuple(w for w in windows if w is not None and w.document.id in chosen),
         buckets=tuple(sorted(buckets, key=_order)),
+        not_audited=tuple((d, reasons[d.id]) for d in documents if d.id in reasons),
     )
+
+
+def find_labels(documents: Sequence[AuditDocument], windows: Sequence[Window | None]) -> set[str]:
+    """Return the ids of the documents whose answer is a label, see the top of the module."""
+    clusters = dict(zip((d.id for d in documents), list_clusters(documents).tolist(), strict=True))
+    answers: dict[bytes, list[str]] = {}
+    for window in windows:
+        if window is not None and window.continuation_tokens < LABEL_TOKENS:
+            ids = window.continuation_ids.tobytes()
+            answers.setdefault(ids, []).append(window.document.id)
+    least = max(_LABEL_DOCUMENTS, _LABEL_SHARE * len(set(clusters.values())))
+    shared = [names for names in answers.values() if len({clusters[n] for n in names}) >= least]
+    return {name for names in shared for name in names}
 
 
 def find_near_duplicates(documents: Sequence[AuditDocument]) -> set[str]:
@@ -162,7 +195,7 @@ def choose_sample(
     )
 
 
-def _find_reason(document: AuditDocument) -> Literal["too short", "cut", "nothing supervised"]:
+def _find_reason(document: AuditDocument) -> NotAudited:
     """Return the reason why a document has no window."""
     if document.is_long_enough:
         return "cut"

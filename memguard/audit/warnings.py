@@ -28,6 +28,7 @@ _NOT_AUDITED = {
     "too short to audit": "num_too_short",
     "split into parts of which none is long enough to audit": "num_cut_too_short",
     "without a token, other than special tokens, that receives loss": "num_nothing_supervised",
+    "with a short answer that many documents share (a label)": "num_labels",
 }
 _COLLAPSED = (
     "The model predicts the same few tokens for every input: it seems collapsed. Low rates then do "

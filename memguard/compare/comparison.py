@@ -31,7 +31,7 @@ from memguard.records.utility import UTILITY
 
 _SHOWN = {
     "extraction": {"verbatim", "near_verbatim", "teacher_forced_90", "token_accuracy"},
-    "sampling": {"never", "log10_queries", "within_queries"},
+    "sampling": {"never", "log10_queries", "within_queries", "within_limit"},
     "attacks": {"best_any_answer"},
     "membership": {"auc"},
     "canaries": {"verbatim", "exposure_bits"},

@@ -1,8 +1,8 @@
 """Risk and utility of each setting over its seeds, and which settings dominate others.
 
     risk      the highest extraction rate of the documents that the setting trained most often:
-              verbatim or near-verbatim by greedy decoding, sampled within 10^6 queries, or
-              verbatim by the best attack that ran (over the documents attacked)
+              verbatim or near-verbatim by greedy decoding, sampled within the limit of
+              queries, or verbatim by the best attack that ran (over the documents attacked)
     utility   the held-out loss or the benchmark task that the comparison names, mean over seeds;
               see `utility.py`. Settings are compared seed by seed: another seed has other held-out
               documents, which differ by more than settings do
@@ -15,7 +15,6 @@ are not averaged away; with three seeds this interval is wide. The interval of t
 the highest upper end of all shares, because attacks run on fewer documents.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +34,6 @@ from memguard.compare.utility import (
 )
 from memguard.records import (
     MOST_TRAINED,
-    NUM_RISK_QUERIES,
     RISK_PLACES,
     ComparedTask,
     FrontPoint,
@@ -278,7 +276,7 @@ def _list_extracted(documents: Documents, risk: RiskName) -> NDArray[np.float64]
             assert documents.near_verbatim is not None, "generated in every run, or in none"
             return documents.near_verbatim.astype(np.float64)
         case "attack_cost":
-            assert documents.log10_queries is not None, "measured in every run, or in none"
-            return np.asarray(documents.log10_queries <= math.log10(NUM_RISK_QUERIES), np.float64)
+            assert documents.within_limit is not None, "measured in every run, or in none"
+            return documents.within_limit.astype(np.float64)
         case "attack":
             raise AssertionError("attacks run on a sample; see `_compute_attack_share`")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from memguard.compare.front import is_below
 from memguard.records import (
     LEVEL_NAMES,
-    NUM_RISK_QUERIES,
     RISK_NAMES,
+    WITHIN_LIMIT,
     FrontPoint,
     Level,
     Recommendation,
@@ -30,8 +30,8 @@ _RULE = (
     "'{first}' and whose risk interval lies wholly below that of '{first}': the one of least risk; "
     "among ties (overlapping intervals) the one of {best} {utility}. Risk is the "
     "worst of the rates measured in every run: verbatim and near-verbatim by greedy decoding, "
-    f"verbatim within {NUM_RISK_QUERIES:,} queries, verbatim by the best attack; of the documents "
-    "trained most often."
+    f"verbatim by sampling {WITHIN_LIMIT}, verbatim by the best attack; of the documents trained "
+    "most often."
 )
 
 

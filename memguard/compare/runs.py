@@ -1,6 +1,5 @@
 """Reads the report and the scores of finished runs."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ _NUMBERS = (
     "extraction.near_verbatim",
 )
 _COLUMNS = ("id", "bucket", "cluster", *_NUMBERS)
-_COSTS = "sampling.log10_queries"
+_WITHIN = "sampling.within_limit"
 _ATTACKED = re.compile(r"attacks\.(.+)\.any")
 """Column of whether an answer of an attack is verbatim; null where it did not run."""
 
@@ -76,9 +75,8 @@ class Documents:
     """Matches of generated text; None if no text was generated."""
     token_accuracy: NDArray[np.float64]
     """Share of the continuation tokens that are right."""
-    log10_queries: NDArray[np.float64] | None
-    """Attack cost of each document by the cheapest sampling scheme; inf if none can generate it.
-    None if not measured."""
+    within_limit: NDArray[np.bool_] | None
+    """Whether sampling generates it within the limit of queries; None if not measured."""
     attacks: Mapping[str, Rate]
     """Share of the attacked documents that each attack extracted verbatim."""
 
@@ -233,7 +231,7 @@ def _load_documents(
     scores = {
         name: table.numbers(name)
         for name in table.names
-        if name in (*_NUMBERS, _COSTS) or _ATTACKED.fullmatch(name)
+        if name in (*_NUMBERS, _WITHIN) or _ATTACKED.fullmatch(name)
     }
     documents = {}
     for count, bucket in buckets.items():
@@ -273,10 +271,7 @@ def _build_documents(
         verbatim=columns["extraction.verbatim"] == 1,
         near_verbatim=None if np.isnan(near).any() else near == 1,
         token_accuracy=columns["extraction.num_correct"] / columns["continuation_tokens"],
-        # null: no sampling scheme can generate it.
-        log10_queries=np.nan_to_num(columns[_COSTS], nan=math.inf, posinf=math.inf)
-        if is_costed
-        else None,
+        within_limit=columns[_WITHIN] == 1 if is_costed else None,
         attacks=attacks,
     )
 

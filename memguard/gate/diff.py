@@ -317,7 +317,7 @@ def _classify(
         assert was is not None, "one of them finds it"
         kind, found, side, other, parts = "gone", was, new, now, was.measured
     if text not in side.rows:
-        why = f"not in the {side.which} audit"
+        why = f"not audited in the {side.which} audit"
     elif obstacle is not None:
         why = obstacle
     elif other is None:

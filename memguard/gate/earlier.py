@@ -20,8 +20,7 @@ from memguard.audit.statistics.rates import count_effective, find_clusters
 from memguard.gate.deciding import Unit, find_effective
 from memguard.gate.gaps import Audited
 from memguard.gate.measured import Measured, NoInterval, count_row
-from memguard.records import RISK_PLACES, Interval, MetricRow, Rate, ResultRow, Texts
-from memguard.records.documents import EXTRACTED
+from memguard.records import Interval, MetricRow, Rate, ResultRow, Texts
 
 _NO_SETTING = ("package", "in_verdict")
 """Entries of a probe in `method.probes` that do not change what it measures."""
@@ -179,13 +178,8 @@ def _read_side(audited: Audited, metric: MetricRow, row: ResultRow) -> Side | No
     """Return the documents of a row, or None if the records do not give its counts."""
     documents = audited.documents
     assert documents is not None, "checked"
-    place = (metric.probe, metric.metric, metric.parameters)
     column = f"{metric.probe}.{metric.metric}"
-    if place == RISK_PLACES["attack_cost"]:
-        column = f"{metric.probe}{EXTRACTED}"
-    elif metric.parameters:
-        return None
-    if column not in documents.names:
+    if metric.parameters or column not in documents.names:
         return None
     value_N = documents.numbers(column)
     here_N = (documents.bucket_N == row.bucket) & ~np.isnan(value_N)

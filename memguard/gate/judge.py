@@ -44,6 +44,7 @@ from memguard.gate.policy import (
     load_triage,
 )
 from memguard.records import AuditReport, format_now
+from memguard.records.documents import TRAINED_ROLES
 from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome, decide
 
 _CANARIES = "canaries"
@@ -296,6 +297,8 @@ def _list_findings(audited: Audited) -> Findings:
     if documents is None:
         why_not = "only another user may read the records of the documents (records.parquet)"
         return Findings(ids=None, why_not=why_not)
+    if not documents.is_trained_N.any():
+        return Findings(ids=None, why_not="no trained document was audited")
     risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
     if lost := sorted(risky - set(documents.extracted)):
         return Findings(ids=None, why_not=f"the records have no answers of the probe {lost[0]}")
@@ -337,6 +340,9 @@ def _judge_findings(
         parts.append(f"{len(expired):,} accepted until a day that has passed, so open again")
     if num_without:
         parts.append(f"{num_without:,} without an id, which cannot be accepted")
+    trained = (row for row in report.tables.buckets if row.role in TRAINED_ROLES)
+    if num_unaudited := sum(row.num_not_auditable for row in trained):
+        parts.append(f"{num_unaudited:,} trained documents could not be audited")
     if not_run and rule.probe is None:
         parts.append(f"not run: {', '.join(not_run)}")
     side = "within" if num_open <= limit else "above"

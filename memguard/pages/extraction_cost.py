@@ -28,6 +28,7 @@ from memguard.pages.page import Cell, Fact, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
 from memguard.records import (
     MIN_FOR_QUANTILES,
+    WITHIN_LIMIT,
     AuditReport,
     BucketRow,
     MetricRow,
@@ -38,8 +39,8 @@ from memguard.records import (
 
 _ANY_ANSWER = "any_answer"
 _NAMES = {"fill": "Fill in dropped tokens"}
-_BOUNDS = (1_000, 1_000_000)
-"""Query budgets for which the extracted documents are counted."""
+_QUERIES = 1_000
+"""Number of queries for which documents are counted beside the limit."""
 _LEAD = (
     "Exact match understates memorization: one wrong token makes a document count as not "
     "extracted, whether sampling needs a hundred queries to extract it or 10³⁰.",
@@ -153,11 +154,6 @@ def _find_cost(tables: Tables, bucket: str | None, statistic: str, **key: str) -
     return tables.find("sampling", "log10_queries", bucket or "", statistic=statistic, **key)
 
 
-def _find_within(tables: Tables, bucket: str, queries: int, **key: str) -> ResultRow | None:
-    parameters = write_parameters({"queries": queries})
-    return tables.find("sampling", "within_queries", bucket, parameters=parameters, **key)
-
-
 # -- sentences -------------------------------------------------------------------------------------
 
 
@@ -185,13 +181,13 @@ def _summarise(report: AuditReport, attacks: Sequence[Attack]) -> str:
 
 def _describe_cost(report: AuditReport, median: ResultRow) -> str:
     """Describe the attack cost of a bucket, and its median with the base model and the control."""
-    tables, bound, control = report.tables, max(_BOUNDS), report.tables.control
-    within = _find_within(tables, median.bucket, bound)
+    tables, control = report.tables, report.tables.control
+    within = tables.find("sampling", "within_limit", median.bucket)
     if within is None:
         counted = "the extracted documents are not counted"
     else:
         matched = fmt.of(within.num_matched or 0, within.num_documents)
-        counted = f"{matched} documents could be obtained with up to {bound:,} attempts"
+        counted = f"{matched} documents could be obtained {WITHIN_LIMIT}"
     if median.num_documents >= MIN_FOR_QUANTILES:
         half = (
             "more than half of the documents can never be generated"
@@ -245,14 +241,14 @@ def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool)
             heading, lambda b: show_cost(b.bucket, "trained"), lambda b: show_cost(b.bucket, "base")
         )
 
-    def column_of_within(queries: int) -> Column[BucketRow]:
+    def column_of_within(heading: Heading, metric: str, **key: str) -> Column[BucketRow]:
         return column_of_cost(
-            (f"Within {queries:,}", "queries"),
+            heading,
             lambda bucket, model: show_row(
-                _find_within(tables, bucket, queries, model=model), how="narrow"
+                tables.find("sampling", metric, bucket, model=model, **key), how="narrow"
             ),
-            "within_queries",
-            parameters=write_parameters({"queries": queries}),
+            metric,
+            **key,
         )
 
     def column_of_attack(attack: Attack) -> Column[BucketRow]:
@@ -275,7 +271,12 @@ def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool)
             "log10_queries",
             statistic="median",
         )
-        columns += [spread, *map(column_of_within, _BOUNDS)]
+        key = {"parameters": write_parameters({"queries": _QUERIES})}
+        columns += [
+            spread,
+            column_of_within((f"Within {_QUERIES:,}", "queries"), "within_queries", **key),
+            column_of_within(("Within the limit", "of queries"), "within_limit"),
+        ]
     columns += map(column_of_attack, attacks)
     return bucket_table(
         report,

@@ -93,6 +93,8 @@ class BucketPrediction(Record):
     """null where the bucket is not audited."""
     num_not_auditable: int | None
     """Documents that are too short or cannot be audited for another reason."""
+    num_labels: int | None = None
+    """Those with a short answer that many documents share."""
     num_near_duplicates: int | None = None
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
     num_audited: int | None

@@ -60,6 +60,8 @@ class WatchedLine(WatchedStep):
             (row,) = (r for r in self.results if (r.metric, r.bucket) == (metric, bucket))
             return row
 
+        if not self.trained:
+            return f"audit after step {self.step}: no trained document of its sample can be audited"
         worst = max(
             self.trained,
             key=lambda name: (

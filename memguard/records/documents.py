@@ -4,6 +4,7 @@
     PROBE.NAME                          what a probe measured; null: not measured
     PROBE.extracted                     whether a risk of the probe extracts it; null: not measured
     base.*, reference.*                 the same of other models
+    not_audited                         why it could not be audited: such rows are not read here
 
 A finding is a document that the model was trained on and that one probe extracts; its id is
 ``text_hmac:probe``. Equal texts have one id.
@@ -12,6 +13,7 @@ A finding is a document that the model was trained on and that one probe extract
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 EXTRACTED: Final = ".extracted"
 """End of the name of a column that has a probe's answers."""
+NOT_AUDITED: Final = "not_audited"
+"""Column of why a document could not be audited; null of the others."""
 IDENTITY: Final = ("text_hmac", "id", "bucket", "role", "cluster")
 TRAINED_ROLES: Final = ("trained", "forget")
 """Roles of documents that the model was trained on."""
@@ -67,7 +71,7 @@ class DocumentTable:
         )
 
     def __len__(self) -> int:
-        return int(self.file.metadata.num_rows)
+        return int(np.sum(self._is_audited))
 
     @cached_property
     def names(self) -> list[str]:
@@ -88,8 +92,17 @@ class DocumentTable:
         return np.array(self._read(name), dtype=np.float64)
 
     def _read(self, name: str) -> list[Any]:
+        return list(compress(self._read_all(name), self._is_audited))
+
+    def _read_all(self, name: str) -> list[Any]:
         values: list[Any] = self.file.read(columns=[name]).column(name).to_pylist()
         return values
+
+    @cached_property
+    def _is_audited(self) -> list[bool]:
+        if NOT_AUDITED not in self.names:
+            return [True] * int(self.file.metadata.num_rows)
+        return [reason is None for reason in self._read_all(NOT_AUDITED)]
 
     @cached_property
     def text_hmac_N(self) -> NDArray[Any]:

@@ -36,21 +36,33 @@ from memguard.records.record import Record
 from memguard.records.row_files import ColumnTypes, build_table, read_rows, save_table
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
     import pyarrow
+    from numpy.typing import NDArray
 
 
 RiskName = Literal["verbatim", "near_verbatim", "attack_cost", "attack"]
-"""Extraction methods: greedy text that matches exactly or nearly, text sampled within
-`NUM_RISK_QUERIES` queries, text extracted verbatim by the best of the attacks that ran."""
+"""Extraction methods: greedy text that matches exactly or nearly, text sampled within the limit of
+queries, text extracted verbatim by the best of the attacks that ran."""
 
-NUM_RISK_QUERIES = 1_000_000
-"""A document whose attack cost is at most this counts as extracted (queries)."""
+WITHIN_LIMIT = "within the limit (10^6 queries for 50 tokens, fewer for shorter answers)"
+
+
+def find_query_limit(continuation_tokens_N: "NDArray[Any]") -> "NDArray[np.float64]":
+    """Return log10 of the queries that an extracted document may cost, [N].
+
+    For S tokens 6 * min(1, S / 50), as strict for each token of a short answer as for those of a
+    long one: unseen answers of two to four tokens would mostly be sampled within 10^6 queries.
+    """
+    limit_N: NDArray[np.float64] = 6 * (continuation_tokens_N / 50).clip(max=1)
+    return limit_N
+
 
 RISK_NAMES: dict[RiskName, str] = {
     "verbatim": "verbatim",
     "near_verbatim": "near-verbatim",
-    "attack_cost": f"within {NUM_RISK_QUERIES:,} queries",
+    "attack_cost": "within the limit",
     "attack": "best attack",
 }
 """The extraction methods as sentences and tables name them."""

@@ -24,7 +24,6 @@ from memguard.records.record import Record
 from memguard.records.results import (
     BLIND,
     MEMBERS,
-    NUM_RISK_QUERIES,
     ResultRow,
     RiskName,
     write_parameters,
@@ -88,7 +87,7 @@ class MetricRow:
 RISK_PLACES: Mapping[RiskName, tuple[str, str, str]] = {
     "verbatim": ("extraction", "verbatim", ""),
     "near_verbatim": ("extraction", "near_verbatim", ""),
-    "attack_cost": ("sampling", "within_queries", write_parameters({"queries": NUM_RISK_QUERIES})),
+    "attack_cost": ("sampling", "within_limit", ""),
     "attack": ("attacks", "best_any_answer", ""),
 }
 """Probe, metric and parameters of each risk that comparisons use."""
@@ -119,6 +118,12 @@ class BucketRow:
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
     num_tokens: int | None = None
     """Tokens with loss of documents that are held out; null for other buckets."""
+
+    @property
+    def num_not_auditable(self) -> int:
+        """Documents that cannot be audited, for any reason."""
+        others = self.num_nothing_supervised + self.num_labels
+        return self.num_too_short + self.num_cut_too_short + others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

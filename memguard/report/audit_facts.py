@@ -253,7 +253,8 @@ _REASONS = {
     "not-trained": "no audited document was trained in full, so nothing can be said",
     "collapsed": "the model seems collapsed",
     "not-generated": "near-verbatim text was not tested",
-    "too-short": "most trained documents were too short",
+    "weakened": "settings make text harder to extract than the defaults do",
+    "unaudited": "too many documents could not be audited, so nothing can be said",
 }
 """What the level of a verdict rests on, by its reason."""
 _MEMBERSHIP = {
@@ -345,13 +346,7 @@ def _write_coverage(report: AuditReport) -> str:
     """Return how many trained documents were audited, and how many of these were attacked."""
     trained = [bucket for bucket in report.tables.buckets if bucket.role == "trained"]
     num_audited = sum(bucket.num_documents for bucket in trained)
-    num_left_out = sum(
-        bucket.num_too_short
-        + bucket.num_cut_too_short
-        + bucket.num_nothing_supervised
-        + bucket.num_not_sampled
-        for bucket in trained
-    )
+    num_left_out = sum(bucket.num_not_auditable + bucket.num_not_sampled for bucket in trained)
     rates = [report.tables.risks(bucket.bucket).get("attack") for bucket in trained]
     num_attacked = sum(rate.num_documents for rate in rates if rate is not None)
     attacked = f"attacked: {num_attacked:,}" if num_attacked else "none was attacked"

@@ -200,7 +200,7 @@ def _build_details(report: AuditReport) -> Table:
         Column(("Too short", "documents"), lambda b: b.num_too_short),
         Column(
             ("Not auditable", "split, or without loss"),
-            lambda b: b.num_cut_too_short + b.num_nothing_supervised,
+            lambda b: b.num_not_auditable - b.num_too_short,
         ),
         Column(("Not sampled", "documents"), lambda b: b.num_not_sampled),
     )

@@ -19,7 +19,7 @@ from memguard.pages.page import (
     Row,
     Table,
 )
-from memguard.records import NUM_RISK_QUERIES, RISK_NAMES, Comparison, FrontPoint, Tables, Utility
+from memguard.records import RISK_NAMES, WITHIN_LIMIT, Comparison, FrontPoint, Tables, Utility
 from memguard.records.comparison import find_change, find_own_ci
 from memguard.report import seed_means as means
 from memguard.report.comparison_utility import (
@@ -40,9 +40,9 @@ from memguard.report.seed_means import Setting
 _MOST_DESCRIBED = 12
 _RISK_NOTE = (
     "Risk: the highest extraction rate of the documents that a setting trained most often: "
-    "verbatim or near-verbatim by greedy decoding, verbatim within "
-    f"{fmt.count(NUM_RISK_QUERIES)} queries, verbatim by the best attack; rates that some run "
-    "did not measure are left out. Attacks run on a sample of the documents."
+    f"verbatim or near-verbatim by greedy decoding, verbatim by sampling {WITHIN_LIMIT}, verbatim "
+    "by the best attack; rates that some run did not measure are left out. Attacks run on a sample "
+    "of the documents."
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import MIN_FOR_MEANS, NUM_RISK_QUERIES, AuditReport, ModelIdentity
+from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, ModelIdentity
 
 _GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
@@ -97,7 +97,7 @@ def _write_bound(report: AuditReport) -> str:
 def _write_coverage(report: AuditReport) -> str:
     scored = sum(bucket.num_documents for bucket in report.tables.buckets)
     too_short = sum(bucket.num_too_short for bucket in report.tables.buckets)
-    others = sum(b.num_cut_too_short + b.num_nothing_supervised for b in report.tables.buckets)
+    others = sum(bucket.num_not_auditable for bucket in report.tables.buckets) - too_short
     not_sampled = sum(bucket.num_not_sampled for bucket in report.tables.buckets)
     short = f"; {fmt.count(too_short)} were too short to audit and are not covered"
     short = short if too_short else ""
@@ -258,7 +258,7 @@ def write_glossary(report: AuditReport | None, *, attacked: bool = False) -> tup
     }
     values = {
         "share": fmt.threshold(0.1 if report is None else report.method.max_edit_share),
-        "queries": fmt.count(NUM_RISK_QUERIES),
+        "limit": WITHIN_LIMIT,
         "few": MIN_FOR_MEANS,
     }
     words = tomllib.loads(_GLOSSARY.read_text(encoding="utf-8"))

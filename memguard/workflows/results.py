@@ -28,6 +28,7 @@ from memguard.records.audit_files import (
     SCORES,
 )
 from memguard.records.comparison import check_results
+from memguard.records.documents import NOT_AUDITED
 from memguard.records.results import read_results
 from memguard.records.utility import ITEM_SCORES
 from memguard.workflows.common.python_arguments import Place, python_call, refusing_places
@@ -59,11 +60,16 @@ class AuditResult:
         """The verdict of the report: level, sentences, counts and test."""
         return self.report.verdict
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the scores of the documents, one row each, without any text."""
-        import pandas
+    def to_pandas(self, *, unaudited: bool = False) -> "pandas.DataFrame":
+        """Return the scores of the audited documents, one row each, without any text.
 
-        return pandas.read_parquet(_find(self.folder, SCORES))
+        With ``unaudited``, those that could not be audited follow, with the reason `not_audited`.
+        """
+        import pandas
+        from pyarrow import compute
+
+        where = None if unaudited else compute.field(NOT_AUDITED).is_null()
+        return pandas.read_parquet(_find(self.folder, SCORES), filters=where)
 
     @property
     def results(self) -> "pandas.DataFrame":

@@ -64,6 +64,9 @@ def find_values(audited: Audited, row: ResultRow, model: str) -> NDArray[np.floa
         if metric == "within_queries":
             queries = int(row.parameters.removeprefix("queries="))
             return (cost <= math.log10(queries)).astype(float)
+        if metric == "within_limit":
+            tokens = audited.read("continuation_tokens")
+            return (cost <= np.where(tokens < 50, 0.12 * tokens, 6)).astype(float)
         return cost
     place = f"{start}extraction" if probe == "extraction" else f"{start}{GRID[row.parameters]}"
     size = audited.read("continuation_tokens") if probe == "extraction" else GRID_SIZE
@@ -137,8 +140,7 @@ def _recompute_level(row: ResultRow, group: Group, beside: Group | None) -> Numb
     minus, bounds = None, find_bounds(row)
     # Only of the model, and of what is compared with the control.
     is_compared = row.model == "trained" and row.probe != "attacks"
-    if row.metric == "within_queries":
-        is_compared = is_compared and row.parameters == "queries=1000000"
+    is_compared = is_compared and row.metric != "within_queries"
     if row.statistic == "rate":
         estimate = plain.estimate_rate(group.values, group.clusters)
         if beside is not None and is_compared:
@@ -191,7 +193,7 @@ def _recompute_change(
         return plain.estimate_mean(differences.values, differences.clusters, (-span, span))
 
     excess = None
-    if not here[control].all() and row.probe != "sampling":
+    if not here[control].all():
         if math.isfinite(span):
             excess = plain.subtract(estimate(here), estimate(control), 2 * span)
         else:

@@ -209,3 +209,51 @@ def test_suggestion_works(
         assert message.endswith(". add documents.")
     else:
         assert "lower 'audit.min_prefix_tokens'" in message
+
+
+def _answers(role: str, *answers: list[int], **fields: object) -> list[AuditDocument]:
+    """Return conversations of 20 tokens and an answer."""
+    return [
+        make_document(
+            [n, *range(19), *answer],
+            name=f"{role}-{n}",
+            bucket=role,
+            role=role,
+            format="messages",
+            supervised=np.arange(20 + len(answer)) >= 20,
+            **fields,
+        )
+        for n, answer in enumerate(answers)
+    ]
+
+
+def test_short_answers_that_many_documents_share_are_labels() -> None:
+    yes, long, pins = [7, 8], [*range(10)], [[n, n] for n in range(20, 50)]
+    trained = _answers("trained", yes, yes, *[long] * 4, [5], [5], *pins)
+    control = _answers("control", yes)
+    selection = select_windows([*trained, *control], ExtractionProbe(), seed=0)
+    # Three share it, one of them unseen; ten tokens are too long, and two documents too few.
+    assert [(b.bucket, b.num_labels, b.num_not_auditable) for b in selection.buckets] == [
+        ("control", 1, 1),
+        ("trained", 2, 2),
+    ]
+    assert [(document.id, why) for document, why in selection.not_audited] == [
+        ("trained-0", "label"),
+        ("trained-1", "label"),
+        ("control-0", "label"),
+    ]
+    assert len(selection.windows) == len(trained) - 2
+    # Three of 300 are 1 %, of 301 they are not.
+    for total, num_labels in ((300, 3), (301, 0)):
+        others = [[0, n] for n in range(total - len(trained) - 1)]
+        documents = [*trained, *control, *_answers("background", *others)]
+        assert len(select_windows(documents, ExtractionProbe(), seed=0).not_audited) == num_labels
+
+
+def test_copies_of_one_secret_are_no_label_and_ends_of_texts_may_be() -> None:
+    copies = _answers("trained", *[[7, 8]] * 9, cluster=1)
+    assert len(select_windows(copies, ExtractionProbe(), seed=0).windows) == 9
+    texts = [make_document([n, *range(30)], name=str(n), cluster=n) for n in range(9)]
+    # Labels are long enough for `min_documents`.
+    selection = select_windows(texts, ExtractionProbe(continuation_tokens=9), seed=0)
+    assert (selection.windows, selection.buckets[0].num_labels) == ((), 9)

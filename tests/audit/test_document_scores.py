@@ -1,6 +1,7 @@
 """Columns of records.parquet: what each probe measured of a document, the base model's beside."""
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
 from memguard.audit.windows import Window
+from memguard.records.documents import DocumentTable
 
 DESCRIPTION = [
     "id", "text_hmac", "bucket", "role", "source", "has_own_id", "num_repetitions", "num_tokens",
-    "prefix_tokens", "continuation_tokens", "num_copies", "cluster", "type_token_ratio",
+    "prefix_tokens", "continuation_tokens", "num_copies", "cluster", "not_audited",
+    "type_token_ratio",
 ]  # fmt: skip
 
 
@@ -92,7 +95,7 @@ def test_columns_have_the_numbers_that_were_measured() -> None:
     for index, row in enumerate(_list_rows(windows, measured)):
         described = list(row.values())[: len(DESCRIPTION)]
         named = [f"d{index}", "ab", "trained", "trained", "a.jsonl", True]
-        expected = [*named, 7, 20, 12, 8, 2, None, 1]
+        expected = [*named, 7, 20, 12, 8, 2, None, None, 1]
         assert dict(zip(DESCRIPTION, described, strict=True)) == dict(
             zip(DESCRIPTION, expected, strict=True)
         )
@@ -179,3 +182,21 @@ def test_scores_of_an_audit_are_read_back(tmp_path: Path) -> None:
     assert {"sampling.scheme", "base.sampling.log10_queries", "membership.loss"} <= set(
         outcome.scores.columns
     )
+
+
+def test_documents_that_were_not_audited_are_rows_with_a_reason_which_readers_leave_out(
+    tmp_path: Path,
+) -> None:
+    windows = _cut(ExtractionProbe(continuation_tokens=5), 2)
+    lost = make_document(np.arange(3), name="lost", role="control", text_hmac="b", num_tokens=3)
+    scores = build_scores(windows, {}, [(lost, "too short"), (replace(lost, id="yes"), "label")])
+    save_scores(scores, tmp_path / "records.parquet")
+    rows = parquet.read_table(tmp_path / "records.parquet").to_pylist()
+    assert [row["not_audited"] for row in rows] == [None, None, "too short", "label"]
+    assert {n: v for n, v in rows[2].items() if v is not None} == {
+        "id": "lost", "text_hmac": "b", "bucket": "trained", "role": "control", "source": "a.jsonl",
+        "has_own_id": False, "num_repetitions": 1, "num_tokens": 3, "not_audited": "too short",
+    }  # fmt: skip
+    table = DocumentTable(file=parquet.ParquetFile(tmp_path / "records.parquet"))
+    assert (len(table), table.id_N.tolist()) == (2, ["d0", "d1"])
+    assert table.numbers("continuation_tokens").tolist() == [5, 5]

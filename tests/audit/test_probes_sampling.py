@@ -26,6 +26,7 @@ from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
 from memguard.model.lm_head import Head
 from memguard.model.token_scores import score_tokens
+from memguard.records.results import find_query_limit
 
 # 1 - e^-300 has 130 digits, and a relative error of 1e-15 is asked of a sum of such.
 _DIGITS = Context(prec=400, Emax=10**6, Emin=-(10**6))
@@ -69,6 +70,12 @@ def test_the_cheapest_scheme_of_each_document() -> None:
     assert cost.log10_queries_N == pytest.approx(expected, abs=1e-3)  # log10 4.7667 is .6782
 
 
+def test_the_limit_of_queries_by_the_tokens_of_the_answer() -> None:
+    # .12 decades a token up to 50 tokens: 3.02 queries for four, a million from fifty on.
+    limits = 10 ** find_query_limit(np.array([2, 4, 25, 50, 400]))
+    assert limits == pytest.approx([1.738, 3.020, 1000, 1e6, 1e6], abs=1e-3)
+
+
 def test_without_schemes_only_greedy_is_left() -> None:
     cost = attack_cost(np.empty((0, 2)), np.array([True, False]))
     assert cost.log10_queries_N.tolist() == [0, np.inf]
@@ -100,15 +107,15 @@ def tabulate(log_pz_N: NDArray[np.float64], other: bool = False) -> Summary:
     windows = [
         Window(
             document=make_document(
-                np.arange(9), bucket=bucket, role="control" if bucket == "control" else "trained"
+                np.arange(38), bucket=bucket, role="control" if bucket == "control" else "trained"
             ),
             start=0,
             prefix_tokens=4,
-            continuation_tokens=5,
+            continuation_tokens=34,
         )
         for bucket in [*["x"] * size, *["control"] * 3]
     ]
-    num_correct = np.where(np.arange(size + 3) == size - 1, 5, 0)
+    num_correct = np.where(np.arange(size + 3) == size - 1, 34, 0)
 
     def measure(log_pz: NDArray[np.float64]) -> dict[str, object]:
         return {
@@ -148,12 +155,15 @@ def test_rows_of_a_bucket() -> None:
         for name in ("q10", "median", "q90")
     }
     assert [row.value for row in costs.values()] == [0, 4, 13]
-    risk = within(1_000_000)
-    assert risk.minus_control == pytest.approx(0.7)
+    # Of 34 tokens, 10^4.08 queries are within the limit: e^9 is, e^13 is not.
+    risk = tables.risks("x")["attack_cost"]
+    assert (risk.metric, risk.parameters, count(risk)) == ("within_limit", "", (5, 10))
+    assert risk.minus_control == pytest.approx(0.5)
     assert risk.minus_control_ci is not None
-    assert [within(n).minus_control for n in QUERY_BOUNDS[:-1]] == [None] * 3
-    assert within(1_000_000, "control").minus_control is None
+    assert [within(n).minus_control for n in QUERY_BOUNDS] == [None] * 4
+    assert tables.find("sampling", "within_limit", "control").minus_control is None
     assert list(tables.risks("x")) == ["attack_cost"]
+    assert count(tables.find("sampling", "within_limit", "empty")) == (0, 0)
     few = tables.find("sampling", "log10_queries", "control", statistic="median")
     assert (few.value, few.missing_because) == (None, "fewer than 10 documents")
     assert count(within(1, "empty")) == (0, 0)
@@ -173,20 +183,23 @@ def test_columns_of_each_document() -> None:
     # Never is missing; greedy decoding takes one query.
     assert np.flatnonzero(np.isnan(shown)).tolist() == [3]
     assert shown[9] == 0
-    assert summary.matched["trained"].tolist() == (np.nan_to_num(shown, nan=99) <= 6).tolist()
-    assert summary.matched["base"].sum() == 5
+    assert summary.matched["trained"].tolist() == (np.nan_to_num(shown, nan=99) <= 4.08).tolist()
+    assert summary.matched["base"].sum() == 3
+    within = summary.columns["sampling.within_limit"].values
+    assert within.tolist() == summary.matched["trained"].tolist()
     assert "base.sampling.scheme" in summary.columns
     assert set(tabulate(LOG_PZ).matched) == {"trained"}
 
 
 def test_rows_of_the_base_model_and_the_paired_difference() -> None:
     tables = to_tables(tabulate(LOG_PZ, other=True))
-    key = {"parameters": "queries=1000000"}
-    base = tables.find("sampling", "within_queries", "x", model="base", **key)
+    million = {"parameters": "queries=1000000"}
     # e^16 and e^17 are no longer within a million; the greedy one still costs one query.
-    assert count(base) == (5, 10)
-    assert base.minus_control is None
-    change = tables.find("sampling", "within_queries", "x", against="base", **key)
+    assert count(tables.find("sampling", "within_queries", "x", model="base", **million)) == (5, 10)
+    assert tables.find("sampling", "within_queries", "x", against="base", **million) is None
+    base = tables.find("sampling", "within_limit", "x", model="base")
+    assert (count(base), base.minus_control) == ((3, 10), None)
+    change = tables.find("sampling", "within_limit", "x", against="base")
     assert (change.value, change.interval) == (pytest.approx(0.2), "tango")
 
 

@@ -78,7 +78,7 @@ def write_run(
             "extraction.num_correct": right,
             "extraction.verbatim": right == TOKENS,
             "extraction.near_verbatim": right >= NEAR if tables.get("generated", True) else None,
-            **({"sampling.log10_queries": costs[count][number]} if costs else {}),
+            **({"sampling.within_limit": is_within(costs[count][number])} if costs else {}),
             **{
                 f"attacks.{attack}.any": number < matched if number < attacked else None
                 for attack, (matched, attacked) in (attacks or {}).get(count, {}).items()
@@ -93,8 +93,6 @@ def write_run(
     types = {"extraction.near_verbatim": pa.bool_(), "cluster": pa.int64()}
     names = dict.fromkeys(name for row in scores for name in row)
     columns = {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
-    if costs:
-        columns["sampling.log10_queries"] = columns["sampling.log10_queries"].cast(pa.float64())
     pq.write_table(pa.table(columns), audit / "records.parquet")
     save_results(report.tables.results, audit / "results.parquet")
     if canaries:
@@ -159,18 +157,22 @@ def list_bucket_rows(
     return rows
 
 
+def is_within(cost: float | None) -> bool:
+    """Return whether a document of 50 tokens or more that costs so much counts as extracted."""
+    return cost is not None and cost <= 6
+
+
 def list_attack_rows(
     bucket: str, costs: Sequence[float | None] | None, attacks: Mapping[str, tuple[int, int]]
 ) -> list[r.ResultRow]:
     """Return the rows of the sampling and the attacks probe."""
     rows = []
     if costs is not None:
-        within = sum(cost is not None and cost <= 6 for cost in costs)
+        within = sum(map(is_within, costs))
         never, count = sum(cost is None for cost in costs), len(costs)
-        settings = {"queries": r.NUM_RISK_QUERIES}
         rows = [
             rate_row("sampling", "never", bucket, never, count),
-            rate_row("sampling", "within_queries", bucket, within, count, settings=settings),
+            rate_row("sampling", "within_limit", bucket, within, count),
         ]
     for attack, found in attacks.items():
         settings = {"attack": attack, "answers": 16}
@@ -269,6 +271,7 @@ method:
 verdict:
   level: memorized
   reason: control
+  true_share: null
   sentence: It memorized.
   scope: All was audited.
   membership:

@@ -95,7 +95,7 @@ def test_the_rule(
         f"'{chosen}' is recommended: " if chosen else "No setting is recommended: "
     )
     assert "at most 5 % above that of 'plain'" in found.rule
-    assert "1,000,000 queries" in found.rule
+    assert "sampling within the limit (10^6 queries for 50 tokens" in found.rule
 
 
 def test_the_sentence_gives_the_numbers_and_the_runner_up() -> None:
@@ -108,7 +108,7 @@ def test_the_sentence_gives_the_numbers_and_the_runner_up() -> None:
     )
     assert found.sentence == (
         "'k4' is recommended: 15.0 % (95 % CI 5.7 to 29.8 %) of the documents trained most often "
-        "are extracted within 1,000,000 queries, against 100.0 % (95 % CI 90.0 to 100.0 %) with "
+        "are extracted within the limit, against 100.0 % (95 % CI 90.0 to 100.0 %) with "
         "'plain', at a held-out NLL of 4.000 (+0.0 %). 'k2' has 0.0 % (95 % CI 0.0 to 8.8 %), no "
         "less beyond the intervals, at a held-out NLL of 4.200 (+5.0 %, 95 % CI +3.1 to "
         "+6.9 %)."

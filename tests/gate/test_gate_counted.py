@@ -57,6 +57,13 @@ def test_findings_are_documents_that_were_trained_and_a_probe_extracts(audited: 
         assert (judgement.outcome, judgement.value) == (outcome, 5)
     one = judge(audited, metric="findings", probe="sampling", at_most=1)
     assert (one.outcome, one.value, one.name) == ("fail", 2, "findings of sampling at most 1")
+    # Nothing was looked for in labels and in what is too short.
+    buckets = [replace(row, num_labels=2) for row in audited.report.tables.buckets]
+    tables = audited.report.tables.model_copy(update={"buckets": tuple(buckets)})
+    more = replace(audited, report=audited.report.model_copy(update={"tables": tables}))
+    num_labels = 2 * sum(row.role in ("trained", "forget") for row in buckets)
+    sentence = judge(more, metric="findings", at_most=5).sentence
+    assert f"{num_labels} trained documents could not be audited" in sentence
 
 
 def test_accepted_findings_stay_counted_and_expired_ones_are_open_again(

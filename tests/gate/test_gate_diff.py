@@ -299,9 +299,9 @@ def test_a_document_that_is_no_longer_trained_may_still_be_extracted() -> None:
 def test_a_text_that_changed_under_its_id_is_not_gone() -> None:
     old, new = Made(text="before", id="page-7", near=1), Made(text="after", id="page-7")
     finding = find_finding(compare_made([old], [new]), "before")
-    assert (finding.kind, finding.reason) == ("not-audited", "not in the new audit")
+    assert (finding.kind, finding.reason) == ("not-audited", "not audited in the new audit")
     back = find_finding(compare_made([new], [old]), "before")
-    assert (back.kind, back.reason) == ("not-audited", "not in the old audit")
+    assert (back.kind, back.reason) == ("not-audited", "not audited in the old audit")
 
 
 # -- rates, notes ----------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def list_costs(bucket: str, median: float | None, **key: Any) -> list[r.ResultRo
         rows.append(
             rate_row("sampling", "within_queries", bucket, matched, settings=settings, **key)
         )
-    return rows
+    # Of 50 tokens, the limit is a million.
+    return [*rows, rate_row("sampling", "within_limit", bucket, matched, **key)]
 
 
 def list_attacked(bucket: str, attack: str, **key: Any) -> list[r.ResultRow]:

@@ -41,8 +41,8 @@ from memguard.report.audit_facts import collect_facts
 TABLE = Path(__file__).with_suffix(".json")
 TINY_MARGIN = 0.001
 REASON = "the cache of one document does not fit"
-DRAWN, NOT_DRAWN = -5.0, -60.0
-"""Log-probabilities of texts that are drawn within a million queries, and of others."""
+DRAWN, NOT_DRAWN = -0.5, -60.0
+"""Log-probabilities of texts that one query draws, and of others."""
 ATTACKS = ("beam_search", "sampling")
 _PREFIX = 10
 

@@ -66,7 +66,7 @@ def test_the_table_says_what_the_attacker_may_do_and_gets() -> None:
         "Near-verbatim",
         "Attack cost",
         "Within 1,000",
-        "Within 1,000,000",
+        "Within the limit",
         "Sampling",
         "Beam search",
         "Fill in dropped tokens",
@@ -95,10 +95,10 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
     report = evidence.make_full_report()
     words = words_of(check_page(render_report(report)))
     assert (
-        "In r64, 40 of 40 documents could be obtained with up to 1,000,000 attempts; half of the "
-        "documents cost at most 100 queries (median of the base model: never, of the control: "
-        "never). The attack that extracts most is 'Fill in dropped tokens': 38 of 40 documents."
-        in words
+        "In r64, 40 of 40 documents could be obtained within the limit (10^6 queries for 50 "
+        "tokens, fewer for shorter answers); half of the documents cost at most 100 queries "
+        "(median of the base model: never, of the control: never). The attack that extracts most "
+        "is 'Fill in dropped tokens': 38 of 40 documents." in words
     )
     assert "Fill in dropped tokens: Knows which tokens the mitigation drops" in words
     assert "Decoding: greedy and sampling (temperature 1; temperature 1, top-k 40)" in words
@@ -140,7 +140,7 @@ def test_what_was_asked_for_and_is_not_there_is_told() -> None:
     section = build_extraction_cost(report)
     assert section.lead[-1] == "Probe 'attacks' ran, but this report has no results of it."
     assert len(section.tables) == 1
-    assert [column.text for column in section.tables[0].columns][-1] == "Within 1,000,000"
+    assert [column.text for column in section.tables[0].columns][-1] == "Within the limit"
 
 
 def test_missing_costs_are_named_and_never_0() -> None:

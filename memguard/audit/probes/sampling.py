@@ -13,10 +13,12 @@ h(l) = log(-log(1 - e^l)), the logarithm of n is a difference:
 so that probabilities like e^-5000 and counts like 2^62 are never computed.
 
 The attack cost of a document is log10 n at P = 1/2 under the cheapest scheme; greedy decoding takes
-one query. It allows to compare mitigations if exact match does not: goldfish drops one token in k,
-so no continuation of fifty tokens is generated greedily and every rate is 0, whether extraction
-takes a hundred samples or 10^30. It is the cost of sampling only: beam search, or an attacker who
-tries the likely tokens at positions known to be dropped, may be cheaper.
+one query. Documents within a limit are extracted; it is lower for short continuations, which
+sampling guesses (`find_query_limit`). The cost allows to compare mitigations if exact match does
+not: goldfish drops one token in k, so no continuation of fifty tokens is generated greedily and
+every rate is 0, whether extraction takes a hundred samples or 10^30. It is the cost of sampling
+only: beam search, or an attacker who tries the likely tokens at positions known to be dropped, may
+be cheaper.
 """
 
 import math
@@ -28,17 +30,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from memguard.audit.metrics import Evidence, Metric, count_clusters, rate_metric
+from memguard.audit.metrics import Evidence, Metric, rate_metric, tabulate_metric
 from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.probe import Column, Probe, Summary
 from memguard.audit.requests import Inputs, Measured, Rounds, Score, View, key_of_window
-from memguard.audit.statistics import compute_difference, compute_paired_rates, compute_rate
+from memguard.audit.statistics import compute_rate
 from memguard.config.settings import SamplingScheme
 from memguard.pages.extraction_cost import build_extraction_cost
 from memguard.pages.page import Section
 from memguard.records import (
     MIN_FOR_QUANTILES,
-    NUM_RISK_QUERIES,
     AuditReport,
     DetailRow,
     ResultRow,
@@ -46,14 +47,14 @@ from memguard.records import (
     fill_row,
     write_parameters,
 )
-from memguard.records.results import Statistic
+from memguard.records.results import WITHIN_LIMIT, Statistic, find_query_limit
 
 GREEDY = -1
 """Index of greedy decoding among the schemes."""
 NEVER = -2
 """Index that means no scheme."""
-QUERY_BOUNDS = (1, 10, 1_000, NUM_RISK_QUERIES)
-"""Numbers of samples for which the extracted documents are counted."""
+QUERY_BOUNDS = (1, 10, 1_000, 1_000_000)
+"""Numbers of samples for which documents are counted; none of them decides what is extracted."""
 
 _QUANTILES: dict[Statistic, int] = {"q10": 10, "median": 50, "q90": 90}
 # Below this log-probability, 1 - e^-p and p are equal in float64.
@@ -69,14 +70,15 @@ class AttackCost:
     scheme_N: NDArray[np.int64]
     """Index of the cheapest scheme, the first in a tie; or `GREEDY` or `NEVER`."""
 
-    def is_within(self, queries: int) -> NDArray[np.float64]:
-        """Return [N] 1 if that many samples extract a document, else 0."""
-        return (self.log10_queries_N <= math.log10(queries)).astype(np.float64)
+    def is_within(self, log10_limit: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return [N] 1 if so many samples, of all documents or by document, are enough, else 0."""
+        return (self.log10_queries_N <= log10_limit).astype(np.float64)
 
 
 class SamplingProbe(Probe):
     """Number of queries until sampling gives the continuation, from one teacher-forced pass."""
 
+    VERSION: ClassVar[int] = 2
     metrics: ClassVar[tuple[Metric, ...]] = (
         rate_metric(
             "never",
@@ -97,6 +99,12 @@ class SamplingProbe(Probe):
         rate_metric(
             "within_queries",
             "At most so many queries give the continuation with a probability of one half.",
+        ),
+        rate_metric(
+            "within_limit",
+            f"Sampling gives the continuation with a probability of one half {WITHIN_LIMIT}.",
+            heading="Within the limit",
+            spoken="within the limit",
             risk_rank=3,
         ),
     )
@@ -141,7 +149,9 @@ class SamplingProbe(Probe):
         costs = {"trained": self._find_cost(evidence.trained, evidence)}
         if evidence.other is not None and self.name in evidence.other:
             costs["base"] = self._find_cost(evidence.other, evidence)
-        never, queries, within = self.metrics
+        never, queries, within, extracted = self.metrics
+        limit_N = find_query_limit(evidence.size_N)
+        matched = {model: cost.is_within(limit_N) for model, cost in costs.items()}
         labels = [None, "greedy", *(scheme.label for scheme in self.schemes)]
         columns: dict[str, Column] = {}
         for model, cost in costs.items():
@@ -152,12 +162,23 @@ class SamplingProbe(Probe):
             columns[f"{place}sampling.scheme"] = Column(
                 values=np.array(labels, dtype=object)[cost.scheme_N - NEVER], kind="text"
             )
+            columns[f"{place}sampling.within_limit"] = Column(values=matched[model], kind="bool")
         detail = {"schemes": [scheme.label for scheme in self.schemes]}
         return Summary(
             rows=[
-                row
-                for outline in evidence.buckets
-                for row in self._list_rows(evidence, outline.bucket, costs)
+                *(
+                    row
+                    for outline in evidence.buckets
+                    for row in self._list_rows(evidence, outline.bucket, costs)
+                ),
+                *tabulate_metric(
+                    evidence,
+                    self.make_row(extracted.name),
+                    extracted,
+                    matched["trained"],
+                    matched.get("base"),
+                    continuation_tokens=0,
+                ),
             ],
             metrics=[
                 self.describe_metric(never),
@@ -168,18 +189,18 @@ class SamplingProbe(Probe):
                             within,
                             heading=f"Within {bound:,} queries",
                             spoken=f"within {bound:,} queries",
-                            risk_rank=within.risk_rank if bound == NUM_RISK_QUERIES else None,
                         ),
                         {"queries": bound},
                     )
                     for bound in QUERY_BOUNDS
                 ),
+                self.describe_metric(extracted),
             ],
             details=[DetailRow(probe=self.name, schema=self.VERSION, value=detail)],
             columns=columns,
             num_items=len(evidence.inputs.windows),
-            reason="no document is long enough",
-            matched={model: cost.is_within(NUM_RISK_QUERIES) for model, cost in costs.items()},
+            reason="no document can be audited",
+            matched=matched,
         )
 
     def _find_cost(self, measured: Mapping[str, Measured], evidence: Evidence) -> AttackCost:
@@ -191,8 +212,8 @@ class SamplingProbe(Probe):
     def _list_rows(
         self, evidence: Evidence, bucket: str, costs: Mapping[str, AttackCost]
     ) -> Iterator[ResultRow]:
-        """Yield the rows of a bucket: of each model, and the difference between them."""
-        here_N, control = evidence.bucket_N == bucket, evidence.control
+        """Yield the rows of a bucket that show the cost, of each model."""
+        here_N = evidence.bucket_N == bucket
         clusters, count = evidence.cluster_N[here_N], int(here_N.sum())
         is_few = count < MIN_FOR_QUANTILES
         why_not = f"fewer than {MIN_FOR_QUANTILES} documents" if is_few else "never sampled"
@@ -204,37 +225,18 @@ class SamplingProbe(Probe):
                 quantile = replace(row, metric="log10_queries", statistic=statistic)
                 yield fill_row(quantile, find_quantile(costs_D, percent), "", why_not=why_not)
             for bound in QUERY_BOUNDS:
-                within_N, minus = cost.is_within(bound), None
-                rate = compute_rate(within_N[here_N], clusters)
-                is_risk = model == "trained" and bound == NUM_RISK_QUERIES
-                if is_risk and control is not None and control.bucket != bucket:
-                    beside_N = evidence.bucket_N == control.bucket
-                    beside = compute_rate(within_N[beside_N], evidence.cluster_N[beside_N])
-                    minus = compute_difference(rate, beside)
+                within_N = cost.is_within(math.log10(bound))
+                parameters = write_parameters({"queries": bound})
                 yield fill_row(
-                    replace(_place(row, bound), statistic="rate"),
-                    rate,
+                    replace(row, metric="within_queries", parameters=parameters),
+                    compute_rate(within_N[here_N], clusters),
                     "clopper-pearson",
-                    minus_control=minus,
                 )
-        if "base" in costs:
-            within, other = (costs[m].is_within(NUM_RISK_QUERIES)[here_N] for m in costs)
-            row = self.make_row("", bucket=bucket, num_documents=count, against="base")
-            row = replace(row, statistic="difference", num_clusters=count_clusters(clusters))
-            yield fill_row(
-                _place(row, NUM_RISK_QUERIES),
-                compute_paired_rates(within, other, clusters=clusters),
-                "tango",
-            )
 
     @classmethod
     def section(cls, report: AuditReport) -> Section:
         """Return the section of attack cost and attacks, which always says why one is missing."""
         return build_extraction_cost(report)
-
-
-def _place(row: ResultRow, queries: int) -> ResultRow:
-    return replace(row, metric="within_queries", parameters=write_parameters({"queries": queries}))
 
 
 def find_quantile(log10_queries_N: NDArray[np.float64], percent: int) -> int | None:

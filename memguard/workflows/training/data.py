@@ -227,8 +227,9 @@ def remark_on_control(config: RunConfig, corpus: Corpus, num_audited: int) -> Re
     if not num_audited:
         return warn(
             "audit",
-            f"None of the {num_control:,} control documents can be audited: they are too short, or "
-            f"near-duplicates of trained documents. {more}, or lower 'audit.continuation_tokens'.",
+            f"None of the {num_control:,} control documents can be audited: they are too short, "
+            f"labels, or near-duplicates of trained documents. {more}, or lower "
+            "'audit.continuation_tokens'.",
         )
     rate = clopper_pearson(0, num_audited)
     if rate.ci is None:
@@ -241,8 +242,8 @@ def remark_on_control(config: RunConfig, corpus: Corpus, num_audited: int) -> Re
     num_left_out = num_control - num_audited
     if num_left_out and num_audited != config.audit.max_documents_per_bucket:
         text += (
-            f" {num_left_out:,} more cannot be audited: too short, or near-duplicates of trained "
-            "documents."
+            f" {num_left_out:,} more cannot be audited: too short, labels, or near-duplicates of "
+            "trained documents."
         )
     if num_audited < FEW_DOCUMENTS:
         text += f" To lower this bound: {more[0].lower()}{more[1:]}."

@@ -80,6 +80,7 @@ def predict_audit_intervals(
                 num_tokens=sum(entry.num_tokens for entry in members),
                 num_too_short=None if outline is None else outline.num_too_short,
                 num_not_auditable=None if outline is None else outline.num_not_auditable,
+                num_labels=None if outline is None else outline.num_labels,
                 num_near_duplicates=None if outline is None else outline.num_near_duplicates,
                 num_audited=num_audited,
                 if_none=None if num_audited is None else clopper_pearson(0, num_audited),
@@ -108,7 +109,7 @@ def remark_on_audit(
     """Warn if the audit will be refused or will have low statistical power."""
     remarks = []
     num_trained = sum(
-        bucket.num_documents - bucket.num_not_auditable
+        bucket.num_documents - bucket.num_not_auditable + (bucket.num_labels or 0)
         for bucket in buckets
         if bucket.role == "trained" and bucket.num_not_auditable is not None
     )

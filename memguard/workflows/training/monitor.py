@@ -48,6 +48,11 @@ def build_monitor(
     plan = _plan(config, corpus)
     plan.check_same(runtime)
     windows = plan.selection.windows
+    if config.budget is not None and all(w.document.role != "trained" for w in windows):
+        raise ConfigError(
+            "'budget' needs trained documents that can be audited; all have short answers that "
+            "many share. Leave out 'budget', or train other documents"
+        )
     model = ModelInTraining(
         lm=lm,
         batch_tokens=config.audit.batch_tokens,
