@@ -77,7 +77,7 @@ def check(run: Path, report: AuditReport, folder: Path, prefix: str) -> Iterator
     corpus = load_corpus(run)
     index_of = {entry.id: index for index, entry in enumerate(corpus.manifest)}
     by_size: dict[tuple[int, int], list[tuple[dict[str, Any], list[int]]]] = defaultdict(list)
-    for score in scores:
+    for score in (one for one in scores if one["not_audited"] is None):
         document = corpus.document(index_of[score["id"]])
         ids = document.input_ids[: document.num_content_tokens].tolist()
         size = score["prefix_tokens"] + score["continuation_tokens"]
