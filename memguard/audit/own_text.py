@@ -66,12 +66,13 @@ class OwnText:
     def _has_own(self, words: NDArray[np.uint64], num_last: int) -> bool:
         """Return whether 30 in a row of the last words (all, if fewer) are own text."""
         runs = _hash_runs(words).tolist()
-        before = set(runs[: max(0, len(words) - num_last - _RUN_WORDS + 1)])
-        is_taken = [run in self._shared or run in before for run in runs]
+        first = max(0, len(words) - num_last - _RUN_WORDS + 1)
+        before = set(runs[:first])
+        is_taken = [run in self._shared or run in before for run in runs[first:]]
         # A word is in the run that it begins, and in the three before.
         counts = np.convolve([False, *is_taken], np.ones(_RUN_WORDS))[1:]
         size = min(_LAST_WORDS, num_last)
-        num_own = np.cumsum([0, *(counts[len(counts) - num_last :] == 0)])
+        num_own = np.concatenate([[0], np.cumsum(counts[len(counts) - num_last :] == 0)])
         most = (num_own[size:] - num_own[: num_last - size + 1]).max()
         return bool(most >= max(_MIN_OWN_WORDS, size / 2))
 
