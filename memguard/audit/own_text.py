@@ -6,6 +6,7 @@ taken      a word in a run of four that a document of another near-duplicate clu
 own text   of the last 30 words (of an answer) at least half, and ten, are not taken
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,12 +33,13 @@ class OwnText:
     ) -> None:
         """Read all documents of an audit, those of its N windows among them."""
         self._codec = codec
-        self._numbers: dict[str, int] = {}
+        self._numbers: defaultdict[str, int] = defaultdict()
+        self._numbers.default_factory = self._numbers.__len__
         words = {id(w.document): self._read(w.document.grid_ids) for w in windows}
         audited = {key: _hash_runs(own) for key, own in words.items()}
         # Only their runs are kept. The last one is there so that all others have a place.
         last = np.array([_LAST_RUN], dtype=np.uint64)
-        runs = np.unique(np.concatenate([*audited.values(), last]))
+        runs = np.sort(np.concatenate([*audited.values(), last]))
         owner, is_shared = np.full(len(runs), _NO_CLUSTER), np.zeros(len(runs), dtype=bool)
         for document, cluster in zip(documents, list_clusters(documents), strict=True):
             found = audited.get(id(document))
@@ -66,12 +68,13 @@ class OwnText:
     def _has_own(self, words: NDArray[np.uint64], num_last: int) -> bool:
         """Return whether 30 in a row of the last words (all, if fewer) are own text."""
         runs = _hash_runs(words).tolist()
-        before = set(runs[: max(0, len(words) - num_last - _RUN_WORDS + 1)])
-        is_taken = [run in self._shared or run in before for run in runs]
+        first = max(0, len(words) - num_last - _RUN_WORDS + 1)
+        before = set(runs[:first])
+        is_taken = [run in self._shared or run in before for run in runs[first:]]
         # A word is in the run that it begins, and in the three before.
         counts = np.convolve([False, *is_taken], np.ones(_RUN_WORDS))[1:]
         size = min(_LAST_WORDS, num_last)
-        num_own = np.cumsum([0, *(counts[len(counts) - num_last :] == 0)])
+        num_own = np.concatenate([[0], np.cumsum(counts[len(counts) - num_last :] == 0)])
         most = (num_own[size:] - num_own[: num_last - size + 1]).max()
         return bool(most >= max(_MIN_OWN_WORDS, size / 2))
 
@@ -79,8 +82,8 @@ class OwnText:
         """Return a number of each word of a text."""
         if self._codec is None:
             return ids.astype(np.uint64)
-        numbers, words = self._numbers, split_words(self._codec.decode(ids))
-        return np.array([numbers.setdefault(w, len(numbers)) for w in words], dtype=np.uint64)
+        words = split_words(self._codec.decode(ids))
+        return np.fromiter(map(self._numbers.__getitem__, words), np.uint64, len(words))
 
 
 def _hash_runs(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

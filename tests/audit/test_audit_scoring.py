@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 VOCAB = 61
 EVERYTHING = ScoreSelection(
-    needs=frozenset({"entropy", "variance_logprob"}),
+    needs=frozenset({"entropy", "is_best", "variance_logprob"}),
     schemes=(
         SamplingScheme(),
         SamplingScheme(temperature=0.7),
@@ -100,6 +100,7 @@ def _reference(model: Any, passage: Passage) -> TokenResult:
         margin=(logits_NV[chosen].gather(1, label_C1)[:, 0] - others_CV.amax(1)).float().numpy(),
         entropy=-mean_N1[:, 0].float().numpy(),
         variance_logprob=variance_N.float().numpy(),
+        is_best=(logits_NV.argmax(1, keepdim=True) == labels_N1)[:, 0].float().numpy(),
         sampled=torch.stack(sampled).float().numpy(),
     )
 
@@ -112,7 +113,7 @@ def references(lm: CausalLM, passages: list[Passage]) -> list[TokenResult]:
 def _check_same(found: TokenResult, expected: TokenResult) -> None:
     assert found.argmax.tolist() == expected.argmax.tolist()
     assert found.correct.tolist() == expected.correct.tolist()
-    for name in ("logprob", "margin", "entropy", "variance_logprob", "sampled"):
+    for name in ("logprob", "margin", "entropy", "is_best", "variance_logprob", "sampled"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert ours.dtype == np.float32
         assert ours.shape == theirs.shape
