@@ -3,6 +3,7 @@
     app.py            the commands and their arguments
     finished.py       commands on finished runs: export, report, verify, diff, gate, bundle
     doctor.py         `memguard doctor`, and its results
+    help.py           groups of options and an example of each command, for --help
     options.py        arguments, options and status lines that several commands have
     errors.py         prints every error as one line and sets the exit code
     plan_screen.py    prints a plan

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import memguard
-from memguard.cli import finished, options
+from memguard.cli import finished, help, options
 from memguard.cli.doctor import doctor
 from memguard.cli.options import (
     TAKES_SETTINGS,
@@ -28,7 +28,6 @@ from memguard.workflows.common.launch import run_on_processes
 app = typer.Typer(
     name="memguard",
     add_completion=False,
-    # Plain help wraps at 80 columns; rich's table cuts the names of long options there.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,15 +64,19 @@ def _root(
 @app.command()
 def init(
     path: Annotated[
-        Path | None, typer.Argument(help="File to write; standard output if left out.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="File to write; standard output if left out."),
     ] = None,
-    schema: Annotated[bool, typer.Option(help="Write the JSON Schema of a run instead.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Write every setting.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Write the JSON Schema instead.")
+    ] = False,
 ) -> None:
-    """Write a commented YAML template with all settings."""
+    """Write the usual settings of a run, each with a comment, to fill in."""
     from memguard.config import RunConfig, render_template
     from memguard.records import write_atomically
 
-    text = render_template()
+    text = render_template(with_all=every)
     if schema:
         text = json.dumps(RunConfig.model_json_schema(), indent=2) + "\n"
     if path is None:
@@ -90,7 +93,7 @@ def plan(
     context: typer.Context,
     config: Annotated[
         str | None,
-        typer.Argument(metavar="[CONFIG]", help="A run's YAML, or the name of a shipped one."),
+        typer.Argument(metavar="CONFIG", help="A run's YAML, or the name of a shipped one."),
     ] = None,
     overrides: Overrides = None,
     model: Annotated[
@@ -205,20 +208,21 @@ def train(
     say("train: loading torch and transformers")
     from memguard.workflows.training.train import train_run
 
-    print_result(as_json, train_run(run), run.folder)
+    result = train_run(run)
+    print_result(as_json, result, result.get("report", run.folder))
 
 
 @app.command(context_settings=TAKES_SETTINGS)
 def audit(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Folder of a run trained by memguard.")
+        str | None, typer.Argument(metavar="RUN", help="Folder of a run trained by memguard.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="Settings as in a run's file: audit.prefix_tokens=50, audit.base=false, seed=1, "
-            "parallel.z=2; `memguard init` describes them.",
+            "parallel.z=2; `memguard init --all` describes them.",
             callback=refuse_split_settings,
         ),
     ] = None,
@@ -298,7 +302,7 @@ def compare(
     others: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE | RUN]...",
+            metavar="KEY=VALUE | RUN",
             help="Settings of the sweep to change, e.g. run.optim.lr=1e-4; or more run folders.",
             callback=refuse_split_settings,
         ),
@@ -381,3 +385,5 @@ for command in (
     *(finished.bundle, doctor),
 ):
     app.command()(command)
+for registered in app.registered_commands:
+    registered.cls = help.Command

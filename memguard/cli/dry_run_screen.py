@@ -38,10 +38,8 @@ _MEANINGS: dict[State, str] = {
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
 
-def render_dry_run(
-    result: "DryRunResult", out: rich.console.Console, *, time: str | None = None
-) -> None:
-    """Print a dry run; the first row on a terminal only, and how long training takes if known."""
+def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
+    """Print a dry run; the first row on a terminal only."""
     record = result.record
     _print_remarks(out, record.remarks, ["run"])
     _print_first_row(out, result.first_row)
@@ -49,7 +47,7 @@ def render_dry_run(
         print_title(out, "Mistakes in the tokens")
         _print_remarks(out, record.tokenizer, ["BOS", "EOS", "labels", "vocabulary"])
     print_title(out, "Training")
-    _print_facts(out, _describe_training(record, time))
+    _print_facts(out, _describe_training(record))
     _print_remarks(out, record.remarks, ["EOS", "rows", "steps", "goldfish", "disk"])
     print_title(out, "Documents and audit")
     _print_buckets(out, record.buckets)
@@ -89,7 +87,7 @@ def _print_facts(
         print_indented(out, table)
 
 
-def _describe_training(record: DryRun, time: str | None) -> list[tuple[str, str]]:
+def _describe_training(record: DryRun) -> list[tuple[str, str]]:
     length, labels = record.length, record.labels
     epochs = length.epochs
     passes = "" if epochs is None else f", {epochs:,} epoch{'' if epochs == 1 else 's'}"
@@ -106,7 +104,6 @@ def _describe_training(record: DryRun, time: str | None) -> list[tuple[str, str]
     num_labels = round(length.num_tokens * labels.num_kept / max(1, labels.num_tokens))
     return [
         ("steps", f"{length.num_steps:,} of {length.batch_size:,} rows{passes}"),
-        *([] if time is None else [("time", time)]),
         (
             "rows",
             f"{length.num_rows:,} fed, {length.num_packed_rows:,} different, of up to "

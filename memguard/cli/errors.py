@@ -28,6 +28,7 @@ from memguard.runtime.children import (
     raise_on_signals,
     report_exit,
 )
+from memguard.runtime.wrapping import wrap_for
 
 _INTERRUPTED = 130
 _GO_ON = "interrupted; run the same command again to resume"
@@ -167,4 +168,4 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     if own_rank() == 0:
-        print(f"memguard: warning: {message}", file=sys.stderr)
+        print(wrap_for(sys.stderr, f"memguard: warning: {message}"), file=sys.stderr)

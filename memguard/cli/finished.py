@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memguard.cli.options import Json, print_json, print_result, say
+from memguard.cli.options import Json, print_json, print_result, print_sentence, say
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Merge an adapter into its base model, or send a run's weights to the hub.
+    """Merge an adapter, or send a run's weights to the hub.
 
     --merge compares logits with those of adapter and base, and writes nothing if they differ by
     more than rounding. --to sends weights, configuration, tokenizer and a card, nothing else, to a
@@ -131,8 +131,8 @@ def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
     for name in export.left_out:
         typer.echo(f"  {name}  stays here: not on the list of files of a model")
     if export.needs:
-        typer.echo(f"it is sent with {export.needs} only; verdict: {export.verdict or 'none'}")
-    typer.echo(f"README.md:\n\n{export.card}", nl=False)
+        print_sentence(f"it is sent with {export.needs} only; verdict: {export.verdict or 'none'}")
+    print_sentence(f"README.md:\n\n{export.card.rstrip()}")
 
 
 def report(
@@ -268,7 +268,7 @@ def bundle(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Pack an audit's report, results and hashes into one file, to hand on.
+    """Pack an audit's report, results and hashes into one file.
 
     Documents are in it by their keyed hash: extracted or not, without scores. 'memguard verify
     OUT.zip' finds damage. To show who wrote the file, sign it with the tools you sign with.
@@ -305,8 +305,8 @@ def _show_bundle(path: Path, state: str, checked: "Checked") -> None:
 
     evidence, size = checked.evidence, format_bytes(checked.num_bytes)
     shown = fmt.clean_text(str(path), fmt.COMMAND_LIMIT)
-    typer.echo(f"{shown}: {state}{len(checked.members)} files, {size}")
-    typer.echo(f"audit of {fmt.clean_text(evidence.audit)}: {fmt.clean_text(evidence.verdict)}")
+    print_sentence(f"{shown}: {state}{len(checked.members)} files, {size}")
+    print_sentence(f"audit of {fmt.clean_text(evidence.audit)}: {fmt.clean_text(evidence.verdict)}")
     if evidence.sources.has_private_records:
-        typer.echo(PRIVATE_RECORDS)
-    typer.echo(_UNSIGNED)
+        print_sentence(PRIVATE_RECORDS)
+    print_sentence(_UNSIGNED)

@@ -1,6 +1,7 @@
 """Arguments, options, status lines and layout that several commands have."""
 
 import json
+import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from memguard.errors import ConfigError, shorten
 from memguard.runtime.children import own_rank
-from memguard.runtime.console import wrap_words
+from memguard.runtime.wrapping import wrap_for, wrap_words
 
 
 def refuse_split_settings(arguments: list[str] | None) -> list[str] | None:
@@ -38,7 +39,7 @@ Config = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Settings to change, e.g. optim.lr=1e-4.",
         callback=refuse_split_settings,
     ),
@@ -81,7 +82,12 @@ LoadAs = Annotated[
 def say(text: str) -> None:
     """Print a status line before a wait, on standard error; only rank 0 does."""
     if own_rank() == 0:
-        typer.echo(text, err=True)
+        typer.echo(wrap_for(sys.stderr, text), err=True)
+
+
+def print_sentence(text: str) -> None:
+    """Print a line of a result; a terminal gets it wrapped between words."""
+    typer.echo(wrap_for(sys.stdout, text))
 
 
 def print_title(out: rich.console.Console, title: str) -> None:

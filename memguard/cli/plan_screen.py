@@ -17,6 +17,7 @@ from memguard.config import RunConfig
 from memguard.pages import formatting as fmt
 from memguard.parallel.mesh_shape import AXES
 from memguard.planner.dry_run import format_bytes
+from memguard.planner.machine import Machine
 from memguard.planner.plan import LeastMemory, MeshPlan, Plan
 from memguard.runtime import format_duration
 from memguard.workflows.plan import Planned, PlanRequest
@@ -35,8 +36,8 @@ _KINDS = {
 }
 
 
-def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True) -> None:
-    """Print a plan; ``has_gpus``: a rank of the machine has a GPU, or is a process on a CPU."""
+def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None:
+    """Print a plan for a machine; speeds that are only assumed order the meshes unseen."""
     text = Text(plan.model, style="bold")
     count = _format_count(plan.num_parameters)
     text.append(f"  {count} parameters on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
@@ -47,13 +48,14 @@ def render_plan(plan: Plan, out: rich.console.Console, *, has_gpus: bool = True)
         return
     shown = _list_shown(plan.meshes, plan.requested)
     out.print()
-    out.print(_count(plan), highlight=False)
-    print_indented(out, _table(shown))
+    if plan.num_meshes > 1:
+        out.print(_count(plan), highlight=False)
+    print_indented(out, _table(shown, has_speeds="peak_tflops" not in machine.assumed))
     first = plan.requested or (plan.enough.mesh if plan.enough else plan.meshes[0])
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    print_indented(out, _kinds(first, "GPU" if has_gpus else "process"))
+    print_indented(out, _kinds(first, _name_rank(machine)))
     out.print()
     out.print(Sentence("Estimates. " + "; ".join(plan.assumptions) + ".", "dim"))
 
@@ -94,8 +96,6 @@ def _step(plan: Plan) -> str:
 
 def _count(plan: Plan) -> str:
     """Return the number of meshes that fit and the order in which they are shown."""
-    if plan.num_meshes == 1:
-        return "the only mesh fits" if plan.num_fitting else "the only mesh does not fit"
     order = "the fastest" if plan.num_fitting else "the closest to fitting"
     first = f"; yours, then {order}" if plan.requested is not None else f"; {order} first"
     number = f"{plan.num_fitting:,}" if plan.num_fitting else "none"
@@ -110,9 +110,9 @@ def _title(mesh: MeshPlan, plan: Plan) -> str:
     return f"memory of {mesh.describe()}"
 
 
-def _table(meshes: list[MeshPlan]) -> Table:
+def _table(meshes: list[MeshPlan], *, has_speeds: bool) -> Table:
     names = ["recompute", "micro-batch", "needs", "left"]
-    if any(mesh.speed is not None for mesh in meshes):
+    if has_speeds and any(mesh.speed is not None for mesh in meshes):
         names.append("tokens/s")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in (*AXES, *names):
@@ -156,8 +156,9 @@ def print_plan(request: PlanRequest, *, run: CheckedRun | None, as_json: bool) -
     out = rich.console.Console(file=sys.stdout, highlight=False)
     planned = make_plan(request)
     printed: dict[str, Any] = {}
+    training_s = None
     if not as_json:
-        render_plan(planned.plan, out, has_gpus=planned.machine.has_gpus)
+        render_plan(planned.plan, out, planned.machine)
     if run is not None:
         # Imported here, because the plan of a model alone does not need torch.
         from memguard.cli.dry_run_screen import render_dry_run
@@ -170,7 +171,7 @@ def print_plan(request: PlanRequest, *, run: CheckedRun | None, as_json: bool) -
         printed["training_s"] = training_s
         if not as_json:
             out.print()
-            render_dry_run(result, out, time=_describe_time(planned, training_s))
+            render_dry_run(result, out)
     if as_json:
         printed = planned.plan.model_dump(mode="json") | printed
         sys.stdout.write(json.dumps(printed, indent=2) + "\n")
@@ -179,8 +180,8 @@ def print_plan(request: PlanRequest, *, run: CheckedRun | None, as_json: bool) -
         out.print(describe_audit(request.run), highlight=False)
     sys.stdout.flush()  # The table must appear before the error.
     planned.plan.refuse_misfit()
-    if planned.plan.command is not None and not as_json:
-        _print_command(planned, out)
+    if not as_json:
+        _print_fit(planned, training_s, out)
 
 
 def describe_audit(run: RunConfig) -> str:
@@ -211,30 +212,32 @@ def estimate_training(planned: Planned, num_steps: int) -> float | None:
     return None if speed is None else num_steps * speed.step_s
 
 
-def _describe_time(planned: Planned, training_s: float | None) -> str | None:
-    """Return how long training takes, or why that is not known; None if no step fits."""
+def _name_rank(machine: Machine) -> str:
+    return "GPU" if machine.has_gpus else "process"
+
+
+def _print_fit(planned: Planned, training_s: float | None, out: rich.console.Console) -> None:
+    """Print that a plan fits, in how much memory and time, and the command that trains."""
     plan, machine = planned.plan, planned.machine
-    unknown = None
     if plan.least is not None:
-        unknown = f"there is no formula for the layers of '{plan.least.family}'"
-    elif not machine.has_gpus:
-        unknown = "the speed of a CPU is not known"
-    elif "peak_tflops" in machine.assumed:
-        unknown = f"'{machine.gpu}' is in no machine file"
-    if unknown is not None:
-        return f"not predicted, because {unknown}; 'memguard train' shows the time left"
-    if training_s is None:
-        return None
-    mesh = plan.requested or plan.meshes[0]
-    return (
-        f"about {format_duration(training_s)} for all steps as {mesh.describe()}; loading, saving "
-        "and the audit take longer"
-    )
-
-
-def _print_command(planned: Planned, out: rich.console.Console) -> None:
-    num_nodes = -(-planned.plan.num_gpus // planned.machine.gpus_per_node)
-    where = "" if num_nodes == 1 else f", on each of {num_nodes:,} nodes"
-    out.print(f"\nto train{where}:", highlight=False)
-    # In one piece, so that it can be copied.
-    out.print(f"  {planned.plan.command}", highlight=False, markup=False, soft_wrap=True)
+        text = "It may fit: memory and time are not predicted"
+    else:
+        memory = (plan.requested or plan.meshes[0]).memory
+        needed, usable = format_bytes(memory.needed), format_bytes(memory.usable)
+        if needed.split()[1] == usable.split()[1]:
+            needed = needed.split()[0]
+        text = f"It fits: {needed} of {usable} per {_name_rank(machine)}"
+        if training_s is not None:
+            text += f", about {format_duration(training_s)} without loading, saving and the audit"
+        elif plan.command and not machine.has_gpus:
+            text += "; the time is not predicted, because the speed of a CPU is not known"
+        elif plan.command and "peak_tflops" in machine.assumed:
+            text += f"; the time is not predicted, because '{machine.gpu}' is in no machine file"
+    out.print()
+    out.print(Sentence(text, "bold" if plan.least is None else "yellow"))
+    if plan.command is not None:
+        num_nodes = -(-plan.num_gpus // machine.gpus_per_node)
+        where = "" if num_nodes == 1 else f", on each of {num_nodes:,} nodes"
+        out.print(f"to train{where}:", highlight=False)
+        # In one piece, so that it can be copied.
+        out.print(f"  {plan.command}", highlight=False, markup=False, soft_wrap=True)

@@ -93,9 +93,7 @@ class TrainConfig(Settings):
         500, description="Steps between checkpoints; null saves only on interruption."
     )
     keep_checkpoints: PositiveInt = Field(2, description="Newest checkpoints that are kept.")
-    log_every_steps: PositiveInt = Field(
-        10, description="Steps between log lines where there is no terminal."
-    )
+    log_every_steps: PositiveInt = Field(10, description="Steps between log lines.")
     audit_every_steps: PositiveInt | None = Field(
         None, description="Steps between audits of a few documents; null audits at the end only."
     )

@@ -70,7 +70,7 @@ def list_assumptions(
         else "flash attention reads where documents end, without a mask",
         describe_spread(seq_len)
         if machine.has_gpus
-        else "speeds of a CPU are assumed: use them only to compare meshes",
+        else "speeds of a CPU are assumed, only to order the meshes",
     ]
     if may_be_compiled and machine.has_gpus:
         assumptions.append(
@@ -82,7 +82,8 @@ def list_assumptions(
     assumed.sort(key=list(Machine.model_fields).index)
     if "peak_tflops" in assumed and machine.name == THIS_MACHINE and machine.has_gpus:
         assumptions.append(
-            f"'{machine.gpu}' is in no machine file: use its speeds only to compare meshes"
+            f"'{machine.gpu}' is in no machine file: its speeds are assumed, only to order the "
+            "meshes"
         )
     if assumed:
         names = ", ".join(assumed)

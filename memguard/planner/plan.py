@@ -208,7 +208,7 @@ class Plan(Record):
                 f"{self._describe_way_out()}"
             )
         if problem is not None:
-            raise ConfigError(problem)
+            raise ConfigError(f"it does not fit: {problem}")
 
     def _describe_way_out(self) -> str:
         """Return alternatives that fit, the smallest change first."""
@@ -225,7 +225,7 @@ class Plan(Record):
                 "train LoRA adapters instead of the weights, adapter.name=lora "
                 f"adapter.r={_ADAPTER_R}, on the mesh {_describe_choice(self.with_adapters)}"
             )
-        return " or ".join(ways) or BETTER_MACHINE
+        return f"nearest: {' or '.join(ways)}" if ways else BETTER_MACHINE
 
 
 def _describe_choice(mesh: MeshPlan) -> str:

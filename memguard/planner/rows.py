@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.config import GoldfishConfig, MitigationConfig
+from memguard.config import GoldfishConfig, MitigationConfig, RunConfig
 from memguard.config.mitigations import find_mitigation
 from memguard.data.corpus import Corpus
 from memguard.data.loader import Loader
@@ -116,6 +116,17 @@ def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelC
     )
 
 
+def explain_fewer_steps(config: RunConfig, num_steps: int) -> str | None:
+    """Return that a run has fewer steps than `train.max_steps`; None if it has as many."""
+    most, epochs = config.train.max_steps, config.train.epochs
+    if most is None or most <= num_steps:
+        return None
+    what = "one epoch has" if epochs == 1 else f"{epochs:,} epochs have"
+    what = what if config.data.study is None else "the study has"
+    steps = f"{num_steps:,} step{'' if num_steps == 1 else 's'}"
+    return f"'train.max_steps' is {most:,}, but {what} {steps}: training ends after {num_steps:,}"
+
+
 def remark_on_rows(length: RunLength, labels: LabelCounts, *, num_unreached: int) -> list[Remark]:
     """Return remarks on rows of one document, missing steps and labels of EOS.
 
@@ -140,7 +151,8 @@ def remark_on_rows(length: RunLength, labels: LabelCounts, *, num_unreached: int
             f"'train.max_steps' ends the run after {length.num_steps:,} of "
             f"{length.num_scheduled_steps:,} steps: "
         ) + (
-            f"{num_unreached:,} documents are not reached by then, and not audited."
+            f"{num_unreached:,} document{' is' if num_unreached == 1 else 's are'} not reached by "
+            "then, and not audited."
             if num_unreached
             else "every document is reached by then, but not as often as planned."
         )

@@ -34,7 +34,7 @@ def render_report(
         folder: folder of the audit, for links to the model card and a comparison; None omits them.
         gate: what a gate decided of the audit, for the head of the gate's own page.
     """
-    run_path = _find_run_path(report, folder)
+    run_path = find_run_path(report, folder)
     facts = collect_facts(report, gate=gate, run_path=run_path)
     return render_template("audit.html.j2", facts, _draw, _link_report(folder))
 
@@ -80,7 +80,7 @@ def _link_report(folder: Path | None) -> tuple[Link, ...]:
     return tuple(Link(label, target) for label, path, target in places if path.is_file())
 
 
-def _find_run_path(report: AuditReport, folder: Path | None) -> str | None:
+def find_run_path(report: AuditReport, folder: Path | None) -> str | None:
     """Return a run's folder from the working directory, escaped for a shell; None without one."""
     is_run = report.run is not None and report.model.load_as == "stored"
     if folder is None or not is_run or folder.resolve().name != "audit":

@@ -31,6 +31,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from memguard.runtime.wrapping import wrap_for
+
 EXIT_REPORT_FILE = "MEMGUARD_EXIT_REPORT"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -256,7 +258,8 @@ class ExitReport:
 
     def print(self, prefix: str = "") -> None:
         """Write the message to standard error."""
-        print(f"{self.traceback}{prefix}{self.text}", file=sys.stderr, flush=True)
+        text = wrap_for(sys.stderr, f"{prefix}{self.text}")
+        print(f"{self.traceback}{text}", file=sys.stderr, flush=True)
 
 
 def is_started_by_nproc() -> bool:

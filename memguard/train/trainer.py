@@ -260,7 +260,7 @@ class Trainer:
         tokens_per_s = self.totals.num_kept_tokens / max(self.totals.train_s, 1e-9)
         if self.console.live:
             advance(1, line.describe_briefly(tokens_per_s, width=self.console.width))
-        elif line.step % self.config.train.log_every_steps == 0 or line.step == self.num_steps:
+        if line.step % self.config.train.log_every_steps == 0 or line.step == self.num_steps:
             self.console.info(line.describe(tokens_per_s, width=self.console.width))
         if line.num_alloc_retries and not self._has_warned_of_memory:
             self._has_warned_of_memory = True

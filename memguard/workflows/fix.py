@@ -54,7 +54,7 @@ def fix_run(
             f"the audit of '{folder}' does not match its config.yaml; audit it again with these "
             f"settings: memguard audit {folder}"
         )
-    show_verdict(report.verdict, console)
+    show_verdict(report, folder / "audit", console)
     if not report.verdict.may_be_fixed:
         console.info(_explain_no_fix(report.verdict))
         return None

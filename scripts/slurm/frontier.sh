@@ -16,7 +16,7 @@
 #SBATCH --output=%x-%j.log
 
 COMMAND=${COMMAND:-train}
-CONFIG=${CONFIG:-configs/stories260k.yaml}
+CONFIG=${CONFIG:-scripts/slurm/stories260k.yaml}
 GPUS_PER_NODE=8
 RCCL_PLUGIN=$HOME/aws-ofi-rccl/lib # without it RCCL falls back to TCP
 source .venv/bin/activate

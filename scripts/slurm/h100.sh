@@ -16,7 +16,7 @@
 #SBATCH --output=%x-%j.log
 
 COMMAND=${COMMAND:-train}
-CONFIG=${CONFIG:-configs/stories260k.yaml}
+CONFIG=${CONFIG:-scripts/slurm/stories260k.yaml}
 GPUS_PER_NODE=8
 source .venv/bin/activate
 # With several networks: export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0

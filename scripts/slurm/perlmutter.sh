@@ -17,7 +17,7 @@
 #SBATCH --output=%x-%j.log
 
 COMMAND=${COMMAND:-train}
-CONFIG=${CONFIG:-configs/stories260k.yaml}
+CONFIG=${CONFIG:-scripts/slurm/stories260k.yaml}
 GPUS_PER_NODE=4
 source .venv/bin/activate
 

@@ -68,8 +68,7 @@ def draw() -> None:
             line = make_step(step, 250_000, clock.now_s)
             if shown.live:
                 advance(added, line.describe_briefly(1_234_567.8, width=shown.width))
-            else:
-                shown.info(line.describe(1_234_567.8, width=shown.width))
+            shown.info(line.describe(1_234_567.8, width=shown.width))
     draw_rows(shown, clock)
 
 

@@ -13,6 +13,7 @@ from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run,
 
 from memguard.errors import ModelError
 from memguard.records import LEVEL_NAMES, AuditReport, BucketRow, ResultRow, load_record
+from memguard.report.texts import write_next_steps
 from memguard.workflows.auditing import audit as audit_module
 from memguard.workflows.auditing import models as models_module
 
@@ -469,9 +470,8 @@ def test_json_is_the_report(folder: Path) -> None:
     outcome = run_cli("audit", "--model", folder / "model", "--out", folder / "out", *arguments)
     assert json.loads(outcome.out) == read_json(folder / "out" / "report.json")
     verdict = json.loads(outcome.out)["verdict"]
+    report = load_record(AuditReport, folder / "out" / "report.json")
+    steps = write_next_steps(report, None)
     assert outcome.err.endswith(
-        f"verdict: {LEVEL_NAMES[verdict['level']]}. {verdict['sentence']}\n"
-        f"membership: {verdict['membership']['sentence']}\n"
-        f"scope: {verdict['scope']}\n"
-        "the exit code does not depend on the verdict\n"
+        f"verdict: {LEVEL_NAMES[verdict['level']]}. {verdict['sentence']}\nnext: {steps[0]}\n"
     )

@@ -38,4 +38,9 @@ def test_init_says_what_to_change_first(tmp_path: Path, monkeypatch: pytest.Monk
     written = succeed("init").out
     assert written == Path("my run.yaml").read_text()
     assert "Fill in 'model.path' and 'data.train'" in written.splitlines()[0]
+    # The usual settings, all of which are among every setting.
+    every = succeed("init", "--all").out.splitlines()
+    usual = [line for line in written.splitlines() if "memguard init --all" not in line]
+    assert {line for line in usual if line} <= set(every)
+    assert len(re.findall(r"(?m)^[ #-]*[a-z_]+: \S", written)) == 20
     assert succeed("init", "--schema", "schema.json").out == "wrote schema.json\n"

@@ -1,11 +1,13 @@
 """Settings in the style of other trainers, `--optim.lr=3e-5`; sentences on a screen."""
 
 import io
+import re
 
 import pytest
 import rich.console
-from cli_examples import run_cli
+from cli_examples import run_cli, succeed
 
+from memguard.cli.app import app
 from memguard.cli.options import Sentence, print_indented
 
 
@@ -48,3 +50,20 @@ def test_a_number_and_its_sign_are_on_one_line(is_indented: bool) -> None:
         assert not any(line.strip().startswith("%") for line in lines), width
         assert all(len(line.rstrip()) <= width for line in lines)
         assert " ".join(" ".join(lines).split()) == text.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize("command", [info.callback.__name__ for info in app.registered_commands])
+def test_help_fits_80_columns_and_has_a_whole_command(command: str) -> None:
+    shown = succeed(command, "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert " <" not in shown, "no types as Python writes them"
+    (example,) = re.findall(r"Example:\n  memguard (.*)\n", shown)
+    name, *words = example.split()
+    assert name == command
+    for option in filter(re.compile("--").match, words):
+        assert re.search(rf"^  {option}\b", shown, re.MULTILINE), option
+
+
+def test_options_of_an_audit_are_in_groups() -> None:
+    titles = re.findall(r"^(\w.*):$", succeed("audit", "--help").out, re.MULTILINE)
+    assert titles == ["Arguments", "Model and documents", "Probes", "Options", "Example"]

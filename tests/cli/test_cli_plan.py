@@ -13,9 +13,13 @@ from tiny_llama import TINY_LLAMA
 
 from memguard.cli.plan_screen import render_plan
 from memguard.planner.dry_run import format_bytes
+from memguard.planner.machine import load_machine
 from memguard.planner.plan import Plan
 
 pytestmark = pytest.mark.slow
+
+
+H100 = load_machine("dgx-h100")
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +320,7 @@ def check_widths(made: Plan) -> str:
     """Check that no width of a terminal cuts anything off; return what the wide one shows."""
     for width in (80, 100):
         screen = io.StringIO()
-        render_plan(made, rich.console.Console(file=screen, width=width))
+        render_plan(made, rich.console.Console(file=screen, width=width), H100)
         assert "…" not in screen.getvalue()
         assert max(map(len, screen.getvalue().splitlines())) <= width
     return screen.getvalue()
@@ -330,8 +334,6 @@ def test_nothing_is_cut_off_where_nothing_fits(model: Path) -> None:
 @pytest.mark.parametrize(
     ("num_meshes", "num_fitting", "is_asked", "said"),
     [
-        (1, 1, False, "the only mesh fits"),
-        (1, 0, False, "the only mesh does not fit"),
         (4, 0, False, "none of 4 meshes fits; the closest to fitting first"),
         (4, 1, False, "1 of 4 meshes fits; the fastest first"),
         (4, 3, False, "3 of 4 meshes fit; the fastest first"),
@@ -345,7 +347,8 @@ def test_how_many_fit(
     changes = {"num_meshes": num_meshes, "num_fitting": num_fitting}
     requested = {"requested": made.meshes[0] if is_asked else None}
     screen = io.StringIO()
-    render_plan(made.model_copy(update=changes | requested), rich.console.Console(file=screen))
+    changed = made.model_copy(update=changes | requested)
+    render_plan(changed, rich.console.Console(file=screen), H100)
     assert said in screen.getvalue().splitlines()
 
 

@@ -28,21 +28,21 @@ def load_text(text: str, folder: Path) -> RunConfig:
 
 
 def test_the_template_is_a_run_of_defaults(tmp_path: Path) -> None:
-    config = load_text(render_template(), tmp_path)
+    config = load_text(render_template(with_all=True), tmp_path)
     assert config == RunConfig.model_validate(
         {**PLAIN, "data": {"train": ["documents.jsonl"]}, "mitigations": [{"name": "goldfish"}]}
     )
 
 
 def test_commented_settings_show_the_default(tmp_path: Path) -> None:
-    text = render_template()
+    text = render_template(with_all=True)
     uncommented, count = re.subn(r"(?m)^( *)# (\w+: (?:null|true|false|[-\"\[\d]))", r"\1\2", text)
     assert count > 40
     assert load_text(uncommented, tmp_path) == load_text(text, tmp_path)
 
 
 def test_the_template_names_every_setting() -> None:
-    text = render_template()
+    text = render_template(with_all=True)
     blocks = [RunConfig, GoldfishConfig, CanaryConfig]
     names = ("model", "data", "optim", "train", "parallel", "audit")
     blocks += [RunConfig.model_fields[name].annotation for name in names]
@@ -53,7 +53,7 @@ def test_the_template_names_every_setting() -> None:
 
 
 def test_blocks_that_are_left_out_show_their_keys(tmp_path: Path) -> None:
-    text = render_template()
+    text = render_template(with_all=True)
     assert "# study: null\n  #   # One bucket for each" in text
     # What a user does who wants one: the marks away, a value for what has none.
     for block, indent in (("study", "  "), ("budget", "")):

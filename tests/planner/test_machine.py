@@ -226,7 +226,9 @@ def test_an_unknown_gpu_keeps_assumed_speeds_and_says_so() -> None:
         *("link_gb_per_s", "network_gb_per_s", "memory_gb_per_s", "peak_tflops")
     }
     unknown, figures = list_assumptions(machine, has_mask=False, seq_len=2048)[-2:]
-    assert unknown == "'NVIDIA T4' is in no machine file: use its speeds only to compare meshes"
+    assert unknown == (
+        "'NVIDIA T4' is in no machine file: its speeds are assumed, only to order the meshes"
+    )
     assert figures.startswith("this-machine's link_gb_per_s, network_gb_per_s, memory_gb_per_s")
     known = detect_machine(gpus=[("NVIDIA B200", 179.0)] * 8)
     assert not any(

@@ -1,11 +1,13 @@
 """Steps, rows and labels: against the batches that the loader builds."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from row_examples import EOS, make_corpus, make_loader
 
+from memguard.config import RunConfig
 from memguard.data.loader import Loader
-from memguard.planner.rows import count_labels, measure_length, remark_on_rows
+from memguard.planner.rows import count_labels, explain_fewer_steps, measure_length, remark_on_rows
 
 
 @given(
@@ -62,3 +64,17 @@ def test_a_mask_that_drops_every_end_is_told() -> None:
     # Static goldfish with k = 2 drops positions 1, 3, 5, ..: the end of a document of 16 tokens.
     said = remarks_on(make_loader(make_corpus([16, 16]), k=2, mode="static"))
     assert "drop EOS wherever it is supervised" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_steps": 11}, None),
+        ({"max_steps": 30}, "30, but one epoch has 11 steps: training ends after 11"),
+        ({"max_steps": 30, "epochs": 2}, "30, but 2 epochs have 11 steps: training ends after 11"),
+    ],
+)
+def test_more_steps_than_there_are_is_said(changes: dict[str, int], said: str | None) -> None:
+    run = {"name": "a", "model": {"path": "m"}, "data": {"train": ["d"]}, "train": changes}
+    text = explain_fewer_steps(RunConfig.model_validate(run), 11)
+    assert text == (None if said is None else f"'train.max_steps' is {said}")

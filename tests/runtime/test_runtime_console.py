@@ -9,7 +9,7 @@ import rich.console
 import torch
 
 from memguard import runtime
-from memguard.runtime import Console, console, format_duration
+from memguard.runtime import Console, console, format_duration, wrapping
 
 
 def console_to(text: io.StringIO, *, terminal: bool) -> Console:
@@ -194,3 +194,23 @@ def test_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch: pytest.MonkeyPatc
     memory = runtime.measure_memory(torch.device("cuda"))
     assert memory.allocated_bytes == 5
     assert (memory.reserved_bytes, memory.num_alloc_retries) == (7, 2)
+
+
+def test_lines_come_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = io.StringIO()
+    shown = console_to(text, terminal=True)
+    with shown.progress("train", 4, "steps") as advance:
+        advance(2, "")
+        shown.info("step 2/4")
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue()).replace("\r", "\n").splitlines()
+    assert lines.index("step 2/4") < max(n for n, line in enumerate(lines) if "2/4 " in line)
+
+
+def test_errors_wrap_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    text = io.StringIO()
+    long = "memguard: 'quickstart' can resume"
+    assert wrapping.wrap_for(text, long) == long
+    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
+    assert wrapping.wrap_for(text, long) == "memguard:\n  'quickstart' can\n  resume"

@@ -337,7 +337,7 @@ def test_slurm_files(tmp_path: Path, file: Path, is_stopped: bool) -> None:
     assert run.startswith("srun --cpus-per-task=32 torchrun --nnodes=2 ")
     assert f"--nproc-per-node={gpus} " in run
     assert "--rdzv-backend=c10d --rdzv-endpoint=n1:29500 --rdzv-id=7" in run
-    assert run.endswith("-m memguard train configs/stories260k.yaml optim.lr=1e-5 name=a b")
+    assert run.endswith("-m memguard train scripts/slurm/stories260k.yaml optim.lr=1e-5 name=a b")
     assert rest == (["scancel --signal=TERM 7", "scontrol requeue 7"] if is_stopped else [])
     text = file.read_text()
     assert f"#SBATCH --gpus-per-node={gpus}\n" in text

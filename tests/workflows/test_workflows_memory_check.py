@@ -93,7 +93,7 @@ def test_8b_on_this_machine_is_refused_before_torch_and_documents(
     )
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("the mesh (data=1, z=1, y=1, x=1) needs ")
+    assert line.startswith("it does not fit: the mesh (data=1, z=1, y=1, x=1) needs ")
     assert "are available for tensors on each CPU process" in line
     assert not (tmp_path / "runs").exists()
 

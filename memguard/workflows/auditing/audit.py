@@ -79,8 +79,7 @@ def audit(checked: CheckedAudit) -> AuditReport:
             check_folder=check_folder,
             tasks=tasks,
         )
-        is_in_memory = isinstance(checked.model, ModelInMemory)
-        show_verdict(report.verdict, console, has_exit_code=not is_in_memory)
+        show_verdict(report, checked.out, console)
     return report
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memguard.config import RunConfig, dump_yaml
 from memguard.errors import RecordError
-from memguard.records import AuditReport, Verdict, write_atomically
+from memguard.records import AuditReport, write_atomically
 from memguard.records.audit_files import (
     CARDS,
     PAGE,
@@ -24,6 +24,8 @@ from memguard.records.audit_files import (
 )
 from memguard.records.folders import AuditFolder
 from memguard.report import render_model_card, render_report
+from memguard.report.html import find_run_path
+from memguard.report.texts import write_next_steps
 from memguard.runtime import Console
 from memguard.workflows.common.folder import RunFolder
 
@@ -86,13 +88,13 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
     write_atomically(find_card(folder), card.encode())
 
 
-def show_verdict(verdict: Verdict, console: Console, *, has_exit_code: bool = True) -> None:
-    """Print the verdict, and that it does not change the exit code of a command."""
-    console.info(f"verdict: {verdict.describe()}")
-    console.info(f"membership: {verdict.membership.sentence}")
-    console.info(f"scope: {verdict.scope}")
-    if has_exit_code:
-        console.info("the exit code does not depend on the verdict")
+def show_verdict(report: AuditReport, folder: Path, console: Console) -> None:
+    """Print what was audited, the verdict and the next step; ``folder`` is that of the audit."""
+    console.info(f"scope: {report.verdict.scope}")
+    console.info(f"membership: {report.verdict.membership.sentence}")
+    console.info(f"verdict: {report.verdict.describe()}")
+    for step in write_next_steps(report, find_run_path(report, folder))[:1]:
+        console.info(f"next: {step}")
 
 
 def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:

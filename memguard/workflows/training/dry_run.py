@@ -38,6 +38,7 @@ from memguard.planner.meta_model import Outline, describe_model, may_share_rows
 from memguard.planner.rows import (
     FirstRow,
     count_labels,
+    explain_fewer_steps,
     measure_length,
     read_first_row,
     remark_on_reference_hash,
@@ -211,6 +212,8 @@ def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
         )
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
         remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
+        if (fewer := explain_fewer_steps(config, length.num_scheduled_steps)) is not None:
+            remarks.append(warn("steps", f"{fewer}."))
         remarks.append(_check_disk(config, folder, outline, length.num_steps))
         selection = None
         if config.audit.enabled:

@@ -35,7 +35,7 @@ from memguard.model.router_loss import explain_missing, has_flag
 from memguard.parallel.flash_attention_3 import flash_attention_3
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
-from memguard.planner.rows import remark_on_reference_hash
+from memguard.planner.rows import explain_fewer_steps, remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
 from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
 from memguard.records.sealed import save_sealed
@@ -159,7 +159,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
                 tasks=open_alone(config.audit) if tasks is None else tasks,
                 is_trained_here=True,
             )
-    show_verdict(report.verdict, console)
+    show_verdict(report, folder / "audit", console)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
 
@@ -365,6 +365,8 @@ def _report_trainer(
             f"'train.max_steps' ends the run after {trainer.num_steps:,} of {loader.num_steps:,} "
             "steps: documents that were not trained by then are not audited"
         )
+    if (fewer := explain_fewer_steps(trainer.config, loader.num_steps)) is not None:
+        console.warn(fewer)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if started.adapter is not None:
         names = find_targets(model, started.adapter.target_modules)
