@@ -107,8 +107,9 @@ class WordGrams:
             first = np.repeat(document[start], count)[second]
             firsts = np.concatenate([document[second - 1], first])
             found.append(np.unique(firsts * num_documents + np.tile(document[second], 2)))
-        pairs = np.stack(np.divmod(np.unique(np.concatenate(found)), num_documents), axis=1)
-        return pairs[self._whole[pairs[:, 0]] != self._whole[pairs[:, 1]]]
+        one, other = np.divmod(np.unique(np.concatenate(found)), num_documents)
+        differs = self._whole[one] != self._whole[other]
+        return np.stack([one[differs], other[differs]], axis=1)
 
     def _compare(self, pairs: NDArray[np.int64]) -> Iterator[bool]:
         """Yield whether each pair is a copy."""
