@@ -68,9 +68,7 @@ def init(
         typer.Argument(metavar="FILE", help="File to write; standard output if left out."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Write every setting.")] = False,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Write the JSON Schema instead.")
-    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Write the JSON Schema.")] = False,
 ) -> None:
     """Write the usual settings of a run, each with a comment, to fill in."""
     from memguard.config import RunConfig, render_template

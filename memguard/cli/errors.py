@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
+from dataclasses import replace
 from typing import NoReturn
 
 import typer
@@ -24,11 +25,10 @@ from memguard.runtime import set_allocator_defaults
 from memguard.runtime.children import (
     ExitReport,
     SignalReceived,
-    own_rank,
     raise_on_signals,
     report_exit,
 )
-from memguard.runtime.wrapping import wrap_for
+from memguard.runtime.console import Console, wrap_words
 
 _INTERRUPTED = 130
 _GO_ON = "interrupted; run the same command again to resume"
@@ -86,6 +86,8 @@ def run_app() -> NoReturn:
 
 
 def _end(report: ExitReport) -> NoReturn:
+    if (width := Console().width) is not None:  # A terminal would cut words.
+        report = replace(report, text=wrap_words(report.text, width, indent="  "))
     report_exit(report)
     sys.stdout.flush()
     sys.exit(report.code)
@@ -167,5 +169,4 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    if own_rank() == 0:
-        print(wrap_for(sys.stderr, f"memguard: warning: {message}"), file=sys.stderr)
+    Console().info(f"memguard: warning: {message}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memguard.cli.options import Json, print_json, print_result, print_sentence, say
+from memguard.cli.options import Json, print_json, print_result, say
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
     for name in export.left_out:
         typer.echo(f"  {name}  stays here: not on the list of files of a model")
     if export.needs:
-        print_sentence(f"it is sent with {export.needs} only; verdict: {export.verdict or 'none'}")
-    print_sentence(f"README.md:\n\n{export.card.rstrip()}")
+        say(f"it is sent with {export.needs} only; verdict: {export.verdict or 'none'}", err=False)
+    say(f"README.md:\n\n{export.card.rstrip()}", err=False)
 
 
 def report(
@@ -305,8 +305,8 @@ def _show_bundle(path: Path, state: str, checked: "Checked") -> None:
 
     evidence, size = checked.evidence, format_bytes(checked.num_bytes)
     shown = fmt.clean_text(str(path), fmt.COMMAND_LIMIT)
-    print_sentence(f"{shown}: {state}{len(checked.members)} files, {size}")
-    print_sentence(f"audit of {fmt.clean_text(evidence.audit)}: {fmt.clean_text(evidence.verdict)}")
+    say(f"{shown}: {state}{len(checked.members)} files, {size}", err=False)
+    say(f"audit of {fmt.clean_text(evidence.audit)}: {fmt.clean_text(evidence.verdict)}", err=False)
     if evidence.sources.has_private_records:
-        print_sentence(PRIVATE_RECORDS)
-    print_sentence(_UNSIGNED)
+        say(PRIVATE_RECORDS, err=False)
+    say(_UNSIGNED, err=False)

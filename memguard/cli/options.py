@@ -1,7 +1,6 @@
 """Arguments, options, status lines and layout that several commands have."""
 
 import json
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from memguard.errors import ConfigError, shorten
 from memguard.runtime.children import own_rank
-from memguard.runtime.wrapping import wrap_for, wrap_words
+from memguard.runtime.console import Console, wrap_words
 
 
 def refuse_split_settings(arguments: list[str] | None) -> list[str] | None:
@@ -79,15 +78,9 @@ LoadAs = Annotated[
 ]
 
 
-def say(text: str) -> None:
-    """Print a status line before a wait, on standard error; only rank 0 does."""
-    if own_rank() == 0:
-        typer.echo(wrap_for(sys.stderr, text), err=True)
-
-
-def print_sentence(text: str) -> None:
-    """Print a line of a result; a terminal gets it wrapped between words."""
-    typer.echo(wrap_for(sys.stdout, text))
+def say(text: str, *, err: bool = True) -> None:
+    """Print a line on standard error, wrapped between words on a terminal; only rank 0 does."""
+    Console(rich.console.Console(stderr=err, highlight=False)).info(text)
 
 
 def print_title(out: rich.console.Console, title: str) -> None:

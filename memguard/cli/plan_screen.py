@@ -229,10 +229,9 @@ def _print_fit(planned: Planned, training_s: float | None, out: rich.console.Con
         text = f"It fits: {needed} of {usable} per {_name_rank(machine)}"
         if training_s is not None:
             text += f", about {format_duration(training_s)} without loading, saving and the audit"
-        elif plan.command and not machine.has_gpus:
-            text += "; the time is not predicted, because the speed of a CPU is not known"
         elif plan.command and "peak_tflops" in machine.assumed:
-            text += f"; the time is not predicted, because '{machine.gpu}' is in no machine file"
+            whose = f"'{machine.gpu}'" if machine.has_gpus else "a CPU"
+            text += f"; the time is not predicted, because the speed of {whose} is not known"
     out.print()
     out.print(Sentence(text, "bold" if plan.least is None else "yellow"))
     if plan.command is not None:

@@ -23,7 +23,7 @@ _EXAMPLES: dict[str, Any] = {
 
 _USUAL = (
     *("name", "output_dir", "seed", "model.path", "data.train", "data.format", "data.control"),
-    *("data.control_fraction", "data.seq_len", "mitigations.name", "mitigations.k", "adapter"),
+    *("data.control_fraction", "data.seq_len", "mitigations", "adapter"),
     *("optim.lr", "train.epochs", "train.max_steps", "train.batch_size"),
     *("train.checkpoint_every_steps", "train.log_every_steps", "audit.suite", "audit.utility"),
 )
@@ -67,10 +67,10 @@ def _render_block(
             yield ""
             yield from _comment(info.description or "", indent)
             yield "mitigations:"
-            example = GoldfishConfig(name="goldfish").model_dump()
+            example = GoldfishConfig(name="goldfish").model_dump(
+                include={"name", "k"} if shown else None
+            )
             for number, (name, value) in enumerate(example.items()):
-                if shown is not None and f"mitigations.{name}" not in shown:
-                    continue
                 yield from _comment(GoldfishConfig.model_fields[name].description or "", 4)
                 yield f"  {' ' if number else '-'} {name}: {json.dumps(value)}"
         else:

@@ -198,8 +198,8 @@ class Plan(Record):
         elif mesh is None and self.num_fitting == 0:
             mesh = self.meshes[0]
             where = (
-                f"no mesh of {self.num_gpus:,} × {self.gpu} fits a step of {self.model}: the "
-                f"nearest, {mesh.describe()},"
+                f"the best mesh of {self.num_gpus:,} × {self.gpu} for a step of {self.model}, "
+                f"{mesh.describe()},"
             )
         if mesh is not None and where:
             problem = (

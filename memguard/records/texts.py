@@ -11,7 +11,7 @@ def format_percent(share: float, decimals: int = 1) -> str:
     """Format a share as ``95.0 %``, never rounded to 0 or 100 unless it is exactly that.
 
     The space is a plain one, so that any encoding has it; what wraps a sentence keeps it together
-    (`runtime.wrapping.wrap_words`). Pages have a format of their own, `pages.formatting.percent`.
+    (`runtime.console.wrap_words`). Pages have a format of their own, `pages.formatting.percent`.
     """
     least = 10.0**-decimals
     if 0 < 100 * share < least / 2:

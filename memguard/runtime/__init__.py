@@ -3,7 +3,6 @@
 processes.py     device and rank of this process, and collective operations over all ranks
 children.py      signals of this process, its child processes, and calls that a signal may end
 console.py       output of rank 0
-wrapping.py      wraps text between words
 environment.py   peak memory, folders, versions, silenced libraries, limits of processes; allocator,
                  cuBLAS workspace and TF32 on GPUs
 stalls.py        says which rank the others wait for

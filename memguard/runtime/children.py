@@ -31,8 +31,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from memguard.runtime.wrapping import wrap_for
-
 EXIT_REPORT_FILE = "MEMGUARD_EXIT_REPORT"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -258,8 +256,7 @@ class ExitReport:
 
     def print(self, prefix: str = "") -> None:
         """Write the message to standard error."""
-        text = wrap_for(sys.stderr, f"{prefix}{self.text}")
-        print(f"{self.traceback}{text}", file=sys.stderr, flush=True)
+        print(f"{self.traceback}{prefix}{self.text}", file=sys.stderr, flush=True)
 
 
 def is_started_by_nproc() -> bool:

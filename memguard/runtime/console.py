@@ -1,6 +1,8 @@
 """The console: a live line on a terminal, a bar in a notebook, log lines elsewhere; rank 0 only."""
 
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +13,12 @@ import rich.progress
 from rich.table import Column
 
 from memguard.runtime.children import own_rank
-from memguard.runtime.wrapping import wrap_words
 
 _FIRST_LINE_S = 3.0
 _LINE_EVERY_S = 10.0
 _ROW_LINE_EVERY_S = 20.0
 _BAR_EVERY_S = 1.0
+_BEFORE_PERCENT, _NO_BREAK = re.compile(r"(?<=[0-9]) (?=%)"), "\u00a0"
 _SPEED_OVER_S = 3600.0
 """The time left is estimated from this period; rich's 30 s are too short for slow steps."""
 
@@ -73,7 +75,7 @@ class Console:
             return
         if self.width is not None:  # A terminal would cut words; paths stay in one piece.
             text = wrap_words(text, self.width, indent="  ")
-        self.out.print(text, style=style, markup=False, soft_wrap=True)
+        self.out.print(text, style=style, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -220,6 +222,19 @@ class _LineState:
         line = f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{eta}"
         note = f" ({detail})" if detail else ""
         self.say(line if self.width is not None and len(line + note) > self.width else line + note)
+
+
+def wrap_words(text: str, width: int, *, indent: str = "") -> str:
+    """Wrap lines between words; a number and its per-cent sign stay on one line.
+
+    No-break spaces become plain ones, which any encoding has. A longer word has a line of its own.
+    """
+    wrapper = textwrap.TextWrapper(
+        width=width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    lines = _BEFORE_PERCENT.sub(_NO_BREAK, text).split("\n")
+    wrapped = (line if len(line) <= width else wrapper.fill(line) for line in lines)
+    return "\n".join(wrapped).replace(_NO_BREAK, " ")
 
 
 def format_duration(seconds: float) -> str:

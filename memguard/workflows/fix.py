@@ -26,7 +26,6 @@ from memguard.records.audit_files import load_audit_report
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.auditing.audit import is_current
-from memguard.workflows.auditing.pages import show_verdict
 from memguard.workflows.common.folder import RunFolder, check_same_settings
 from memguard.workflows.common.launch import launch
 from memguard.workflows.compare_runs import compare_folders
@@ -54,7 +53,7 @@ def fix_run(
             f"the audit of '{folder}' does not match its config.yaml; audit it again with these "
             f"settings: memguard audit {folder}"
         )
-    show_verdict(report, folder / "audit", console)
+    console.info(f"verdict: {report.verdict.describe()}")
     if not report.verdict.may_be_fixed:
         console.info(_explain_no_fix(report.verdict))
         return None

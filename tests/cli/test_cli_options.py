@@ -67,3 +67,13 @@ def test_help_fits_80_columns_and_has_a_whole_command(command: str) -> None:
 def test_options_of_an_audit_are_in_groups() -> None:
     titles = re.findall(r"^(\w.*):$", succeed("audit", "--help").out, re.MULTILINE)
     assert titles == ["Arguments", "Model and documents", "Probes", "Options", "Example"]
+
+
+def test_errors_wrap_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run_cli("audit", "--model", "x", "--members", "no-such.jsonl", "--out", "y").err
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # As rich sees a terminal.
+    wrapped = run_cli("audit", "--model", "x", "--members", "no-such.jsonl", "--out", "y").err
+    assert len(whole.splitlines()) == 1
+    assert max(map(len, wrapped.splitlines())) <= 30
+    assert wrapped.split() == whole.split()

@@ -68,7 +68,7 @@ def test_on_a_gpu_of_no_machine_file_no_time_is_planned(
 ) -> None:
     monkeypatch.setattr(machine_module, "_list_gpus", lambda: (("Unknown 1", 80.0),))
     text = flatten(plan(write_run(folder)).out)
-    assert "; the time is not predicted, because 'Unknown 1' is in no machine file" in text
+    assert "; the time is not predicted, because the speed of 'Unknown 1' is not known" in text
     assert "available per GPU" in text
 
 

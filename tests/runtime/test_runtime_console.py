@@ -9,7 +9,7 @@ import rich.console
 import torch
 
 from memguard import runtime
-from memguard.runtime import Console, console, format_duration, wrapping
+from memguard.runtime import Console, console, format_duration
 
 
 def console_to(text: io.StringIO, *, terminal: bool) -> Console:
@@ -205,12 +205,3 @@ def test_lines_come_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         shown.info("step 2/4")
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue()).replace("\r", "\n").splitlines()
     assert lines.index("step 2/4") < max(n for n, line in enumerate(lines) if "2/4 " in line)
-
-
-def test_errors_wrap_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    text = io.StringIO()
-    long = "memguard: 'quickstart' can resume"
-    assert wrapping.wrap_for(text, long) == long
-    monkeypatch.setattr(text, "isatty", lambda: True, raising=False)
-    assert wrapping.wrap_for(text, long) == "memguard:\n  'quickstart' can\n  resume"

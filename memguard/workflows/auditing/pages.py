@@ -24,8 +24,6 @@ from memguard.records.audit_files import (
 )
 from memguard.records.folders import AuditFolder
 from memguard.report import render_model_card, render_report
-from memguard.report.html import find_run_path
-from memguard.report.texts import write_next_steps
 from memguard.runtime import Console
 from memguard.workflows.common.folder import RunFolder
 
@@ -90,6 +88,10 @@ def write_card(folder: Path, config: RunConfig, report: AuditReport | None) -> N
 
 def show_verdict(report: AuditReport, folder: Path, console: Console) -> None:
     """Print what was audited, the verdict and the next step; ``folder`` is that of the audit."""
+    # Imported here: training needs no pages until its end.
+    from memguard.report.html import find_run_path
+    from memguard.report.texts import write_next_steps
+
     console.info(f"scope: {report.verdict.scope}")
     console.info(f"membership: {report.verdict.membership.sentence}")
     console.info(f"verdict: {report.verdict.describe()}")
