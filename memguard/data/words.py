@@ -27,9 +27,10 @@ _WITHOUT_SPACES = (
 def normalize_text(text: str) -> str:
     """Return the form of a text in which copies are equal; runs of white space are one space."""
     if not text.isascii():
-        folded = unicodedata.normalize("NFKC", text).casefold()
+        # Decomposed first: the order of marks may depend on the case of their letter.
+        folded = unicodedata.normalize("NFKD", text).casefold()
         text = unicodedata.normalize("NFKC", folded)
-        text = text.translate({ord(c): None for c in set(text) if unicodedata.category(c) == "Cf"})
+        text = text.translate({ord(c): None for c in set(text) if _is_invisible(c)})
     return " ".join(text.casefold().split())
 
 
@@ -39,6 +40,11 @@ def split_words(text: str) -> list[str]:
     if text.isascii():
         return _ASCII_WORD.findall(text)
     return text.translate({ord(c): _separate(c) for c in set(text)}).split()
+
+
+def _is_invisible(character: str) -> bool:
+    is_selector = "VARIATION SELECTOR" in unicodedata.name(character, "")
+    return is_selector or unicodedata.category(character) == "Cf"
 
 
 def _separate(character: str) -> str:
