@@ -39,7 +39,11 @@ def split_words(text: str) -> list[str]:
     text = normalize_text(text)
     if text.isascii():
         return _ASCII_WORD.findall(text)
-    return text.translate({ord(c): _separate(c) for c in set(text)}).split()
+    spaced = {ord(c): _separate(c) for c in set(text)}
+    # Marks without a letter, such as an accent for an apostrophe.
+    marks = "".join(c for c in spaced.values() if unicodedata.category(c[0])[0] == "M")
+    words = [word.lstrip(marks) for word in text.translate(spaced).split()]
+    return [word for word in words if word]
 
 
 def _is_invisible(character: str) -> bool:
