@@ -31,11 +31,11 @@ _WHY_INCONCLUSIVE = {
 }
 _MAX_WORDS, _MAX_BUCKET_WORDS = 20, 2
 _METHODS: dict[OtherMethod, str] = {
-    "attacked": "Attacks extracted {} attacked",
-    "generated": "Generated text contains {}",
-    "windows": "Passages elsewhere were extracted of {}",
+    "attacked": "Attacks extracted {} attacked {}",
+    "generated": "Generated text contains {} {}",
+    "windows": "Other passages of {} {} were extracted",
 }
-"""Starts of a sentence by the method that extracted its documents, whose number follows."""
+"""Starts of a sentence by the method that extracted its documents: their number, and which."""
 _OF_METHOD: dict[OtherMethod, str] = {
     "attacked": "by attacks",
     "generated": "in generated text",
@@ -136,6 +136,7 @@ def _choose_group(documents: DocumentResults, decision: Decision) -> _Group:
         trained_N = trained_N & (documents.bucket_N == bucket)
     if texts != "all":
         texts_N = documents.is_own_N if texts == "own" else ~documents.is_own_N
+        texts = texts if (trained_N & ~texts_N).any() else "all"
         trained_N, control_N = trained_N & texts_N, control_N & texts_N
     control = count_documents(documents, control_N, matched_N)
     by_any = count_documents(documents, documents.is_control_N, documents.was_extracted_N)
@@ -279,7 +280,7 @@ def _describe_matched(
         documents = documents.replace("training documents", f"{kind} training texts")
         documents = documents.replace("documents", f"{kind} texts", 1)
     if group.method is not None:
-        return f"{_METHODS[group.method].format(number)} {documents}{which}"
+        return f"{_METHODS[group.method].format(number, documents)}{which}"
     which = f"{which}," if which else ""
     return f"{number} {documents}{which} {_were(counts.num_matched)} extracted"
 
