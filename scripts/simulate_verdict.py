@@ -3,94 +3,71 @@
     python scripts/simulate_verdict.py                 2,000 audits a case: a few minutes
     python scripts/simulate_verdict.py --audits 200 --jobs 2
 
-A document has four risks (verbatim, near-verbatim, attack cost, attack) at a given rate each. They
-depend on one another, and on the base model's, by a Gaussian copula with a latent correlation of
-0.8 ("correlated"), or their rates are 0.5, 0.7, 0.9 and 1 times the given one and each contains the
-one before ("nested"). Attacks run on every other document, and not on the base model. The truths:
+A document has three risks (verbatim, near-verbatim, attack cost) at a given rate each, and others
+by attacks (on every other document), generation and other windows where these run. They depend on
+one another, and on the base model's, by a Gaussian copula with a latent correlation of 0.8
+("correlated"), or their rates are 0.5, 0.7, 0.9, 1, 1 and 1 times the given one and each contains
+the ones before ("nested"). Attacks do not run on the base model. The truths:
 
     guessable   model and base extract trained and control documents at the rate
     templates   the model extracts trained and control documents at the rate, the base none
     memorized   the model extracts trained documents at the rate, and nothing else is extracted
+    truncated   the model extracts trained documents at the rate in other windows, and nothing else
+
+Documents that are not own text (form letters) are extracted at a rate of their own ("letters 100
+%") whether trained or not, and by the base never; no other window or generation of them counts.
 
 Levels and membership are decided by `decide_level` and `judge_membership` themselves. A row with
-several truths has the one with the highest share of Memorized. The last line is a verdict: a bar is
-compared with the simulated rate itself, without an allowance for its error.
+several truths has the one with the highest share of Memorized. The last table has the price of the
+test of other windows. The last line is a verdict: a bar is compared with the simulated rate itself,
+without an allowance for its error.
 """
 
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from multiprocessing import get_context
-from typing import Literal, TypeVar
+from typing import TypeVar
+from unittest.mock import patch
 
 import numpy as np
 from bench.harness import Verdict, build_parser
 from numpy.typing import NDArray
 from scipy import special
+from verdict_cases import (
+    OTHERS,
+    WINDOW_LEVELS,
+    Case,
+    MembershipCase,
+    Row,
+    list_membership_cases,
+    list_powers,
+    list_rows,
+)
 
-from memguard.audit.verdict import Coverage, DocumentResults, decide_level, judge_membership
+from memguard.audit import verdict
+from memguard.audit.verdict import (
+    Coverage,
+    DocumentResults,
+    MethodResults,
+    decide_level,
+    judge_membership,
+)
 from memguard.records import LEVEL_NAMES
 from memguard.seeds import derive_generator
 
 SEED = 0
 CORRELATION = 0.8
-NESTED = np.array([0.5, 0.7, 0.9, 1.0])
-"""Rates of nested risks, as parts of the given one."""
-GUESSABLE = (0.0, 0.02, 0.1, 0.5)
-TEMPLATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-
-Truth = Literal["guessable", "templates", "memorized"]
+NESTED = np.array([0.5, 0.7, 0.9, 1.0, 1.0, 1.0])
+"""Rates of nested risks, those of `OTHERS` last, as parts of the given one."""
 CaseT = TypeVar("CaseT")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """Audits of one kind, and the truth in them."""
-
-    buckets: tuple[int, ...]
-    """Trained documents of each bucket."""
-    num_control: int
-    truth: Truth
-    rate: float
-    is_nested: bool = False
-    has_attacks: bool = True
-    num_copies: int = 1
-    """Documents of each cluster of trained ones."""
-    copies_differ: bool = False
-    """Whether the copies of a cluster depend on one another by the copula; else all or none of them
-    are extracted."""
-
-    @property
-    def name(self) -> str:
-        """The truth in words."""
-        how = "nested" if self.is_nested else "correlated"
-        return f"{self.truth} {100 * self.rate:g} %, {how}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A row of the table of levels: the worst of its cases, and its bars (percent)."""
-
-    name: str
-    cases: Sequence[Case]
-    most_red: float | None = None
-    least_red: float | None = None
-    most_green: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MembershipCase:
-    """Audits of one kind whose scores do not depend on training."""
-
-    num_trained: int
-    num_control: int
-    num_copies: int = 1
-    num_control_copies: int = 1
-    has_ties: bool = False
-    """Whether scores are rounded to a standard deviation, so that about five values occur."""
+P_VALUES = cache(verdict.compute_p_above_control)
+"""The same counts come again and again."""
+RULE_LEVEL = verdict._WINDOW_LEVEL
 
 
 def main() -> int:
@@ -99,8 +76,9 @@ def main() -> int:
     parser.add_argument("--audits", type=int, default=2000, metavar="N", help="audits of a case")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     options = parser.parse_args()
-    rows, memberships = list_rows(), list_membership_cases()
+    rows, memberships, powers = list_rows(), list_membership_cases(), list_powers()
     cases = [case for row in rows for case in row.cases]
+    cases += [case for cells in powers.values() for case in cells]
     levels = spread(partial(simulate, num_audits=options.audits), cases, options.jobs)
     judged = spread(partial(judge, num_audits=options.audits), memberships, options.jobs)
     limits = Verdict()
@@ -111,6 +89,7 @@ def main() -> int:
     )
     print_levels(rows, levels, limits)
     print_memberships(judged, limits)
+    print_powers(powers, levels)
     return limits.end()
 
 
@@ -124,117 +103,61 @@ def spread(
         return dict(zip(cases, pool.map(work, cases, chunksize=1), strict=True))
 
 
-# -- cases -----------------------------------------------------------------------------------------
-
-
-def list_nulls(
-    guessable: Sequence[float] = GUESSABLE,
-    templates: Sequence[float] = TEMPLATES,
-    *,
-    nested: Sequence[bool] = (False, True),
-    buckets: tuple[int, ...] = (40, 40, 40, 40),
-    num_control: int = 30,
-    has_attacks: bool = True,
-    num_copies: int = 1,
-    copies_differ: bool = False,
-) -> list[Case]:
-    """Return audits in which nothing is memorized."""
-    truths: list[tuple[Truth, float]] = [("guessable", rate) for rate in guessable]
-    truths += [("templates", rate) for rate in templates]
-    return [
-        Case(
-            buckets=buckets,
-            num_control=num_control,
-            truth=truth,
-            rate=rate,
-            is_nested=is_nested,
-            has_attacks=has_attacks,
-            num_copies=num_copies,
-            copies_differ=copies_differ,
-        )
-        for truth, rate in truths
-        for is_nested in nested
-    ]
-
-
-def list_rows() -> list[Row]:
-    """Return the table of levels."""
-    rows = [Row(name="4 x 40, control 30", cases=(case,), most_red=5) for case in list_nulls()]
-    true = [
-        Case(buckets=(40,) * 4, num_control=30, truth="memorized", rate=0.1, is_nested=is_nested)
-        for is_nested in (False, True)
-    ]
-    rows += [
-        Row(name="4 x 40, control 30", cases=true[:1], least_red=90, most_green=0),
-        Row(name="4 x 40, control 30", cases=true[1:]),
-        Row(
-            name="4 x 40 in 10 clusters of 16, control 30",
-            cases=list_nulls(num_copies=16),
-            most_red=5,
-        ),
-        Row(
-            name="the same, each copy extracted by itself",
-            cases=list_nulls(num_copies=16, copies_differ=True),
-        ),
-    ]
-    for num_trained in (5, 10, 20, 135):
-        for num_control in (0, 5, 14, 30):
-            cases = list_nulls(buckets=(num_trained,), num_control=num_control, has_attacks=False)
-            most = 6 if num_control else 0
-            name = f"1 x {num_trained}, control {num_control}, no attacks"
-            rows.append(Row(name=name, cases=cases, most_red=most))
-    return rows
-
-
-def list_membership_cases() -> list[MembershipCase]:
-    """Return the table of membership."""
-    sizes = [(trained, control, 1, 1) for trained in (2, 5, 10, 160) for control in (10, 14, 30)]
-    sizes += [(160, 30, 16, 1), (160, 30, 16, 6), (160, 30, 1, 6)]
-    return [
-        MembershipCase(
-            num_trained=trained,
-            num_control=control,
-            num_copies=copies,
-            num_control_copies=control_copies,
-            has_ties=has_ties,
-        )
-        for trained, control, copies, control_copies in sizes
-        for has_ties in (False, True)
-    ]
-
-
 # -- simulation ------------------------------------------------------------------------------------
 
 
 def simulate(case: Case, *, num_audits: int) -> Counter[str]:
     """Count the levels of so many audits."""
     draw = derive_generator(SEED, f"verdict: {case}")
-    num_trained = sum(case.buckets)
     coverage = Coverage(
-        num_trained=num_trained, num_too_short=0, was_generated=True, is_collapsed=False
+        num_trained=sum(case.buckets) + case.num_unaudited,
+        num_unaudited=case.num_unaudited,
+        has_base=True,
+        control=case.control,
     )
-    return Counter(
-        decide_level(draw_documents(case, draw), None, coverage).level for _ in range(num_audits)
-    )
+    level = RULE_LEVEL if case.window_level is None else case.window_level
+    with patch.multiple(verdict, _WINDOW_LEVEL=level, compute_p_above_control=P_VALUES):
+        return Counter(
+            decide_level(draw_documents(case, draw), None, coverage).level
+            for _ in range(num_audits)
+        )
 
 
 def draw_documents(case: Case, draw: np.random.Generator) -> DocumentResults:
     """Draw what one audit extracts."""
     num_trained = sum(case.buckets)
-    is_trained_N = np.arange(num_trained + case.num_control) < num_trained
+    number_N = np.arange(num_trained + case.num_control)
+    is_trained_N = number_N < num_trained
+    is_own_N = np.where(
+        is_trained_N,
+        number_N >= case.num_letters,
+        number_N - num_trained >= case.num_control_letters,
+    )
     cluster_N = list_clusters(num_trained, case.num_control, case.num_copies)
-    rates = {
-        "guessable": (case.rate, case.rate, case.rate),
-        "templates": (case.rate, case.rate, 0.0),
-        "memorized": (case.rate, 0.0, 0.0),
-    }
-    trained, control, base = rates[case.truth]
+    in_both = case.truth in ("guessable", "templates")
+    rate_N = np.where(is_trained_N, case.rate, case.rate * in_both)
+    rate_N1 = np.where(is_own_N, rate_N, case.letters_rate)[:, None]
+    base_N1 = np.where(is_own_N, case.rate * (case.truth == "guessable"), 0.0)[:, None]
+    part_R = NESTED.copy() if case.is_nested else np.ones(len(NESTED))
+    part_R[-1] *= case.window_rate
+    if case.truth == "truncated":
+        part_R[:-1] = 0
     latent_NR, base_latent_NR = draw_latents(case, cluster_N, draw)
-    rate_N1 = np.where(is_trained_N, trained, control)[:, None]
-    # The base model has a rate of its own for the three risks that are not attacks.
-    found_NR = special.ndtr(latent_NR) < rate_N1 * (NESTED if case.is_nested else 1)
-    of_base_NR = special.ndtr(base_latent_NR) < base * (NESTED[:3] if case.is_nested else 1)
-    is_attacked_N = (np.arange(len(cluster_N)) % 2 == 0) & case.has_attacks
+    found_NR = special.ndtr(latent_NR) < rate_N1 * part_R
+    # The base model has rates of its own.
+    of_base_NR = special.ndtr(base_latent_NR) < base_N1 * part_R
+    others = {}
+    for risk, name in enumerate(OTHERS, start=3):
+        if name in case.others:
+            is_attack = name == "attacked"
+            tried_N = (number_N % 2 == 0) | (not is_attack)
+            of_base_N = of_base_NR[:, :3].any(axis=1) if is_attack else of_base_NR[:, risk]
+            found_N = found_NR[:, risk] & tried_N & (is_own_N | is_attack)
+            others[name] = MethodResults(
+                is_tried_N=tried_N, is_extracted_N=found_N, is_new_N=found_N & ~of_base_N
+            )
+    # The base is subtracted from greedy text, and from sampling.
+    greedy_N, of_base_N = found_NR[:, :2].any(axis=1), of_base_NR[:, :2].any(axis=1)
     names = [str(index) for index, size in enumerate(case.buckets) for _ in range(size)]
     return DocumentResults(
         bucket_N=np.array([*names, *["control"] * case.num_control], dtype=object),
@@ -242,10 +165,11 @@ def draw_documents(case: Case, draw: np.random.Generator) -> DocumentResults:
         is_trained_N=is_trained_N,
         is_forgotten_N=np.zeros(len(cluster_N), dtype=bool),
         is_control_N=~is_trained_N,
-        is_extracted_N=found_NR[:, :3].any(axis=1),
-        is_of_base_N=of_base_NR.any(axis=1),
-        is_attacked_N=is_attacked_N,
-        is_extracted_by_attack_N=found_NR[:, 3] & is_attacked_N,
+        is_own_N=is_own_N,
+        is_extracted_N=greedy_N | found_NR[:, 2],
+        is_new_N=(greedy_N & ~of_base_N) | (found_NR[:, 2] & ~of_base_NR[:, 2]),
+        is_of_base_N=of_base_N | of_base_NR[:, 2],
+        others=others,
     )
 
 
@@ -261,20 +185,21 @@ def list_clusters(
 def draw_latents(
     case: Case, cluster_N: NDArray[np.int64], draw: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Draw standard normal numbers ``[N, 4]`` of the model's risks and ``[N, 3]`` of the base's."""
-    num_documents = len(cluster_N)
+    """Draw standard normal numbers ``[N, R]`` of the model's risks, and of the base's."""
+    num_documents, num_risks = len(cluster_N), len(NESTED)
     _, place_N = np.unique(cluster_N, return_inverse=True)
     common_N1 = draw.standard_normal((num_documents, 1))[place_N]
-    model_N4 = draw.standard_normal((num_documents, 1 if case.is_nested else 4))
-    base_N3 = draw.standard_normal((num_documents, 1 if case.is_nested else 3))
-    if not case.copies_differ:
-        model_N4, base_N3 = model_N4[place_N], base_N3[place_N]
-    shared, own = math.sqrt(CORRELATION), math.sqrt(1 - CORRELATION)
-    latents = [shared * common_N1 + own * each for each in (model_N4, base_N3)]
     # Nested risks have one number for all.
-    return np.broadcast_to(latents[0], (num_documents, 4)), np.broadcast_to(
-        latents[1], (num_documents, 3)
+    shape = (2, num_documents, 1 if case.is_nested else num_risks)
+    model_NR, base_NR = draw.standard_normal(shape)
+    if not case.copies_differ:
+        model_NR, base_NR = model_NR[place_N], base_NR[place_N]
+    shared, own = math.sqrt(CORRELATION), math.sqrt(1 - CORRELATION)
+    model_NR, base_NR = (
+        np.broadcast_to(shared * common_N1 + own * each, (num_documents, num_risks))
+        for each in (model_NR, base_NR)
     )
+    return model_NR, base_NR
 
 
 def judge(case: MembershipCase, *, num_audits: int) -> Counter[str]:
@@ -292,10 +217,10 @@ def judge(case: MembershipCase, *, num_audits: int) -> Counter[str]:
         is_trained_N=is_trained_N,
         is_forgotten_N=nothing_N,
         is_control_N=~is_trained_N,
+        is_own_N=~nothing_N,
         is_extracted_N=nothing_N,
+        is_new_N=nothing_N,
         is_of_base_N=nothing_N,
-        is_attacked_N=nothing_N,
-        is_extracted_by_attack_N=nothing_N,
     )
     ids = [f"{number:04}" for number in range(num_documents)]
     _, place_N = np.unique(cluster_N, return_inverse=True)
@@ -324,7 +249,10 @@ def print_levels(rows: Sequence[Row], levels: Mapping[Case, Counter[str]], limit
         name = f"{row.name}, {worst.name}"
         checked = {
             "Memorized ": (red, {"at_most": row.most_red, "at_least": row.least_red}),
-            "No extraction found ": (green, {"at_most": row.most_green}),
+            "No extraction found ": (
+                green,
+                {"at_most": row.most_green, "at_least": row.least_green},
+            ),
         }
         bars = [
             f"{label}{bar}"
@@ -357,6 +285,23 @@ def print_memberships(judged: Mapping[MembershipCase, Counter[str]], limits: Ver
         bar = limits.check(name, max(told), at_most=5, unit=" %")
         cells = " | ".join(f"{share:.1f}" for share in (*told, *slightly))
         print(f"| {trained} | {control} | {cells} | {bar} |")
+
+
+def print_powers(
+    powers: Mapping[tuple[str, str], Sequence[Case]], levels: Mapping[Case, Counter[str]]
+) -> None:
+    """Print how often each audit is Memorized without and with a test of other windows."""
+    heads = [f"level {100 * level:g} %" for level in WINDOW_LEVELS]
+    print("\nMemorized without the test of other windows, and with it; in brackets where other")
+    print("windows of memorized documents show nothing, so that the test only costs power.\n")
+    print(f"| trained documents | truth | without | {' | '.join(heads)} |")
+    print(f"|---|---|---{'|---' * len(heads)}|")
+    for (name, truth), cases in powers.items():
+        reds = [to_percent(levels[case], "memorized") for case in cases]
+        num = len(WINDOW_LEVELS)
+        pairs = zip(reds[1 : 1 + num], reds[1 + num :], strict=True)
+        cells = [f"{reds[0]:.1f}", *(f"{shown:.1f} ({hidden:.1f})" for shown, hidden in pairs)]
+        print(f"| {name} | {truth} | {' | '.join(cells)} |")
 
 
 def describe_clusters(num_documents: int, num_copies: int) -> str:

@@ -266,7 +266,7 @@ def _cache_p_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_flip_makes_the_level_milder() -> None:
-    """So many audits take a second; the 3,000 of the next test take one minute."""
+    """So many audits take a second; the 3,000 of the next test take a minute."""
     seen = _check(40, seed=4)
     assert min(seen[level] for level in RANK) >= 3, "every level is met"
 
