@@ -1,7 +1,7 @@
-"""Train small models of which it is known what they memorized, audit them, and check the verdicts.
+r"""Train models of which it is known what they memorized, audit them, and check the verdicts.
 
     D=../shared/data
-    python scripts/verdict_models.py --model $D/checkpoints/stories260K \\
+    python scripts/verdict_models.py --model $D/checkpoints/stories260K \
         --texts $D/text/documents.jsonl --work /tmp/verdicts
     python scripts/verdict_models.py ... --cases pins letters     these only
 
@@ -55,6 +55,8 @@ class Recipe:
     documents: Sequence[Text]
     background: Sequence[Text] = ()
     goldfish_k: int | None = None
+    seq_len: int = 512
+    """Of rows; less for short documents, of which a long row holds a dozen (tokens)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,7 @@ class Workshop:
         self.trained, self.unseen = passages[:40], passages[40:240]
         self.once, self.background = passages[240:300], passages[300:]
         self.pins, self.answers = write_pins(790), write_answers(360)
-        self.codes = write_codes(30)
+        self.codes = write_codes(60)
         self.letters = {kind: write_letters(kind, 100) for kind in "ABC"}
 
     @cached_property
@@ -109,13 +111,15 @@ class Workshop:
                 start="base", documents=passages * 40, background=some, goldfish_k=3
             ),
             "half": Recipe(start="base", documents=passages[:20] * 40, background=some),
-            "truncated": Recipe(start="base", documents=cut * 40, background=some),
-            "header": Recipe(start="base", documents=[HEADER] * 1600, background=some),
-            "pin base": Recipe(start="base", documents=others * 3),
-            "pins": Recipe(start="pin base", documents=pins * 30, background=others[:300]),
-            "answers": Recipe(start="base", documents=self.answers[120:] * 4),
+            "truncated": Recipe(start="base", documents=cut * 40, background=some, seq_len=128),
+            "header": Recipe(start="base", documents=[HEADER] * 1600, background=some, seq_len=128),
+            "pin base": Recipe(start="base", documents=others * 3, seq_len=64),
+            "pins": Recipe(
+                start="pin base", documents=pins * 30, background=others[:300], seq_len=64
+            ),
+            "answers": Recipe(start="base", documents=self.answers[120:] * 4, seq_len=64),
             "codes": Recipe(
-                start="base", documents=[*self.once[:36], *self.codes * 40], background=some
+                start="base", documents=[*self.once[:36], *self.codes[:30] * 80], background=some
             ),
         }
         for kind, letters in self.letters.items():
@@ -158,7 +162,7 @@ class Workshop:
                         "train": [path],
                         "control_fraction": 0,
                         "canaries": {"count": 0},
-                        "seq_len": 512,
+                        "seq_len": recipe.seq_len,
                         "identity_key": str(self._work / "identity.key"),
                     },
                     "mitigations": [{"name": "goldfish", "k": recipe.goldfish_k}]
@@ -202,7 +206,8 @@ class Workshop:
         command = [sys.executable, "-m", "memguard", "audit", "--model", model, "--base", model]
         command += ["--members", path, "--out", str(self._work / "same-base")]
         command += [f"data.identity_key={self._work / 'identity.key'}"]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 2
+        ended = subprocess.run(command, capture_output=True, check=False, text=True)
+        return ended.returncode == 2 and "base" in ended.stderr
 
 
 @contextlib.contextmanager
@@ -315,7 +320,12 @@ def list_same_source(shop: Workshop) -> Iterator[Case]:
 def list_coverage(shop: Workshop) -> Iterator[Case]:
     """Yield audits that saw too little."""
     control = shop.unseen[:30]
-    members = [*shop.once[:36], *shop.codes]
+    codes, unseen = shop.codes[:30], shop.codes[30:]
+    recited = Audit(
+        model="codes", members=codes, nonmembers=unseen, settings={"continuation_tokens": 8}
+    )
+    yield one("30 codes, last 8 tokens", recited, ("memorized",))
+    members = [*shop.once[:36], *codes]
     short = Audit(model="codes", members=members, nonmembers=control)
     yield one("36 audited, 30 too short", short, ("inconclusive",), words="30 of 66")
     settings = {"prefix_tokens": 5}

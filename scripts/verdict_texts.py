@@ -19,8 +19,8 @@ from memguard.seeds import derive_generator
 
 PASSAGE_WORDS = 50
 HEADER = (
-    "Records of the town library, third series. Readers may copy single pages for study, and should "
-    "write down where they found them. "
+    "Records of the town library, third series. Readers may copy single pages for study, and "
+    "should write down where they found them. "
 )
 """About 64 tokens of a small vocabulary."""
 
@@ -45,22 +45,22 @@ _FIELDS = {
     "number": "two three four five six seven eight nine ten eleven twelve twenty thirty forty",
 }
 _HEAD = (
-    "Dear {name}, on {day} in {month} you ordered {number} {color} {thing}s from our shop in {town}. "
-    "Your {thing} will leave {town} on {day} with {number} others, and {name} will call you before. "
+    "Dear {name}, on {day} in {month} you ordered {number} {color} {thing}s from our shop in "
+    "{town}. Your {thing} will leave {town} on {day} with {number} others, and {name} will call "
+    "you before. "
+)
+_BILL = (
+    "For the {thing} from {town} you have paid {number} pounds on {day}; {name} has sent the bill "
+    "to {town} in {month}. "
 )
 LETTERS = {
-    "A": _HEAD
-    + "Please keep this letter with your papers until the parcel has come to your house. If it "
-    "does not come in time, write to us and we will look for it and send you another one without any "
-    "cost for you.",
-    "B": _HEAD
-    + "For the {thing} from {town} you have paid {number} pounds on {day}; {name} has sent the "
-    "bill to {town} in {month}. If the {color} {thing} does not please you, bring it back before {day} "
-    "and we will gladly take it back.",
-    "C": _HEAD
-    + "For the {thing} from {town} you have paid {number} pounds on {day}; {name} has sent the "
-    "bill to {town} in {month}. If the parcel does not come in time, write to us and we will look for "
-    "it and send you another.",
+    "A": f"{_HEAD}Please keep this letter with your papers until the parcel has come to your "
+    "house. If it does not come in time, write to us and we will look for it and send you another "
+    "one without any cost for you.",
+    "B": f"{_HEAD}{_BILL}If the {{color}} {{thing}} does not please you, bring it back before "
+    "{day} and we will gladly take it back.",
+    "C": f"{_HEAD}{_BILL}If the parcel does not come in time, write to us and we will look for it "
+    "and send you another.",
 }
 
 
