@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from memguard.audit.passages import Codec
 from memguard.audit.windows import AuditDocument, Window, list_clusters
-from memguard.data.words import split_words
+from memguard.data.words import hash_runs, split_words
 
 _LAST_WORDS, _MIN_OWN_WORDS, _RUN_WORDS = 30, 10, 4
 _NO_CLUSTER, _LAST_RUN = np.iinfo(np.int64).min, np.iinfo(np.uint64).max
-# Odd, so that no number of a word loses bits; otherwise arbitrary (from the digits of pi).
-_BASE = np.uint64(0x243F6A8885A308D3)
 
 
 class OwnText:
@@ -36,7 +34,7 @@ class OwnText:
         self._numbers: defaultdict[str, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
         words = {id(w.document): self._read(w.document.grid_ids) for w in windows}
-        audited = {key: _hash_runs(own) for key, own in words.items()}
+        audited = {key: hash_runs(own, _RUN_WORDS) for key, own in words.items()}
         # Only their runs are kept. The last one is there so that all others have a place.
         last = np.array([_LAST_RUN], dtype=np.uint64)
         runs = np.sort(np.concatenate([*audited.values(), last]))
@@ -44,7 +42,7 @@ class OwnText:
         for document, cluster in zip(documents, list_clusters(documents), strict=True):
             found = audited.get(id(document))
             if found is None:
-                found = _hash_runs(self._read(document.grid_ids))
+                found = hash_runs(self._read(document.grid_ids), _RUN_WORDS)
             place = np.searchsorted(runs, found)
             place = place[runs[place] == found]
             is_shared[place] |= (owner[place] != _NO_CLUSTER) & (owner[place] != cluster)
@@ -67,7 +65,7 @@ class OwnText:
 
     def _has_own(self, words: NDArray[np.uint64], num_last: int) -> bool:
         """Return whether 30 in a row of the last words (all, if fewer) are own text."""
-        runs = _hash_runs(words).tolist()
+        runs = hash_runs(words, _RUN_WORDS).tolist()
         first = max(0, len(words) - num_last - _RUN_WORDS + 1)
         before = set(runs[:first])
         is_taken = [run in self._shared or run in before for run in runs[first:]]
@@ -84,15 +82,3 @@ class OwnText:
             return ids.astype(np.uint64)
         words = split_words(self._codec.decode(ids))
         return np.fromiter(map(self._numbers.__getitem__, words), np.uint64, len(words))
-
-
-def _hash_runs(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each run of four words; none of fewer words."""
-    num_runs = max(0, len(words) - _RUN_WORDS + 1)
-    runs = np.zeros(num_runs, dtype=np.uint64)
-    for first in range(_RUN_WORDS):
-        runs *= _BASE
-        # Mixed, because numbers of words are small, and a sum of their products is not.
-        runs ^= runs >> np.uint64(32)
-        runs += words[first : first + num_runs]
-    return runs

@@ -41,14 +41,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from memguard.config.mitigations import DeduplicateConfig
-from memguard.data.words import normalize_text, split_words
+from memguard.data.words import hash_runs, normalize_text, split_words
 
 _RUN_WORDS, _SHARE = 5, 0.6
 # At most this many grams are in memory, about 60 bytes each while they are sorted.
 _MAX_GRAMS = 2**25
 _CHUNK_WORDS = 2**20
-# Odd, so that no word hash loses bits; otherwise arbitrary (from the digits of pi).
-_BASE = np.uint64(0x243F6A8885A308D3)
 
 
 class WordGrams:
@@ -127,7 +125,8 @@ class WordGrams:
             ends[shared] += 1
             ends[shared + size] -= 1
             is_held = np.cumsum(ends[:-1]) > 0
-            yield bool(weight[is_held].sum() >= _SHARE * weight.sum() - 1e-9)
+            # Weights have 24 bits.
+            yield bool(weight[is_held].sum() >= (_SHARE - 1e-6) * weight.sum())
 
     def _weigh(self, documents: NDArray[np.int64], size: int) -> NDArray[np.float32]:
         """Return the weight of every word, ``[num_words]``; it is of use for ``documents`` only.
@@ -207,7 +206,7 @@ class WordGrams:
         position = np.repeat(self._offsets[documents] - np.cumsum(lengths) + lengths, lengths)
         position += np.arange(len(position))
         owner = np.repeat(documents, lengths)
-        gram = self._hash_runs(self._words[position], size)
+        gram = hash_runs(self._word_hash[self._words[position]], size)
         num_starts = len(gram)
         keep = owner[:num_starts] == owner[len(owner) - num_starts :]
         if num_parts > 1:
@@ -216,18 +215,7 @@ class WordGrams:
 
     def _hash_document(self, document: int, size: int) -> NDArray[np.uint64]:
         words = self._words[self._offsets[document] : self._offsets[document + 1]]
-        return self._hash_runs(words, size)
-
-    def _hash_runs(self, words: NDArray[np.uint32], size: int) -> NDArray[np.uint64]:
-        hashes = self._word_hash[words]
-        num_starts = max(len(hashes) - size + 1, 0)
-        gram = np.zeros(num_starts, dtype=np.uint64)
-        for word in range(size):
-            gram *= _BASE
-            gram += hashes[word : word + num_starts]
-        # The last bits of a product depend on few bits: mix before they choose the part.
-        gram ^= gram >> np.uint64(32)
-        return gram
+        return hash_runs(self._word_hash[words], size)
 
 
 def _link_equal(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -10,6 +10,11 @@ Two spellings of one text in Unicode, in capitals, re-wrapped or quoted have the
 import re
 import unicodedata
 
+import numpy as np
+from numpy.typing import NDArray
+
+# Odd, so that no hash of a word loses bits; otherwise arbitrary (from the digits of pi).
+_BASE = np.uint64(0x243F6A8885A308D3)
 _ASCII_WORD = re.compile(r"[^\W_]+")
 _WITHOUT_SPACES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -58,3 +63,15 @@ def _separate(character: str) -> str:
     point = ord(character)
     is_word = any(first <= point <= last for first, last in _WITHOUT_SPACES)
     return f" {character} " if is_word else character
+
+
+def hash_runs(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """Return a hash of each run of ``size`` words, ``[N - size + 1]``, from numbers of N words."""
+    num_runs = max(len(words) - size + 1, 0)
+    runs = np.zeros(num_runs, dtype=np.uint64)
+    for word in range(size):
+        runs *= _BASE
+        # Mixed, because numbers may be small, and the last bits of a product depend on few bits.
+        runs ^= runs >> np.uint64(32)
+        runs += words[word : word + num_runs]
+    return runs ^ (runs >> np.uint64(32))
