@@ -200,6 +200,15 @@ def test_scripts_without_spaces_and_with_combining_marks():
     assert len(set(WordGrams(texts).cluster().tolist())) == 45
 
 
+@pytest.mark.quick
+def test_thirteen_words_join_and_twelve_do_not():
+    others = [draw_words(30, 300 + n) for n in range(40)]
+    words = draw_words(18, 2).split()
+    for shared, copies in ((13, 1), (12, 0)):
+        changed = " ".join(words[:shared] + [f"new{n}" for n in range(18 - shared)])
+        assert count_copies([" ".join(words), *others], [changed]) == copies
+
+
 def test_order_of_words_matters():
     documents = ["a b c d", "d c b a", "b a c d"]
     assert WordGrams(documents, num_words=4).cluster().tolist() == [0, 1, 2]
