@@ -10,65 +10,29 @@ only. Each case is audited once, or in many draws of documents from one pool; a 
 allowed levels, and for some cases words of the sentence. The last line says which bars were missed.
 """
 
-import contextlib
+import gc
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from bench.harness import Verdict as Limits
 from bench.harness import build_parser
-from verdict_texts import (
-    HEADER,
-    Text,
-    read_passages,
-    save_documents,
-    write_answers,
-    write_codes,
-    write_letters,
-    write_pins,
-)
+from verdict_texts import HEADER, Text
+from verdict_workshop import TRUNCATED_TOKENS, Audit, Workshop
 
-from memguard import api
 from memguard.records import Level, Verdict
 from memguard.seeds import derive_generator
 
 NUM_DRAWS = 20
-TRUNCATED_TOKENS = 64
 HEALTHY: tuple[Level, ...] = ("none-found", "inconclusive")
 """Neither memorized nor extracted."""
 NOT_MEMORIZED: tuple[Level, ...] = ("extracted", *HEALTHY)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """How a model is made of another one: every document is trained once, in one epoch."""
-
-    start: str
-    documents: Sequence[Text]
-    background: Sequence[Text] = ()
-    goldfish_k: int | None = None
-    seq_len: int = 512
-    """Of rows; less for short documents, of which a long row holds a dozen (tokens)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Audit:
-    """One audit."""
-
-    model: str
-    members: Sequence[Text]
-    nonmembers: Sequence[Text] = ()
-    base: str | None = None
-    seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,139 +46,6 @@ class Case:
     """Must be in each sentence."""
     is_one_sentence: bool = False
     """Whether all audits must have the same sentence."""
-
-
-class Workshop:
-    """The models and documents of the cases; a model is trained when it is first needed."""
-
-    def __init__(self, start: Path, texts: Path, work: Path) -> None:
-        """Read the texts; ``work`` keeps what is made."""
-        self._start, self._work = start, work
-        passages = read_passages(texts)
-        self.trained, self.unseen = passages[:40], passages[40:240]
-        self.once, self.background = passages[240:300], passages[300:]
-        self.pins, self.answers = write_pins(790), write_answers(360)
-        self.codes = write_codes(60)
-        self.letters = {kind: write_letters(kind, 100) for kind in "ABC"}
-
-    @cached_property
-    def recipes(self) -> Mapping[str, Recipe]:
-        """All models by name."""
-        passages, some = self.trained, self.background[:300]
-        cut = [self.cut(text) for text in passages]
-        pins, others = self.pins[:30], self.pins[30:730]
-        recipes = {
-            "base": Recipe(start="", documents=self.background),
-            "40 times": Recipe(start="base", documents=passages * 40, background=some),
-            "once": Recipe(start="base", documents=self.once, background=some),
-            "goldfish": Recipe(
-                start="base", documents=passages * 40, background=some, goldfish_k=3
-            ),
-            "half": Recipe(start="base", documents=passages[:20] * 40, background=some),
-            "truncated": Recipe(start="base", documents=cut * 40, background=some, seq_len=128),
-            "header": Recipe(start="base", documents=[HEADER] * 1600, background=some, seq_len=128),
-            "pin base": Recipe(start="base", documents=others * 3, seq_len=64),
-            "pins": Recipe(
-                start="pin base", documents=pins * 30, background=others[:300], seq_len=64
-            ),
-            "answers": Recipe(start="base", documents=self.answers[120:] * 4, seq_len=64),
-            "codes": Recipe(
-                start="base", documents=[*self.once[:36], *self.codes[:30] * 80], background=some
-            ),
-        }
-        for kind, letters in self.letters.items():
-            recipes[f"letters {kind}"] = Recipe(
-                start="base", documents=letters * 3, background=some[:200]
-            )
-        return recipes
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self._start)
-
-    def cut(self, text: str) -> str:
-        """Return the first tokens of a text."""
-        ids = self._tokenizer(text).input_ids[:TRUNCATED_TOKENS]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def find_model(self, name: str) -> str:
-        """Return a model's folder; train it if it is not there."""
-        if not name:
-            return str(self._start)
-        recipe = self.recipes[name]
-        start = self.find_model(recipe.start)
-        run = self._work / "runs" / name.replace(" ", "-")
-        if (run / "done").is_file():
-            return str(run / "model")
-        rows = [*recipe.documents, *recipe.background]
-        rows = [rows[index] for index in derive_generator(0, name).permutation(len(rows))]
-        path = save_documents(rows, self._work / f"{run.name}.jsonl")
-        began = time.perf_counter()
-        with quiet():
-            api.train(
-                {
-                    "name": run.name,
-                    "output_dir": str(run.parent),
-                    "model": {"path": start},
-                    "data": {
-                        "train": [path],
-                        "control_fraction": 0,
-                        "canaries": {"count": 0},
-                        "seq_len": recipe.seq_len,
-                        "identity_key": str(self._work / "identity.key"),
-                    },
-                    "mitigations": [{"name": "goldfish", "k": recipe.goldfish_k}]
-                    if recipe.goldfish_k
-                    else [],
-                    "optim": {"lr": 4e-3},
-                    "train": {"batch_size": 4, "checkpoint_every_steps": None},
-                    "audit": {"enabled": False},
-                }
-            )
-        (run / "done").touch()
-        print(f"trained '{name}' in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        return str(run / "model")
-
-    def audit(self, audit: Audit) -> Verdict:
-        """Audit one model in this process; equal scores are computed once."""
-        with tempfile.TemporaryDirectory(dir=self._work) as folder:
-            paths = {
-                side: save_documents(documents, Path(folder) / f"{side}.jsonl")
-                for side, documents in (
-                    ("members", audit.members),
-                    ("nonmembers", audit.nonmembers),
-                )
-                if documents
-            }
-            with quiet():
-                return api.audit(
-                    model=self.find_model(audit.model),
-                    base=None if audit.base is None else self.find_model(audit.base),
-                    out=Path(folder) / "audit",
-                    seed=audit.seed,
-                    identity_key=self._work / "identity.key",
-                    **paths,
-                    **audit.settings,
-                ).verdict
-
-    def refuses_base(self) -> bool:
-        """Return whether the command ends with code 2 where base and model are the same."""
-        model = self.find_model("once")
-        path = save_documents(self.once, self._work / "same-base.jsonl")
-        command = [sys.executable, "-m", "memguard", "audit", "--model", model, "--base", model]
-        command += ["--members", path, "--out", str(self._work / "same-base")]
-        command += [f"data.identity_key={self._work / 'identity.key'}"]
-        ended = subprocess.run(command, capture_output=True, check=False, text=True)
-        return ended.returncode == 2 and "base" in ended.stderr
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Leave out what memguard prints."""
-    with Path(os.devnull).open("w") as sink, contextlib.redirect_stderr(sink):
-        yield
 
 
 # -- cases -----------------------------------------------------------------------------------------
@@ -265,30 +96,17 @@ def list_letters(shop: Workshop) -> Iterator[Case]:
     With a base, because without one a control of another kind never makes a verdict memorized.
     """
     for kind, letters in shop.letters.items():
+        # All documents at once: the draws then find their scores in few files.
+        members = [*letters, *shop.once]
+        model = f"letters {kind}"
+        shop.audit(Audit(model=model, base="base", members=members, nonmembers=shop.unseen))
+        # What is loaded by now stays: the collections after each audit need not visit it.
+        gc.freeze()
         for size in (1, 2, 3, 4, 5, 8, 30):
-            name = f"60 letters {kind}, {size} passages"
-            yield draw(
-                name,
-                shop,
-                lambda take, size=size, kind=kind, letters=letters: Audit(
-                    model=f"letters {kind}",
-                    base="base",
-                    members=take(letters, 60),
-                    nonmembers=take(shop.unseen, size),
-                ),
-                NOT_MEMORIZED,
-            )
-        yield draw(
-            f"20 letters {kind} + 40 passages, 30 passages",
-            shop,
-            lambda take, kind=kind, letters=letters: Audit(
-                model=f"letters {kind}",
-                base="base",
-                members=[*take(letters, 20), *take(shop.once, 40)],
-                nonmembers=take(shop.unseen, 30),
-            ),
-            NOT_MEMORIZED,
-        )
+            make = partial(draw_letters, shop, kind, 60, 0, size)
+            yield draw(f"60 letters {kind}, {size} passages", make, NOT_MEMORIZED)
+        make = partial(draw_letters, shop, kind, 20, 40, 30)
+        yield draw(f"20 letters {kind} + 40 passages, 30 passages", make, NOT_MEMORIZED)
         mixed = [*letters[:20], *shop.once[:40]]
         seeds = [
             Audit(model=f"letters {kind}", members=mixed, nonmembers=shop.unseen[:30], seed=seed)
@@ -302,18 +120,32 @@ def list_letters(shop: Workshop) -> Iterator[Case]:
         )
 
 
+def draw_letters(
+    shop: Workshop, kind: str, num_letters: int, num_passages: int, num_control: int, take: "Take"
+) -> Audit:
+    """Return an audit of letters, and passages trained once, against unseen passages."""
+    letters = take(shop.letters[kind], num_letters)
+    return Audit(
+        model=f"letters {kind}",
+        base="base",
+        members=[*letters, *take(shop.once, num_passages)],
+        nonmembers=take(shop.unseen, num_control),
+    )
+
+
 def list_same_source(shop: Workshop) -> Iterator[Case]:
     """Yield passages of which most were memorized, against the same source."""
-    yield draw(
-        "31 of 41 passages, same source, with base",
-        shop,
-        lambda take: Audit(
-            model="40 times",
-            base="base",
-            members=[*take(shop.trained, 31), *take(shop.unseen[:100], 10)],
-            nonmembers=take(shop.unseen[100:], 30),
-        ),
-        ("memorized",),
+    name = "31 of 41 passages, same source, with base"
+    yield draw(name, partial(draw_passages, shop), ("memorized",))
+
+
+def draw_passages(shop: Workshop, take: "Take") -> Audit:
+    """Return an audit of 31 passages that were memorized and 10 that were not trained."""
+    return Audit(
+        model="40 times",
+        base="base",
+        members=[*take(shop.trained, 31), *take(shop.unseen[:100], 10)],
+        nonmembers=take(shop.unseen[100:], 30),
     )
 
 
@@ -351,15 +183,15 @@ def one(name: str, audit: Audit, allowed: Sequence[Level], words: str = "") -> C
 Take = Callable[[Sequence[Text], int], list[Text]]
 
 
-def draw(
-    name: str, shop: Workshop, make: Callable[[Take], Audit], allowed: Sequence[Level]
-) -> Case:
+def draw(name: str, make: Callable[[Take], Audit], allowed: Sequence[Level]) -> Case:
     """Return a case of many audits, whose documents are drawn from pools."""
     audits = []
     for index in range(NUM_DRAWS):
         generator = derive_generator(0, name, index)
 
-        def take(pool: Sequence[Text], number: int, generator: Any = generator) -> list[Text]:
+        def take(
+            pool: Sequence[Text], number: int, generator: np.random.Generator = generator
+        ) -> list[Text]:
             return [pool[at] for at in generator.permutation(len(pool))[:number]]
 
         audits.append(make(take))
