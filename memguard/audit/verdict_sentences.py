@@ -252,10 +252,10 @@ def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -
         which = "it" if trained.num_matched == 1 else "them"
         ending = f"; the base model produces {which} too"
     elif decision.reason == "other-kind":
-        ending = "; the control has, or faces, fewer than five texts"
+        ending = "; one side has fewer than five texts"
         if results.coverage.control == "other-kind":
             ending = "; the control is another kind of text"
-        ending += ", without a base" if not results.coverage.has_base else ", for little own text"
+        ending += ", with too little own text" if results.coverage.has_base else ", without a base"
     elif decision.reason == "too-few" and group.num_known:
         ending = f", {group.num_known} also from the base model: too few others to tell why"
     else:
