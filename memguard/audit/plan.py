@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memguard.audit.probes.canary_results import AuditCanary
@@ -75,16 +76,15 @@ class AuditPlan:
         Raises:
             DataError: see `select_windows`.
         """
-        selection = select_windows(
-            documents,
-            suite.extraction,
-            seed=seed,
-            min_documents=min_documents,
-            max_documents_per_bucket=max_documents_per_bucket,
+        select = partial(
+            select_windows, documents, suite.extraction, seed=seed, min_documents=min_documents
         )
-        other_kind = ""
+        selection, other_kind = select(max_documents_per_bucket=max_documents_per_bucket), ""
         if has_given_control:
-            other_kind = compare_kinds([w.document for w in selection.windows], seed=seed)
+            # Of all that could be sampled: the sample depends on the seed.
+            is_sample = any(bucket.num_not_sampled for bucket in selection.buckets)
+            eligible = select().windows if is_sample else selection.windows
+            other_kind = compare_kinds([window.document for window in eligible])
         return cls(
             documents=documents,
             selection=selection,

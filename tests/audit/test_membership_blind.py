@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.naive_bayes import MultinomialNB
 
+from memguard.audit.plan import AuditPlan
 from memguard.audit.statistics import blind, compute_auc
 from memguard.audit.statistics.blind import (
     NUM_FOLDS,
@@ -15,6 +16,7 @@ from memguard.audit.statistics.blind import (
     score_blind,
     score_blind_documents,
 )
+from memguard.audit.suite import load_suite
 from memguard.audit.windows import AuditDocument
 from memguard.seeds import derive_generator
 
@@ -189,17 +191,15 @@ def make_side(
     ]
 
 
-def _score_blind(documents: list[AuditDocument], seed: int) -> NDArray[np.float64] | None:
+def _score_blind(documents: list[AuditDocument]) -> NDArray[np.float64] | None:
     member_N = np.array([document.role == "trained" for document in documents])
-    return score_blind_documents(documents, member_N, ~member_N, seed)
+    return score_blind_documents(documents, member_N, ~member_N)
 
 
 def test_documents_of_one_kind_are_rarely_warned_of() -> None:
     """The permutation test warns of 1 in 40."""
     told = [
-        compare_kinds(
-            [*make_side("trained", 24, seed=seed), *make_side("control", 24, seed=seed)], seed=seed
-        )
+        compare_kinds([*make_side("trained", 24, seed=seed), *make_side("control", 24, seed=seed)])
         for seed in range(100)
     ]
     # Seven or more of 100 have a probability of 0.013 where each has one of 0.025.
@@ -211,8 +211,8 @@ def test_the_auc_is_that_of_the_blind_baseline_in_the_report() -> None:
         *make_side("trained", 20, words=(0, 300)),
         *make_side("control", 20, words=(100, 400)),
     ]
-    told = compare_kinds(documents, seed=3)
-    score_N = _score_blind(documents, 3)
+    told = compare_kinds(documents)
+    score_N = _score_blind(documents)
     assert score_N is not None
     auc = compute_auc(score_N[:20], score_N[20:]).value
     assert f"(AUC {auc:.2f}; 0.5 is chance)" in told
@@ -223,19 +223,55 @@ def test_the_auc_is_that_of_the_blind_baseline_in_the_report() -> None:
 def test_other_lengths_and_other_forms_are_told_for_themselves() -> None:
     # Too few for the words to be compared.
     short = [*make_side("trained", 4, size=100), *make_side("control", 4, size=30)]
-    told = compare_kinds(short, seed=0)
+    told = compare_kinds(short)
     assert "the median member has 100 tokens, the median nonmember 30" in told
     assert "AUC" not in told
     chats = [*make_side("trained", 4), *make_side("control", 4, form="messages")]
-    assert "members are plain text, nonmembers conversations" in compare_kinds(chats, seed=0)
+    assert "members are plain text, nonmembers conversations" in compare_kinds(chats)
     mixed = [*chats, replace(chats[0], id="more", role="control", format="text")]
-    assert compare_kinds(mixed, seed=0) == ""
+    assert compare_kinds(mixed) == ""
+
+
+def test_neither_order_nor_ids_change_what_is_said() -> None:
+    documents = [
+        *make_side("trained", 20, words=(0, 300)),
+        *make_side("control", 20, words=(100, 400)),
+    ]
+    named = [replace(each, id=f"z{n}", cluster=n % 13) for n, each in enumerate(documents)]
+    again = [replace(each, id=f"a{each.id}", cluster=-7 * (each.cluster or 0)) for each in named]
+    again = [again[index] for index in np.random.default_rng(1).permutation(40)]
+    assert (told := compare_kinds(named)) == compare_kinds(again)
+    assert "AUC" in told
+    scores, others = _score_blind(named), _score_blind(again)
+    assert scores is not None
+    assert others is not None
+    assert np.array_equal(np.sort(scores), np.sort(others))
+
+
+def test_no_seed_changes_what_is_said() -> None:
+    """Also where only a sample is audited, which depends on it."""
+    sides = [
+        make_side("trained", 20, words=(0, 300), size=80),
+        make_side("control", 20, words=(100, 400), size=80),
+    ]
+    told = {
+        AuditPlan.of(
+            [document for side in sides for document in side],
+            load_suite("extraction"),
+            seed=seed,
+            max_documents_per_bucket=6,
+            has_given_control=True,
+        ).other_kind
+        for seed in range(5)
+    }
+    assert len(told) == 1
+    assert "AUC" in told.pop()
 
 
 @pytest.mark.parametrize("num_control", [0, 1])
 def test_without_a_control_nothing_is_compared(num_control: int) -> None:
     documents = [*make_side("trained", 9), *make_side("control", num_control, size=4)]
-    assert compare_kinds(documents, seed=0) == ""
+    assert compare_kinds(documents) == ""
 
 
 def name_clusters(documents: list[AuditDocument], count: int, first: int) -> list[AuditDocument]:
@@ -252,8 +288,8 @@ def test_form_letters_of_fewer_than_five_forms_are_not_compared(role: str, count
         for side, first in ((letters, 0), (others, 100))
     ]
     documents = [document for side in sides for document in side]
-    assert compare_kinds(documents, seed=0) == ""
-    assert _score_blind(documents, 0) is None
+    assert compare_kinds(documents) == ""
+    assert _score_blind(documents) is None
 
 
 def test_near_duplicates_count_once() -> None:
@@ -268,7 +304,7 @@ def test_near_duplicates_count_once() -> None:
                 for number, form in enumerate(forms)
                 for copy in range(5)
             ]
-        return compare_kinds(documents, seed=seed)
+        return compare_kinds(documents)
 
     assert sum(bool(compare(seed, (0, 400))) for seed in range(12)) <= 2
     # Twelve forms of two sources: 924 ways to assign them, of which one is as far apart.

@@ -147,7 +147,7 @@ class MembershipProbe(Probe):
             counts = f"{num_members} trained and {num_control} control documents"
             few = f"{counts}; it needs {MIN_OF_EACH} of each"
             return Summary(columns=columns, reason=few if num_control else "no control documents")
-        blind_N = score_blind_documents(documents, member_N, control_N, evidence.inputs.seed)
+        blind_N = score_blind_documents(documents, member_N, control_N)
         everything = scores
         if blind_N is not None:
             everything = scores | {BLIND: blind_N}

@@ -8,6 +8,7 @@ are indistinguishable as texts, as random samples of one source are. A baseline 
 that this much separation is possible without the model. The choice of the classifier is memguard's.
 """
 
+import hashlib
 import statistics
 from collections.abc import Sequence
 
@@ -117,30 +118,46 @@ def score_blind_documents(
     documents: Sequence[AuditDocument],
     member_N: NDArray[np.bool_],
     control_N: NDArray[np.bool_],
-    seed: int,
 ) -> NDArray[np.float64] | None:
     """Return the blind baseline's scores ``[N]``, NaN where a document was not scored.
 
     Returns:
         None if there are too few of either kind, see `score_blind`.
     """
-    kinds = [
-        derive_generator(seed, f"blind sample {index}").permutation(np.flatnonzero(kind_N))
-        for index, kind_N in enumerate((member_N, control_N))
-    ]
-    sample = np.sort(np.concatenate([kind[:_BLIND_DOCUMENTS] for kind in kinds])).tolist()
-    clusters = [cluster for i in sample if (cluster := documents[i].cluster) is not None]
-    sample_scores = score_blind(
+    sample, draw = _draw_sample(documents, (member_N, control_N), _BLIND_DOCUMENTS)
+    scores = score_blind(
         [documents[index].input_ids for index in sample],
         member_N[sample],
-        generator=derive_generator(seed, "blind baseline"),
-        clusters=clusters if len(clusters) == len(sample) else None,
+        generator=draw,
+        clusters=number_clusters([documents[index] for index in sample]),
     )
-    if sample_scores is None:
+    if scores is None:
         return None
     score_N = np.full(len(documents), np.nan)
-    score_N[sample] = sample_scores
+    score_N[sample] = scores
     return score_N
+
+
+def _draw_sample(
+    documents: Sequence[AuditDocument], kinds: Sequence[NDArray[np.bool_]], most: int
+) -> tuple[list[int], np.random.Generator]:
+    """Return indices of at most ``most`` documents of each kind, and a generator for what follows.
+
+    Both depend on the tokens of these documents alone: with another seed, in another order or under
+    other ids, an audit says the same of them.
+    """
+    hashes = {
+        index: hashlib.sha256(documents[index].input_ids.tobytes()).digest()
+        for kind_N in kinds
+        for index in np.flatnonzero(kind_N).tolist()
+    }
+    order = sorted(hashes, key=lambda index: hashes[index])
+    of_all = hashlib.sha256(b"".join(hashes[index] for index in order)).digest()
+    draw = derive_generator(int.from_bytes(of_all), "blind baseline")
+    place = {index: number for number, index in enumerate(order)}
+    of_kind = ([index for index in order if kind_N[index]] for kind_N in kinds)
+    drawn = [draw.permutation(np.array(chosen, dtype=np.int64))[:most] for chosen in of_kind]
+    return sorted(np.concatenate(drawn).tolist(), key=place.__getitem__), draw
 
 
 # Members and nonmembers as kinds of text, compared before any model is loaded. A control measures
@@ -161,16 +178,16 @@ _FORMS = {
 }
 
 
-def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
+def compare_kinds(documents: Sequence[AuditDocument]) -> str:
     """Describe how members and control documents differ as texts; "" if no difference is found.
 
     Words are compared by the blind baseline of the membership scores, with the same folds, so that
-    report and warning give the same AUC. A permutation test at the level 1/40 decides whether the
-    AUC exceeds chance: folds share their training documents, so DeLong's interval of this AUC is a
-    third too narrow (with documents of one kind it was above 1/2 in 7 to 9 of 100 samples instead
-    of 2.5). Near-duplicates count once; words are not compared where they leave too few documents
-    (see `score_blind`). Lengths are compared by the AUC of the number of tokens if the medians
-    differ by a factor of `_LENGTHS_APART`.
+    report and warning give the same AUC of the same documents. A permutation test at the level 1/40
+    decides whether the AUC exceeds chance: folds share their training documents, so DeLong's
+    interval of this AUC is a third too narrow (with documents of one kind it was above 1/2 in 7 to
+    9 of 100 samples instead of 2.5). Near-duplicates count once; words are not compared where they
+    leave too few documents (see `score_blind`). Lengths are compared by the AUC of the number of
+    tokens if the medians differ by a factor of `_LENGTHS_APART`.
     """
     member_N = np.array([is_member(document) for document in documents], dtype=bool)
     control_N = np.array([document.role == "control" for document in documents], dtype=bool)
@@ -178,17 +195,7 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
         return ""
     members = [document for document, chosen in zip(documents, member_N, strict=True) if chosen]
     control = [document for document, chosen in zip(documents, control_N, strict=True) if chosen]
-    differences = []
-    if (
-        _differ_in_words(members, control, seed)
-        and (blind_N := score_blind_documents(documents, member_N, control_N, seed)) is not None
-    ):
-        known_N = np.isfinite(blind_N)
-        auc = compute_auc(blind_N[member_N & known_N], blind_N[control_N & known_N])
-        differences.append(
-            "a bag-of-words classifier without access to the model separates them (AUC "
-            f"{auc.value:.2f}; 0.5 is chance)"
-        )
+    differences = _compare_words(documents, member_N, control_N)
     differences += _compare_forms(members, control)
     differences += _compare_lengths(members, control)
     if not differences:
@@ -201,30 +208,30 @@ def compare_kinds(documents: Sequence[AuditDocument], *, seed: int) -> str:
     )
 
 
-def _differ_in_words(
-    members: Sequence[AuditDocument], control: Sequence[AuditDocument], seed: int
-) -> bool:
-    """Return whether the blind AUC is above that of all random assignments, clusters together."""
-    draw = derive_generator(seed, "kinds")
-    chosen = [
-        [side[index] for index in draw.permutation(len(side))[:_TESTED_DOCUMENTS]]
-        for side in (members, control)
-    ]
-    documents = [document for side in chosen for document in side]
-    token_ids = [document.input_ids for document in documents]
-    cluster_N = number_clusters(documents)
-    member_N = np.arange(len(documents)) < len(chosen[0])
+def _compare_words(
+    documents: Sequence[AuditDocument],
+    is_member_N: NDArray[np.bool_],
+    is_control_N: NDArray[np.bool_],
+) -> list[str]:
+    """Return the blind AUC if it is above that of all random assignments, clusters together."""
+    sample, draw = _draw_sample(documents, (is_member_N, is_control_N), _TESTED_DOCUMENTS)
+    chosen = [documents[index] for index in sample]
+    token_ids = [document.input_ids for document in chosen]
+    cluster_N, member_N = number_clusters(chosen), is_member_N[sample]
     # Clusters of both kinds are rare: near-duplicates of members are left out of a given control.
     member_C = np.zeros(int(cluster_N.max()) + 1, dtype=bool)
     member_C[cluster_N[member_N]] = True
     auc = _compute_blind_auc(token_ids, member_N, cluster_N, draw)
     if auc is None:
-        return False
+        return []
     for _ in range(_NUM_PERMUTATIONS):
         assigned_N = draw.permutation(member_C)[cluster_N]
         if (_compute_blind_auc(token_ids, assigned_N, cluster_N, draw) or 0.0) >= auc:
-            return False
-    return True
+            return []
+    return [
+        f"a bag-of-words classifier without access to the model separates them (AUC {auc:.2f}; 0.5 "
+        "is chance)"
+    ]
 
 
 def number_clusters(documents: Sequence[AuditDocument]) -> NDArray[np.int64]:
