@@ -247,7 +247,7 @@ _REASONS = {
     "too-few": "there are too few documents to say more",
     "control-too": "unseen documents are extracted too, so chance is not excluded",
     "base-too": "the base model produces the extracted documents too",
-    "other-kind": "the control is another kind of text, which may explain this",
+    "other-kind": "the control is another kind of text or too small, which may explain this",
     "forgotten": "documents to be forgotten are still extracted",
     "canaries-too": "canaries and references are extracted, so chance is not excluded",
     "not-trained": "no audited document was trained in full, so nothing can be said",
@@ -306,8 +306,8 @@ def _write_verdict(verdict: Verdict) -> str:
     counts = ["no trained document counts"]
     if trained.num_documents:
         counts = [f"{_count(trained)} counted trained documents were extracted"]
-    if verdict.level == "none-found" and trained.ci is not None:
-        counts[0] += f" (true share up to {fmt.percent(trained.ci[1])})"
+    if verdict.true_share is not None:
+        counts[0] += f" (true share up to {fmt.percent(verdict.true_share)})"
     counts += [f"{_count(control)} unseen ones"] if control.num_documents else []
     if base is not None and base.num_documents:
         counts.append(f"{_count(base)} by the base model")

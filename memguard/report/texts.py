@@ -10,7 +10,7 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, ModelIdentity
+from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, ModelIdentity, Reason
 
 _GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
@@ -149,6 +149,31 @@ def _write_arithmetic(report: AuditReport) -> str:
     )
 
 
+_STEPS: Mapping[Reason, str] = {
+    "base-too": "Compare the extracted documents with those of the base model: it produces them "
+    "without this training.",
+    "canaries-too": "Train again with more canaries ('data.canaries.count'): by chance references "
+    "are as frequent as these.",
+    "collapsed": "Check the model: it predicts the same few tokens everywhere, so that low rates "
+    "show nothing.",
+    "control-too": "Audit more trained and more unseen documents, and give the base model: text "
+    "that unseen documents share is not memorized.",
+    "forgotten": "Train on with 'npo' and more 'data.forget_repetitions': these documents are "
+    "still there.",
+    "not-generated": "Audit again with time and memory for generation "
+    "('audit.max_generation_minutes'): near-verbatim text was not tested.",
+    "not-trained": "Give documents that this model was trained on: none of these was.",
+    "other-kind": "Give five or more unseen documents of the same source, form and length; without "
+    "a base model ('--base') a form that was learned cannot be told from memorization.",
+    "too-few": "Audit more trained and more unseen documents: these are too few to conclude.",
+    "unaudited": "Lower 'audit.continuation_tokens', or give longer documents: those that were not "
+    "audited count as extracted.",
+    "weakened": "Audit again without 'audit.prefix_tokens', and with at most 50 continuation "
+    "tokens: these settings find less.",
+}
+"""What to do next by the reason of a verdict, but for `control`, `canaries` and `no-control`."""
+
+
 def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ...]:
     """Return recommended actions, the most useful first; commands run as they are printed."""
     verdict = report.verdict
@@ -163,24 +188,21 @@ def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ..
             "Review the findings and decide whether disclosure is acceptable; "
             f"{again} writes their text to a private file."
         )
+    if (step := _STEPS.get(verdict.reason or "control")) is not None:
+        steps.append(step)
     if verdict.reason == "no-control":
         way = "set 'data.control_fraction' above 0" if report.training else "add '--nonmembers'"
         steps.append(
             "Find the cause: audit again with documents of the same kind that were never trained "
             f"({way})."
         )
-    if verdict.reason == "other-kind":
-        steps.append("Give a control of the same source, form and length as the trained documents.")
-    if verdict.reason == "too-few":
-        steps.append("Audit more trained and more unseen documents: these are too few to conclude.")
-    if verdict.level == "inconclusive" and verdict.reason != "too-few":
-        steps.append("Read the notes: these measurements do not allow a conclusion.")
     if verdict.membership.level == "told-apart":
         steps.append(
             "Treat the weights as showing which documents were trained. 'dp_sgd' bounds this, at a "
             "price in utility."
         )
-    if not report.training and report.model.base is None:
+    is_told = verdict.reason == "other-kind"  # The step of this reason names --base.
+    if not report.training and report.model.base is None and not is_told:
         steps.append(
             "Add '--base' with the model it was fine-tuned from: text that this model produces was "
             "not learned in the fine-tuning."
@@ -225,7 +247,8 @@ def describe_overlap(report: AuditReport) -> Fact:
     return Fact(
         "Overlap with control",
         fmt.rate(overlap),
-        detail=f"Control documents that share {run} with a trained one.",
+        detail=f"Control documents that share {run} with a trained one: a prompt or a passage, "
+        "since near-duplicates are left out.",
     )
 
 

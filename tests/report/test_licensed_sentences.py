@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import report_examples as examples
 from licensed_audits import (
     REASON,
     Audit,
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from memguard import records as r
 from memguard.records.texts import format_percent
+from memguard.report.texts import write_next_steps
 
 AUDITS = read_audits()
 Flags = NDArray[np.bool_]
@@ -193,3 +195,18 @@ def test_what_is_said_of_drawn_audits_is_true(num_audits: int) -> None:
             check_said(report, audit, written)
         except AssertionError as error:
             raise AssertionError(f"audit {number}: {audit}: {error}") from error
+
+
+def test_every_reason_of_a_verdict_has_a_next_step() -> None:
+    for reason in get_args(r.Reason):
+        level = "memorized" if reason in ("control", "canaries") else "extracted"
+        steps, others = (
+            write_next_steps(
+                examples.make_report().model_copy(
+                    update={"verdict": examples.make_verdict(level=level, reason=one)}
+                ),
+                "runs/a",
+            )
+            for one in (reason, None)
+        )
+        assert len(steps) > len(others) or level == "memorized", reason
