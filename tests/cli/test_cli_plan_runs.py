@@ -49,7 +49,9 @@ def test_the_time_of_all_steps_is_planned_for_known_gpus(folder: Path) -> None:
     assert printed["training_s"] > 0
     seconds = round(printed["training_s"])
     shown = flatten(plan(*arguments).out)
-    assert f"GiB per GPU, about {seconds} s without loading, saving and the audit" in shown
+    mesh = ", ".join(f"{axis}={first[axis]}" for axis in ("data", "z", "y", "x"))
+    text = f"GiB per GPU as ({mesh}), about {seconds} s without loading, saving and the audit"
+    assert text in shown
     assert "tokens/s" in shown
 
 
