@@ -106,7 +106,7 @@ def _count(plan: Plan) -> str:
 def _title(mesh: MeshPlan, plan: Plan) -> str:
     """Return the title of the memory table."""
     if plan.enough is not None and mesh is plan.enough.mesh:
-        return f"{plan.enough.num_gpus:,} GPUs would suffice, as {mesh.describe()}"
+        return f"{plan.enough.describe()} would suffice, as {mesh.describe()}"
     return f"memory of {mesh.describe()}"
 
 
