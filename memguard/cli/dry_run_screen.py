@@ -91,6 +91,7 @@ def _describe_training(record: DryRun) -> list[tuple[str, str]]:
     length, labels = record.length, record.labels
     epochs = length.epochs
     passes = "" if epochs is None else f", {epochs:,} epoch{'' if epochs == 1 else 's'}"
+    rows = "row" if length.batch_size == 1 else "rows"
     fed = length.num_tokens + length.num_padding_tokens
     supervised = labels.num_supervised / max(1, labels.num_tokens)
     dropped = 1 - labels.num_kept / max(1, labels.num_supervised)
@@ -103,7 +104,7 @@ def _describe_training(record: DryRun) -> list[tuple[str, str]]:
     about = "" if labels.num_rows == length.num_rows else "about "
     num_labels = round(length.num_tokens * labels.num_kept / max(1, labels.num_tokens))
     return [
-        ("steps", f"{length.num_steps:,} of {length.batch_size:,} rows{passes}"),
+        ("steps", f"{length.num_steps:,} of {length.batch_size:,} {rows}{passes}"),
         (
             "rows",
             f"{length.num_rows:,} fed, {length.num_packed_rows:,} different, of up to "

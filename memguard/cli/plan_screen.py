@@ -55,7 +55,7 @@ def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    print_indented(out, _kinds(first, _name_rank(machine)))
+    print_indented(out, _kinds(first, "GPU" if machine.has_gpus else "process"))
     out.print()
     out.print(Sentence("Estimates. " + "; ".join(plan.assumptions) + ".", "dim"))
 
@@ -106,7 +106,7 @@ def _count(plan: Plan) -> str:
 def _title(mesh: MeshPlan, plan: Plan) -> str:
     """Return the title of the memory table."""
     if plan.enough is not None and mesh is plan.enough.mesh:
-        return f"{plan.enough.num_gpus:,} GPUs would suffice, as {mesh.describe()}"
+        return f"{plan.enough.describe()} would suffice, as {mesh.describe()}"
     return f"memory of {mesh.describe()}"
 
 
@@ -212,21 +212,18 @@ def estimate_training(planned: Planned, num_steps: int) -> float | None:
     return None if speed is None else num_steps * speed.step_s
 
 
-def _name_rank(machine: Machine) -> str:
-    return "GPU" if machine.has_gpus else "process"
-
-
 def _print_fit(planned: Planned, training_s: float | None, out: rich.console.Console) -> None:
     """Print that a plan fits, in how much memory and time, and the command that trains."""
     plan, machine = planned.plan, planned.machine
     if plan.least is not None:
         text = "It may fit: memory and time are not predicted"
     else:
-        memory = (plan.requested or plan.meshes[0]).memory
-        needed, usable = format_bytes(memory.needed), format_bytes(memory.usable)
+        mesh = plan.requested or plan.meshes[0]
+        needed, usable = format_bytes(mesh.memory.needed), format_bytes(mesh.memory.usable)
         if needed.split()[1] == usable.split()[1]:
             needed = needed.split()[0]
-        text = f"It fits: {needed} of {usable} per {_name_rank(machine)}"
+        text = f"It fits: {needed} of {usable} per {'GPU' if machine.has_gpus else 'process'}"
+        text += f" as {mesh.describe()}" if plan.num_meshes > 1 else ""
         if training_s is not None:
             text += f", about {format_duration(training_s)} without loading, saving and the audit"
         elif plan.command and "peak_tflops" in machine.assumed:

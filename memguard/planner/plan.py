@@ -150,6 +150,10 @@ class Enough(Record):
     num_gpus: int
     mesh: MeshPlan
 
+    def describe(self) -> str:
+        """Write the number: ``2 GPUs``."""
+        return f"{self.num_gpus:,} GPU{'' if self.num_gpus == 1 else 's'}"
+
 
 class Plan(Record):
     """The meshes on which a step of a model fits on a machine."""
@@ -217,7 +221,7 @@ class Plan(Record):
             ways.append(f"use the mesh {_describe_choice(self.meshes[0])}")
         elif self.enough is not None:
             ways.append(
-                f"use {self.enough.num_gpus:,} GPUs as {_describe_choice(self.enough.mesh)}, "
+                f"use {self.enough.describe()} as {_describe_choice(self.enough.mesh)}, "
                 f"{format_bytes(self.enough.mesh.memory.needed)} each"
             )
         if self.with_adapters is not None:

@@ -182,7 +182,7 @@ def test_remedies_of_a_model_alone_are_settings(tmp_path: Path) -> None:
     outcome = plan(*arguments, *(f"{setting}={value}" for setting, value in given.items()))
     assert outcome.code == 2
     (line,) = outcome.err.splitlines()
-    assert line.startswith("the mesh (data=1, z=1, y=1, x=8) needs ")
+    assert line.startswith("it does not fit: the mesh (data=1, z=1, y=1, x=8) needs ")
     remedies = re.findall(r"set ([a-z_.]+)=(\w+)", line)
     assert {("train.micro_batch_size", "1"), ("train.micro_batch_size", "2")} & {*remedies}
     for setting, value in remedies:

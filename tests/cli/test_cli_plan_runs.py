@@ -14,6 +14,7 @@ from published_sizes import CONFIG_FIELDS
 
 from memguard.cli.plan_screen import render_plan
 from memguard.planner import machine as machine_module
+from memguard.planner.machine import load_machine
 from memguard.planner.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,9 @@ def test_the_time_of_all_steps_is_planned_for_known_gpus(folder: Path) -> None:
     assert printed["training_s"] > 0
     seconds = round(printed["training_s"])
     shown = flatten(plan(*arguments).out)
-    assert f"GiB per GPU, about {seconds} s without loading, saving and the audit" in shown
+    mesh = ", ".join(f"{axis}={first[axis]}" for axis in ("data", "z", "y", "x"))
+    text = f"GiB per GPU as ({mesh}), about {seconds} s without loading, saving and the audit"
+    assert text in shown
     assert "tokens/s" in shown
 
 
@@ -123,7 +126,7 @@ def test_a_run_whose_mesh_does_not_fit_is_told_what_would_do(folder: Path) -> No
     assert "; yours, then" in outcome.out
     assert "Documents and audit" in outcome.out
     line = outcome.err.splitlines()[-1]
-    assert line.startswith("the mesh (data=2, z=1, y=1, x=1) needs ")
+    assert line.startswith("it does not fit: the mesh (data=2, z=1, y=1, x=1) needs ")
     remedies = re.findall(r"set ([a-z_.]+=\w+)", line)
     assert remedies
     for remedy in remedies:
@@ -211,7 +214,7 @@ def test_a_plan_of_another_family_is_not_cut_off(width: int, tmp_path: Path) -> 
     outcome = plan("--model", path, "--machine", "h200", "--mesh", "data=8,z=128", "--json")
     screen = io.StringIO()
     out = rich.console.Console(file=screen, width=width)
-    render_plan(Plan.model_validate_json(outcome.out), out)
+    render_plan(Plan.model_validate_json(outcome.out), out, load_machine("h200"))
     assert max(map(len, screen.getvalue().splitlines())) <= width
     assert "…" not in screen.getvalue()
 
