@@ -94,7 +94,7 @@ def test_tiles_count_documents_and_texts() -> None:
         (
             examples.make_verdict(level="extracted", reason="other-kind"),
             True,
-            "Give a control of the same source",
+            "Give five or more unseen documents of the same source",
         ),
         (
             examples.make_verdict(level="extracted", reason="base-too"),
