@@ -286,9 +286,13 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
 
 def test_base_may_be_in_memory_too(folder: Path, model: Any, tokenizer: Any) -> None:
     # Without the cache, whose numbers may be of other batches and differ in the last bit.
-    kept = audit_texts(model, tokenizer, base=folder / "model", cache=False)
-    memory = audit_texts(model, tokenizer, base=model, cache=False)
+    other = save_tiny_model(folder / "base", initializer_range=0.03)
+    base = transformers.AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
+    kept = audit_texts(model, tokenizer, base=other, cache=False)
+    memory = audit_texts(model, tokenizer, base=base, cache=False)
     assert kept.report.tables == memory.report.tables
+    with pytest.raises(ConfigError, match="'--base' has the weights of '--model'"):
+        audit_texts(model, tokenizer, base=model)
     assert kept.report.tables.select("extraction", "verbatim", model="base")
 
 

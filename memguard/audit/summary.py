@@ -20,7 +20,7 @@ from memguard.audit.verdict import (
     MethodResults,
 )
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
-from memguard.audit.warnings import Tally, collect_banners, is_collapsed
+from memguard.audit.warnings import Tally, collect_banners, is_base_nearly_equal, is_collapsed
 from memguard.records import (
     ONE_TEXT,
     REFERENCE_SECRETS,
@@ -146,10 +146,11 @@ def summarise(
     findings, num_findings = collect_findings(scores)
     buckets = evidence.buckets
     num_unaudited = sum(o.num_not_auditable for o in buckets if o.was_trained)
+    has_base = evidence.other is not None and not is_base_nearly_equal(scores)
     verdict = build_verdict(
         VerdictInput(
             ids=[document.id for document in documents],
-            documents=_collect_results(evidence, summaries, suite),
+            documents=_collect_results(evidence, summaries, suite, has_base=has_base),
             canaries=_count_canaries(tables),
             coverage=Coverage(
                 num_trained=int(evidence.is_trained_N.sum())
@@ -159,7 +160,7 @@ def summarise(
                 weakened=suite.extraction.describe_weakened()
                 if any(document.format == "text" for document in documents)
                 else (),
-                has_base=evidence.other is not None,
+                has_base=has_base,
                 control=control,
                 was_generated=generated.get("reason_not_generated") is None,
                 num_generated=generated.get("num_generated", 0),
@@ -174,7 +175,7 @@ def summarise(
                 for name, column in scores.columns.items()
                 if name.startswith("membership.")
             },
-            has_base=evidence.other is not None,
+            has_base=has_base,
             dose_response=evidence.dose_response,
             not_run=[run.name for run in probe_runs if run.num_documents is None],
         )
@@ -209,9 +210,11 @@ def summarise(
 
 
 def _collect_results(
-    evidence: Evidence, summaries: Mapping[str, Summary], suite: Suite
+    evidence: Evidence, summaries: Mapping[str, Summary], suite: Suite, *, has_base: bool
 ) -> DocumentResults:
     """Return which documents each method extracted, and which of them the base produces too."""
+    if not has_base:
+        summaries = {name: _leave_out_base(summary) for name, summary in summaries.items()}
     none_N = np.zeros(len(evidence.bucket_N), dtype=bool)
     extracted_N, new_N, of_base_N = (none_N.copy() for _ in range(3))
     others: dict[OtherMethod, list[Mapping[str, NDArray[np.float64]]]] = {}
@@ -249,6 +252,14 @@ def _collect_results(
             for name, matches in others.items()
         },
     )
+
+
+def _leave_out_base(summary: Summary) -> Summary:
+    matched, windows = (
+        {model: of for model, of in part.items() if model != "base"}
+        for part in (summary.matched, summary.windows)
+    )
+    return replace(summary, matched=matched, windows=windows)
 
 
 def _match_base(matched: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:

@@ -23,6 +23,8 @@ Tally = Literal["complete", "missing", "contradicting"]
 """Whether the counts of repetitions exist and agree with the number of training steps."""
 FEW_DOCUMENTS = 30
 COLLAPSED_TYPE_TOKEN_RATIO = 0.1
+_BASE_APART = 1e-3
+"""Nats a token: rounding a model to bf16 changes the median document by a third of this."""
 _SHORTEST_TO_JUDGE = 5
 _NOT_AUDITED = {
     "too short to audit": "num_too_short",
@@ -49,6 +51,7 @@ def collect_banners(
     generated = tables.find_detail("extraction") or {}
     warnings = [
         *([_COLLAPSED] if is_collapsed(scores) else []),
+        *warn_of_base(scores),
         *_warn_of_control(tables),
         *_warn_of_tally(scores, tally),
         *_warn_of_generation(generated),
@@ -80,6 +83,23 @@ def is_collapsed(scores: DocumentScores) -> bool:
         for ratio in ("extraction.argmax_type_token_ratio", "type_token_ratio")
     )
     return len(predicted_N) >= 2 and bool(predicted_N.all()) and not true_N.all()
+
+
+def is_base_nearly_equal(scores: DocumentScores) -> bool:
+    """Return whether the base gives the model's losses, so that it is used as no base."""
+    return any(warn_of_base(scores))
+
+
+def warn_of_base(scores: DocumentScores) -> Iterator[str]:
+    """Yield that the base gives nearly the same losses: the median over the documents decides."""
+    name = "extraction.logprob"
+    change_N = np.abs(scores[name] - scores[f"base.{name}"]) / scores["continuation_tokens"]
+    change_N = change_N[np.isfinite(change_N)]
+    if len(change_N) and (median := float(np.median(change_N))) < _BASE_APART:
+        yield (
+            f"The base model gives nearly the same losses (median difference {median:.2g} nats a "
+            "token): it is not used as a base. Give the model before the fine-tuning."
+        )
 
 
 def _warn_of_control(tables: Tables) -> Iterator[str]:

@@ -191,6 +191,7 @@ def _build_details(report: AuditReport) -> Table:
             key={"statistic": "median"},
             unit="tokens",
         ),
+        ResultColumn(("In another window", _DOCUMENTS), "extraction", "other_window"),
         plain(("Extraction strength", "mean, 0 to 1"), "extraction_strength"),
         ResultColumn(_LOGPROB, "extraction", "logprob", why_not="fewer than two texts"),
         plain(("Type-token ratio", "true text"), "type_token_ratio"),
@@ -200,8 +201,9 @@ def _build_details(report: AuditReport) -> Table:
         Column(("Too short", "documents"), lambda b: b.num_too_short),
         Column(
             ("Not auditable", "split, or without loss"),
-            lambda b: b.num_not_auditable - b.num_too_short,
+            lambda b: b.num_cut_too_short + b.num_nothing_supervised,
         ),
+        Column(("Labels", "not audited"), lambda b: b.num_labels),
         Column(("Not sampled", "documents"), lambda b: b.num_not_sampled),
     )
     return drop_zero_columns(bucket_table(report, "Match details and exclusions", columns))

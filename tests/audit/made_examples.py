@@ -69,6 +69,7 @@ def build_evidence(
     tally: Tally = "complete",
     generated: str = "model base",
     counts: Mapping[str, int] | None = None,
+    base_loss: float = 2.0,
 ) -> Evidence:
     """Return what the extraction probe measures on these documents.
 
@@ -78,6 +79,7 @@ def build_evidence(
         tally: state of the counts of repetitions.
         generated: models that generate text.
         counts: of the generated texts.
+        base_loss: of the base model (nats a token); the model's is 1.
     """
     windows = [_cut(each) for each in made]
 
@@ -88,7 +90,7 @@ def build_evidence(
                 right,
                 float(right == each.size),
                 right,
-                -1.0 * each.size,
+                -(1.0 if model == "model" else base_loss) * each.size,
                 1.0,
                 each.hangs,
                 each.argmax_ratio,

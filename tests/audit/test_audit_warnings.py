@@ -9,7 +9,7 @@ from result_examples import auc_row
 from memguard.audit.probe import Summary
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.membership import MembershipProbe
-from memguard.audit.warnings import is_collapsed
+from memguard.audit.warnings import is_base_nearly_equal, is_collapsed
 from memguard.records import BLIND, AuditResults
 
 
@@ -83,6 +83,18 @@ def test_a_collapsed_model_proves_nothing() -> None:
     assert (summary.verdict.level, summary.verdict.reason) == ("inconclusive", "collapsed")
     assert "collapsed" in summary.verdict.sentence
     assert "collapsed" in summary.banners[0].text
+
+
+def test_a_base_that_gives_nearly_the_same_losses_is_none() -> None:
+    made = [*make_control([0] * 30, base=0), *make_bucket("x4", [50] * 40, base=50)]
+    other = summarise_made(made, base_loss=1.0011)
+    assert (other.verdict.level, other.verdict.reason) == ("extracted", "base-too")
+    assert not _list_texts(other, "not used as a base")
+    same = summarise_made(made, base_loss=1.0003)
+    assert (same.verdict.level, same.verdict.base) == ("memorized", None)
+    assert "losses (median difference 0.0003 nats a token)" in same.banners[0].text
+    assert same.banners[0].level == "warning"
+    assert not is_base_nearly_equal(build_columns(make_bucket("x4", [50] * 3)))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,9 @@ def _audit(*probes: Probe, in_verdict: bool = False) -> AuditOutcome:
         }
     )
     documents = _list_documents()
-    base = Held(Scripted(say_known(lambda _: False)))
+    say = say_known(lambda _: False)
+    # With the losses of the model it would be none.
+    base = Held(Scripted(lambda ids: replace(say(ids), logprob=-4.0)))
     return audit(documents, Held(know(documents, "none")), base, suite=suite)
 
 

@@ -75,16 +75,16 @@ def no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_second_audit_loads_no_model_and_says_the_same(
     folder: Path, cache: Path, no_model_is_loaded: Any
 ) -> None:
-    arguments = ("--base", folder / "model", "--nonmembers", folder / "documents.jsonl")
+    base = save_tiny_model(folder / "base", initializer_range=0.03)
+    arguments = ("--base", base, "--nonmembers", folder / "documents.jsonl")
     audit(folder, "first", *arguments)
     no_model_is_loaded()
     audit(folder, "second", *arguments)
     assert report_of(folder, "second") == report_of(folder, "first")
     assert scores_of(folder, "second") == scores_of(folder, "first")
     files = [file for file in cache.rglob("*") if file.is_file()]
-    # Model and base are the same weights here: a file for each of three probes, and one of
-    # generated text.
-    assert len(files) == 4
+    # Of either model a file for each of three probes, and one of generated text.
+    assert len(files) == 8
     words = json.loads((folder / "documents.jsonl").read_text().splitlines()[0])["text"].split()
     assert not any(word.encode() in file.read_bytes() for word in words for file in files)
 

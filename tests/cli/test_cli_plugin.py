@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from cli_examples import run_cli, succeed, write_run, write_texts
+from cli_examples import run_cli, save_tiny_model, succeed, write_run, write_texts
 from plugin_examples import PACKAGE, installed, read_example, write_package, write_suite
 
 from memguard.audit.suite import PROBES
@@ -36,7 +36,9 @@ def audit(
     if not others.exists():
         write_texts(others, 20, seed=1)
     given = ("--members", folder / "documents.jsonl", "--nonmembers", others, "--suite", suite)
-    with_base = ("--base", folder / "model") if base else ()
+    with_base: tuple[object, ...] = ()
+    if base:
+        with_base = ("--base", save_tiny_model(folder / "base", initializer_range=0.03))
     succeed(
         *("audit", "--model", folder / "model", "--out", folder / out),
         *(*given, *with_base, *LENGTH, *options),
@@ -73,7 +75,7 @@ def test_it_is_in_every_file_like_a_probe_of_memguard(folder: Path, package: Pat
         assert row.num_matched == of["first_word.right"].sum() == expected
         assert base.num_matched == of["base.first_word.right"].sum()
         assert row.ci is not None
-        assert change.value == 0
+        assert change.value == row.value - base.value
         assert (row.minus_control_ci is None) == (bucket == "nonmembers")
     results = pq.read_table(folder / "out" / "results.parquet").to_pandas()
     assert set(results[results.probe == "first_word"].bucket) == set(records.bucket)

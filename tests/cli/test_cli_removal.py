@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from cli_examples import succeed, write_run, write_texts
+from cli_examples import save_tiny_model, succeed, write_run, write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,8 @@ def test_a_probe_is_removed_with_its_file_and_one_line(
     kept = copy_without(name, tmp_path)
     others = write_texts(folder / "others.jsonl", 20, seed=1)
     given = ("--members", folder / "documents.jsonl", "--nonmembers", others)
-    model = ("--model", folder / "model", "--base", folder / "model", "--suite", "full")
+    base = save_tiny_model(folder / "base", initializer_range=0.03)
+    model = ("--model", folder / "model", "--base", base, "--suite", "full")
     small = ("audit.continuation_tokens=6", "audit.max_documents_per_bucket=5")
     run_copy(
         kept,

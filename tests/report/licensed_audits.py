@@ -207,7 +207,8 @@ def _measure(audit: Audit, columns: Columns, *, of_base: bool) -> dict[str, Meas
     extraction = dict.fromkeys(MAIN, np.zeros(len(size_N))) | {
         "num_correct": right_N,
         "first_divergence": right_N,
-        "logprob": right_N - size_N,
+        # With the losses of the model, the base would be none.
+        "logprob": right_N - size_N * (3 if of_base else 1),
         "min_margin": np.ones(len(size_N)),
         "greedy_margin": np.ones(len(size_N)),
         "is_near_tie": columns["hanging"],

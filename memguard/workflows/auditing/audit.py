@@ -22,6 +22,7 @@ from memguard.audit.document_scores import save_findings, save_scores
 from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.selection import describe_cut, find_cut
 from memguard.audit.suite import load_audit_suite
+from memguard.audit.warnings import warn_of_base
 from memguard.config import ParallelConfig, RunConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.hf.assembly import find_sizes
@@ -133,6 +134,8 @@ def audit_on_ranks(
             show=show,
         )
         outcome = measure(plan, models.of, context, also_measure=utility.measure)
+    for text in warn_of_base(outcome.scores):
+        console.warn(text)
     method = describe_method(plan, settings, command, time.perf_counter() - started)
     kinds = [Banner(level="warning", text=plan.other_kind)] if plan.other_kind else []
 

@@ -25,7 +25,7 @@ from memguard.audit.generation_time import GenerationLimit
 from memguard.audit.requests import Model
 from memguard.audit.scoring import ModelScorer
 from memguard.config import AuditConfig
-from memguard.errors import ModelError, escape_name
+from memguard.errors import ConfigError, ModelError, escape_name
 from memguard.hf.adapter_files import find_config, is_adapter, read_adapter
 from memguard.hf.assembly import Assembly
 from memguard.hf.checkpoint import find_positions, load_config
@@ -46,7 +46,7 @@ from memguard.records import AdapterIdentity, ModelIdentity
 from memguard.records.sealed import FileSum
 from memguard.runtime import Console, Runtime
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.workflows.auditing.checks import CheckedAudit
+from memguard.workflows.auditing.checks import CheckedAudit, ForeignModel
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.target import Subject
 from memguard.workflows.common.setup import DistributedContext
@@ -241,11 +241,12 @@ class AuditModels:
         distributed: DistributedContext,
         console: Console,
     ) -> "AuditModels":
-        """Hash the models of an audit, on every rank, and check the base."""
+        """Hash the models of an audit, on every rank, and check the base, before one is loaded."""
         settings, form = checked.settings, _choose_form(checked)
         sums = sum_models(subject, distributed.runtime)
         hashes = _hash_models(subject, sums, distributed.runtime)
         _check_base(subject, hashes)
+        _refuse_equal_base(checked, hashes)
         limit = GenerationLimit(max_minutes=settings.max_generation_minutes, say=console.info)
 
         def lazy(model: str | ModelInMemory, **how: Any) -> LazyModel:
@@ -369,6 +370,23 @@ def _check_base(subject: Subject, hashes: Mapping[str | ModelInMemory, str | Non
             f"the model before training: '{_name_model(subject.base)}' has other weights than in "
             f"the run's earlier audit (sha256 {hashes[subject.base]}, not {expected}). Name the "
             "correct base model with --base DIR, or leave it out with audit.base=false"
+        )
+
+
+def _refuse_equal_base(
+    checked: CheckedAudit, hashes: Mapping[str | ModelInMemory, str | None]
+) -> None:
+    """Reject a base model that is the audited one: of what both produce, nothing would count.
+
+    A training of memguard, or one that was counted, may have changed nothing; see `warn_of_base`.
+    """
+    given = checked.source
+    if not isinstance(given, ForeignModel) or given.base is None or given.counts is not None:
+        return
+    if given.base == given.model or hashes[given.model] == hashes[given.base] is not None:
+        raise ConfigError(
+            "'--base' has the weights of '--model', so nothing it produces counts. Give the model "
+            "before the fine-tuning, or leave it out"
         )
 
 
