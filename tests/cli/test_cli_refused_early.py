@@ -60,8 +60,11 @@ def test_a_base_that_is_the_audited_model(folder: Path) -> None:
     copy = shutil.copytree(model, folder / "copy")
     given = ("--members", folder / "documents.jsonl", "--out", folder / "out")
     for base in (copy, model):
-        line = is_refused(2, "audit", "--model", model, "--base", base, *given)
+        outcome = run_cli("audit", "--model", model, "--base", base, *given)
+        assert (outcome.code, outcome.out) == (2, "")
+        line = outcome.err.splitlines()[-1]
         assert "'--base' has the weights of '--model', so nothing it produces counts" in line
+        assert not (folder / "out" / "report.json").exists()
 
 
 def test_an_identity_key_that_would_be_committed_or_handed_on(

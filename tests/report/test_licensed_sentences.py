@@ -29,9 +29,9 @@ MOST_WORDS = 20
 TAUGHT = re.compile(r"\b(?:learn\w*|taught|training raised|trained into)\b", re.IGNORECASE)
 COUNT = re.compile(
     r"(?P<num>[\d,]+) of (?:the )?(?P<of>[\d,]+) (?P<what>documents to be forgotten|"
-    r"attacked training|training documents|trained documents?|documents trained|documents of '|"
-    r"unseen|trained canar|references?|control documents|of its documents|"
-    r"documents that should)"
+    r"attacked training|training documents(?! could)|trained documents?|documents trained|"
+    r"documents of '|unseen|trained canar|references?|control documents|of its documents|"
+    r"documents that should|were not audited|training documents could not)"
 )
 
 
@@ -72,6 +72,7 @@ class Counted:
         self.num_trained, self.num_attacked = int(trained_N.sum()), int((trained_N & tried_N).sum())
         fed = [one for one in audit.groups if one.role == "trained" and set(one.counts) != {0}]
         total = self.num_trained + sum(one.too_short + one.not_sampled for one in fed)
+        unaudited = sum(one.too_short for one in fed)
         won, num, refs, of = audit.secrets or (0, 0, 0, 0)
         buckets = [trained_N & (columns["bucket"] == one.bucket) for one in audit.groups]
         of_bucket = set().union(*(count(here_N, out_N) for here_N in buckets))
@@ -91,6 +92,8 @@ class Counted:
             "trained canar": {(won, num)},
             "reference": {(refs, of)},
             "references": {(refs, of)},
+            "were not audited": {(unaudited, total)},
+            "training documents could not": {(unaudited, total)},
             "documents that should": {(int(missed_N.sum()), int((role_N == "trained").sum()))},
         }
         """What "1 of 2" may be before these words."""
@@ -147,7 +150,12 @@ def check_said(report: r.AuditReport, audit: Audit, written: dict[str, Any]) -> 
     verdict = report.verdict
     if verdict.level == "none-found":
         assert verdict.trained.ci is not None
-        assert f"(true share up to {format_percent(verdict.trained.ci[1])})" in verdict.sentence
+        fed = [one for one in audit.groups if one.role == "trained" and set(one.counts) != {0}]
+        total = verdict.trained.num_documents + sum(one.too_short + one.not_sampled for one in fed)
+        missing = sum(one.too_short for one in fed) / total
+        true_share = missing + (1 - missing) * verdict.trained.ci[1]
+        assert f"(true share up to {format_percent(true_share)})" in verdict.sentence
+        assert true_share <= 0.2
     auc = verdict.membership.auc
     if "AUC" in written["membership"]:
         assert auc is not None

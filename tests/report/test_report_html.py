@@ -42,7 +42,17 @@ def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
     """Put ``text`` into every free string of a record's JSON."""
     # 'probe' decides which sections there are.
     fixed = {"schema", "role", "level", "metric", "severity", "probe", "risk_by", "model", "test"}
-    fixed |= {"counted", "window", "by", "reason", "documents", "statistic", "interval", "against"}
+    fixed |= {
+        "counted",
+        "window",
+        "by",
+        "reason",
+        "documents",
+        "texts",
+        "statistic",
+        "interval",
+        "against",
+    }
     # Without them no row would be found; another package has a section of its own.
     fixed |= {"parameters", "package", "load_as"}
     if isinstance(record, dict):
