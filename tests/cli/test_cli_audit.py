@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -475,3 +476,15 @@ def test_json_is_the_report(folder: Path) -> None:
     assert outcome.err.endswith(
         f"verdict: {LEVEL_NAMES[verdict['level']]}. {verdict['sentence']}\nnext: {steps[0]}\n"
     )
+
+
+def test_a_base_that_is_the_audited_model_is_refused(folder: Path) -> None:
+    """By its weights: the name of a copy does not matter."""
+    model = folder / "model"
+    copy = shutil.copytree(model, folder / "copy")
+    given = ("--members", folder / "documents.jsonl", "--out", folder / "out")
+    for base in (copy, model):
+        outcome = run_cli("audit", "--model", model, "--base", base, *given, *LENGTH)
+        assert outcome.code == 2
+        assert outcome.err.splitlines()[-1].startswith("'--base' has the weights of '--model', so ")
+        assert not (folder / "out" / "report.json").exists()

@@ -83,8 +83,8 @@ def test_a_second_audit_loads_no_model_and_says_the_same(
     assert report_of(folder, "second") == report_of(folder, "first")
     assert scores_of(folder, "second") == scores_of(folder, "first")
     files = [file for file in cache.rglob("*") if file.is_file()]
-    # Of either model a file for each of three probes, and one of generated text.
-    assert len(files) == 8
+    # Of either model a file for each of three probes, one of other windows, one of generated text.
+    assert len(files) == 10
     words = json.loads((folder / "documents.jsonl").read_text().splitlines()[0])["text"].split()
     assert not any(word.encode() in file.read_bytes() for word in words for file in files)
 
@@ -98,13 +98,13 @@ def test_other_arithmetic_is_another_measurement(folder: Path, cache: Path) -> N
     audit(folder, "fp32")
     before = parts(cache)
     audit(folder, "bf16", "audit.dtype=bf16")
-    assert len(before) == 4
-    assert len(parts(cache)) == len(before) + 4
+    assert len(before) == 5
+    assert len(parts(cache)) == len(before) + 5
     one, other = (scores_of(folder, out)[0]["extraction.logprob"] for out in ("fp32", "bf16"))
     assert one != other
     # The batch is no part of it: numbers do not depend on who stands beside whom.
     audit(folder, "small", "audit.batch_tokens=64")
-    assert len(parts(cache)) == len(before) + 4
+    assert len(parts(cache)) == len(before) + 5
 
 
 def test_the_same_weights_with_another_configuration_are_another_model(

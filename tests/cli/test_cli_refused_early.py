@@ -54,19 +54,6 @@ def test_an_adapter_beside_the_weights(folder: Path) -> None:
         assert f"model '{model}' must not have adapter_config.json here" in line
 
 
-def test_a_base_that_is_the_audited_model(folder: Path) -> None:
-    """By its weights: the name of a copy does not matter."""
-    model = folder / "model"
-    copy = shutil.copytree(model, folder / "copy")
-    given = ("--members", folder / "documents.jsonl", "--out", folder / "out")
-    for base in (copy, model):
-        outcome = run_cli("audit", "--model", model, "--base", base, *given)
-        assert (outcome.code, outcome.out) == (2, "")
-        line = outcome.err.splitlines()[-1]
-        assert "'--base' has the weights of '--model', so nothing it produces counts" in line
-        assert not (folder / "out" / "report.json").exists()
-
-
 def test_an_identity_key_that_would_be_committed_or_handed_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

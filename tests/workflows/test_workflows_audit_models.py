@@ -1,5 +1,6 @@
 """The models of an audit are hashed by all ranks together, with the sums of one process."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,14 @@ from ranks import RankPool
 from tiny_adapters import save_adapter
 from torch import distributed as dist
 
-from memguard.errors import MemguardError
+from memguard.config import FormatConfig
+from memguard.errors import ConfigError, MemguardError
 from memguard.hf.identity import sum_model
 from memguard.records.sealed import FileSum, sum_file
 from memguard.runtime import Runtime, shared_sums
-from memguard.workflows.auditing.models import sum_models
+from memguard.workflows.auditing.checks import ForeignModel
+from memguard.workflows.auditing.models import refuse_equal_base, sum_models
+from memguard.workflows.auditing.trained_counts import TrainedCounts
 
 
 def make_target(folder: Path) -> Any:
@@ -68,3 +72,30 @@ def test_a_model_without_weights_is_an_error_on_all(ranks: RankPool, tmp_path: P
     (tmp_path / "base" / "model.safetensors").unlink()
     results = ranks(sum_and_note, 2, tmp_path)
     assert results == [("ModelError", []), ("OtherRankFailed", [])]
+
+
+@pytest.mark.parametrize(
+    ("base", "fields", "is_refused"),
+    [
+        ("copy", {}, True),
+        ("org/model", {"model": "org/model"}, True),  # Not hashed.
+        ("org/other", {"model": "org/model"}, False),
+        ("other", {}, False),
+        (None, {}, False),
+        # A training that was counted and changed nothing: its base is what it says.
+        (
+            "copy",
+            {"counts": TrainedCounts(num_repetitions={}, num_runs=0, num_unmatched=0, num_equal=0)},
+            False,
+        ),
+    ],
+)
+def test_a_base_with_the_weights_of_the_model_is_refused(
+    base: str | None, fields: dict[str, Any], is_refused: bool
+) -> None:
+    given = {"model": "model", "members": (), "nonmembers": (), "form": FormatConfig(), "seed": 0}
+    source = ForeignModel(**{**given, "style": "options", "counts": None, **fields}, base=base)
+    hashes = {"model": "a", "copy": "a", "other": "b", "org/model": None, "org/other": None}
+    refused = pytest.raises(ConfigError, match="so nothing it produces counts")
+    with refused if is_refused else nullcontext():
+        refuse_equal_base(SimpleNamespace(source=source), hashes)

@@ -246,7 +246,7 @@ class AuditModels:
         sums = sum_models(subject, distributed.runtime)
         hashes = _hash_models(subject, sums, distributed.runtime)
         _check_base(subject, hashes)
-        _refuse_equal_base(checked, hashes)
+        refuse_equal_base(checked, hashes)
         limit = GenerationLimit(max_minutes=settings.max_generation_minutes, say=console.info)
 
         def lazy(model: str | ModelInMemory, **how: Any) -> LazyModel:
@@ -373,7 +373,7 @@ def _check_base(subject: Subject, hashes: Mapping[str | ModelInMemory, str | Non
         )
 
 
-def _refuse_equal_base(
+def refuse_equal_base(
     checked: CheckedAudit, hashes: Mapping[str | ModelInMemory, str | None]
 ) -> None:
     """Reject a base model that is the audited one: of what both produce, nothing would count.
