@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_examples import make_texts, write_jsonl, write_texts
-from prepare_examples import draw_texts, make_run, prepare_as
+from prepare_examples import CHAT, draw_texts, make_run, prepare_as
 
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
@@ -138,3 +138,23 @@ def test_what_is_never_seen_shares_nothing_with_what_is_to_be_forgotten(tmp_path
     # A control that is given stays as it is given; the report says how much of it overlaps.
     assert corpus.summary.num_control == 12
     assert corpus.summary.num_control_overlapping == 2
+
+
+def test_chats_of_one_system_prompt_have_a_control(tmp_path: Path) -> None:
+    (prompt,) = draw_texts(1, seed=9, words=22)
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": prompt},
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer},
+            ]
+        }
+        for question, answer in zip(draw_texts(20), draw_texts(20, seed=1), strict=True)
+    ]
+    source = write_jsonl(tmp_path / "chats.jsonl", rows)
+    tokenizer = train_bpe(draw_texts(40), vocab_size=400)
+    tokenizer.chat_template = CHAT
+    corpus, _ = prepare_as(make_run(source), tmp_path / "run", tokenizer)
+    assert corpus.summary.num_control == 4
+    assert corpus.summary.num_clusters == 20
