@@ -247,7 +247,8 @@ _REASONS = {
     "too-few": "there are too few documents to say more",
     "control-too": "unseen documents are extracted too, so chance is not excluded",
     "base-too": "the base model produces the extracted documents too",
-    "other-kind": "the control is another kind of text or too small, which may explain this",
+    "other-kind": "the control is another kind of text or has fewer than five texts, so that the "
+    "cause cannot be told",
     "forgotten": "documents to be forgotten are still extracted",
     "canaries-too": "canaries and references are extracted, so chance is not excluded",
     "not-trained": "no audited document was trained in full, so nothing can be said",

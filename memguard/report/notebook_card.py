@@ -28,7 +28,7 @@ from memguard.report.svg import LIGHT
 
 _TINTS = {
     "red": ("#b3261e", "#fbeeec"),
-    "amber": ("#8a5a00", "#fbf3e0"),
+    "amber": ("#845500", "#fbf3e0"),
     "green": ("#0b6e69", "#e6f3f2"),
     "grey": ("#566172", "#eef0f3"),
 }

@@ -150,14 +150,14 @@ def _write_arithmetic(report: AuditReport) -> str:
 
 
 _STEPS: Mapping[Reason, str] = {
-    "base-too": "Compare the extracted documents with those of the base model: it produces them "
-    "without this training.",
-    "canaries-too": "Train again with more canaries ('data.canaries.count'): by chance references "
-    "are as frequent as these.",
+    "base-too": "Review the extracted documents all the same: the base model produces them too, so "
+    "that another fine-tuning of it does not take them out.",
+    "canaries-too": "Train again with more canaries ('data.canaries.count'): of so few, references "
+    "are extracted as well, so that chance is not excluded.",
     "collapsed": "Check the model: it predicts the same few tokens everywhere, so that low rates "
     "show nothing.",
-    "control-too": "Audit more trained and more unseen documents, and give the base model: text "
-    "that unseen documents share is not memorized.",
+    "control-too": "Audit more trained and more unseen documents, and with the base model: without "
+    "it a form that was learned cannot be told from memorization.",
     "forgotten": "Train on with 'npo' and more 'data.forget_repetitions': these documents are "
     "still there.",
     "not-generated": "Audit again with time and memory for generation "
@@ -202,7 +202,8 @@ def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ..
             "price in utility."
         )
     is_told = verdict.reason == "other-kind"  # The step of this reason names --base.
-    if not report.training and report.model.base is None and not is_told:
+    # A base that ran may be none: one that gives nearly the same losses.
+    if not report.training and verdict.base is None and not is_told:
         steps.append(
             "Add '--base' with the model it was fine-tuned from: text that this model produces was "
             "not learned in the fine-tuning."

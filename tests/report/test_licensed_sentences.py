@@ -218,3 +218,4 @@ def test_every_reason_of_a_verdict_has_a_next_step() -> None:
             for one in (reason, None)
         )
         assert len(steps) > len(others) or level == "memorized", reason
+        assert not any("Keep this page" in step for step in steps), "nothing reassuring"

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from typing import Any
 
 import comparison_examples as comparisons
 import evidence_examples as evidence
+import numpy as np
 import pytest
 import report_examples as examples
 from hypothesis import HealthCheck, given, settings
@@ -54,7 +56,7 @@ def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
         "against",
     }
     # Without them no row would be found; another package has a section of its own.
-    fixed |= {"parameters", "package", "load_as"}
+    fixed |= {"parameters", "package", "load_as", "texts"}
     if isinstance(record, dict):
         # Keys that are counts of repetitions stay; free keys change too.
         return {
@@ -220,3 +222,27 @@ def test_numbers_without_bounds_render() -> None:
         )
         page = render_report(full.model_copy(update={"training": training}))
         assert not {"inf", "nan"} & set(words_of(check_page(page)).split())
+
+
+def test_extracted_is_as_loud_as_memorized() -> None:
+    """The same size and weight, and no less contrast, in both colour schemes."""
+    style = (Path(html.__file__).parent / "templates" / "style.css.j2").read_text()
+    hexes = re.findall(r"--(red|amber)(-soft)?: #(\w{6});", style)
+
+    def shine(text: str) -> float:
+        parts = [int(text[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear)) + 0.05
+
+    ratios: dict[str, list[float]] = {"red": [], "amber": []}
+    for (name, _, ink), (_, _, ground) in zip(hexes[::2], hexes[1::2], strict=True):
+        ratio = shine(ink) / shine(ground)
+        ratios[name].append(max(ratio, 1 / ratio))
+    assert len(ratios["red"]) == 2
+    assert all(a >= b for a, b in zip(ratios["amber"], ratios["red"], strict=True))
+
+    def list_properties(name: str) -> list[str]:
+        return re.findall(r"([\w-]+):", "".join(re.findall(rf".*\.{name}\b.*", style)))
+
+    assert list_properties("colour-red") == list_properties("colour-amber")
+    assert list_properties("level-memorized") == list_properties("level-extracted") == ["color"]
