@@ -55,7 +55,7 @@ class AuditDocument:
     first_position: int = 0
     """Tokens of the whole document before `input_ids`."""
     cluster: int | None = None
-    """Documents with the same number share a run of words; None if not computed."""
+    """Documents with the same number are near-duplicates; None if not computed."""
     num_copies: int | None = None
     """Trained documents of that cluster, including this one."""
     dose: int = 0

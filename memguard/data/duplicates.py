@@ -33,6 +33,7 @@ consulted for this implementation, and none of their figures is claimed.
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ _RUN_WORDS, _SHARE = 5, 0.6
 # At most this many grams are in memory, about 60 bytes each while they are sorted.
 _MAX_GRAMS = 2**25
 _CHUNK_WORDS = 2**20
+_CACHED_DOCUMENTS = 256
 
 
 class WordGrams:
@@ -94,7 +96,10 @@ class WordGrams:
         return clusters
 
     def _find_candidates(self) -> NDArray[np.int64]:
-        """Return pairs ``[P, 2]`` of documents that share a gram, and not all words."""
+        """Return pairs ``[P, 2]`` of documents that share a gram, and not all words.
+
+        The pairs of a document and earlier ones follow each other.
+        """
         num_documents = max(len(self._whole), 1)
         everyone = np.arange(len(self._whole))
         found = [np.empty(0, dtype=np.int64)]
@@ -104,8 +109,8 @@ class WordGrams:
             second = np.flatnonzero(later)
             first = np.repeat(document[start], count)[second]
             firsts = np.concatenate([document[second - 1], first])
-            found.append(np.unique(firsts * num_documents + np.tile(document[second], 2)))
-        one, other = np.divmod(np.unique(np.concatenate(found)), num_documents)
+            found.append(np.unique(np.tile(document[second], 2) * num_documents + firsts))
+        other, one = np.divmod(np.unique(np.concatenate(found)), num_documents)
         differs = self._whole[one] != self._whole[other]
         return np.stack([one[differs], other[differs]], axis=1)
 
@@ -116,12 +121,16 @@ class WordGrams:
         lengths = np.diff(self._offsets)
         is_swapped = lengths[pairs[:, 0]] > lengths[pairs[:, 1]]
         ordered = np.where(is_swapped[:, None], pairs[:, ::-1], pairs)
+        # Sorted once, not for each pair: a book may be compared with all others.
+        runs_of = lru_cache(_CACHED_DOCUMENTS)(partial(self._hash_document, size=size))
+        sorted_of = lru_cache(_CACHED_DOCUMENTS)(lambda number: np.sort(runs_of(number)))
         for short, long in ordered.tolist():
-            mine, theirs = (self._hash_document(number, size) for number in (short, long))
+            mine, theirs = runs_of(short), sorted_of(long)
+            place = np.minimum(np.searchsorted(theirs, mine), len(theirs) - 1)
             weight = weights[self._offsets[short] : self._offsets[short + 1]]
             # Words of the shorter document that a shared run holds.
             ends = np.zeros(len(weight) + 1, dtype=np.int64)
-            shared = np.flatnonzero(np.isin(mine, theirs))
+            shared = np.flatnonzero(theirs[place] == mine)
             ends[shared] += 1
             ends[shared + size] -= 1
             is_held = np.cumsum(ends[:-1]) > 0

@@ -20,6 +20,7 @@ _WITHOUT_SPACES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
+    (0x3005, 0x3007),  # Han: repeated, zero
     (0x3040, 0x30FF),  # Hiragana, Katakana
     (0x31F0, 0x31FF),
     (0x3400, 0x4DBF),  # Han
@@ -32,10 +33,11 @@ _WITHOUT_SPACES = (
 def normalize_text(text: str) -> str:
     """Return the form of a text in which copies are equal; runs of white space are one space."""
     if not text.isascii():
+        # First what is invisible, which may stand between a letter and its mark.
+        text = text.translate({ord(c): None for c in set(text) if _is_invisible(c)})
         # Decomposed first: the order of marks may depend on the case of their letter.
         folded = unicodedata.normalize("NFKD", text).casefold()
         text = unicodedata.normalize("NFKC", folded)
-        text = text.translate({ord(c): None for c in set(text) if _is_invisible(c)})
     return " ".join(text.casefold().split())
 
 

@@ -19,7 +19,7 @@ from memguard.config import AuditConfig, DataConfig, FormatConfig
 from memguard.data.buckets import place_for_training, size_control
 from memguard.data.documents import Document, document_text, load_documents, make_table
 from memguard.data.duplicates import WordGrams
-from memguard.data.tokenization import build_decoder, tokenize_documents
+from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
 from memguard.errors import ConfigError, DataError
 from memguard.runtime import default_cache_dir
 from memguard.workflows.auditing.arguments import read_format
@@ -70,7 +70,7 @@ def split_for_audit(
     form = read_format(format)
     documents = _read(dataset, form, tokenizer)
     rows = np.array([int(document.id.rpartition("-")[2]) for document in documents], dtype=np.int64)
-    is_usable, is_auditable = _find_auditable(documents, tokenizer)
+    is_usable, is_auditable, hashes = _find_auditable(documents, tokenizer)
     documents = [document for document, usable in zip(documents, is_usable, strict=True) if usable]
     decode = None if tokenizer is None else build_decoder(tokenizer)
     grams = WordGrams(
@@ -81,7 +81,7 @@ def split_for_audit(
     placements = place_for_training(
         data=DataConfig(train=("dataset",), control_fraction=fraction),
         origin=["train"] * len(documents),
-        cluster=grams.cluster(),
+        cluster=grams.cluster(hashes),
         auditable=is_auditable[is_usable],
         epochs=1,
         seed=seed,
@@ -118,15 +118,18 @@ def _read(dataset: Any, form: FormatConfig, tokenizer: Any) -> list[Document]:
 
 def _find_auditable(
     documents: list[Document], tokenizer: Any
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the documents that a run would train on, and those long enough for its audit."""
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[str] | None]:
+    """Return the documents that a run would train on, and those long enough for its audit.
+
+    And a hash of the token ids of each of the former, None without a tokenizer.
+    """
     everything = np.ones(len(documents), dtype=bool)
     if tokenizer is None:
-        return everything, everything
+        return everything, everything, None
     probe = load_audit_suite(AuditConfig()).extraction
     identity = Identity(id="", bucket="", role="trained", source="")
     least = DataConfig.model_fields["min_document_tokens"].default
-    usable, auditable = [], []
+    usable, auditable, hashes = [], [], []
     for tokens in tokenize_documents(
         documents, tokenizer, append_eos=True, max_tokens=None, setting="dataset"
     ):
@@ -134,7 +137,9 @@ def _find_auditable(
         part = choose_part(tokens, spans, identity, kind="piece", probe=probe, window="last")
         usable.append(len(tokens.input_ids) >= least and bool(tokens.supervised[1:].any()))
         auditable.append(probe.window(part) is not None)
-    return np.array(usable, dtype=bool), np.array(auditable, dtype=bool)
+        if usable[-1]:
+            hashes.append(hash_tokens(tokens.input_ids))
+    return np.array(usable, dtype=bool), np.array(auditable, dtype=bool), hashes
 
 
 def _explain(

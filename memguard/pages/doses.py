@@ -255,7 +255,7 @@ def build_copies(report: AuditReport) -> Table | None:
         shown,
         notes=(
             "Documents extracted verbatim although few trained documents contain their text. "
-            "Documents that share a run of words count as copies, so k is never understated. k "
+            "Near-duplicates count as copies, longer texts that only share a passage do not. k "
             "does not count how often each was trained.",
             *([repeated] if left_out else []),
         ),

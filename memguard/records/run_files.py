@@ -52,7 +52,7 @@ class ManifestEntry(Record):
     """Times the loader fed the whole document; null before training has ended."""
     num_tokens: int
     cluster: int
-    """Documents with the same number share a run of words."""
+    """Documents with the same number are near-duplicates."""
     num_tokens_fed: int | None = None
     """Tokens of it that the loader fed, summed over repetitions and including partial ones; null
     before training has ended."""

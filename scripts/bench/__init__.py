@@ -5,6 +5,7 @@ adapters     training a LoRA adapter, vs peft and transformers' Trainer
 load         memory of loading a checkpoint onto four ranks, vs transformers and Accelerate
 mitigation   overhead of a goldfish mask in a step
 audit        speed of the audit's scores and default suite, vs `generate`
+near_duplicates  copies that are found, on texts of which it is known what they are
 plan         predicted memory, vs simulated and measured memory
 published    estimated speed, vs published training runs
 gpu          an 8B-shaped Llama on one GPU; started by scripts/gpu_check.sh

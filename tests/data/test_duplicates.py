@@ -131,6 +131,7 @@ def test_parts_and_chunks_change_nothing(documents, num_words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duplicates, "_MAX_GRAMS", 3)
         patch.setattr(duplicates, "_CHUNK_WORDS", 5)
+        patch.setattr(duplicates, "_CACHED_DOCUMENTS", 1)
         parts = WordGrams(documents, num_words=num_words)
         cluster, overlap = parts.cluster(), parts.count_overlap(half, ~half)
     np.testing.assert_array_equal(cluster, whole.cluster())

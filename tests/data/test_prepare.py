@@ -1,6 +1,7 @@
 """What `prepare` leaves out and counts: supervised tokens cut off, a forget list; its hash."""
 
 import hashlib
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_a_list_cut_from_the_documents_leaves_their_rest(tmp_path: Path) -> None
     assert corpus.summary.num_also_forgotten == 15
     assert corpus.summary.num_left_out == 15
     assert "15 of 'data.train' are not trained" in said
+
+
+def test_a_list_in_another_unicode_form_is_that_of_the_same_texts(tmp_path: Path) -> None:
+    accented = [(name, text.replace("a", "\u00e1")) for name, text in named(0, 60)]
+    forget = [(name, unicodedata.normalize("NFD", text)) for name, text in accented[:10]]
+    corpus, _ = work(tmp_path, accented, forget, canaries={"count": 0})
+    assert Counter(e.role for e in corpus.manifest) == {"trained": 50, "forget": 10}
+    assert corpus.summary.num_also_forgotten == 10
 
 
 def test_an_id_of_another_text_is_refused(tmp_path: Path) -> None:

@@ -71,3 +71,12 @@ def test_mitigation() -> None:
         (line,) = (line for line in lines if line.startswith(row))
         assert re.search(r" +\d+\.\d{3} +\d+\.\dx$", line), line
     assert any(re.match(r"step of \[2, 32\] tokens [\d,]+ ms, its mask ", line) for line in lines)
+
+
+@pytest.mark.long
+def test_near_duplicates(shared_data: Path) -> None:
+    lines, _ = run_quick("near_duplicates", str(shared_data / "text" / "documents.jsonl"))
+    # Bars of counts hold at any size: every kind has a row.
+    kinds = ("Hindi, closing of 12", "English, in capitals", "Thai, one letter", "forget list")
+    assert not [kind for kind in kinds if not any(line.startswith(kind) for line in lines)]
+    assert lines[-1].startswith("PASS")
