@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 SETTINGS: dict[str, Any] = {"continuation_tokens": 8, "cache": False}
 
 
-MEMBERS, UNSEEN = program.draw_words(1), program.draw_words(2)
+MEMBERS, UNSEEN = program.draw_words(1), program.draw_words(3)
 
 
 class Reporter(transformers.TrainerCallback):
