@@ -252,7 +252,7 @@ def test_no_seed_changes_what_is_said() -> None:
     """Also where only a sample is audited, which depends on it."""
     sides = [
         make_side("trained", 20, words=(0, 300), size=80),
-        make_side("control", 20, words=(100, 400), size=80),
+        make_side("control", 20, words=(40, 340), size=80),
     ]
     told = {
         AuditPlan.of(
