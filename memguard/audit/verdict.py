@@ -360,7 +360,7 @@ def judge_membership(
     score_N = scores.get(name)
     has_control = bool(documents.is_control_N.any())
     if score_N is None or not has_control:
-        why = "the suite has no membership score" if has_control else "there are no unseen ones"
+        why = "the suite has no membership score" if has_control else "no unseen text was audited"
         return MembershipVerdict(
             level="not-measured",
             sentence=f"Whether a document was trained was not tested: {why}.",

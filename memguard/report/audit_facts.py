@@ -101,7 +101,9 @@ def collect_facts(
         counts=(
             _build_count("Trained", verdict.trained, "none audited"),
             _build_count("Control", verdict.control, "none"),
-            _build_count("Base model", verdict.base, "not scored"),
+            _build_count(
+                "Base model", verdict.base, "not used" if report.model.base else "not scored"
+            ),
         ),
         membership=Notice(
             level=verdict.membership.level,
@@ -247,8 +249,8 @@ _REASONS = {
     "too-few": "there are too few documents to say more",
     "control-too": "unseen documents are extracted too, so chance is not excluded",
     "base-too": "the base model produces the extracted documents too",
-    "other-kind": "the control is another kind of text or has fewer than five texts, so that the "
-    "cause cannot be told",
+    "other-kind": "the control is another kind of text, or has or faces fewer than five texts, so "
+    "that only own texts are compared, and only with a base",
     "forgotten": "documents to be forgotten are still extracted",
     "canaries-too": "canaries and references are extracted, so chance is not excluded",
     "not-trained": "no audited document was trained in full, so nothing can be said",

@@ -166,8 +166,8 @@ _STEPS: Mapping[Reason, str] = {
     "other-kind": "Give five or more unseen documents of the same source, form and length; without "
     "a base model ('--base') a form that was learned cannot be told from memorization.",
     "too-few": "Audit more trained and more unseen documents: these are too few to conclude.",
-    "unaudited": "Lower 'audit.continuation_tokens', or give longer documents: those that were not "
-    "audited count as extracted.",
+    "unaudited": "Give more documents that are long enough and no labels, or lower "
+    "'audit.continuation_tokens': those that were not audited count as extracted.",
     "weakened": "Audit again without 'audit.prefix_tokens', and with at most 50 continuation "
     "tokens: these settings find less.",
 }

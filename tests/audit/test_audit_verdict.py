@@ -358,7 +358,7 @@ def test_the_score_is_fixed_beforehand() -> None:
     assert "the suite has no membership score" in missing.sentence
     lonely = _judge([trained(0, 30)], far[:30])
     assert lonely.level == "not-measured"
-    assert "there are no unseen ones" in lonely.sentence
+    assert "no unseen text was audited" in lonely.sentence
 
 
 def test_documents_without_a_score_or_never_trained_are_left_out() -> None:
