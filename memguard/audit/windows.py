@@ -154,6 +154,8 @@ class WindowSettings(Settings):
         weakened = []
         if self.prefix_tokens is not None:
             weakened.append(f"{self.prefix_tokens} tokens of prefix")
+        if self.min_prefix_tokens < WindowSettings().min_prefix_tokens:
+            weakened.append(f"prefixes from {self.min_prefix_tokens} tokens on")
         if self.continuation_tokens > WindowSettings().continuation_tokens:
             weakened.append(f"continuations of {self.continuation_tokens} tokens")
         return tuple(weakened)
