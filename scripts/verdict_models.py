@@ -2,7 +2,7 @@ r"""Train models of which it is known what they memorized, audit them, and check
 
     D=../shared/data
     python scripts/verdict_models.py --model $D/checkpoints/stories260K \
-        --texts $D/text/documents.jsonl --work /tmp/verdicts
+        --texts $D/text/documents.jsonl --work verdicts
     python scripts/verdict_models.py ... --cases pins letters     these only
 
 Models, documents and cached scores stay in the work folder, so that a second run takes the audits

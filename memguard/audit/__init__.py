@@ -12,6 +12,7 @@ running the probes
     plan.py                what is measured: documents, windows, suite, tasks; equal on all ranks
     selection.py           documents -> windows: parts, long enough, sampled in each bucket
     windows.py             which tokens are the prefix and which the continuation
+    own_text.py            which texts no other document has, so that no shared form explains them
     passages.py            one model input, and the model's results for its tokens
     batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model

@@ -7,6 +7,7 @@
     table_files.py   rows of one file, by its suffix
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
     encoding.py      encodes conversations with the chat template; cuts long texts before
+    words.py         the form in which texts are compared, and their words
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
     buckets.py       number of repetitions of each document, drawn over clusters
     canaries.py      random secrets; a fair coin decides whether each is trained

@@ -59,7 +59,7 @@ def _is_invisible(character: str) -> bool:
 
 
 def _separate(character: str) -> str:
-    """Return a character as it stands in a text whose words are separated by spaces."""
+    """Return a character, with spaces around it or instead of it where a word ends."""
     if unicodedata.category(character)[0] not in "LNM":
         return " "
     point = ord(character)

@@ -72,7 +72,7 @@ class VerdictTest(Record):
     """Trained documents that are tested: all, those of one bucket, or those that attacks,
     generation or other windows were tried on, which then are the only method that counts."""
     texts: ComparedTexts
-    """own: documents whose last words stand in no other document; others: the rest; all: both."""
+    """own: documents that end in own text (see `audit.verdict`); others: the rest; all: both."""
     bucket: str | None
     """null unless one bucket is tested."""
     trained: VerdictCounts

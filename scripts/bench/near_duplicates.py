@@ -106,7 +106,7 @@ LETTERS = {
 
 
 def draw_letters(ranges: Sequence[str], count: int) -> str:
-    """Return letters drawn from ranges such as a-z, and from each range alike."""
+    """Return random letters of ranges such as a-z, each range with the same probability."""
     bounds = [(ord(letters[0]), ord(letters[2])) for letters in ranges]
     chosen = _DRAW.integers(0, len(bounds), count)
     return "".join(chr(_DRAW.integers(bounds[n][0], bounds[n][1] + 1)) for n in chosen)
