@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
-make_environment ""
+make_environment plots
 export HF_HUB_OFFLINE=1
 # Where the home cannot be written, what would lie there lies beside .venv's packages: texts that were
 # read, and the identity key of these public ones.
