@@ -22,6 +22,19 @@ _MOST = 80
 MAX_PATH = 200
 """Characters of a path that messages keep."""
 
+DISTRIBUTION = "memguard-llm"
+"""Name of memguard for pip; `memguard` is another project there."""
+OPTIONAL = {
+    "bitsandbytes": "bitsandbytes>=0.50",
+    "evaluate": "evaluate>=0.4.1",
+    "lm_eval": "lm-eval>=0.4.13",
+    "matplotlib": "matplotlib>=3.9",
+    "opacus": "opacus>=1.6",
+    "rensa": "rensa>=0.5",
+    "torchao": "torchao>=0.18",
+}
+"""What pip installs of each optional library, by its name in Python; as in pyproject.toml."""
+
 
 def shorten(text: str, most: int = _MOST) -> str:
     """Return a value or path for a message, with the middle of a long one left out.
@@ -118,11 +131,15 @@ def check_name(path: str | os.PathLike[str], setting: str, error: type[MemguardE
         )
 
 
+def advise_install(library: str) -> str:
+    """Return the command that installs an optional library, by its name in Python."""
+    return f"pip install '{OPTIONAL[library]}'"
+
+
 def require_library(
     library: str,
     user: str,
     *,
-    extra: str,
     or_else: str = "",
     error: type[MemguardError] = ConfigError,
     by_import: bool = False,
@@ -130,14 +147,13 @@ def require_library(
     """Raise an error if an optional library is not installed.
 
     Args:
-        library: its name in Python.
+        library: its name in Python, of `OPTIONAL`.
         user: what needs it, the subject of the message.
-        extra: the extra of memguard that installs it.
         or_else: another way out.
         error: the kind of error.
         by_import: whether to import it, which takes seconds and finds a broken installation.
     """
-    message = f"{user} needs {library}: pip install 'memguard[{extra}]'{or_else}"
+    message = f"{user} needs {library}: {advise_install(library)}{or_else}"
     if find_spec(library) is None:
         raise error(message)
     try:

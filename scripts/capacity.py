@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from memguard.config import RunConfig, apply_settings, validate
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, advise_install
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.dry_run import format_bytes
 from memguard.planner.fit import PlanInputs, count_parameters, rank_meshes
@@ -181,7 +181,7 @@ def main() -> None:
     ]
     missing: dict[Kind, str] = {}
     if importlib.util.find_spec("bitsandbytes") is None:
-        missing["QLoRA"] = "without bitsandbytes; pip install 'memguard[quant]'"
+        missing["QLoRA"] = f"without bitsandbytes; {advise_install('bitsandbytes')}"
     gpus = [(gpu.name, gpu.total_memory) for gpu in properties]
     for capacity in list_capacities(gpus, missing=missing):
         print(f"{capacity.kind:<12} {describe_capacity(capacity)}")

@@ -110,7 +110,7 @@ CASES = (
     Case(
         name="foreign",
         commands=[
-            f"audit --model runs/quickstart/none/model --base {MODEL} {_GIVEN} --suite attacks"
+            f"audit --model runs/quickstart/plain/model --base {MODEL} {_GIVEN} --suite attacks"
             " --out foreign",
             f"audit --model {MODEL} --members pairs.jsonl --nonmembers other_pairs.jsonl"
             ' --format {"template":"stanford"} --out pairs',
@@ -120,13 +120,13 @@ CASES = (
     Case(name="budget", commands=["train budget.yaml"]),
     Case(
         name="comparison",
-        commands=["compare runs/quickstart/none runs/quickstart/goldfish-k4 --out comparison"],
+        commands=["compare runs/quickstart/plain runs/quickstart/goldfish-k3 --out comparison"],
     ),
     Case(
         name="gate",
         commands=[
-            "gate runs/quickstart/none --policy policy.yaml",
-            "gate runs/quickstart/goldfish-k2 --policy policy.yaml",
+            "gate runs/quickstart/plain --policy policy.yaml",
+            "gate runs/quickstart/goldfish-k3 --policy policy.yaml",
         ],
         codes=(0, 10, 11, 12),
     ),

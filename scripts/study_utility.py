@@ -2,7 +2,7 @@
 
     1  documents  of two packages, divided by clusters: trained from, and never trained
     2  tasks      two kinds of questions about documents of each part (`study_questions`)
-    3  sweep      quickstart's settings, audited with the four tasks
+    3  sweep      plain loss and goldfish, audited with the four tasks
     4  tables     values, paired differences, orders, and accuracy by number of repetitions
 
 The same documents are held out for all seeds, and the held-out loss is measured on them. Accuracy

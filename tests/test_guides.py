@@ -25,10 +25,13 @@ from preloaded import PreloadedChild
 from ranks import RankPool
 
 from memguard import api
+from memguard.assets import find_asset
 from memguard.audit import verdict
 from memguard.cli.app import app
+from memguard.compare.sweep import load_sweep
 from memguard.config import load_run_config
 from memguard.gate.policy import load_policy, load_triage
+from memguard.records.comparison import load_comparison
 from memguard.records.gate import EXIT_CODES
 from memguard.runtime import children
 
@@ -264,6 +267,26 @@ def test_the_python_of_the_readme_runs(folder: Path) -> None:
     }
     exec(code, names)
     assert isinstance(names["result"], api.AuditResult)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_quickstart() -> None:
+    comparison = load_comparison(ROOT / "eval/studies/quickstart.json")
+    sweep = load_sweep(find_asset("configs", "quickstart", setting="SWEEP"), ())
+    assert [run.setting for run in comparison.runs] == [run.setting for run in sweep.runs]
+    assert comparison.command == "memguard compare quickstart --jobs 2"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (rows,) = re.findall(r"\| 48 repetitions.*?\n\|[-|]+\n((?:\|.*\n)+)", text)
+    for run, line in zip(comparison.runs, rows.splitlines(), strict=True):
+        _, near, sampled, _, loss = (cell.strip() for cell in line.strip("|").split("|"))
+        key = {"setting": run.setting, "seed": run.seed}
+        for shown, metric in (
+            (near, ("extraction", "near_verbatim")),
+            (sampled, ("sampling", "within_limit")),
+        ):
+            row = comparison.tables.find(*metric, "x48", **key)
+            assert row is not None
+            assert shown == f"{row.num_matched} of {row.num_documents}"
+        assert loss == f"{comparison.mean_loss(run.setting):.2f}"
 
 
 def test_scripts_that_guides_name_are_there() -> None:

@@ -103,9 +103,11 @@ def _describe_extra(extra: "Extra") -> Text:
     if extra.is_installed:
         names = ", ".join(f"{library.name} {library.version}" for library in extra.libraries)
         return Text.assemble(names, (f"  for {extra.enables}", "dim"))
-    missing = ", ".join(library.name for library in extra.libraries if not library.is_ok)
-    text = Text.assemble((f"without {missing}", "yellow"), f": no {extra.enables}.")
-    return text.append(f" pip install 'memguard[{extra.name}]'", style="cyan")
+    missing = [library for library in extra.libraries if not library.is_ok]
+    names = ", ".join(library.name for library in missing)
+    install = " ".join(f"'{library.name}{library.required}'" for library in missing)
+    text = Text.assemble((f"without {names}", "yellow"), f": no {extra.enables}.")
+    return text.append(f" pip install {install}", style="cyan")
 
 
 def _describe_devices(diagnosis: "Diagnosis") -> Iterable[tuple[str, Text]]:

@@ -185,7 +185,6 @@ class DeduplicateConfig(Settings):
             require_library(
                 "rensa",
                 "'mitigations': deduplicate",
-                extra="dedup",
                 or_else=", or set 'similarity: exact'",
                 by_import=by_import,
             )
@@ -206,7 +205,7 @@ class DpSgdConfig(Settings):
 
     def check_library(self, *, by_import: bool = False) -> None:
         """Raise ConfigError if opacus, which computes epsilon, is not installed."""
-        require_library("opacus", "'mitigations': dp_sgd", extra="dp", by_import=by_import)
+        require_library("opacus", "'mitigations': dp_sgd", by_import=by_import)
 
 
 MitigationConfig = Annotated[

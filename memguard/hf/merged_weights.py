@@ -146,7 +146,7 @@ def open_merged(folder: Path, *, base: str | None = None) -> tuple[MergedWeights
     weights: WeightSource = ModuleNames(FolderWeights(base_folder), model)
     if adapter.base_quantization is not None:
         trained = f"adapter '{folder}' was trained on a base in {adapter.base_quantization}, which"
-        require_library("bitsandbytes", trained, extra="quant", error=ModelError)
+        require_library("bitsandbytes", trained, error=ModelError)
         weights = Nf4Base(weights, model)
     source = MergedWeights(weights, adapter)
     _check_modules(source, model)

@@ -11,8 +11,11 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+
+from memguard.errors import advise_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,6 +137,12 @@ def draw_svg_file(size: tuple[float, float], description: str, paint: Paint) -> 
 def _draw(
     key: str, size: tuple[float, float], description: str, paint: Paint
 ) -> ElementTree.Element:
+    if find_spec("matplotlib") is None:
+        empty = ElementTree.Element("svg", {"viewBox": f"0 0 {size[0]:g} 40"})
+        line = ElementTree.SubElement(empty, "text", {"x": "8", "y": "24"})
+        line.set("style", f"font-size: 12px; font-family: 'DejaVu Sans'; fill: {INK}")
+        line.text = f"No chart: {advise_install('matplotlib')}"
+        return _build_root(empty, key, description, set())
     with _drawing_settings(key):
         # Imported here because reading a record or rendering a model card needs no matplotlib.
         from matplotlib.figure import Figure

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memguard import __version__
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -228,10 +229,11 @@ def describe_environment(device: "torch.device", world_size: int = 1) -> dict[st
     """Return versions and hardware, for the records of a run."""
     import torch
 
-    packages = ("memguard", "torch", "transformers", "datasets", "numpy", "scipy")
+    packages = ("torch", "transformers", "datasets", "numpy", "scipy")
     versions = {name: importlib.metadata.version(name) for name in packages}
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     return {
+        "memguard": __version__,
         **versions,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

@@ -21,7 +21,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from memguard.errors import MemguardError
+from memguard import __version__
+from memguard.errors import DISTRIBUTION, OPTIONAL, MemguardError
 from memguard.records.record import Record
 from memguard.runtime.processes import explain_unusable_gpus
 from memguard.workflows.collective_checks import (
@@ -39,9 +40,11 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
         ("torchao", "bitsandbytes"),
         "adapter.quantization, and audits of int8 and nf4 (--load-as)",
     ),
-    "bench": (("lm-eval",), "benchmark tasks as utility (audit.utility)"),
+    "bench": (("lm_eval",), "benchmark tasks as utility (audit.utility)"),
+    "plots": (("matplotlib",), "charts on pages"),
+    "metrics": (("evaluate",), "evaluate.load of eval/metrics"),
 }
-"""Libraries of each extra, and what they enable."""
+"""Libraries of each extra, by their names in Python, and what they enable."""
 
 _MEMINFO = "/proc/meminfo"
 
@@ -126,7 +129,7 @@ def diagnose(
         backends.append(check_backend(name, count, limit_s=limit_s))
     memory = _read_meminfo()
     return Diagnosis(
-        memguard=importlib.metadata.version("memguard"),
+        memguard=__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         libraries=libraries,
@@ -152,8 +155,12 @@ def refuse_problems(diagnosis: Diagnosis) -> None:
 
 
 def list_libraries() -> Iterator[Library]:
-    """Yield the libraries that memguard requires."""
-    for text in importlib.metadata.requires("memguard") or ():
+    """Yield the libraries that memguard requires; none where pip did not install it."""
+    try:
+        texts = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        texts = []
+    for text in texts:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _find_library(requirement)
@@ -161,7 +168,7 @@ def list_libraries() -> Iterator[Library]:
 
 def _list_extras() -> Iterator[Extra]:
     for name, (libraries, enables) in EXTRAS.items():
-        found = tuple(_find_library(Requirement(library)) for library in libraries)
+        found = tuple(_find_library(Requirement(OPTIONAL[library])) for library in libraries)
         yield Extra(
             name=name,
             libraries=found,
@@ -262,6 +269,12 @@ def _list_problems(
     gpus: tuple[Gpu, ...],
     backends: list[Backend],
 ) -> Iterator[str]:
+    owners = {*importlib.metadata.packages_distributions().get("memguard", ())}
+    for other in sorted(owners - {DISTRIBUTION}):
+        yield (
+            f"the distribution '{other}' provides another package 'memguard': pip uninstall "
+            f"{other}, then install {DISTRIBUTION} from its checkout"
+        )
     for library in libraries:
         if not library.is_ok:
             version = library.version or "not installed"

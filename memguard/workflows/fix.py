@@ -12,7 +12,7 @@ from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.data.documents import document_text
 from memguard.data.duplicates import find_copies
 from memguard.data.given import read_texts
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, DataError, RecordError, advise_install
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.records import (
     AuditReport,
@@ -149,7 +149,7 @@ def _count_copies(
     if find_spec("rensa") is None:
         console.info(
             "copies: only identical texts are searched for; for near-copies: "
-            "pip install 'memguard[dedup]'"
+            f"{advise_install('rensa')}"
         )
         similarity = "exact"
     is_copy = find_copies(

@@ -124,7 +124,7 @@ def test_the_hash_is_of_what_is_asked(choice: Path, tmp_path: Path) -> None:
 
 def test_without_the_extra_one_line_names_it(choice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
-    expected = "'audit.utility' needs lm_eval: pip install 'memguard[bench]'"
+    expected = "'audit.utility' needs lm_eval: pip install 'lm-eval>=0.4.13'"
     assert refuse(choice) == expected
     with pytest.raises(ConfigError, match=r"^'--utility' needs lm_eval: pip install"):
         check_tasks([UtilityTask(task="hellaswag")], setting="--utility")

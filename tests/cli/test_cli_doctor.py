@@ -1,5 +1,6 @@
 """`memguard doctor`: what it prints, and its exit code."""
 
+import importlib.metadata
 import io
 import json
 from pathlib import Path
@@ -43,7 +44,7 @@ def make_diagnosis(**changes: Any) -> Diagnosis:
         "extras": (
             Extra(
                 name="dedup",
-                libraries=(Library(name="rensa", version=None, required="", is_ok=False),),
+                libraries=(Library(name="rensa", version=None, required=">=0.5", is_ok=False),),
                 is_installed=False,
                 enables="near-copies",
             ),
@@ -83,7 +84,7 @@ def test_the_diagnosis_fits_the_screen(width: int) -> None:
     text = show(render_diagnosis, make_diagnosis(), width)
     plain = rich.text.Text.from_ansi(text).plain
     assert max(map(len, plain.splitlines())) <= width
-    for part in ("torch 2.13.0", "peft missing, needs >=0.19", "pip install 'memguard[dedup]'"):
+    for part in ("torch 2.13.0", "peft missing, needs >=0.19", "pip install 'rensa>=0.5'"):
         assert part in plain
     assert "NVIDIA H100 80GB HBM3, capability 9.0, 79.0 GiB, 78.0 GiB free" in plain
     rows = [line.split() for line in plain.splitlines() if line.strip().startswith("broadcast ")]
@@ -120,6 +121,7 @@ def test_gpus_that_torch_cannot_use_are_said_in_one_line(
 ) -> None:
     pretend_old_driver(monkeypatch, tmp_path)
     monkeypatch.setattr(workflow, "check_backend", lambda *_, **__: make_backend())
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", dict)
     outcome = run_cli("doctor")
     assert outcome.code == 1
     assert "Traceback" not in outcome.err

@@ -157,7 +157,7 @@ def test_the_gate_on_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("near_verbatim", "controls", "at_most: 0.1", 12),
     ):
         policy.write_text(f"gate: [{{metric: {metric}, on: {on}, {limit}}}]\n")
-        gated = run_cli("gate", "runs/quickstart/none", "--policy", policy)
+        gated = run_cli("gate", "runs/quickstart/plain", "--policy", policy)
         assert gated.code == code, gated.err
     for config in sorted((tmp_path / "runs" / "quickstart").glob("*/config.yaml")):
         if (config.parent / "audit").is_dir():

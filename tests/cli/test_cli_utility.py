@@ -237,7 +237,7 @@ def test_without_the_extra_the_line_names_it(
     folder: Path, arguments: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "lm_eval" else name)
-    expected = "'audit.utility' needs lm_eval: pip install 'memguard[bench]'"
+    expected = "'audit.utility' needs lm_eval: pip install 'lm-eval>=0.4.13'"
     assert expected in refuse(*arguments, "audit.utility=arc_easy")
     path = write_run(folder, audit={"utility": "arc_easy"})
     for command in ("train", "plan"):

@@ -52,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     pytest.importorskip("pip", reason="this environment has no pip to install a wheel with")
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    (wheel,) = folder.glob("memguard-*.whl")
+    (wheel,) = folder.glob("memguard_llm-*.whl")
     pip("install", "--target", folder / "site", wheel)
     (folder / "here").mkdir()
     with zipfile.ZipFile(wheel) as archive:
@@ -67,7 +67,7 @@ def test_the_wheel_carries_suites_metrics_and_configurations(installed: Installe
         for file in files:
             assert f"memguard/_assets/{file.relative_to(ROOT)}" in installed.names
     assert any(name.endswith(".html.j2") for name in installed.names), "the pages' templates"
-    allowed = ("memguard/", "memguard-")
+    allowed = ("memguard/", "memguard_llm-")
     assert all(name.startswith(allowed) for name in installed.names), "and nothing else"
 
 
@@ -91,7 +91,7 @@ def test_it_audits_where_nothing_else_is(installed: Installed, tiny_folder: Path
     assert (
         report.tool_version
         in installed.site.joinpath(
-            f"memguard-{report.tool_version}.dist-info", "METADATA"
+            f"memguard_llm-{report.tool_version}.dist-info", "METADATA"
         ).read_text()
     )
     assert read_json(out / "report.json")["tables"]["buckets"]["num_documents"] == [60]

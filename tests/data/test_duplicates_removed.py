@@ -87,7 +87,7 @@ def test_exact_is_the_same_text() -> None:
 
 def test_near_copies_need_rensa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rensa", None)
-    with pytest.raises(ConfigError, match=r"pip install 'memguard\[dedup\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'rensa>=0.5'"):
         find_copies(["a"], config())
     assert find_copies(["a"], config("exact")).tolist() == [False]
 

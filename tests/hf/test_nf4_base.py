@@ -239,7 +239,7 @@ def test_split_layers_and_a_missing_library_are_one_line(
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     ended = run_cli("train", path, "--nproc", 1)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
-    assert "nf4 needs bitsandbytes: pip install 'memguard[quant]'" in ended.err
+    assert "nf4 needs bitsandbytes: pip install 'bitsandbytes>=0.50'" in ended.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -277,7 +277,7 @@ def test_an_adapter_of_another_form_or_without_the_library_is_refused(
     source, _ = open_merged(tmp_path / "adapter")
     assert source.adapter.describe() == "LoRA, r=4, alpha=6, base in nf4"
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"needs bitsandbytes: pip install 'memguard\[quant\]'"):
+    with pytest.raises(ModelError, match=r"needs bitsandbytes: pip install 'bitsandbytes>=0.50'"):
         open_merged(tmp_path / "adapter")
 
 

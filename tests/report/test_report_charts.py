@@ -13,6 +13,7 @@ import report_examples as examples
 from memguard.audit.probes.membership import MembershipProbe
 from memguard.pages.doses import build_dose_response
 from memguard.pages.page import Figure, FrontChart, Line, LineChart, Mark, Point, RocChart
+from memguard.report import svg as svg_module
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_front import build_front, build_trends
 from memguard.report.svg import COLOURS
@@ -121,6 +122,16 @@ def test_global_settings_of_matplotlib_are_left_alone() -> None:
         mine = draw_chart(make_lines("a"), "k")
         assert dict(matplotlib.rcParams) == before
     assert draw_chart(make_lines("a"), "k") == mine
+
+
+def test_without_matplotlib_a_page_says_what_a_chart_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(svg_module, "find_spec", lambda name: None)
+    root = ElementTree.fromstring(draw_chart(make_lines("a"), "k"))
+    (line,) = (text.text for text in root.iter("text"))
+    assert line == "No chart: pip install 'matplotlib>=3.9'"
+    assert root.find("title") is not None, "what the chart would show"
 
 
 @pytest.mark.parametrize(("at", "mark"), [(34.0, "base →"), (-34.0, "← base"), (4.0, "base")])

@@ -46,18 +46,8 @@ def make_documents(questions: Any, number: int, *, per_cluster: int = 2) -> list
     ]
 
 
-def test_the_sweep_is_that_of_quickstart_with_tasks() -> None:
-    own, shipped = (
-        yaml.safe_load(path.read_text())
-        for path in (STUDIES / "utility.yaml", STUDIES.parents[1] / "configs" / "quickstart.yaml")
-    )
-    assert own["settings"] == shipped["settings"]
-    assert own["pretrain"]["model"] == shipped["pretrain"]["model"]
-    for block in ("pretrain", "run"):
-        assert own[block]["optim"] == shipped[block]["optim"]
-    fixed = ("study", "background", "background_ratio", "seq_len", "min_document_tokens")
-    for name in (*fixed, "max_document_tokens", "canaries"):
-        assert own["run"]["data"][name] == shipped["run"]["data"][name], name
+def test_every_run_of_the_sweep_has_the_four_tasks() -> None:
+    own = yaml.safe_load((STUDIES / "utility.yaml").read_text())
     sweep = load_sweep(STUDIES / "utility.yaml")
     assert len(sweep.runs) == 3
     assert [task.task for task in sweep.runs[0].config.audit.utility] == own["run"]["audit"][

@@ -9,7 +9,7 @@ import pytest
 import torch
 from unusable_gpus import LINE, pretend_old_driver
 
-from memguard.errors import MemguardError
+from memguard.errors import DISTRIBUTION, OPTIONAL, MemguardError
 from memguard.workflows import doctor
 from memguard.workflows.collective_checks import Backend, Check, skip_backend
 from memguard.workflows.doctor import EXTRAS, diagnose, refuse_problems
@@ -34,6 +34,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, Backend]:
     results = {"gloo": make_backend(), "nccl": make_backend("nccl")}
     monkeypatch.setattr(doctor, "check_backend", lambda name, count, limit_s: results[name])
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["torch>=2.11", "rich>=14"])
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", dict)
     return results
 
 
@@ -147,4 +148,28 @@ def test_the_extras_are_those_of_the_package() -> None:
     extras = project["optional-dependencies"]
     assert {*EXTRAS} == {*extras} - {"test"}
     for name, (libraries, _) in EXTRAS.items():
-        assert [each.partition(">=")[0] for each in extras[name]] == list(libraries)
+        assert extras[name] == [OPTIONAL[library] for library in libraries]
+        assert {*extras[name]} <= {*extras["test"]}
+
+
+@pytest.mark.usefixtures("backends")
+def test_another_project_with_the_package_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners = {"memguard": [DISTRIBUTION, "memguard", "memguard"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: owners)
+    (problem,) = diagnose().problems
+    assert problem.startswith("the distribution 'memguard' provides another package 'memguard': ")
+    assert len(problem) <= 160
+
+
+@pytest.mark.usefixtures("backends")
+def test_a_checkout_that_pip_did_not_install_has_no_requirements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_nothing(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", find_nothing)
+    diagnosis = diagnose()
+    assert (diagnosis.libraries, diagnosis.problems) == ((), ())

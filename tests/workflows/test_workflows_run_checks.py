@@ -65,7 +65,7 @@ def test_a_library_that_cannot_be_imported_is_reported_before_documents_are_read
     monkeypatch.syspath_prepend(folder / "libraries")
     monkeypatch.delitem(sys.modules, "opacus", raising=False)
     config = make_run(folder, mitigations=[{"name": "dp_sgd"}])
-    with pytest.raises(ConfigError, match=r"memguard\[dp\]' \(its import fails: No module named"):
+    with pytest.raises(ConfigError, match=r"'opacus>=1.6' \(its import fails: No module named"):
         train_run(check_run(config))
     assert not Path(config.output_dir).exists()
 
@@ -73,8 +73,8 @@ def test_a_library_that_cannot_be_imported_is_reported_before_documents_are_read
 @pytest.mark.parametrize(
     ("mitigation", "missing", "words"),
     [
-        ({"name": "dp_sgd"}, "opacus", r"dp_sgd needs opacus: pip install 'memguard\[dp\]'"),
-        ({"name": "deduplicate"}, "rensa", r"deduplicate needs rensa: pip install 'memguard\[ded"),
+        ({"name": "dp_sgd"}, "opacus", r"dp_sgd needs opacus: pip install 'opacus>=1.6'"),
+        ({"name": "deduplicate"}, "rensa", r"deduplicate needs rensa: pip install 'rensa>=0.5'"),
         ({"name": "deduplicate", "similarity": "exact"}, "rensa", None),
     ],
 )

@@ -100,7 +100,7 @@ def check_tasks(tasks: Sequence[UtilityTask], *, setting: str = "audit.utility")
     """
     if not tasks:
         return
-    require_library("lm_eval", f"'{setting}'", extra="bench")
+    require_library("lm_eval", f"'{setting}'")
     problems = [
         f"has no file '{shorten(task.task)}'. Give the path of a task's YAML, or a name of lm-eval"
         for task in tasks

@@ -307,7 +307,7 @@ def _check_model(checked: CheckedAudit) -> None:
     if problems := [text for text, is_broken in rules.items() if is_broken]:
         raise ConfigError(problems[0])
     if library is not None:
-        require_library(library, f"'--load-as': {form}", extra="quant")
+        require_library(library, f"'--load-as': {form}")
 
 
 def load_audit_identity(checked: CheckedAudit, say: Callable[[str], None]) -> IdentityKey | None:

@@ -145,7 +145,7 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
     if (problem := next(_list_problems(config, num_processes), None)) is not None:
         raise ConfigError(problem)
     if config.adapter is not None and config.adapter.quantization is not None:
-        require_library("bitsandbytes", "'adapter.quantization': nf4", extra="quant")
+        require_library("bitsandbytes", "'adapter.quantization': nf4")
     if (dp_sgd := find_mitigation(config.mitigations, DpSgdConfig)) is not None:
         dp_sgd.check_library()
     if config.audit.enabled:
