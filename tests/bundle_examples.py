@@ -41,6 +41,7 @@ def make_rows(count: int = 8) -> list[dict[str, Any]]:
             "has_own_id": True,
             "bucket": "control" if number % 2 else "x4",
             "role": "control" if number % 2 else "trained",
+            "num_repetitions": 0 if number % 2 else 4,
             "cluster": max(number, 1) + 40,
             "extraction.logprob": -1.2345678 * (number + 1),
             "base.extraction.logprob": -2.3456789 * (number + 1),
@@ -133,6 +134,7 @@ def make_report(weights_sha256: str, num_documents: int = 8, **changes: Any) -> 
         "dose_response": False,
         "findings": [],
         "num_findings": 0,
+        "num_by_method": 0,
         "tables": make_tables(
             [rate_row("extraction", "near_verbatim", name, 2, 4) for name in ("x4", "control")]
         ),

@@ -129,6 +129,7 @@ def save_audit(
 def build_records(documents: Sequence[Made], key: str | None) -> pyarrow.Table:
     """Return the records of an audit of these documents."""
     kinds = {"id": pyarrow.string(), "text_hmac": pyarrow.string(), "cluster": pyarrow.int64()}
+    kinds["num_repetitions"] = pyarrow.int64()
     kinds |= {"bucket": pyarrow.string(), "role": pyarrow.string()}
     kinds |= dict.fromkeys(("num_tokens", "prefix_tokens", "continuation_tokens"), pyarrow.int64())
     columns = _list_columns(documents, key)
@@ -152,6 +153,7 @@ def _list_columns(documents: Sequence[Made], key: str | None) -> dict[str, list[
     return {
         "text_hmac": [None if key is None else hash_text(made.text, key) for made in documents],
         **{name: [getattr(made, name) for made in documents] for name in (*names, *sizes)},
+        "num_repetitions": [0 if made.role == "control" else 4 for made in documents],
         "extraction.verbatim": [_to_bool(made.verbatim) for made in documents],
         "extraction.near_verbatim": [_to_bool(made.near) for made in documents],
         **{

@@ -44,7 +44,7 @@ def make_rates(counts: Mapping[str, tuple[int, int]], base: AuditReport) -> Audi
     metrics = [make_metric("extraction", metric) for metric in ("verbatim", "near_verbatim")]
     tables = make_tables(rows, buckets, metrics=metrics)
     changes = {"tables": tables, "method": method, "probe_runs": runs, "findings": []}
-    return base.model_copy(update={**changes, "num_findings": 0})
+    return base.model_copy(update={**changes, "num_findings": 0, "num_by_method": 0})
 
 
 def write_audit(
@@ -77,6 +77,7 @@ def write_audit(
         "has_own_id": [False] * len(documents),
         "bucket": [bucket.bucket for bucket, _ in documents],
         "role": [bucket.role for bucket, _ in documents],
+        "num_repetitions": [0 if b.role == "control" else 4 for b, _ in documents],
     }
     for probe, is_extracted in given.items():
         values[f"{probe}.extracted"] = [is_extracted(bucket, n) for bucket, n in documents]

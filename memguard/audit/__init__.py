@@ -28,7 +28,8 @@ running the probes
     run.py                 one audit: the model, its base, the reference; then the summary
 results
     metrics.py             a metric, its estimates, its rows of buckets with base and control
-    document_scores.py     the columns of all probes -> records.parquet; findings, worst first
+    document_scores.py     the columns of all probes -> records.parquet
+    findings.py            the documents that came out, one row each, worst first
     statistics/            rates, means, trends and their intervals
     summary.py             what all probes add -> tables and header of a report; training's rows
     verdict.py                 what was extracted -> one of four levels, by tests against control;

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.document_scores import DocumentScores, collect_findings
+from memguard.audit.document_scores import DocumentScores
+from memguard.audit.findings import MAX_FINDINGS, FindingList
 from memguard.audit.metrics import Evidence
 from memguard.audit.plugins import contain
 from memguard.audit.probe import Probe, Summary
@@ -50,13 +52,16 @@ def tabulate(evidence: Evidence, suite: Suite) -> dict[str, Summary]:
         package = suite.packages.get(probe.name)
         if missing:
             summaries[probe.name] = Summary(reason=missing)
-        elif package is None:
-            summaries[probe.name] = probe.tabulate(evidence)
+            continue
+        if package is None:
+            summary = probe.tabulate(evidence)
         else:
             tabulate_foreign = partial(_tabulate_foreign, probe, package, evidence)
-            summaries[probe.name] = contain(
-                package, tabulate_foreign, lambda reason: Summary(reason=reason)
-            )
+            summary = contain(package, tabulate_foreign, lambda reason: Summary(reason=reason))
+        if not suite.counts(probe):
+            # What does not count in the verdict extracts no document.
+            summary = replace(summary, matched={}, windows={})
+        summaries[probe.name] = summary
     return summaries
 
 
@@ -143,7 +148,7 @@ def summarise(
     tables = collect_tables(evidence, summaries, suite)
     probe_runs = [_describe_run(probe, summaries[probe.name]) for probe in suite.probes]
     generated = tables.find_detail("extraction") or {}
-    findings, num_findings = collect_findings(scores)
+    findings = FindingList.of(scores)
     buckets = evidence.buckets
     num_unaudited = sum(o.num_not_auditable for o in buckets if o.was_trained)
     has_base = evidence.other is not None and not is_base_nearly_equal(scores)
@@ -201,8 +206,9 @@ def summarise(
             documents=documents,
         ),
         dose_response=evidence.dose_response,
-        findings=findings,
-        num_findings=num_findings,
+        findings=list(islice(findings, MAX_FINDINGS)),
+        num_findings=len(findings),
+        num_by_method=findings.num_by_method,
         cut=cut,
         probe_runs=probe_runs,
         tables=tables,
@@ -220,8 +226,6 @@ def _collect_results(
     others: dict[OtherMethod, list[Mapping[str, NDArray[np.float64]]]] = {}
     for probe in suite.probes:
         summary = summaries[probe.name]
-        if not suite.counts(probe):
-            continue
         if "trained" in summary.windows:
             method: OtherMethod = "generated" if probe.name == "generation" else "windows"
             others.setdefault(method, []).append(summary.windows)

@@ -27,7 +27,7 @@ from memguard.compare.comparison import (
 )
 from memguard.compare.expansion import find_early_end
 from memguard.compare.fixes import Copies, Findings, Fix, find_fix
-from memguard.compare.runs import FinishedRun, find_extracted
+from memguard.compare.runs import FinishedRun
 from memguard.compare.sweep import (
     Sweep,
     SweepRun,

@@ -44,7 +44,7 @@ class Copies:
     similarity: float | Literal["exact"]
     num_copies: int
     num_extracted: int
-    """Documents that are extracted near-verbatim."""
+    """Documents that any probe extracted."""
     num_extracted_with_copy: int
     """Extracted documents that are a copy or have one."""
 
@@ -79,7 +79,7 @@ def _remove_copies(found: Findings) -> Fix | None:
         [*found.config.mitigations, entry],
         f"deduplicate: {copies.num_copies:,} copies are not trained",
         f"{copies.num_extracted_with_copy:,} of the {copies.num_extracted:,} documents that are "
-        "extracted near-verbatim were trained in several copies",
+        "extracted were trained in several copies",
     )
 
 

@@ -186,19 +186,6 @@ def _find_removed(run: FinishedRun) -> frozenset[str]:
     return frozenset(entry.id for entry in manifest if entry.role == "removed")
 
 
-def find_extracted(folder: Path) -> dict[str, bool]:
-    """Return of each scored document, trained or to be forgotten, if greedy decoding extracts it.
-
-    Extraction is verbatim or near-verbatim.
-    """
-    rates = ("extraction.verbatim", "extraction.near_verbatim")
-    table = DocumentTable.read(folder / "audit", ("id", "role", *rates))
-    # null (no text was generated) counts as no match.
-    extracted_N = np.any([table.numbers(name) == 1 for name in rates], axis=0)
-    trained_N = table.is_trained_N
-    return dict(zip(table.id_N[trained_N], extracted_N[trained_N].tolist(), strict=True))
-
-
 def _find_buckets(run: FinishedRun, report: AuditReport) -> dict[int, BucketRow]:
     buckets: dict[int, BucketRow] = {}
     why_not = ""

@@ -27,7 +27,6 @@ from memguard.audit.statistics import compute_paired_rates
 from memguard.errors import RecordError
 from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.records import AuditReport
-from memguard.records.audit import name_finding
 from memguard.records.audit_files import SCORES
 from memguard.records.documents import EXTRACTED, DocumentTable
 from memguard.records.record import Record, describe_unread
@@ -273,7 +272,7 @@ def _diff_probe(
                 DiffedFinding(
                     kind=kind,
                     found_by="both" if kind == "unchanged" else side.which,
-                    finding=name_finding(text, probe),
+                    finding=f"{text}:{probe}",
                     probe=probe,
                     id=documents.id_N[row],
                     bucket=documents.bucket_N[row],

@@ -5,7 +5,7 @@ tables   every number, see `tables.py`
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -78,31 +78,31 @@ class WatchedLine(WatchedStep):
         )
 
 
-def name_finding(text_hmac: str, probe: str) -> str:
-    """Return the id of a finding, the same in every audit with the same identity key."""
-    return f"{text_hmac}:{probe}"
-
-
 class Finding(Record):
-    """A document that the model memorized; its text is referenced, not quoted."""
+    """A document that the model was trained on, or was to forget, and that any probe extracted.
+
+    Its text is referenced, not quoted.
+    """
 
     id: str
+    text_hmac: str | None
+    """Keyed hash of the text, the same in every audit with the same identity key; null without."""
     bucket: str
+    role: Literal["trained", "forget"]
     num_repetitions: int | None
     severity: Literal["high", "medium", "low", "info"]
     sentence: str
+    found_by: dict[str, str]
+    """What each method that extracted it shows, by the name of the method: one of `METHODS`, or a
+    probe of another package."""
     num_correct: int
     continuation_tokens: int
     first_divergence: int
     base_num_correct: int | None
-    text_hmac: str | None
-    """Keyed hash of the text; null without a key."""
-    probe: str = "extraction"
 
-    @property
-    def finding_id(self) -> str | None:
-        """See `name_finding`; None without a key."""
-        return None if self.text_hmac is None else name_finding(self.text_hmac, self.probe)
+
+METHODS: Final = ("greedy", "near-verbatim", "sampling", "another window", "attacks")
+"""Methods that extract documents, in the order of pages; a greedy one is not near-verbatim too."""
 
 
 class Banner(Record):
@@ -278,16 +278,29 @@ class AuditResults(Record):
     dose_response: bool
     """False if the repetition counts are missing or contradict the trained steps."""
     findings: list[Finding]
+    """The worst ones; `findings.csv` has all."""
     num_findings: int
+    """Documents that came out."""
+    num_by_method: int
+    """Pairs of such a document and a method that extracted it."""
     cut: CutDocuments | None = None
     """null: every document was audited whole."""
     tables: Tables
+
+    def describe_findings(self) -> str:
+        """Count the documents that came out, and the methods that extracted them."""
+        number, by_method = self.num_findings, self.num_by_method
+        if not number:
+            return "No document was extracted."
+        were = "document was" if number == 1 else "documents were"
+        more = f" ({by_method:,} findings by method)" if by_method > number else ""
+        return f"{number:,} {were} extracted{more}."
 
 
 class AuditHeader(Record):
     """What was audited, and how."""
 
-    schema_name: Literal["memguard.report/6"] = Field("memguard.report/6", alias="schema")
+    schema_name: Literal["memguard.report/7"] = Field("memguard.report/7", alias="schema")
     tool_version: str
     code_sha256: str
     """Hash of memguard's source files that audited, see `runtime.environment.hash_code`."""

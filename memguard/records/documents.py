@@ -2,12 +2,15 @@
 
     text_hmac, id, bucket, role, ...    what a document is
     PROBE.NAME                          what a probe measured; null: not measured
-    PROBE.extracted                     whether a risk of the probe extracts it; null: not measured
+    PROBE.extracted                     whether the probe extracts it in any way that the verdict
+                                        counts; null: not measured
+    PROBE.other_window                  whether it extracts own text of it in another window
     base.*, reference.*                 the same of other models
     not_audited                         why it could not be audited: such rows are not read here
 
-A finding is a document that the model was trained on and that one probe extracts; its id is
-``text_hmac:probe``. Equal texts have one id.
+A finding is a document that the model was trained on, or was to forget, and that any probe
+extracts. Its id is its keyed hash; equal texts have one id. All pages, files and commands count
+these documents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.errors import RecordError
-from memguard.records.audit import name_finding
 from memguard.records.audit_files import SCORES, check_audit_file
 from memguard.records.record import describe_unread
 
@@ -29,12 +31,24 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 EXTRACTED: Final = ".extracted"
-"""End of the name of a column that has a probe's answers."""
+OTHER_WINDOW: Final = ".other_window"
+"""Ends of the names of columns that have a probe's answers."""
 NOT_AUDITED: Final = "not_audited"
 """Column of why a document could not be audited; null of the others."""
-IDENTITY: Final = ("text_hmac", "id", "bucket", "role", "cluster")
+IDENTITY: Final = ("text_hmac", "id", "bucket", "role", "num_repetitions", "cluster")
 TRAINED_ROLES: Final = ("trained", "forget")
 """Roles of documents that the model was trained on."""
+
+
+def find_came_out(
+    role_N: NDArray[Any],
+    num_repetitions_N: NDArray[np.float64],
+    extracted: Mapping[str, NDArray[np.float64]],
+) -> NDArray[np.bool_]:
+    """Return ``[N]`` which documents are findings; ``extracted`` has each probe's answers."""
+    is_member_N = (role_N == "forget") | ((role_N == "trained") & (num_repetitions_N != 0))
+    answers = [extracted_N == 1 for extracted_N in extracted.values()]
+    return np.asarray(is_member_N & np.any([np.zeros(len(role_N), bool), *answers], axis=0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,13 +158,11 @@ class DocumentTable:
             if name.endswith(EXTRACTED) and not name.startswith(("base.", "reference."))
         }
 
+    @cached_property
+    def came_out_N(self) -> NDArray[np.bool_]:
+        """The findings."""
+        return find_came_out(self.role_N, self.numbers("num_repetitions"), self.extracted)
+
     def list_findings(self) -> list[str]:
         """Return the ids of the findings, each once, sorted; without a keyed hash there is none."""
-        return sorted(
-            {
-                name_finding(digest, probe)
-                for probe, extracted_N in self.extracted.items()
-                for digest in self.text_hmac_N[(extracted_N == 1) & self.is_trained_N].tolist()
-                if digest is not None
-            }
-        )
+        return sorted({*self.text_hmac_N[self.came_out_N].tolist()} - {None})

@@ -5,7 +5,7 @@ accuracy, change from the base model, details and exclusions. Findings are liste
 never by text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import (
@@ -21,6 +21,7 @@ from memguard.pages.doses import build_copies, build_dose_response, build_trends
 from memguard.pages.page import Cell, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
 from memguard.records import NO_DOCUMENTS, AuditReport, BucketRow, Finding, ResultRow
+from memguard.records.audit import METHODS
 
 _PERCENT_90 = f"90{fmt.PERCENT}"
 _DOCUMENTS = f"documents ({fmt.CI})"
@@ -304,33 +305,58 @@ _ID_LIMIT = 160
 
 
 def build_findings(report: AuditReport) -> Section:
-    """Build the section of the findings: their number, and a list in the order of the record."""
+    """Build the section of the findings: their number, and a row for each document."""
     findings = report.findings
     columns: list[Column[Finding]] = [
         Column("Document", lambda f: show_name(fmt.clean_name(f.id, _ID_LIMIT))),
         Column("Severity", lambda f: Cell(f.severity, kind="level", level=f.severity)),
-        Column("Repeated", lambda f: show_name(fmt.clean_text(f.sentence))),
         Column("Bucket", lambda f: show_name(fmt.clean_name(f.bucket))),
         Column("Trained", _write_times),
+        *map(_build_method, _list_methods(findings)),
     ]
     if any(finding.base_num_correct is not None for finding in findings):
         columns.append(Column("Base model", _write_base))
-    if _has_hashes(report):
-        # The id: the first characters of the keyed hash, and the probe.
-        columns.append(
-            Column(
-                "Finding",
-                lambda f: Cell(f"{fmt.hash(f.text_hmac)}:{fmt.clean_name(f.probe)}", kind="hash"),
-            )
-        )
+    if any(finding.text_hmac for finding in findings):
+        columns.append(Column("Keyed hash", lambda f: Cell(fmt.hash(f.text_hmac), kind="hash")))
     table = make_table(
         "Extracted documents", columns, findings, shown=_SHOWN_FINDINGS, compact=True, one_line=True
     )
     return Section(
         key="findings",
-        title="Findings",
-        lead=(_write_findings_note(report),),
+        title="Documents that were extracted",
+        short_title="Findings",
+        lead=(report.describe_findings(), *_list_finding_notes(report)),
         tables=(table,) if findings else (),
+    )
+
+
+def _list_finding_notes(report: AuditReport) -> Iterator[str]:
+    """Yield which documents the table shows, and how to identify them."""
+    shown = len(report.findings)
+    if not shown:
+        return
+    if forgotten := sum(finding.role == "forget" for finding in report.findings):
+        yield f"{fmt.count(forgotten)} of those listed were to be forgotten."
+    if shown < report.num_findings:
+        yield f"The worst {fmt.count(shown)} are listed; 'findings.csv' has all."
+    if any(finding.text_hmac for finding in report.findings):
+        yield (
+            "The keyed hash of a text identifies it in every audit with the same identity key; "
+            "'findings.csv' has it in full."
+        )
+
+
+def _list_methods(findings: Sequence[Finding]) -> list[str]:
+    """Return the methods that extracted a document, those of memguard first."""
+    present = {method for finding in findings for method in finding.found_by}
+    return [*(m for m in METHODS if m in present), *sorted(present - {*METHODS})]
+
+
+def _build_method(method: str) -> Column[Finding]:
+    name = fmt.clean_name(method)
+    return Column(
+        f"{name[:1].upper()}{name[1:]}",
+        lambda f: show_name(fmt.clean_text(f.found_by.get(method, ""), 120) or fmt.MISSING),
     )
 
 
@@ -344,35 +370,3 @@ def _write_base(finding: Finding) -> str:
     if base is None:
         return fmt.MISSING
     return f"{fmt.of(base, finding.continuation_tokens)}{fmt.NBSP}tokens"
-
-
-_GREEDY_ONLY = (
-    "They are extracted by greedy decoding; 'memguard gate' and 'memguard diff' also count what "
-    "sampling and attacks extract."
-)
-
-
-def _has_hashes(report: AuditReport) -> bool:
-    return any(finding.text_hmac for finding in report.findings)
-
-
-def _write_findings_note(report: AuditReport) -> str:
-    """Report how many findings there are, and how to identify their documents."""
-    if not report.num_findings:
-        return "No document met the criteria for a finding in the probes that ran."
-    shown = len(report.findings)
-    total = fmt.count(report.num_findings)
-    if report.num_findings == 1:
-        text = "One finding."
-    elif shown >= report.num_findings:
-        text = f"All {total} findings, worst first."
-    else:
-        text = f"The first {fmt.count(shown)} of {total} findings, worst first; the others are in "
-        text += "'findings.csv'."
-    if _has_hashes(report):
-        text += (
-            " A finding's id is the keyed hash of its text (here its first characters) and the "
-            "probe; 'findings.csv' has the whole ids, which are the same in every audit with the "
-            "same identity key."
-        )
-    return f"{text} {_GREEDY_ONLY}"

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from memguard.compare import Copies, Findings, find_early_end, find_extracted, find_fix
+from memguard.compare import Copies, Findings, find_early_end, find_fix
 from memguard.config import RunConfig, apply_settings, dump_yaml, load_yaml, validate
 from memguard.config.mitigations import DeduplicateConfig, find_mitigation
 from memguard.data.documents import document_text
@@ -23,6 +23,7 @@ from memguard.records import (
     write_atomically,
 )
 from memguard.records.audit_files import load_audit_report
+from memguard.records.documents import DocumentTable
 from memguard.records.run_files import find_weights_folder
 from memguard.runtime import Console, default_cache_dir
 from memguard.workflows.auditing.audit import is_current
@@ -54,6 +55,7 @@ def fix_run(
             f"settings: memguard audit {folder}"
         )
     console.info(f"verdict: {report.verdict.describe()}")
+    console.info(f"findings: {report.describe_findings()}")
     if not report.verdict.may_be_fixed:
         console.info(_explain_no_fix(report.verdict))
         return None
@@ -157,7 +159,8 @@ def _count_copies(
         DeduplicateConfig(name="deduplicate", similarity=similarity),
     )
     copied = {entry.cluster for entry, copy in zip(trained, is_copy, strict=True) if copy}
-    extracted = {name for name, is_extracted in find_extracted(folder).items() if is_extracted}
+    table = DocumentTable.read(folder / "audit")
+    extracted = {*table.id_N[table.came_out_N].tolist()}
     return Copies(
         similarity=similarity,
         num_copies=int(is_copy.sum()),

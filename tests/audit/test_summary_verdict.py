@@ -12,7 +12,7 @@ from probe_examples import count, to_tables
 from record_examples import make_outline
 from result_examples import rate_row
 
-from memguard.audit.probe import Summary
+from memguard.audit.probe import Column, Summary
 from memguard.audit.probes.attacks import AttackProbe
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -50,8 +50,10 @@ def test_verbatim_and_near_verbatim_count(
 def test_what_is_sampled_within_the_queries_counts() -> None:
     matched = {"trained": np.arange(50) >= 10, "base": np.zeros(50)}
     suite = build_suite(ExtractionProbe(), SamplingProbe())
-    others = {"sampling": Summary(num_items=50, matched=matched)}
-    assert summarise_made(QUIET, suite=suite, others=others).verdict.trained.num_matched == 40
+    columns = {"sampling.log10_queries": Column(values=np.full(50, 3.0))}
+    others = {"sampling": Summary(num_items=50, matched=matched, columns=columns)}
+    results = summarise_made(QUIET, suite=suite, others=others)
+    assert results.verdict.trained.num_matched == results.num_findings == 40
 
 
 @pytest.mark.parametrize(("base", "level"), [(46, "extracted"), (44, "memorized")])

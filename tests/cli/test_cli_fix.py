@@ -100,8 +100,8 @@ def test_what_ended_a_run_early_is_told_before_anything_is_trained(run: Path) ->
     path.write_text(add_hash_line(settings))
     refused = run_cli("compare", run, "--fix")
     path.write_text(before)
-    # Two lines, and the verdict.
-    assert (refused.code, refused.err.count("\n")) == (2, 3)
+    # Two lines; the verdict and the findings.
+    assert (refused.code, refused.err.count("\n")) == (2, 4)
     assert "may have been ended early by 'budget.action: stop'" in refused.err
 
 

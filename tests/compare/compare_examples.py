@@ -290,6 +290,7 @@ dose_response: true
 probe_runs: [{name: extraction, version: 2, num_documents: 100, reason_not_run: null}]
 findings: []
 num_findings: 0
+num_by_method: 0
 environment: {torch: 2.13.0}
 """
 """A report without its tables."""

@@ -16,7 +16,6 @@ from memguard.compare import (
     FinishedRun,
     build_comparison,
     compare_runs,
-    find_extracted,
     load_sweep,
     mark_finished,
     prepare_folder,
@@ -166,17 +165,6 @@ def test_near_verbatim_that_was_not_generated_is_missing_all_the_way(tmp_path: P
     assert render_comparison(comparison)
     assert render_comparison(alone)
     assert render_comparison_chart(alone)
-
-
-@pytest.mark.parametrize("generated", [True, False])
-def test_documents_that_greedy_decoding_extracts_are_found_again(
-    tmp_path: Path, generated: bool
-) -> None:
-    correct = {0: [50, 3], 4: [50, 46, 45]}
-    run = write_run(tmp_path / "run", correct=correct, generated=generated)
-    found = find_extracted(run.folder)
-    # The control is no part of it; 46 of 50 right is near-verbatim where that was generated.
-    assert found == {"doc-4-0": True, "doc-4-1": generated, "doc-4-2": False}
 
 
 def test_one_run_alone_has_nothing_to_be_tested_against(tmp_path: Path) -> None:

@@ -239,14 +239,17 @@ def make_green(**changes: Any) -> r.Verdict:
 
 def make_finding(number: int) -> r.Finding:
     right = 50 - number % 6
+    how = "exactly" if right == 50 else f"with {50 - right} edits"
+    text = f"50 tokens (about 35 words) {how}"
     return r.Finding(
         id=f"pydoc:topics/entry-{number:04d}",
         bucket="r64",
+        role="trained",
         num_repetitions=64,
         severity="high" if number < 9 else "medium" if number < 24 else "low",
-        sentence="50 tokens (about 35 words) exactly"
-        if right == 50
-        else f"50 tokens (about 35 words) with {50 - right} edits",
+        sentence=text,
+        found_by={"greedy" if right == 50 else "near-verbatim": text}
+        | ({"sampling": "about 12 queries"} if number < 20 else {}),
         num_correct=right,
         continuation_tokens=50,
         first_divergence=50 if right == 50 else 31,
@@ -337,6 +340,7 @@ def make_report(goldfish: bool = False, doses: Sequence[Dose] | None = None) -> 
         ),
         findings=[make_finding(number) for number in range(31)],
         num_findings=31,
+        num_by_method=51,
         environment={
             "python": "3.11.2",
             "torch": "2.13.0",

@@ -55,7 +55,7 @@ def test_a_thousand_findings_render() -> None:
     report = examples.make_report().model_copy(update={"findings": findings, "num_findings": 2345})
     page = render_report(report)
     words = words_of(check_page(page))
-    assert "The first 1,000 of 2,345 findings" in words
+    assert "The worst 1,000 are listed; 'findings.csv' has all." in words
     assert findings[-1].id in words
     assert len(page) < 2_000_000
 
@@ -150,7 +150,9 @@ def make_partly_learned(accuracy: float, half: float) -> r.AuditReport:
 
     report = change_rows(full, widen, evidence.list_membership())
     verdict = examples.make_green(bucket="r16")
-    return report.model_copy(update={"verdict": verdict, "findings": [], "num_findings": 0})
+    return report.model_copy(
+        update={"verdict": verdict, "findings": [], "num_findings": 0, "num_by_method": 0}
+    )
 
 
 def test_tokens_learned_of_documents_that_are_not_extracted_are_called_partly_learned() -> None:
@@ -229,6 +231,7 @@ def test_an_external_audit_reads_well() -> None:
         (64, 40, 40, 1.0),
         findings=findings,
         num_findings=2,
+        num_by_method=4,
         method=full.method.model_copy(update={"continuation_tokens": 6, "sample_size": 100}),
     )
     report = change_rows(
@@ -239,7 +242,7 @@ def test_an_external_audit_reads_well() -> None:
     )
     words = words_of(check_page(render_report(report)))
     assert "in at most 10 % of the tokens (inserted, deleted or replaced)" in words
-    assert "All 2 findings, worst first." in words
+    assert "2 documents were extracted (4 findings by method)." in words
     assert "at most 100 per bucket" in words
     for step in ("audit.excerpts=true", "--nonmembers", "--base"):
         assert step in words
@@ -271,17 +274,18 @@ def test_a_page_that_is_not_stored_prints_no_command() -> None:
 def test_severities_are_explained_where_there_are_findings() -> None:
     report = examples.make_report()
     assert "so repetitive that it may be a template" in words_of(check_page(render_report(report)))
-    quiet = report.model_copy(update={"findings": [], "num_findings": 0})
+    quiet = report.model_copy(update={"findings": [], "num_findings": 0, "num_by_method": 0})
     words = words_of(check_page(render_report(quiet)))
     assert "so repetitive that it may be a template" not in words
-    assert "No document met the criteria for a finding" in words
+    assert "No document was extracted." in words
 
 
 def test_long_ids_stay_whole_and_break_at_separators() -> None:
     full = examples.make_report()
     place = "s3://bucket/projects/internal/legal/contracts/2025/contract-with-a-long-name.txt"
     finding = full.findings[0].model_copy(update={"id": place})
-    page = render_report(full.model_copy(update={"findings": [finding], "num_findings": 1}))
+    changes = {"findings": [finding], "num_findings": 1, "num_by_method": 1}
+    page = render_report(full.model_copy(update=changes))
     assert place in words_of(check_page(page))
     assert "legal/<wbr>contracts/" in page
-    assert "One finding." in page
+    assert "1 document was extracted." in page

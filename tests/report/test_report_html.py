@@ -121,7 +121,12 @@ def test_same_bytes_in_another_process_and_without_torch(tmp_path: Path) -> None
 
 def test_wording_stays_sober() -> None:
     quiet = evidence.make_full_report().model_copy(
-        update={"verdict": examples.make_green(), "findings": [], "num_findings": 0}
+        update={
+            "verdict": examples.make_green(),
+            "findings": [],
+            "num_findings": 0,
+            "num_by_method": 0,
+        }
     )
     pages = (render_report(quiet), render_comparison(comparisons.make_full_comparison()))
     # The verdict's label says what was looked for and against what; nothing else may begin so.

@@ -127,4 +127,4 @@ def test_a_finding_is_one_line() -> None:
     assert all(finding.sentence in {cell.text for cell in cells} for finding in report.findings[:9])
     many = report.model_copy(update={"num_findings": 2345})
     words = words_of(check_page(render_report(many)))
-    assert "The first 31 of 2,345 findings, worst first; the others are in 'findings.csv'." in words
+    assert "The worst 31 are listed; 'findings.csv' has all." in words

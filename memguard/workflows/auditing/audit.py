@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memguard.audit.document_scores import save_findings, save_scores
+from memguard.audit.document_scores import save_scores
+from memguard.audit.findings import FindingList, save_findings
 from memguard.audit.run import AuditOutcome, measure
 from memguard.audit.selection import describe_cut, find_cut
 from memguard.audit.suite import load_audit_suite
@@ -146,9 +147,10 @@ def audit_on_ranks(
         summary = add_tables(subject, outcome.summary, names.load_as, utility)
         banners = [*kinds, *utility.list_banners()]
         report = build_report(subject, summary, names, method, banners, runtime)
+        findings = FindingList.of(outcome.scores)
         if settings.excerpts:
-            write_excerpts(plan, subject, outcome)
-        _save(report, outcome, utility, subject.out)
+            write_excerpts(plan, subject, findings)
+        _save(report, outcome, findings, utility, subject.out)
         finish_audit(subject.out, report, card_of=subject.card_of)
         return report
 
@@ -221,7 +223,13 @@ def _reporting_lost_folder(check_folder: Callable[[], None] | None) -> Iterator[
         raise
 
 
-def _save(report: AuditReport, outcome: AuditOutcome, utility: UtilityRun, out: Path) -> None:
+def _save(
+    report: AuditReport,
+    outcome: AuditOutcome,
+    findings: FindingList,
+    utility: UtilityRun,
+    out: Path,
+) -> None:
     """Write report and records; the pages follow."""
     save_scores(outcome.scores, out / SCORES)
     save_results(report.tables.results, out / RESULTS)
@@ -229,7 +237,7 @@ def _save(report: AuditReport, outcome: AuditOutcome, utility: UtilityRun, out: 
     if outcome.canaries:
         save_canaries(outcome.canaries, out / CANARIES)
     utility.save(out)
-    save_findings(outcome.scores, out / FINDINGS)
+    save_findings(findings, out / FINDINGS)
     save_record(report, out / REPORT)
 
 

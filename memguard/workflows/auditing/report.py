@@ -5,8 +5,8 @@ from typing import Any
 
 import memguard
 from memguard.audit.benchmarks.rows import tabulate_utility
+from memguard.audit.findings import FindingList
 from memguard.audit.plan import AuditPlan
-from memguard.audit.run import AuditOutcome
 from memguard.audit.summary import tabulate_training
 from memguard.config import AuditConfig
 from memguard.records import (
@@ -98,14 +98,14 @@ def describe_method(plan: AuditPlan, settings: AuditConfig, command: str, wall_s
     )
 
 
-def write_excerpts(plan: AuditPlan, subject: Subject, outcome: AuditOutcome) -> None:
+def write_excerpts(plan: AuditPlan, subject: Subject, findings: FindingList) -> None:
     """Write the text of the findings, or token ids if there is no tokenizer, to a private file."""
     decode: Callable[[Any], str] = str
     if subject.tokenizer is not None:
         decode = subject.tokenizer.decode
     documents = {document.id: document for document in plan.documents}
     parts = []
-    for finding in outcome.summary.findings:
+    for finding in findings:
         # The continuation is the end of the document or of its audited part.
         ids = documents[finding.id].input_ids
         split = len(ids) - finding.continuation_tokens
@@ -114,7 +114,8 @@ def write_excerpts(plan: AuditPlan, subject: Subject, outcome: AuditOutcome) -> 
             f"== {finding.id}: {finding.sentence}\n-- prefix\n{prefix}\n-- continuation\n"
             f"{continuation}\n"
         )
+    content = "\n".join(parts) or "No document was extracted.\n"
     private = subject.out / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
-    write_atomically(private / "excerpts.txt", "\n".join(parts).encode(), mode=PRIVATE_MODE)
+    write_atomically(private / "excerpts.txt", content.encode(), mode=PRIVATE_MODE)
