@@ -249,7 +249,7 @@ def print_levels(rows: Sequence[Row], levels: Mapping[Case, Counter[str]], limit
         name = f"{row.name}, {worst.name}"
         checked = {
             "Memorized ": (red, {"at_most": row.most_red, "at_least": row.least_red}),
-            "No extraction found ": (
+            "None found ": (
                 green,
                 {"at_most": row.most_green, "at_least": row.least_green},
             ),

@@ -80,6 +80,7 @@ def make_report(weights_sha256: str, num_documents: int = 8, **changes: Any) -> 
             auc=None,
             num_members=0,
             num_nonmembers=0,
+            lack="no-score",
         ),
         trained=make_counts(2, 4),
         control=make_counts(0, 4),

@@ -34,13 +34,17 @@ from numpy.typing import NDArray
 
 from memguard.audit.statistics import compute_auc, compute_p_above_control, compute_rate
 from memguard.records import Interval, Level, MembershipVerdict, Reason, VerdictCounts, VerdictTest
-from memguard.records.verdict import ComparedTexts, MembershipLevel, OtherMethod
+from memguard.records.verdict import (
+    MIN_TRAINED,
+    MIN_UNSEEN,
+    ComparedTexts,
+    MembershipLack,
+    MembershipLevel,
+    OtherMethod,
+)
 
 ControlKind = Literal["drawn", "given", "other-kind"]
 """Who chose the control: training drew it, or the user named it; such a one may be another kind."""
-MIN_TRAINED = 30
-"""Minimum number of trained clusters without an extracted document for none-found: with 30 of one
-document each, the true rate is at most 11.6 %."""
 MIN_COMPARED = 5
 """Fewer texts on either side of a given control are not compared as a whole."""
 MAX_TRUE_SHARE = 0.2
@@ -325,17 +329,16 @@ def count_documents(
 #
 #     told-apart         10 clusters of each kind, and the AUC's interval begins at 0.6 or above or
 #                        ends at 0.4 or below
-#     cannot-be-judged   else, below 30 control clusters, below two trained ones, or a given control
-#                        of another kind
+#     cannot-be-judged   else, below 30 control clusters, below two trained ones, or (also instead
+#                        of told-apart) a given control of another kind
 #     slightly           else, the interval does not contain 0.5
+#     cannot-be-judged   else, below 30 trained clusters
 #     not-seen           else
 #
 # Nearly every fine-tune that learned something has an interval above 0.5.
 
 MIN_OF_EACH = 10
 """Minimum number of clusters of either kind for an AUC that shows membership."""
-MIN_CONTROL = 30
-"""Minimum number of control clusters for the level not-seen."""
 _AUC_TOLD, _AUC_REVERSED = 0.6, 0.4
 
 
@@ -368,6 +371,7 @@ def judge_membership(
             auc=None,
             num_members=0,
             num_nonmembers=0,
+            lack="no-score" if has_control else "no-unseen",
         )
     order = np.argsort(np.array(ids, dtype=object), kind="stable")
     order = order[np.isfinite(score_N[order])]
@@ -377,15 +381,20 @@ def judge_membership(
     )
     auc = compute_auc(members, nonmembers) if min(len(members), len(nonmembers)) >= 2 else None
     level = _rate_auc(auc, len(members), len(nonmembers), is_other_kind=is_other_kind)
+    lack: MembershipLack | None = None
+    if level == "cannot-be-judged":
+        lack = "unseen-texts" if len(nonmembers) < MIN_UNSEEN else "trained-texts"
+        lack = "other-kind" if is_other_kind else lack
     return MembershipVerdict(
         level=level,
-        sentence=_write_cannot(len(members), len(nonmembers), is_other_kind=is_other_kind)
-        if auc is None or level == "cannot-be-judged"
+        sentence=_write_cannot(lack, len(members), len(nonmembers))
+        if auc is None or lack is not None
         else _write_auc(level, auc),
         score=name,
         auc=auc,
         num_members=len(members),
         num_nonmembers=len(nonmembers),
+        lack=lack,
     )
 
 
@@ -406,20 +415,22 @@ def _rate_auc(
     is_enough = min(num_members, num_nonmembers) >= MIN_OF_EACH
     if is_enough and (low >= _AUC_TOLD or high <= _AUC_REVERSED):
         return "told-apart"
-    if num_nonmembers < MIN_CONTROL:
+    if num_nonmembers < MIN_UNSEEN:
         return "cannot-be-judged"
-    return "not-seen" if low <= 0.5 <= high else "slightly"
+    if not low <= 0.5 <= high:
+        return "slightly"
+    return "not-seen" if num_members >= MIN_TRAINED else "cannot-be-judged"
 
 
-def _write_cannot(num_members: int, num_nonmembers: int, *, is_other_kind: bool) -> str:
+def _write_cannot(lack: MembershipLack | None, num_members: int, num_nonmembers: int) -> str:
     start = "Whether a document was trained cannot be judged"
-    if is_other_kind:
+    if lack == "other-kind":
         return f"{start}: the control is another kind of text."
-    if num_nonmembers < MIN_CONTROL:
-        verb = "is" if num_nonmembers == 1 else "are"
-        return f"{start}: it needs {MIN_CONTROL} unseen texts, there {verb} {num_nonmembers}."
-    verb = "is" if num_members == 1 else "are"
-    return f"{start}: it needs two trained texts, there {verb} {num_members}."
+    number, needed, kind = num_nonmembers, MIN_UNSEEN, "unseen"
+    if lack == "trained-texts":
+        number, needed, kind = num_members, MIN_TRAINED, "trained"
+    verb = "is" if number == 1 else "are"
+    return f"{start}: it needs {needed} {kind} texts, there {verb} {number}."
 
 
 def _write_auc(level: MembershipLevel, auc: Interval) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Fact, GateHead, Notice, Page, PageColour, Section, Statement
-from memguard.records import MEMBERS, AuditReport, ProbeRun, write_parameters
+from memguard.pages.page import Fact, GateHead, Notice, Page, Section, Statement
+from memguard.records import MEMBERS, AuditReport, Badge, ProbeRun, write_parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,8 +15,8 @@ class Facts(Page):
 
     gate: GateHead | None
     """None except on the page of a gate."""
-    colour: PageColour
-    """The worse of verdict and membership."""
+    badges: tuple[Badge, Badge]
+    """Of the text, and of membership."""
     verdict: Notice
     counts: tuple[Fact, ...]
     """Trained documents, control and base model, as the verdict counts them."""

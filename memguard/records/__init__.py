@@ -101,6 +101,7 @@ from memguard.records.tables import (
 )
 from memguard.records.verdict import (
     LEVEL_NAMES,
+    Badge,
     Level,
     MembershipVerdict,
     Reason,

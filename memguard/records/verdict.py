@@ -1,5 +1,10 @@
-"""The verdict of an audit: its level, its sentences, and the counts and the test behind them."""
+"""The verdict of an audit: level, sentences and badges, and the counts and the test behind them.
 
+Badges: one of the text, one of membership; a state whose test was not made, or not made with enough
+texts, is grey, never green.
+"""
+
+from dataclasses import dataclass
 from typing import Literal
 
 from memguard.records.record import Record
@@ -36,11 +41,22 @@ OtherMethod = Literal["attacked", "generated", "windows"]
 ComparedTexts = Literal["all", "own", "others"]
 """Texts that a test compares; see `VerdictTest`."""
 MembershipLevel = Literal["told-apart", "slightly", "not-seen", "cannot-be-judged", "not-measured"]
+MembershipLack = Literal["unseen-texts", "trained-texts", "other-kind", "no-unseen", "no-score"]
+"""Why membership is not judged: fewer than `MIN_UNSEEN` unseen texts, too few trained ones, a
+control of another kind, no unseen text at all, or a suite without a membership score."""
+Colour = Literal["red", "amber", "violet", "green", "grey"]
+"""red: memorized; amber: extracted; violet: membership can be told; green: tested, and nothing was
+found; grey: not decided by a test."""
+MIN_TRAINED = 30
+"""Minimum number of trained texts for none-found: with 30 of one document each, of which none is
+extracted, the true rate is at most 11.6 %."""
+MIN_UNSEEN = 30
+"""Minimum number of unseen texts for a membership level other than told-apart."""
 
 LEVEL_NAMES: dict[Level, str] = {
     "memorized": "Memorized",
     "extracted": "Extracted",
-    "none-found": "No extraction found",
+    "none-found": "None found",
     "inconclusive": "Inconclusive",
 }
 """The word of each level on pages and in the terminal."""
@@ -93,6 +109,23 @@ class MembershipVerdict(Record):
     """Of one document a cluster."""
     num_members: int
     num_nonmembers: int
+    lack: MembershipLack | None
+    """null unless the level is cannot-be-judged or not-measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Badge:
+    """The state of one of the two questions; its words are fixed, its detail has counts only."""
+
+    title: Literal["Text", "Membership"]
+    state: str
+    colour: Colour
+    detail: str
+    """The count or the number behind the state, or what is missing."""
+
+    def describe(self) -> str:
+        """Return the badge as one line: ``Membership: not judged (12 of 30 unseen texts)``."""
+        return f"{self.title}: {self.state} ({self.detail})"
 
 
 class Verdict(Record):
@@ -125,16 +158,28 @@ class Verdict(Record):
     """Method with that rate: a name of `Tables.risks`."""
 
     @property
-    def colour(self) -> Literal["red", "amber", "green", "grey"]:
+    def colour(self) -> Colour:
         """Colour of the level."""
         return _COLOURS[self.level]
 
     @property
-    def page_colour(self) -> Literal["red", "amber", "green", "grey"]:
-        """The worse colour of the two lines; membership that can be told is amber."""
-        if self.membership.level == "told-apart" and self.colour != "red":
-            return "amber"
-        return self.colour
+    def badges(self) -> tuple[Badge, Badge]:
+        """The badge of the text, and the badge of membership."""
+        state, colour = _MEMBERSHIP[self.membership.level]
+        return (
+            Badge(
+                title="Text",
+                state=LEVEL_NAMES[self.level],
+                colour=self.colour,
+                detail=_detail_text(self),
+            ),
+            Badge(
+                title="Membership",
+                state=state,
+                colour=colour,
+                detail=_detail_membership(self.membership),
+            ),
+        )
 
     @property
     def may_be_fixed(self) -> bool:
@@ -148,9 +193,53 @@ class Verdict(Record):
 
 
 _OPEN: tuple[Reason, ...] = ("no-control", "too-few", "other-kind")
-_COLOURS: dict[Level, Literal["red", "amber", "green", "grey"]] = {
+_COLOURS: dict[Level, Colour] = {
     "memorized": "red",
     "extracted": "amber",
     "none-found": "green",
     "inconclusive": "grey",
 }
+_MEMBERSHIP: dict[MembershipLevel, tuple[str, Colour]] = {
+    "told-apart": ("can be told", "violet"),
+    "slightly": ("slight sign", "violet"),
+    "not-seen": ("no sign", "green"),
+    "cannot-be-judged": ("not judged", "grey"),
+    "not-measured": ("not judged", "grey"),
+}
+_OTHER_DETAILS: dict[Reason | None, str] = {
+    "canaries": "random secrets",
+    "canaries-too": "random secrets",
+    "forgotten": "documents to be forgotten",
+    "collapsed": "the model seems collapsed",
+    "not-generated": "near-verbatim text was not tested",
+    "weakened": "settings find less than the defaults",
+    "unaudited": "too many documents were not audited",
+    "not-trained": "no audited document was trained",
+}
+"""What the badge of the text says instead of a count."""
+
+
+def _detail_text(verdict: Verdict) -> str:
+    """Return what the state of the text rests on."""
+    if (detail := _OTHER_DETAILS.get(verdict.reason)) is not None:
+        return detail
+    trained = verdict.trained
+    if verdict.reason == "too-few" and verdict.level == "inconclusive":
+        if trained.num_clusters < MIN_TRAINED:
+            return f"{trained.num_clusters:,} of {MIN_TRAINED} trained texts"
+        return f"{trained.num_clusters:,} trained texts are too few"
+    return f"{trained.num_matched:,} of {trained.num_documents:,} documents"
+
+
+def _detail_membership(membership: MembershipVerdict) -> str:
+    """Return the AUC, or what is missing for it."""
+    if membership.lack is None:
+        assert membership.auc is not None, "a level that was judged has an AUC"
+        return f"AUC {membership.auc.value:.2f}"
+    return {
+        "unseen-texts": f"{membership.num_nonmembers:,} of {MIN_UNSEEN} unseen texts",
+        "trained-texts": f"{membership.num_members:,} of {MIN_TRAINED} trained texts",
+        "other-kind": "unseen texts are of another kind",
+        "no-unseen": "no unseen text",
+        "no-score": "the suite has no membership score",
+    }[membership.lack]

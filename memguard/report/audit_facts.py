@@ -92,7 +92,7 @@ def collect_facts(
         tool_version=fmt.clean_name(report.tool_version, 40),
         confidentiality=CONFIDENTIALITY,
         gate=gate,
-        colour=verdict.page_colour,
+        badges=verdict.badges,
         verdict=Notice(
             level=verdict.level,
             label=LEVEL_NAMES[verdict.level],

@@ -116,7 +116,7 @@ def _write_heading(kind: str, name: str) -> Markup:
 
 
 def _write_verdict(shown: Facts) -> Markup:
-    tint, background = _TINTS[shown.colour]
+    tint, background = _TINTS[shown.badges[0].colour]
     style = f"margin:8px 0;padding:8px 12px;border-left:4px solid {tint};background:{background}"
     return Markup(
         '<div style="{}"><b style="font-size:17px;color:{}">{}</b><br>'

@@ -216,7 +216,7 @@ def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ..
         )
     if report.method.dtype != "fp32" and _count_tiny(report):
         steps.append("Audit again with 'audit.dtype=fp32' to resolve the near-ties.")
-    if verdict.page_colour == "green":
+    if all(badge.colour == "green" for badge in verdict.badges):
         steps.append(
             "Keep this page with the weights it identifies, and audit again if documents, epochs "
             "or mitigations change."

@@ -56,7 +56,7 @@ _SHOWS = (
     "'memguard verify' builds this archive and its statement again and compares every byte: that "
     "shows damage. It does not show forgery, because anyone can write another bundle with other "
     "hashes; a signature of this file does. The hashes show that files belong together, not that "
-    "the audit was done well or on these documents only. No extraction found does not mean that "
+    "the audit was done well or on these documents only. 'None found' does not mean that "
     "none is possible."
 )
 _YES_NO = {1.0: True, 0.0: False}

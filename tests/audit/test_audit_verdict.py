@@ -277,7 +277,7 @@ def _spread(num: int, low: float, high: float) -> list[float]:
 @pytest.mark.parametrize(
     ("members", "nonmembers", "level"),
     [
-        # Perfectly apart: amber from ten of either kind on, however few the controls.
+        # Perfectly apart: violet from ten of either kind on, however few the controls.
         (_spread(10, 2, 3), _spread(10, 0, 1), "told-apart"),
         (_spread(10, 0, 1), _spread(10, 2, 3), "told-apart"),
         (_spread(9, 2, 3), _spread(30, 0, 1), "slightly"),
@@ -288,7 +288,9 @@ def _spread(num: int, low: float, high: float) -> list[float]:
         # The same scores: AUC 0.5.
         (_spread(40, 0, 1), _spread(30, 0, 1), "not-seen"),
         (_spread(40, 0, 1), _spread(29, 0, 1), "cannot-be-judged"),
-        (_spread(2, 0, 1), _spread(30, 0, 1), "not-seen"),
+        (_spread(30, 0, 1), _spread(30, 0, 1), "not-seen"),
+        # Few trained texts show nothing, so that leaving some out does not turn a sign into none.
+        (_spread(29, 0, 1), _spread(30, 0, 1), "cannot-be-judged"),
         # Uniform, shifted by .12: AUC .62 with an interval of about .57 to .67.
         (_spread(400, 0.12, 1.12), _spread(400, 0, 1), "slightly"),
         (_spread(400, 0, 1), _spread(400, 0.12, 1.12), "slightly"),
@@ -323,7 +325,7 @@ def test_sentences_of_membership() -> None:
     )
     one = _judge([trained(0, 1), control(0, 40)], far[:1] + near).sentence
     assert one == (
-        "Whether a document was trained cannot be judged: it needs two trained texts, there is 1."
+        "Whether a document was trained cannot be judged: it needs 30 trained texts, there is 1."
     )
     same = _judge([trained(0, 40), control(0, 40)], near + near).sentence
     assert same.startswith("The model gave no sign of whether a document was trained: AUC 0.50 (")

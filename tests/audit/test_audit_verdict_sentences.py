@@ -25,7 +25,7 @@ from verdict_examples import (
 
 from memguard.audit.verdict import DocumentResults
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
-from memguard.records import BucketRow, Verdict
+from memguard.records import BucketRow, Interval, Verdict
 
 COUNTS = {"a": 4, "b": 16, "trained": 64}
 MOST_WORDS = 20
@@ -191,21 +191,39 @@ def test_scope_of_a_plain_audit_is_short() -> None:
     assert verdict.scope == "Audited: 40 of 40 trained documents; none was attacked."
 
 
-def _list_colours(sizes: Sequence[Group], told: str) -> tuple[str, str]:
-    verdict = _build(build_results(sizes))
-    membership = verdict.membership.model_copy(update={"level": told})
-    changed = verdict.model_copy(update={"membership": membership})
-    return changed.colour, changed.page_colour
+def test_each_badge_has_its_own_colour_and_what_was_not_tested_is_grey() -> None:
+    sizes = {
+        "green": [trained(0, 40), control(0, 14)],
+        "grey": [trained(0, 12), control(0, 14)],
+        "amber": [trained(40, 40)],
+        "red": [trained(26, 135), control(0, 14)],
+    }
+    for colour, groups in sizes.items():
+        verdict = _build(build_results(groups))
+        for level, lack, wanted in (
+            ("told-apart", None, "violet"),
+            ("slightly", None, "violet"),
+            ("not-seen", None, "green"),
+            ("cannot-be-judged", "unseen-texts", "grey"),
+            ("not-measured", "no-unseen", "grey"),
+        ):
+            auc = None if lack else Interval(value=0.7, ci=(0.6, 0.8))
+            membership = verdict.membership.model_copy(
+                update={"level": level, "lack": lack, "auc": auc}
+            )
+            changed = verdict.model_copy(update={"membership": membership})
+            assert [badge.colour for badge in changed.badges] == [colour, wanted]
 
 
-def test_the_page_has_the_colour_of_the_worse_line() -> None:
-    green, grey = [trained(0, 40)], [trained(0, 12)]
-    amber, red = [trained(40, 40)], [trained(26, 135), control(0, 14)]
-    for told, wanted in (
-        ("not-seen", ["green", "grey", "amber", "red"]),
-        ("slightly", ["green", "grey", "amber", "red"]),
-        ("told-apart", ["amber", "amber", "amber", "red"]),
-    ):
-        found = [_list_colours(groups, told) for groups in (green, grey, amber, red)]
-        assert [colour for colour, _ in found] == ["green", "grey", "amber", "red"]
-        assert [page for _, page in found] == wanted
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([trained(26, 135), control(0, 14)], "Text: Memorized (26 of 135 documents)"),
+        ([trained(0, 40), control(0, 14)], "Text: None found (0 of 40 documents)"),
+        ([trained(0, 12), control(0, 14)], "Text: Inconclusive (12 of 30 trained texts)"),
+    ],
+)
+def test_a_badge_has_the_count_that_it_rests_on(sizes: Sequence[Group], wanted: str) -> None:
+    text, membership = _build(build_results(sizes)).badges
+    assert text.describe() == wanted
+    assert membership.describe() == "Membership: not judged (the suite has no membership score)"

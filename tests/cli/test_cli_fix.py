@@ -40,7 +40,7 @@ def test_nothing_to_fix_is_said_and_nothing_trained(run: Path) -> None:
     say(run, level="none-found", reason=None)
     done = run_cli("compare", run, "--fix", "--json")
     assert (done.code, json.loads(done.out)) == (0, None)
-    assert "verdict: No extraction found. " in done.err
+    assert "verdict: None found. " in done.err
     assert "nothing to fix: no training document was extracted\n" in done.err
     for level, reason, why in (
         ("extracted", "base-too", "the base model produces the same documents"),

@@ -267,7 +267,7 @@ def write_all(report: r.AuditReport) -> dict[str, Any]:
     assert {f"{one.level}: {one.text}" for one in report.banners} <= set(notices)
     return {
         "level": f"{verdict.level}, {verdict.reason}",
-        "page": f"{page.colour}, {page.verdict.label}",
+        "badges": "; ".join(f"{one.colour}, {one.describe()}" for one in page.badges),
         "sentence": verdict.sentence,
         "scope": verdict.scope,
         "membership": f"{verdict.membership.level}: {verdict.membership.sentence}",

@@ -152,7 +152,7 @@ def test_near_verbatim_that_was_not_generated_is_no_zero(names: set[str]) -> Non
     words = words_of(check_page(render_comparison(comparison)))
     assert "goldfish-k4 : 0 of 80 verbatim, near-verbatim not generated, teacher-forced" in words
     row = (
-        "goldfish-k4 2 seeds No extraction found 2 of 2 runs 0 % 0–4.5 % verbatim 0 of 80 0 % "
+        "goldfish-k4 2 seeds None found 2 of 2 runs 0 % 0–4.5 % verbatim 0 of 80 0 % "
         "(0–4.5 %) n/a not generated 82.3 %"
     )
     assert row in words

@@ -111,7 +111,7 @@ def test_the_table_of_settings_is_over_seeds() -> None:
     # 6 of 40 with each seed.
     low, high = (100 * end for end in four.risk_ci or (0, 0))
     assert (
-        "goldfish-k4 3 seeds No extraction found 3 of 3 runs 15.0 % "
+        "goldfish-k4 3 seeds None found 3 of 3 runs 15.0 % "
         f"{low:.1f}–{high:.1f} % near-verbatim 0 of 120 0 % (0–3.0 %) "
         f"18 of 120 15.0 % ({low:.1f}–{high:.1f} %)" in words
     )

@@ -23,24 +23,22 @@ GREY = examples.make_green(level="inconclusive", reason="too-few")
 
 
 @pytest.mark.parametrize(
-    ("verdict", "colour"),
+    ("verdict", "colours"),
     [
-        (examples.make_verdict(), "red"),
-        (AMBER, "amber"),
-        (examples.make_green(), "green"),
-        (examples.make_green(membership=TOLD), "amber"),
-        (GREY, "grey"),
-        (GREY.model_copy(update={"membership": TOLD}), "amber"),
+        (examples.make_verdict(), "red violet"),
+        (AMBER, "amber violet"),
+        (examples.make_green(), "green green"),
+        (examples.make_green(membership=TOLD), "green violet"),
+        (GREY, "grey green"),
     ],
-    ids=["red", "amber", "green", "green, told apart", "grey", "grey, told apart"],
 )
-def test_the_colour_is_that_of_the_worse_line(verdict: r.Verdict, colour: str) -> None:
+def test_two_badges_each_with_its_own_colour(verdict: r.Verdict, colours: str) -> None:
     page = collect_facts(make_report(verdict))
-    assert page.colour == colour
+    assert " ".join(badge.colour for badge in page.badges) == colours
     html = render_report(make_report(verdict))
-    assert f'class="verdict colour-{colour}"' in html
+    assert f'class="verdict colour-{colours.split()[0]}"' in html
     keep = any("Keep this page" in step for step in page.next_steps)
-    assert keep == (colour == "green")
+    assert keep == (colours == "green green")
 
 
 def test_the_same_words_on_page_card_and_in_the_terminal() -> None:

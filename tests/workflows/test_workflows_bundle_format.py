@@ -188,7 +188,7 @@ def test_a_statement_that_is_only_written_otherwise_is_found(bundle: bytes) -> N
     ("changes", "message"),
     [
         ({"level": "none-found"}, "statement.json is not about its report.json"),
-        ({"verdict": "No extraction found."}, "statement.json is not about its report.json"),
+        ({"verdict": "None found."}, "statement.json is not about its report.json"),
         ({"audit": "other"}, "statement.json is not about its report.json"),
         ({"audited_by_code_sha256": "0" * 64}, "statement.json is not about its report.json"),
         ({"has_private_records": False}, "statement.json is not about its records.parquet"),
