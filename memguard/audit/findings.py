@@ -102,7 +102,7 @@ class FindingList:
             return int(value) if math.isfinite(value) else None
 
         found_by = {
-            method: _DESCRIBE.get(method, _describe_other)(scores, index)
+            method: _describe(method, scores, index)
             for method, extracted_N in self.methods.items()
             if extracted_N[index]
         }
@@ -195,63 +195,30 @@ def _sort(
     return indices[order]
 
 
-# -- what each method shows ------------------------------------------------------------------------
-
-
-def _describe_greedy(scores: DocumentScores, index: int) -> str:
-    return f"{_write_size(scores, index)} exactly"
-
-
-def _describe_near(scores: DocumentScores, index: int) -> str:
-    edits = scores["extraction.num_edits"][index]
-    number = _count(int(edits), "edit") if math.isfinite(edits) else "few edits"
-    return f"{_write_size(scores, index)} with {number}"
-
-
-def _write_size(scores: DocumentScores, index: int) -> str:
+def _describe(method: str, scores: DocumentScores, index: int) -> str:
+    """Return what a method shows of one document."""
     size = int(scores["continuation_tokens"][index])
     words = max(1, round(_WORDS_A_TOKEN * size))
-    return f"{_count(size, 'token')} (about {_count(words, 'word')})"
-
-
-def _describe_sampling(scores: DocumentScores, index: int) -> str:
-    queries = max(1, round(10 ** float(scores["sampling.log10_queries"][index])))
-    return f"about {queries:,} {'query' if queries == 1 else 'queries'}"
-
-
-def _describe_windows(scores: DocumentScores, index: int) -> str:
-    if scores[f"extraction{OTHER_WINDOW}"][index] == 1:
-        return f"{_count(int(scores['extraction.longest_run_anywhere'][index]), 'token')} in a row"
-    is_grid = scores[f"grid{OTHER_WINDOW}"][index] == 1
-    return "a cell of the grid" if is_grid else "generated text"
-
-
-def _describe_attacks(scores: DocumentScores, index: int) -> str:
+    tokens = f"{_count(size, 'token')} (about {_count(words, 'word')})"
+    if method == "greedy":
+        return f"{tokens} exactly"
+    if method == "near-verbatim":
+        return f"{tokens} with {_count(int(scores['extraction.num_edits'][index]), 'edit')}"
+    if method == "sampling":
+        queries = max(1, round(10 ** float(scores["sampling.log10_queries"][index])))
+        return f"about {queries:,} {'query' if queries == 1 else 'queries'}"
+    if method == "another window":
+        if scores[f"extraction{OTHER_WINDOW}"][index] == 1:
+            longest = int(scores["extraction.longest_run_anywhere"][index])
+            return f"{_count(longest, 'token')} in a row"
+        is_grid = scores[f"grid{OTHER_WINDOW}"][index] == 1
+        return "a cell of the grid" if is_grid else "generated text"
     names = [
         name.split(".")[1]
         for name, column in scores.columns.items()
         if name.startswith("attacks.") and name.endswith(".any") and column.values[index] == 1
     ]
-    return ", ".join(names)
-
-
-def _describe_other(scores: DocumentScores, index: int) -> str:
-    return "extracted"
-
-
-_DESCRIBE: Final = dict(
-    zip(
-        METHODS,
-        (
-            _describe_greedy,
-            _describe_near,
-            _describe_sampling,
-            _describe_windows,
-            _describe_attacks,
-        ),
-        strict=True,
-    )
-)
+    return ", ".join(names) if method == "attacks" else "extracted"
 
 
 def _count(number: int, what: str) -> str:
