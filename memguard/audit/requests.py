@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from memguard.audit.probes.masks import MaskChange
     from memguard.mitigation import Goldfish
 
+NOT_NEEDED = "not needed"
+"""Start of the reason why a probe did not run, if nothing is missing without it."""
 CompareMasks = Callable[[Sequence[str], Sequence[tuple[str, str]]], "list[MaskChange]"]
 Model = Literal["trained", "base", "reference"]
 """The audited model, the model before training, or another model with the same vocabulary."""

@@ -182,7 +182,7 @@ def summarise(
             },
             has_base=has_base,
             dose_response=evidence.dose_response,
-            not_run=[run.name for run in probe_runs if run.num_documents is None],
+            not_run={r.name: r.reason_not_run for r in probe_runs if r.reason_not_run is not None},
         )
     )
     if generated.get("num_not_generated"):

@@ -340,6 +340,7 @@ def count_documents(
 MIN_OF_EACH = 10
 """Minimum number of clusters of either kind for an AUC that shows membership."""
 _AUC_TOLD, _AUC_REVERSED = 0.6, 0.4
+_QUESTION = "Whether an outsider can tell which documents were trained"
 
 
 def judge_membership(
@@ -366,7 +367,7 @@ def judge_membership(
         why = "the suite has no membership score" if has_control else "no unseen text was audited"
         return MembershipVerdict(
             level="not-measured",
-            sentence=f"Whether a document was trained was not tested: {why}.",
+            sentence=f"{_QUESTION} was not tested: {why}.",
             score=None,
             auc=None,
             num_members=0,
@@ -423,21 +424,21 @@ def _rate_auc(
 
 
 def _write_cannot(lack: MembershipLack | None, num_members: int, num_nonmembers: int) -> str:
-    start = "Whether a document was trained cannot be judged"
     if lack == "other-kind":
-        return f"{start}: the control is another kind of text."
+        return f"{_QUESTION} was not judged: the control is another kind of text."
     number, needed, kind = num_nonmembers, MIN_UNSEEN, "unseen"
     if lack == "trained-texts":
         number, needed, kind = num_members, MIN_TRAINED, "trained"
-    verb = "is" if number == 1 else "are"
-    return f"{start}: it needs {needed} {kind} texts, there {verb} {number}."
+    return f"{_QUESTION} was not judged: {number} of {needed} {kind} texts."
 
 
 def _write_auc(level: MembershipLevel, auc: Interval) -> str:
     assert auc.ci is not None, "a level other than cannot-be-judged needs an interval"
-    numbers = f"AUC {auc.value:.2f} (95 % CI {auc.ci[0]:.2f}–{auc.ci[1]:.2f}; 0.5 is chance)"
-    if level == "not-seen":
-        return f"The model gave no sign of whether a document was trained: {numbers}."
-    how = "" if level == "told-apart" else " slightly better than by chance"
+    numbers = f"AUC {auc.value:.2f} (95 % CI {auc.ci[0]:.2f}–{auc.ci[1]:.2f}; 0.5 is guessing)"
     lower = ", by lower scores" if auc.value < 0.5 else ""
-    return f"Whether a document was trained can be told{how}{lower}: {numbers}."
+    if level == "not-seen":
+        return f"No sign of which documents were trained: {numbers}."
+    start = "An outsider can tell"
+    if level == "slightly":
+        start = "An outsider has a slight sign of"
+    return f"{start} which documents were trained{lower}: {numbers}."

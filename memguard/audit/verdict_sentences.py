@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.requests import NOT_NEEDED
 from memguard.audit.selection import BucketCounts
 from memguard.audit.verdict import (
     Canaries,
@@ -21,7 +22,7 @@ from memguard.audit.verdict import (
     judge_membership,
 )
 from memguard.records import BucketRow, ResultRow, Tables
-from memguard.records.texts import format_percent
+from memguard.records.texts import format_at_most
 from memguard.records.verdict import ComparedTexts, OtherMethod, Verdict, VerdictCounts
 
 _WHY_INCONCLUSIVE = {
@@ -59,8 +60,8 @@ class VerdictInput:
     has_base: bool
     dose_response: bool
     """Whether the counts of repetitions are valid and may be stated."""
-    not_run: Sequence[str] = ()
-    """Names of the probes that did not run."""
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    """Reason, by name, of each probe that did not run."""
 
 
 def build_verdict(results: VerdictInput) -> Verdict:
@@ -184,7 +185,7 @@ def _write_none(results: VerdictInput, decision: Decision, group: _Group, others
     """Return the sentence of an audit that extracted no trained document."""
     trained, coverage = group.trained, results.coverage
     unaudited = f"{coverage.num_unaudited:,} of {coverage.num_trained:,}"
-    none = f"None of the {_count(trained.num_documents, 'training document')} was extracted"
+    none = f"0 of {_count(trained.num_documents, 'training document')} were extracted"
     if trained.num_documents == 1:
         none = "The only training document was not extracted"
     if not trained.num_documents and decision.reason == "unaudited":
@@ -201,7 +202,7 @@ def _write_none(results: VerdictInput, decision: Decision, group: _Group, others
     if decision.reason is not None:
         return f"{none}{others}; {_WHY_INCONCLUSIVE[decision.reason]}."
     assert decision.true_share is not None, "none-found needs it"
-    return f"{none} (true share up to {format_percent(decision.true_share)}){others}."
+    return f"{none} ({format_at_most(decision.true_share)} could be){others}."
 
 
 def _write_canaries(canaries: Canaries | None, decision: Decision) -> _Sentence:
@@ -247,7 +248,7 @@ def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -
     trained, control = group.trained, group.control
     counts: dict[str, VerdictCounts] = {group.method or "trained": trained}
     if decision.reason == "no-control":
-        ending = "; without unseen documents the cause cannot be told"
+        ending = "; without unseen documents the cause is open"
     elif decision.reason == "base-too":
         which = "it" if trained.num_matched == 1 else "them"
         ending = f"; the base model produces {which} too"
@@ -257,10 +258,11 @@ def _write_extracted(results: VerdictInput, decision: Decision, group: _Group) -
             ending = "; the control is another kind of text"
         ending += ", with too little own text" if results.coverage.has_base else ", without a base"
     elif decision.reason == "too-few" and group.num_known:
-        ending = f", {group.num_known} also from the base model: too few others to tell why"
+        ending = f", {group.num_known} also from the base model: too few others to blame training"
     else:
         counts["control"] = control
-        ending = f", {_of_unseen(control)}: too few to tell the cause"
+        why = "one is " if trained.num_matched == 1 and group.method is None else ""
+        ending = f", {_of_unseen(control)}: {why}too few to blame training"
         if decision.reason == "control-too":
             ending = f", and {_of_unseen(control)} too: chance is not excluded"
             if group.method is not None:  # Not always by this method.
@@ -360,7 +362,11 @@ def _write_scope(results: VerdictInput, sentence: _Sentence) -> str:
     parts = [f"Audited: {audited}; {attacked}."]
     parts += [f"{text}." for text in _list_others(results, sentence)]
     if results.not_run:
-        parts.append(f"Not run: {', '.join(results.not_run)}.")
+        names = (
+            f"{name} ({reason})" if reason.startswith(NOT_NEEDED) else name
+            for name, reason in results.not_run.items()
+        )
+        parts.append(f"Not run: {', '.join(names)}.")
     if coverage.num_not_generated:
         total = coverage.num_generated + coverage.num_not_generated
         parts.append(

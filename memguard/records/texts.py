@@ -1,5 +1,6 @@
-"""Texts of records: shares as percentages, and absolute paths, which are shortened."""
+"""Texts of records: shares as percentages or counts, and absolute paths, which are shortened."""
 
+import math
 import re
 from pathlib import PurePath
 
@@ -19,6 +20,13 @@ def format_percent(share: float, decimals: int = 1) -> str:
     if 100 - least / 2 <= 100 * share < 100:
         return f"{100 - least:.{decimals}f} %"
     return f"{100 * share:.{decimals}f} %"
+
+
+def format_at_most(share: float) -> str:
+    """Format an upper limit of a share, rounded up: ``at most 9 in 100``, below it in 1,000."""
+    whole = 100 if share >= 0.01 else 1000
+    # 0.07 * 100 is slightly above 7 in floating point.
+    return f"at most {math.ceil(share * whole - 1e-9):,} in {whole:,}"
 
 
 def shorten_paths(text: str) -> str:

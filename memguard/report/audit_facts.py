@@ -29,12 +29,12 @@ from memguard.records import (
     SECRETS,
     AuditReport,
     BucketRow,
-    MembershipVerdict,
     MetricRow,
     RiskName,
     Verdict,
     VerdictCounts,
 )
+from memguard.records.texts import format_at_most
 from memguard.report.audit_summary import (
     build_findings,
     build_summary,
@@ -42,6 +42,7 @@ from memguard.report.audit_summary import (
     find_learned,
 )
 from memguard.report.audit_training import build_training, build_utility, build_watched
+from memguard.report.next_steps import write_next_steps
 from memguard.report.texts import (
     CONFIDENTIALITY,
     describe_data,
@@ -50,7 +51,6 @@ from memguard.report.texts import (
     describe_method,
     write_glossary,
     write_limits,
-    write_next_steps,
     write_origin,
 )
 
@@ -99,7 +99,7 @@ def collect_facts(
             text=fmt.clean_text(verdict.sentence, 2 * fmt.SENTENCE_LIMIT),
         ),
         counts=(
-            _build_count("Trained", verdict.trained, "none audited"),
+            _build_count(_name_trained(report), verdict.trained, "none audited"),
             _build_count("Control", verdict.control, "none"),
             _build_count(
                 "Base model", verdict.base, "not used" if report.model.base else "not scored"
@@ -134,6 +134,18 @@ def _collect_notices(report: AuditReport) -> tuple[Notice, ...]:
         # Without it the green verdict would suggest that nothing was learned.
         notices.append(Notice(level="warning", label="Partly learned", text=learned))
     return tuple(sorted(notices, key=lambda notice: notice.level != "warning"))
+
+
+def _name_trained(report: AuditReport) -> str:
+    """Name the trained documents that the verdict counts: ``Trained 64 times``, if it is known."""
+    verdict = report.verdict
+    bucket = (
+        verdict.test.bucket if verdict.test is not None and verdict.reason == "control" else None
+    )
+    row = next((row for row in report.tables.buckets if row.bucket == bucket), None)
+    if row is None or row.num_repetitions is None or not report.dose_response:
+        return "Trained"
+    return f"Trained {fmt.times(row.num_repetitions)}"
 
 
 def _build_count(term: str, counts: VerdictCounts | None, missing: str) -> Fact:
@@ -245,7 +257,7 @@ _ROLES = {"control": "never trained", "trained": "trained", "forget": "to be for
 _REASONS = {
     "control": "the model memorized training text",
     "canaries": "the model memorized random secrets",
-    "no-control": "without unseen documents the cause cannot be told",
+    "no-control": "without unseen documents the cause is open",
     "too-few": "there are too few documents to say more",
     "control-too": "unseen documents are extracted too, so chance is not excluded",
     "base-too": "the base model produces the extracted documents too",
@@ -261,11 +273,11 @@ _REASONS = {
 }
 """What the level of a verdict rests on, by its reason."""
 _MEMBERSHIP = {
-    "told-apart": "Whether a document was trained can be told",
-    "slightly": "Whether a document was trained can be told slightly better than by chance",
-    "not-seen": "The model gave no sign of whether a document was trained",
-    "cannot-be-judged": "Whether a document was trained cannot be judged by these documents",
-    "not-measured": "Whether a document was trained was not tested",
+    "told-apart": "An outsider can tell which documents were trained",
+    "slightly": "An outsider has a slight sign of which documents were trained",
+    "not-seen": "No sign of which documents were trained",
+    "cannot-be-judged": "Whether an outsider can tell which documents were trained was not judged",
+    "not-measured": "Whether an outsider can tell which documents were trained was not tested",
 }
 _VERSION = re.compile(r"\d+(?:\.\d+){1,3}(?:(?:a|b|rc|\.dev|\.post)\d+)?")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -288,7 +300,7 @@ def _build_public(report: AuditReport) -> Section:
                 None,
                 (
                     _write_verdict(report.verdict),
-                    _write_membership(report.verdict.membership),
+                    _write_membership(report.verdict),
                     _write_canaries(report),
                 ),
             )
@@ -310,7 +322,7 @@ def _write_verdict(verdict: Verdict) -> str:
     if trained.num_documents:
         counts = [f"{_count(trained)} counted trained documents were extracted"]
     if verdict.true_share is not None:
-        counts[0] += f" (true share up to {fmt.percent(verdict.true_share)})"
+        counts[0] += f" ({format_at_most(verdict.true_share)} could be)"
     counts += [f"{_count(control)} unseen ones"] if control.num_documents else []
     if base is not None and base.num_documents:
         counts.append(f"{_count(base)} by the base model")
@@ -322,13 +334,14 @@ def _count(counts: VerdictCounts) -> str:
     return f"{counts.num_matched:,} of {counts.num_documents:,}"
 
 
-def _write_membership(membership: MembershipVerdict) -> str:
+def _write_membership(verdict: Verdict) -> str:
+    membership = verdict.membership
     auc, text = membership.auc, _MEMBERSHIP[membership.level]
-    if auc is None or membership.level == "cannot-be-judged":
-        return f"{text}."
+    if auc is None or membership.lack is not None:
+        return f"{text}: {verdict.badges[1].detail}."
     told = ", by lower scores" if auc.value < 0.5 and membership.level != "not-seen" else ""
     estimate = fmt.interval(auc, 2)
-    return f"{text}{told}: AUC {estimate.value} ({fmt.CI} {estimate.interval}; 0.5 is chance)."
+    return f"{text}{told}: AUC {estimate.value} ({fmt.CI} {estimate.interval}; 0.5 is guessing)."
 
 
 def _write_canaries(report: AuditReport) -> str:

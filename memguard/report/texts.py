@@ -1,4 +1,4 @@
-"""Sentences and lists of facts of the pages: limitations, next steps, identity, method, glossary.
+"""Sentences and lists of facts of the pages: limitations, identity, method, glossary.
 
 Pages state what was measured and its result, never that a model is free of risk.
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, ModelIdentity, Reason
+from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, ModelIdentity
+from memguard.report.next_steps import count_tiny, has_attacks
 
 _GLOSSARY = Path(__file__).with_name("glossary.toml")
 CONFIDENTIALITY = (
@@ -121,18 +122,8 @@ _INDEPENDENT = (
 )
 
 
-def has_attacks(report: AuditReport) -> bool:
-    """Return whether an attack ran."""
-    return bool(report.tables.select("attacks", "any_answer"))
-
-
-def _count_tiny(report: AuditReport) -> int:
-    rows = report.tables.select("extraction", "tiny_margin")
-    return sum(row.num_matched or 0 for row in rows)
-
-
 def _write_arithmetic(report: AuditReport) -> str:
-    tiny = _count_tiny(report)
+    tiny = count_tiny(report)
     margin = fmt.number(report.method.tiny_margin)
     dtype = fmt.clean_text(report.method.dtype, 20)
     if tiny:
@@ -147,95 +138,6 @@ def _write_arithmetic(report: AuditReport) -> str:
         "the two best tokens), so other hardware, batch sizes or precision should give the same "
         "counts."
     )
-
-
-_STEPS: Mapping[Reason, str] = {
-    "base-too": "Review the extracted documents all the same: the base model produces them too, so "
-    "that another fine-tuning of it does not take them out.",
-    "canaries-too": "Train again with more canaries ('data.canaries.count'): of so few, references "
-    "are extracted as well, so that chance is not excluded.",
-    "collapsed": "Check the model: it predicts the same few tokens everywhere, so that low rates "
-    "show nothing.",
-    "control-too": "Audit more trained and more unseen documents, and with the base model: without "
-    "it a form that was learned cannot be told from memorization.",
-    "forgotten": "Train on with 'npo' and more 'data.forget_repetitions': these documents are "
-    "still there.",
-    "not-generated": "Audit again with time and memory for generation "
-    "('audit.max_generation_minutes'): near-verbatim text was not tested.",
-    "not-trained": "Give documents that this model was trained on: none of these was.",
-    "other-kind": "Give five or more unseen documents of the same source, form and length; without "
-    "a base model ('--base') a form that was learned cannot be told from memorization.",
-    "too-few": "Audit more trained and more unseen documents: these are too few to conclude.",
-    "unaudited": "Give more documents that are long enough and no labels, or lower "
-    "'audit.continuation_tokens': those that were not audited count as extracted.",
-    "weakened": "Audit again without 'audit.prefix_tokens', and with at most 50 continuation "
-    "tokens: these settings find less.",
-}
-"""What to do next by the reason of a verdict, but for `control`, `canaries` and `no-control`."""
-
-
-def write_next_steps(report: AuditReport, run_path: str | None) -> tuple[str, ...]:
-    """Return recommended actions, the most useful first; commands run as they are printed."""
-    verdict = report.verdict
-    steps = []
-    if verdict.may_be_fixed:
-        steps += _write_fixes(report, run_path)
-    if report.num_findings:
-        again = "the same command with 'audit.excerpts=true'"
-        if run_path is not None:
-            again = f"'memguard audit {run_path} audit.excerpts=true'"
-        steps.append(
-            "Review the findings and decide whether disclosure is acceptable; "
-            f"{again} writes their text to a private file."
-        )
-    if (step := _STEPS.get(verdict.reason or "control")) is not None:
-        steps.append(step)
-    if verdict.reason == "no-control":
-        way = "set 'data.control_fraction' above 0" if report.training else "add '--nonmembers'"
-        steps.append(
-            "Find the cause: audit again with documents of the same kind that were never trained "
-            f"({way})."
-        )
-    if verdict.membership.level == "told-apart":
-        steps.append(
-            "Treat the weights as showing which documents were trained. 'dp_sgd' bounds this, at a "
-            "price in utility."
-        )
-    is_told = verdict.reason == "other-kind"  # The step of this reason names --base.
-    # A base that ran may be none: one that gives nearly the same losses.
-    if not report.training and verdict.base is None and not is_told:
-        steps.append(
-            "Add '--base' with the model it was fine-tuned from: text that this model produces was "
-            "not learned in the fine-tuning."
-        )
-    dropped = report.training is not None and bool(report.training.dropped_fraction)
-    if dropped and not has_attacks(report):
-        again = "--suite full" if run_path is None else f"memguard audit {run_path} --suite full"
-        steps.append(
-            f"Include an attacker who knows which tokens the mitigation dropped: '{again}'."
-        )
-    if report.method.dtype != "fp32" and _count_tiny(report):
-        steps.append("Audit again with 'audit.dtype=fp32' to resolve the near-ties.")
-    if all(badge.colour == "green" for badge in verdict.badges):
-        steps.append(
-            "Keep this page with the weights it identifies, and audit again if documents, epochs "
-            "or mitigations change."
-        )
-    return tuple(steps)
-
-
-def _write_fixes(report: AuditReport, run_path: str | None) -> list[str]:
-    """Return the changes of the training that lower extraction."""
-    mitigations = report.training.mitigations if report.training else []
-    has_goldfish = any(mitigation.get("name") == "goldfish" for mitigation in mitigations)
-    what = "goldfish loss and a smaller k" if has_goldfish else "goldfish loss"
-    if run_path is None:
-        return [f"Fine-tune again with {what}, or train these documents fewer times."]
-    return [
-        f"Train again with {what} and compare both runs: 'memguard compare {run_path} --fix'.",
-        "If these weights must be kept, train them on with the mitigation 'npo' and the extracted "
-        "documents as 'data.forget'.",
-    ]
 
 
 def describe_overlap(report: AuditReport) -> Fact:

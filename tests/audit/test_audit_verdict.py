@@ -308,30 +308,29 @@ def test_levels_of_membership_by_hand(
     other = _judge(groups, members + nonmembers, is_other_kind=True)
     assert other.level == "cannot-be-judged"
     assert other.sentence == (
-        "Whether a document was trained cannot be judged: the control is another kind of text."
+        "Whether an outsider can tell which documents were trained was not judged: the control is "
+        "another kind of text."
     )
 
 
 def test_sentences_of_membership() -> None:
     far, near = _spread(40, 2, 3), _spread(40, 0, 1)
     told = _judge([trained(0, 40), control(0, 40)], far + near).sentence
-    assert told.startswith("Whether a document was trained can be told: AUC 1.00 (95 % CI 0.")
-    assert told.endswith("–1.00; 0.5 is chance).")
+    assert told.startswith(
+        "An outsider can tell which documents were trained: AUC 1.00 (95 % CI 0."
+    )
+    assert told.endswith("–1.00; 0.5 is guessing).")
     lower = _judge([trained(0, 40), control(0, 40)], near + far).sentence
-    assert lower.startswith("Whether a document was trained can be told, by lower scores: AUC 0.00")
+    assert "can tell which documents were trained, by lower scores: AUC 0.00 (" in lower
     few = _judge([trained(0, 40), control(0, 9)], far + near[:9]).sentence
-    assert few == (
-        "Whether a document was trained cannot be judged: it needs 30 unseen texts, there are 9."
-    )
+    assert few.endswith(" was not judged: 9 of 30 unseen texts.")
     one = _judge([trained(0, 1), control(0, 40)], far[:1] + near).sentence
-    assert one == (
-        "Whether a document was trained cannot be judged: it needs 30 trained texts, there is 1."
-    )
+    assert one.endswith(" was not judged: 1 of 30 trained texts.")
     same = _judge([trained(0, 40), control(0, 40)], near + near).sentence
-    assert same.startswith("The model gave no sign of whether a document was trained: AUC 0.50 (")
+    assert same.startswith("No sign of which documents were trained: AUC 0.50 (")
     shifted = [value + 0.12 for value in _spread(400, 0, 1)]
     slightly = _judge([trained(0, 400), control(0, 400)], shifted + _spread(400, 0, 1)).sentence
-    assert "can be told slightly better than by chance: AUC 0.61 (95 % CI 0." in slightly
+    assert slightly.startswith("An outsider has a slight sign of which documents were trained: AUC")
 
 
 def test_the_first_document_by_id_stands_for_its_cluster() -> None:

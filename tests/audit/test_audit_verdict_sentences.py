@@ -79,13 +79,13 @@ SENTENCES: list[tuple[list[Group], dict[str, Any], str]] = [
      "1 of 16 trained canaries was extracted, none of 12 references: the model memorized random "
      "secrets."),
     ([trained(40, 40)], {},
-     "40 of 40 training documents were extracted; without unseen documents the cause cannot be "
-     "told."),
+     "40 of 40 training documents were extracted; without unseen documents the cause is open."),
     ([trained(1, 40), control(0, 9)], {},
-     "1 of 40 training documents was extracted, 0 of 9 unseen ones: too few to tell the cause."),
+     "1 of 40 training documents was extracted, 0 of 9 unseen ones: one is too few to "
+     "blame training."),
     ([trained(40, 40, of_base=38), control(3, 30, of_base=3)], {},
      "40 of 40 training documents were extracted, 38 also from the base model: too few others to "
-     "tell why."),
+     "blame training."),
     ([trained(3, 10), control(1, 10)], {},
      "3 of 10 training documents were extracted, and 1 of 10 unseen ones too: chance is not "
      "excluded."),
@@ -110,36 +110,36 @@ SENTENCES: list[tuple[list[Group], dict[str, Any], str]] = [
     ([trained(0, 40)], {"canaries": make_canaries(3, 16, 1, 1)},
      "3 of 16 trained canaries were extracted, and 1 of 1 reference too: chance is not excluded."),
     ([trained(0, 40), control(0, 9)], {},
-     "None of the 40 training documents was extracted (true share up to 8.8 %)."),
+     "0 of 40 training documents were extracted (at most 9 in 100 could be)."),
     ([trained(0, 40), control(2, 9)], {},
-     "None of the 40 training documents was extracted (true share up to 8.8 %), but 2 of 9 unseen "
+     "0 of 40 training documents were extracted (at most 9 in 100 could be), but 2 of 9 unseen "
      "were."),
     ([trained(0, 40), control(0, 9, attacked=2, by_attack=1)], {},
-     "None of the 40 training documents was extracted (true share up to 8.8 %), but 1 of 9 unseen "
+     "0 of 40 training documents were extracted (at most 9 in 100 could be), but 1 of 9 unseen "
      "was."),
     ([trained(0, 40), control(2, 9)], {"canaries": make_canaries(0, 4, 1, 4)},
-     "None of the 40 training documents was extracted (true share up to 8.8 %), but 3 unseen texts "
+     "0 of 40 training documents were extracted (at most 9 in 100 could be), but 3 unseen texts "
      "were."),
     ([trained(0, 12)], {},
-     "None of the 12 training documents was extracted; too few to say more."),
+     "0 of 12 training documents were extracted; too few to say more."),
     ([trained(0, 1)], {"canaries": make_canaries(0, 4, 1, 4)},
      "The only training document was not extracted, but 1 of 4 references was; too few to say "
      "more."),
     ([trained(0, 40)], {"collapsed": True},
-     "None of the 40 training documents was extracted; the model seems collapsed."),
+     "0 of 40 training documents were extracted; the model seems collapsed."),
     ([trained(0, 40), control(2, 9)], {"unaudited": 41},
-     "None of the 40 audited documents was extracted; 41 of 81 were not audited: too few to say "
+     "0 of 40 audited documents were extracted; 41 of 81 were not audited: too few to say "
      "more."),
     ([trained(0, 36)], {"unaudited": 30},
-     "None of the 36 audited documents was extracted; 30 of 66 were not audited: too few to say "
+     "0 of 36 audited documents were extracted; 30 of 66 were not audited: too few to say "
      "more."),
     ([], {"unaudited": 60},
      "60 of 60 training documents could not be audited; nothing can be said."),
     ([trained(0, 40)], {"weakened": ("5 tokens of prefix", "continuations of 100 tokens")},
-     "None of the 40 training documents was extracted with 5 tokens of prefix and continuations of "
+     "0 of 40 training documents were extracted with 5 tokens of prefix and continuations of "
      "100 tokens."),
     ([trained(0, 40)], {"generated": False},
-     "None of the 40 training documents was extracted; near-verbatim text was not tested."),
+     "0 of 40 training documents were extracted; near-verbatim text was not tested."),
     ([unreached(9, 40)], {}, "No audited document was trained in full; nothing can be said."),
 ]  # fmt: skip
 
@@ -174,14 +174,15 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
         buckets=buckets,
         coverage=coverage,
         canaries=make_canaries(1, 8, 1, 6),
-        not_run=["grid", "canaries"],
+        not_run={"grid": "too slow", "canaries": "not needed: none were given"},
     )
     assert verdict.scope == (
         "Audited: 120 of 136 trained documents, 30 different texts (9 too short or not auditable, "
         "7 not in the sample); attacked: 10 of 120. 2 of 4 documents to be forgotten extracted, by "
         "any method. 3 of 30 unseen documents extracted, by any method. 3 of 10 trained documents "
         "extracted by attacks. 1 of 8 trained canaries and 1 of 6 references extracted. 2 given "
-        "control documents left out: near-duplicates of trained ones. Not run: grid, canaries. "
+        "control documents left out: near-duplicates of trained ones. Not run: grid, canaries "
+        "(not needed: none were given). "
         "Near-verbatim text was not generated."
     )
 

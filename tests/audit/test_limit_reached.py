@@ -99,7 +99,7 @@ def test_what_is_left_is_never_none_found(num_texts: int) -> None:
     verdict, num_left = outcome.summary.verdict, 40 - num_texts
     assert (verdict.level, verdict.reason) == ("inconclusive", "not-generated")
     assert verdict.sentence == (
-        "None of the 40 training documents was extracted; generation ended at its limit of time."
+        "0 of 40 training documents were extracted; generation ended at its limit of time."
     )
     assert verdict.scope.endswith(
         f"Near-verbatim text of {num_left} of 40 documents was not generated: the limit of time "

@@ -14,7 +14,7 @@ from cli_examples import make_texts, read_json, run_cli, write_jsonl, write_run,
 
 from memguard.errors import ModelError
 from memguard.records import LEVEL_NAMES, AuditReport, BucketRow, ResultRow, load_record
-from memguard.report.texts import write_next_steps
+from memguard.report.next_steps import write_next_steps
 from memguard.workflows.auditing import audit as audit_module
 from memguard.workflows.auditing import models as models_module
 

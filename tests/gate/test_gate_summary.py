@@ -10,7 +10,7 @@ from memguard.records import AuditReport
 from memguard.records.gate import GateResult
 
 HOSTILE = "a|b\\|c`d` <img src=x onerror=y> [z](http://e.org) **w** @ada #12 \n# t \ud800"
-GREEN = {"level": "none-found", "verdict": "None found. None of the 40 was extracted."}
+GREEN = {"level": "none-found", "verdict": "None found. 0 of 40 training documents were extracted."}
 # GitHub's comments are cut at this length.
 LONGEST_COMMENT = 65_536
 

@@ -189,8 +189,8 @@ def make_verdict(**changes: Any) -> r.Verdict:
         "scope": "Audited: 120 of 120 trained documents; none was attacked.",
         "membership": r.MembershipVerdict(
             level="told-apart",
-            sentence="Whether a document was trained can be told: AUC 0.93 (95 % CI 0.89–0.98; 0.5 "
-            "is chance).",
+            sentence="An outsider can tell which documents were trained: AUC 0.93 (95 % CI "
+            "0.89–0.98; 0.5 is guessing).",
             score="loss_minus_base",
             auc=make_interval(0.934, 0.041),
             num_members=120,
@@ -221,11 +221,11 @@ def make_green(**changes: Any) -> r.Verdict:
         "level": "none-found",
         "reason": None,
         "true_share": 0.088,
-        "sentence": "None of the 40 training documents was extracted (true share up to 8.8 %).",
+        "sentence": "0 of 40 training documents were extracted (at most 9 in 100 could be).",
         "membership": r.MembershipVerdict(
             level="not-seen",
-            sentence="The model gave no sign of whether a document was trained: AUC 0.51 (95 % CI "
-            "0.42–0.60; 0.5 is chance).",
+            sentence="No sign of which documents were trained: AUC 0.51 (95 % CI 0.42–0.60; 0.5 is "
+            "guessing).",
             score="loss",
             auc=make_interval(0.51, 0.09),
             num_members=40,

@@ -20,8 +20,8 @@ from licensed_audits import (
 from numpy.typing import NDArray
 
 from memguard import records as r
-from memguard.records.texts import format_percent
-from memguard.report.texts import write_next_steps
+from memguard.records.texts import format_at_most
+from memguard.report.next_steps import write_next_steps
 
 AUDITS = read_audits()
 Flags = NDArray[np.bool_]
@@ -113,7 +113,7 @@ def check_counts(counted: Counted, written: dict[str, Any]) -> None:
     trained, tried = counted.num_trained, counted.num_attacked
     attacks = f"attacked: {tried} of {trained}." if tried else "none was attacked."
     assert attacks in written["scope"]
-    none = re.match(r"None of the (\d+) training", written["sentence"])
+    none = re.match(r"0 of (\d+) training", written["sentence"])
     assert none is None or int(none[1]) == trained
 
 
@@ -123,8 +123,11 @@ def check_not_reassuring(
     """No level, colour or label is milder than what came out."""
     came_out = counted.came_out or bool(audit.secrets and audit.secrets[0])
     assert came_out == (verdict.level in ("memorized", "extracted"))
-    assert came_out == written["page"].endswith((", Memorized", ", Extracted"))
-    assert not (came_out and written["page"].startswith(("green", "grey")))
+    assert came_out == written["badges"].startswith(("red, Text: Memo", "amber, Text: Extracted"))
+    is_judged = verdict.membership.lack is None
+    assert is_judged == (
+        "violet, Membership" in written["badges"] or "green, M" in written["badges"]
+    )
     if verdict.level == "none-found":
         assert audit.generated
         assert verdict.trained.num_clusters >= 30
@@ -137,7 +140,8 @@ def check_said(report: r.AuditReport, audit: Audit, written: dict[str, Any]) -> 
     scope, notices = written["scope"], " ".join(written["notices"])
     not_run = [run.name for run in report.probe_runs if run.num_documents is None]
     assert ("Not run:" in scope) == bool(not_run)
-    assert f"Not run: {', '.join(not_run)}." in scope or not not_run
+    names = re.sub(r" \(not needed: [^)]*\)", "", scope)
+    assert f"Not run: {', '.join(not_run)}." in names or not not_run
     assert ("Near-verbatim text was not generated." in scope) != audit.generated
     assert (f"extraction was not measured: {REASON}." in notices) != audit.generated
     assert ("before training was not scored" in notices) == (audit.base == "none")
@@ -154,7 +158,7 @@ def check_said(report: r.AuditReport, audit: Audit, written: dict[str, Any]) -> 
         total = verdict.trained.num_documents + sum(one.too_short + one.not_sampled for one in fed)
         missing = sum(one.too_short for one in fed) / total
         true_share = missing + (1 - missing) * verdict.trained.ci[1]
-        assert f"(true share up to {format_percent(true_share)})" in verdict.sentence
+        assert f"({format_at_most(true_share)} could be)" in verdict.sentence
         assert true_share <= 0.2
     auc = verdict.membership.auc
     if "AUC" in written["membership"]:
@@ -162,7 +166,7 @@ def check_said(report: r.AuditReport, audit: Audit, written: dict[str, Any]) -> 
         assert auc.ci is not None
         numbers = f"AUC {auc.value:.2f} (95 % CI {auc.ci[0]:.2f}–{auc.ci[1]:.2f};"
         assert numbers in written["membership"]
-        assert ("can be told" in written["membership"]) == (not auc.ci[0] <= 0.5 <= auc.ci[1])
+        assert ("An outsider" in written["membership"]) == (not auc.ci[0] <= 0.5 <= auc.ci[1])
     if audit.base == "same":
         # A model that is its own base has learned nothing.
         assert not any(TAUGHT.search(text) for text in list_texts(written))
@@ -217,5 +221,5 @@ def test_every_reason_of_a_verdict_has_a_next_step() -> None:
             )
             for one in (reason, None)
         )
-        assert len(steps) > len(others) or level == "memorized", reason
+        assert steps[0] != others[0], reason
         assert not any("Keep this page" in step for step in steps), "nothing reassuring"

@@ -199,7 +199,7 @@ def test_the_model_card_has_one_line_each() -> None:
     (cost,) = (line for line in lines if line.startswith("Attack cost"))
     assert cost.endswith("r64 100; control never.")
     (canaries,) = (line for line in lines if line.startswith("Canaries: "))
-    assert "3 of 17 are fully extracted" in canaries
+    assert "3 of 17 planted secrets were extracted, and 0 of 15 that were never trained" in canaries
     old = render_model_card(examples.make_report(), run_name="x", base_model=None, config_yaml="")
     assert "Attack cost" not in old
     assert "Canaries" not in old

@@ -65,9 +65,9 @@ def test_pairs_of_the_highest_dose_are_open_the_others_folded() -> None:
     page = render_comparison(examples.make_comparison())
     words = words_of(check_page(page))
     start = words.index("Paired tests by document")
-    shown, folded = words[start : words.index("Extraction rate by exposure", start)].split(
-        "Show the other numbers"
-    )
+    shown, folded = words[
+        start : words.index("Extraction rate by number of repetitions", start)
+    ].split("Show the other numbers")
     # Only plain, only this one, p after Holm; verbatim then near-verbatim; token accuracy.
     assert "goldfish-k4 40 trained 64 times 40 0 < 0.001 34 0 < 0.001 -17.7 pp" in shown
     assert "goldfish-k2 40 trained 64 times 40 0 < 0.001 40 0 < 0.001 -37.9 pp" in shown

@@ -224,7 +224,7 @@ def test_every_verdict_says_counts_and_reason(reason: Any) -> None:
     made = made.model_copy(update={"level": level or "extracted"})
     card = render_hub(examples.make_report().model_copy(update={"verdict": made}))
     assert f"{r.LEVEL_NAMES[made.level]}: {made.trained.num_matched} of 40 counted" in card
-    assert ("(true share up to" in card) == (reason is None)
+    assert ("(at most 9 in 100 could be)" in card) == (reason is None)
     nothing = made.model_copy(
         update={"trained": examples.make_counts(0, 0), "base": None, "true_share": None}
     )

@@ -38,7 +38,7 @@ def test_two_badges_each_with_its_own_colour(verdict: r.Verdict, colours: str) -
     html = render_report(make_report(verdict))
     assert f'class="verdict colour-{colours.split()[0]}"' in html
     keep = any("Keep this page" in step for step in page.next_steps)
-    assert keep == (colours == "green green")
+    assert keep == colours.startswith("green")
 
 
 def test_the_same_words_on_page_card_and_in_the_terminal() -> None:
@@ -87,21 +87,21 @@ def test_tiles_count_documents_and_texts() -> None:
         (
             examples.make_verdict(level="extracted", reason="no-control"),
             True,
-            "set 'data.control_fraction' above 0",
+            "Train again with 'data.control_fraction' above 0",
         ),
-        (AMBER, True, "Audit more trained and more unseen documents"),
+        (AMBER, True, "are too few to blame training"),
         (
             examples.make_verdict(level="extracted", reason="other-kind"),
             True,
-            "Give five or more unseen documents of the same source",
+            "give 30 unseen documents of the same source",
         ),
         (
             examples.make_verdict(level="extracted", reason="base-too"),
             False,
-            "Review the findings and decide whether disclosure is acceptable",
+            "Decide on each extracted document: the base model produces it too",
         ),
-        (GREY, False, "Review the findings"),
-        (examples.make_green(membership=TOLD), False, "which documents were trained"),
+        (GREY, False, "copies count once (40 texts)"),
+        (examples.make_green(membership=TOLD), False, "Keep the weights confidential, or retrain"),
     ],
     ids=["red", "no control", "too few", "other kind", "base too", "grey", "told apart"],
 )

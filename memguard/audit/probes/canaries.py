@@ -149,7 +149,7 @@ class CanaryProbe(Probe):
             section,
             lead=(write_canaries(report), _MEANING),
             facts=_list_facts(report, detail),
-            brief=(Fact("Canaries", write_canaries(report)),),
+            brief=(Fact("Canaries", _write_briefly(report, detail)),),
             figure=build_exposure(detail),
             points_title="Assumptions behind the epsilon bound" if detail.assumptions else "",
             points=tuple(fmt.clean_text(text) for text in detail.assumptions[:_MOST_ASSUMPTIONS]),
@@ -274,6 +274,19 @@ def write_canaries(report: AuditReport) -> str:
         )
     bound = f"{_write_bound(detail)}{_compare_with_exposure(detail, median)}"
     return f"{text}.{_write_unranked(detail)}{bound}"
+
+
+def _write_briefly(report: AuditReport, detail: CanaryDetail) -> str:
+    """Count extracted secrets and right guesses, for a card."""
+    extracted, reference = (
+        fmt.counts(_find(report, "verbatim", "rate", bucket))
+        for bucket in (SECRETS, REFERENCE_SECRETS)
+    )
+    text = f"{extracted} planted secrets were extracted, and {reference} that were never trained."
+    if detail.epsilon_lower_bound is None:
+        return text
+    guesses = f"{detail.num_right:,} of {detail.num_guesses:,} guesses about planted secrets"
+    return f"{text} {guesses} were right; half would be by chance."
 
 
 def _write_unranked(detail: CanaryDetail) -> str:

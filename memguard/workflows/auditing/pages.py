@@ -90,7 +90,7 @@ def show_verdict(report: AuditReport, folder: Path, console: Console) -> None:
     """Print what was audited, the verdict and the next step; ``folder`` is that of the audit."""
     # Imported here: training needs no pages until its end.
     from memguard.report.html import find_run_path
-    from memguard.report.texts import write_next_steps
+    from memguard.report.next_steps import write_next_steps
 
     console.info(f"scope: {report.verdict.scope}")
     console.info(f"membership: {report.verdict.membership.sentence}")

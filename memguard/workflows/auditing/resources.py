@@ -10,7 +10,7 @@ from memguard.audit.context import AuditContext, OnProgress, Stage
 from memguard.audit.passages import Codec
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.masks import MaskChange, measure_mask_consistency
-from memguard.audit.requests import CompareMasks
+from memguard.audit.requests import NOT_NEEDED, CompareMasks
 from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
 from memguard.data.encoding import find_special_ids
@@ -78,7 +78,7 @@ def _explain_what_is_missing(plan: AuditPlan, subject: Subject) -> dict[str, str
             "the model was not trained by memguard, so its masked labels are not known"
         )
     elif not any(drops_labels(config) for config in subject.mitigations):
-        why_not["mask_consistency"] = "no mitigation of the run drops labels"
+        why_not["mask_consistency"] = f"{NOT_NEEDED}: no mitigation drops labels"
     elif not subject.tokenizer.is_fast:
         why_not["mask_consistency"] = (
             "the tokenizer has no tokenizer.json, which is needed for token offsets in the text"
