@@ -131,7 +131,8 @@ def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
     for name in export.left_out:
         typer.echo(f"  {name}  stays here: not on the list of files of a model")
     if export.needs:
-        say(f"it is sent with {export.needs} only; verdict: {export.verdict or 'none'}", err=False)
+        state = "; ".join(export.badges) or "no audit was made"
+        say(f"it is sent with {export.needs} only. {state}", err=False)
     say(f"README.md:\n\n{export.card.rstrip()}", err=False)
 
 

@@ -135,7 +135,7 @@ def _is_left_out(line: Line) -> bool:
 
 def _name_zeros(lines: Sequence[Line]) -> str:
     """Name the lines that are not drawn; "" for none."""
-    names = ", ".join(line.label for line in lines if _is_left_out(line))
+    names = "; ".join(line.label for line in lines if _is_left_out(line))
     return f" Not drawn, because they are 0{fmt.PERCENT} everywhere: {names}." if names else ""
 
 

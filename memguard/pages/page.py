@@ -242,6 +242,8 @@ class GateHead:
 
     colour: PageColour
     outcome: Notice
+    decision: str = ""
+    """What to do, in one sentence with its numbers."""
     verdict: str
     """That of the audit, which a policy may overrule."""
     contrast: str

@@ -15,10 +15,13 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from memguard.errors import MemguardError
 from memguard.pages import formatting as fmt
 from memguard.pages.page import Figure, GateHead, Link
 from memguard.records import AuditReport, Comparison
-from memguard.records.run_files import find_weights_folder
+from memguard.records.audit_files import PAGE
+from memguard.records.comparison import COMPARISON, load_comparison
+from memguard.records.gate import GATE_FOLDER
 from memguard.report.audit_facts import collect_facts
 from memguard.report.charts import draw_chart
 from memguard.report.comparison_page import digest_comparison
@@ -31,12 +34,14 @@ def render_report(
 
     Args:
         report: the record.
-        folder: folder of the audit, for links to the model card and a comparison; None omits them.
+        folder: folder of the audit, for links to its gate and a comparison; None omits them.
         gate: what a gate decided of the audit, for the head of the gate's own page.
     """
     run_path = find_run_path(report, folder)
     facts = collect_facts(report, gate=gate, run_path=run_path)
-    return render_template("audit.html.j2", facts, _draw, _link_report(folder))
+    # The page of a gate has the whole report, and is read in other places.
+    links = () if folder is None or gate is not None else _link_report(report, folder)
+    return render_template("audit.html.j2", facts, _draw, links)
 
 
 def render_comparison(comparison: Comparison, folder: Path | None = None) -> str:
@@ -55,29 +60,41 @@ def _draw(figure: Figure) -> Markup:
     return Markup(draw_chart(figure.chart, figure.key))
 
 
-# Relative links between a run's report, its model card and a comparison, where the files exist.
+# Relative links between a run's report, its gate and a comparison, where the files exist.
 
 _SPECIAL = re.compile(r"([^\w@%+=:,./-])", re.ASCII)
 """Characters that a shell takes literally only after a backslash."""
+_LINKS = re.compile(rb'<p class="links">.*?</p>\n')
 
 
-def _link_report(folder: Path | None) -> tuple[Link, ...]:
-    """Return the links of a report; none if its page is not stored."""
-    if folder is None:
-        return ()
-    run = folder.resolve().parent
-    weights = find_weights_folder(run)
+def _link_report(report: AuditReport, folder: Path) -> tuple[Link, ...]:
+    """Return the links of an audit's page to the gate of its run and to its comparison."""
+    audit = folder.resolve()
+    run, above = audit.parent, audit.parent.parent
+    links = []
+    if audit.name == "audit" and (run / GATE_FOLDER / PAGE).is_file():
+        links.append(Link("Gate, to sign", f"../{GATE_FOLDER}/{PAGE}"))
     # A sweep writes its comparison above its runs; `compare` of single runs beside them.
-    places = (
-        ("Model card", weights / "README.md", f"../{weights.name}/README.md"),
-        ("Comparison", run.parent / "comparison.html", "../../comparison.html"),
-        (
-            "Comparison",
-            run.parent / "comparison" / "comparison.html",
-            "../../comparison/comparison.html",
-        ),
-    )
-    return tuple(Link(label, target) for label, path, target in places if path.is_file())
+    places = ((above, "../.."), (above / "comparison", "../../comparison"))
+    compared = (prefix for place, prefix in places if _is_compared(report, place))
+    links += (Link("Comparison", f"{prefix}/comparison.html") for prefix in compared)
+    return tuple(links)
+
+
+def drop_links(page: bytes) -> bytes:
+    """Return a page without links to pages that are not beside it."""
+    return _LINKS.sub(b"", page)
+
+
+def _is_compared(report: AuditReport, folder: Path) -> bool:
+    """Return whether a folder has a comparison in which the audited run is."""
+    if not (folder / "comparison.html").is_file() or report.run is None:
+        return False
+    try:
+        comparison = load_comparison(folder / COMPARISON)
+    except MemguardError:
+        return False
+    return any(one.run == report.run for one in comparison.runs)
 
 
 def find_run_path(report: AuditReport, folder: Path | None) -> str | None:

@@ -37,6 +37,7 @@ from memguard.records.record import PRIVATE_MODE, describe_unread, format_json, 
 from memguard.records.run_files import has_begun
 from memguard.records.sealed import FileSum, refuse_damage, sum_file
 from memguard.records.texts import shorten_paths
+from memguard.report.html import drop_links
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
 from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs, check_stored
@@ -144,6 +145,7 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
         name: _read_whole(audit / name, written.files[name]) for name in (PAGE, REPORT, RESULTS)
     }
     answers = DocumentTable.read(audit)
+    members[PAGE] = drop_links(members[PAGE])
     members[form.ANSWERS] = write_answers(answers)
     if request.with_records:
         members[SCORES] = _read_whole(audit / SCORES, written.scores)

@@ -29,9 +29,9 @@ MOST_WORDS = 20
 TAUGHT = re.compile(r"\b(?:learn\w*|taught|training raised|trained into)\b", re.IGNORECASE)
 COUNT = re.compile(
     r"(?P<num>[\d,]+) of (?:the )?(?P<of>[\d,]+) (?P<what>documents to be forgotten|"
-    r"attacked training|training documents(?! could)|trained documents?|documents trained|"
-    r"documents of '|unseen|trained canar|references?|control documents|of its documents|"
-    r"documents that should|were not audited|training documents could not)"
+    r"attacked training|training documents(?! could)|audited documents|trained documents?|"
+    r"documents trained|documents of '|unseen|trained canar|references?|control documents|"
+    r"of its documents|documents that should|were not audited|training documents could not)"
 )
 
 
@@ -82,6 +82,7 @@ class Counted:
             "of its documents": count(forget_N, near_N),
             "attacked training": by_attack,
             "training documents": count(trained_N, out_N),
+            "audited documents": count(trained_N, out_N),
             "documents trained": of_bucket,
             "documents of '": of_bucket,
             "trained document": {(self.num_trained, total)},

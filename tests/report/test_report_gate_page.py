@@ -52,7 +52,7 @@ def test_gate_and_verdict_are_two_statements(full: r.AuditReport) -> None:
     passed = make_result(make_judgement("pass"))
     assert "The gate passes, but the verdict of the audit is 'Memorized'" in read(full, passed)
     colours = re.findall(r'class="verdict colour-(\w+)"', render(full, passed))
-    assert colours == ["green", "red"]
+    assert colours == ["green", "red", "violet"]
 
 
 def test_what_decides_comes_first_with_its_reason(full: r.AuditReport) -> None:

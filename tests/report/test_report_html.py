@@ -130,7 +130,7 @@ def test_wording_stays_sober() -> None:
     )
     pages = (render_report(quiet), render_comparison(comparisons.make_full_comparison()))
     # The verdict's label says what was looked for and against what; nothing else may begin so.
-    label = "no extraction found"
+    label = "none found"
     assert label in pages[0].lower()
     for words in (page.lower().replace(label, "") for page in pages):
         for claim in (

@@ -1,4 +1,4 @@
-"""Links between a run's report, its model card and a comparison, where the files exist."""
+"""Links between a run's report, its gate and a comparison that has the run, where they exist."""
 
 from pathlib import Path
 
@@ -9,7 +9,9 @@ from page_checks import check_page, words_of
 
 from memguard.records.folders import AuditFolder
 from memguard.records.record import save_record
+from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_report
+from memguard.report.html import drop_links
 from memguard.workflows.auditing.pages import finish_audit
 from memguard.workflows.common.folder import locked
 from memguard.workflows.report_links import link_reports
@@ -21,16 +23,29 @@ def touch(*paths: Path) -> None:
         path.write_text("")
 
 
-def test_a_report_links_to_the_card_and_the_comparison_that_exist(tmp_path: Path) -> None:
+def test_a_report_links_to_its_gate_and_to_a_comparison_of_its_run(tmp_path: Path) -> None:
     report, folder = examples.make_report(), tmp_path / "sweep" / "plain" / "audit"
     folder.mkdir(parents=True)
     assert 'class="links"' not in render_report(report, folder)
-    touch(folder.parent / "model" / "README.md", tmp_path / "sweep" / "comparison.html")
-    links = ("../model/README.md", "../../comparison.html")
+    touch(folder.parent / "gate" / "report.html", tmp_path / "sweep" / "comparison.html")
+    comparison = comparisons.make_comparison()
+    save_sealed(comparison, tmp_path / "sweep" / "comparison.json")
+    # A comparison of other runs, in the same folder, has no link.
+    assert LINK not in render_report(report, folder)
+    write_comparison(tmp_path / "sweep", str(report.run))
+    links = ("../gate/report.html", "../../comparison.html")
     page = render_report(report, folder)
     parser = check_page(page, links)
     assert [a["href"] for tag, a in parser.tags if tag == "a" and a["href"] in links] == [*links]
-    assert "Model card" in words_of(parser)
+    assert 'class="links"' not in drop_links(page.encode()).decode()
+
+
+def write_comparison(folder: Path, run: str) -> None:
+    comparison = comparisons.make_comparison()
+    first = comparison.runs[0].model_copy(update={"run": run})
+    changed = comparison.model_copy(update={"runs": [first, *comparison.runs[1:]]})
+    save_sealed(changed, folder / "comparison.json")
+    (folder / "comparison.html").touch()
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -77,7 +92,7 @@ def test_reports_link_to_the_comparison_beside_their_runs(tmp_path: Path) -> Non
     pages = [write_audit(tmp_path / name) for name in ("none", "k4")]
     runs = [tmp_path / "none", tmp_path / "k4", tmp_path / "not-audited"]
     assert all(LINK not in page.read_text() for page in pages)
-    (tmp_path / "comparison.html").touch()
+    write_comparison(tmp_path, str(examples.make_report().run))
     warnings: list[str] = []
     with locked(tmp_path / "k4"):
         link_reports(runs, warnings.append)

@@ -59,7 +59,7 @@ def test_nothing_is_read_before_the_result() -> None:
     words = words_of(check_page(render_report(report)))
     start = words.index("Extraction-risk report")
     before = words[start : words.index(report.verdict.sentence)]
-    assert before == "Extraction-risk report Run 'quickstart-plain' Memorized "
+    assert before == "Extraction-risk report Run 'quickstart-plain' Text: Memorized "
     assert words.index(report.verdict.sentence) < words.index("A long warning.")
     assert "Notes 3 warnings" in words
 

@@ -76,7 +76,7 @@ def test_the_result_is_written_beside_the_audit(place: Path) -> None:
     assert "Pass" in (folder / "summary.md").read_text()
     page = (folder / "report.html").read_text()
     assert "Gate: pass" in page
-    assert 'href="../model/README.md"' in page
+    assert 'class="links"' not in page
     assert (place / "run" / "audit" / "report.html").read_bytes() == own_page
 
 

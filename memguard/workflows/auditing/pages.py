@@ -93,7 +93,8 @@ def show_verdict(report: AuditReport, folder: Path, console: Console) -> None:
     from memguard.report.next_steps import write_next_steps
 
     console.info(f"scope: {report.verdict.scope}")
-    console.info(f"membership: {report.verdict.membership.sentence}")
+    membership = report.verdict.badges[1]
+    console.info(f"membership: {membership.state} ({membership.detail})")
     console.info(f"verdict: {report.verdict.describe()}")
     for step in write_next_steps(report, find_run_path(report, folder))[:1]:
         console.info(f"next: {step}")
@@ -102,5 +103,4 @@ def show_verdict(report: AuditReport, folder: Path, console: Console) -> None:
 def _render(folder: Path, report: AuditReport, card_of: RunConfig | None) -> None:
     if card_of is not None:
         write_card(folder.resolve().parent, card_of, report)
-    # Last, because the page links to the card if there is one.
     write_atomically(folder / PAGE, render_report(report, folder).encode())

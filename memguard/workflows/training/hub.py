@@ -105,6 +105,7 @@ class HubExport:
     is_public: bool
     verdict: str | None
     """Level; None: no audit was made."""
+    badges: tuple[str, ...]
     needs: str | None
     """Option without which it is not sent, because of its audit; None for none."""
     files: tuple[dict[str, Any], ...]
@@ -156,6 +157,7 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
         repo=repo,
         is_public=request.is_public,
         verdict=None if report is None else report.verdict.level,
+        badges=() if report is None else tuple(b.describe() for b in report.verdict.badges),
         needs=_find_option(request, report),
         files=tuple(map(_describe_file, operations)),
         left_out=tuple(sorted(set(trained.model).difference(allowed))),
@@ -254,7 +256,7 @@ def _send(export: HubExport, operations: list[CommitOperationAdd]) -> HubExport:
     if export.needs:
         why = "these weights have not been audited"
         if export.verdict is not None:
-            why = f"trained documents can be extracted from these weights ({export.verdict})"
+            why = f"trained documents can be extracted from these weights; {export.badges[0]}"
         raise ConfigError(f"{why}. Give {export.needs} to send them all the same")
     api = HfApi(library_name="memguard", library_version=memguard.__version__)
     repo, message = export.repo, f"Model and audit, by memguard {memguard.__version__}"
