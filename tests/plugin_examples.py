@@ -20,8 +20,9 @@ PACKAGE = "first-word 1.2"
 
 def read_example() -> str:
     """Return the code of the probe in the guide."""
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
-    return str(code)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
+    (code,) = (str(block) for block in blocks if "(Probe)" in block)
+    return code
 
 
 def write_package(

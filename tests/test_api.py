@@ -146,7 +146,7 @@ def test_documents_have_one_identity(model: Any, tokenizer: Any, tmp_path: Path)
     texts |= {f"nonmembers:u{n}": text for n, text in enumerate(unseen["text"])}
     assert len(rows) == len(texts)
     for row in rows:
-        # The form that README names: JSON of the fields that were read.
+        # The form that the guide names: JSON of the fields that were read.
         content = json.dumps({"text": texts[row["id"]]}, separators=(",", ":")).encode()
         assert row["text_hmac"] == hmac.new(secret, content, "sha256").hexdigest()
         assert row["has_own_id"] == row["id"].startswith("nonmembers:")
@@ -240,10 +240,10 @@ def test_documents_may_be_paths_texts_or_a_dataset(
         pandas.testing.assert_frame_equal(table, tables[0], check_exact=True)
 
 
-def draw_readme_plot(result: api.AuditResult) -> set[str]:
-    """Draw the plot that the README shows, and return the labels of its bars."""
-    readme = (Path(api.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    (line,) = (line for line in readme.splitlines() if line.startswith("rows.query("))
+def draw_guide_plot(result: api.AuditResult) -> set[str]:
+    """Draw the plot that the guide shows, and return the labels of its bars."""
+    guide = (Path(api.__file__).parents[1] / "eval/README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in guide.splitlines() if line.startswith("rows.query("))
     with matplotlib.rc_context({"backend": "agg"}):
         axes = eval(line, {"rows": result.results})
         return {label.get_text() for label in axes.get_xticklabels()}
@@ -262,7 +262,7 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
     assert "<script" not in shown
     assert set(result.to_pandas()["role"]) == {"trained", "control"}
     assert {"extraction", "sampling", "membership"} == set(result.results["probe"])
-    assert draw_readme_plot(result) == {"members", "nonmembers"}
+    assert draw_guide_plot(result) == {"members", "nonmembers"}
     saved = result.save(tmp_path / "a" / "report")
     names = {"audit.json", "report.json", "report.html", "records.parquet", "findings.csv"}
     names.add("results.parquet")

@@ -57,7 +57,7 @@ def test_a_collective_that_is_needed_and_fails_is_a_problem(backends: dict[str, 
     assert problem == "gloo: all-reduce in fp32 is hung (no answer in 15 s)"
     with pytest.raises(MemguardError, match="gloo: all-reduce in fp32") as caught:
         refuse_problems(diagnosis)
-    # An internal error, or something of the machine, as in README.
+    # An internal error, or something of the machine, as in the guide.
     assert caught.value.exit_code == 1
 
 
