@@ -20,7 +20,7 @@ from gate_audits import open_records
 from result_examples import make_tables, rate_row
 
 from memguard import records as r
-from memguard.gate.diff import AuditDiff, DiffedFinding, diff_audits
+from memguard.gate.diff import AuditDiff, DiffedDocument, DiffedFinding, diff_audits
 from memguard.gate.gaps import Audited
 
 NOT_ASKED = math.nan
@@ -178,10 +178,15 @@ def compare_made(old: Sequence[Made], new: Sequence[Made], **changes: Any) -> Au
     return diff_audits(make_side(old), make_side(new, **changes))
 
 
+def find_document(diff: AuditDiff, text: str, key: str = "key") -> DiffedDocument:
+    (document,) = [one for one in diff.documents if one.text_hmac == hash_text(text, key)]
+    return document
+
+
 def find_finding(
     diff: AuditDiff, text: str, probe: str = "extraction", key: str = "key"
 ) -> DiffedFinding:
-    (finding,) = [one for one in diff.findings if one.finding == f"{hash_text(text, key)}:{probe}"]
+    (finding,) = [one for one in find_document(diff, text, key).probes if one.probe == probe]
     return finding
 
 

@@ -52,9 +52,9 @@ def make_unjudged(metric: str = "near_verbatm", **changes: Any) -> Judgement:
     return Judgement(**{**values, **changes})
 
 
-def make_acceptance(finding: str, state: Any = "accepted", **changes: Any) -> Acceptance:
+def make_acceptance(document: str, state: Any = "accepted", **changes: Any) -> Acceptance:
     values: dict[str, Any] = {
-        "finding": finding,
+        "document": document,
         "by": "Ada Lovelace",
         "reason": "public text, printed in the manual",
         "until": "2027-01-31",

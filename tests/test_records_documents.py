@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from diff_examples import NOT_ASKED, hash_text, make_row, save_audit
+from diff_examples import NOT_ASKED, make_row, save_audit
 from pyarrow import parquet
 
 from memguard.errors import RecordError
@@ -36,11 +36,8 @@ def test_columns_have_numbers_texts_and_gaps(tmp_path: Path) -> None:
 
 def test_findings_are_trained_documents_that_a_probe_extracts(tmp_path: Path) -> None:
     folder = save_audit(tmp_path / "audit", [*DOCUMENTS, make_row(1, near=1)])
-    expected = sorted(hash_text(f"text {number}", "key") for number in (1, 2))
-    assert DocumentTable.read(folder).list_findings() == expected
-    # Without a key no finding has an id.
-    folder = save_audit(tmp_path / "unkeyed", DOCUMENTS, key=None)
-    assert DocumentTable.read(folder).list_findings() == []
+    # Both of equal texts count; the control does not.
+    assert DocumentTable.read(folder).came_out_N.tolist() == [True, True, False, True]
 
 
 def test_a_file_without_a_needed_column_is_refused(tmp_path: Path) -> None:
@@ -60,7 +57,7 @@ def test_pandas_and_torch_are_not_imported(tmp_path: Path) -> None:
     folder = save_audit(tmp_path / "audit", DOCUMENTS)
     script = (
         "import sys; from pathlib import Path; from memguard.records.documents import DocumentTable"
-        f"; t = DocumentTable.read(Path({str(folder)!r})); t.list_findings(); t.cluster_N; t.id_N"
+        f"; t = DocumentTable.read(Path({str(folder)!r})); t.came_out_N; t.cluster_N; t.id_N"
         "; print({'pandas', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run(

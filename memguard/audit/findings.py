@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from memguard.audit.document_scores import DocumentScores
 from memguard.records import PRIVATE_MODE, Finding, write_atomically
 from memguard.records.audit import METHODS
-from memguard.records.documents import EXTRACTED, OTHER_WINDOW, find_came_out
+from memguard.records.documents import EXTRACTED, OTHER_WINDOW, find_came_out, find_trained
 from memguard.records.texts import format_percent
 
 Severity = Literal["high", "medium", "low", "info"]
@@ -74,7 +74,8 @@ class FindingList:
         is_known_N |= scores["continuation_tokens"] < LONG_TOKENS
         is_template_N = scores["type_token_ratio"] <= TEMPLATE_TYPE_TOKEN_RATIO
         place_N = np.select([is_template_N, ~verbatim_N, is_known_N], [3, 2, 1], 0)
-        came_out_N = find_came_out(scores["role"], scores["num_repetitions"], extracted)
+        is_trained_N = find_trained(scores["role"], scores["num_repetitions"])
+        came_out_N = find_came_out(is_trained_N, extracted)
         return cls(
             scores=scores,
             indices=_sort(scores, np.flatnonzero(came_out_N), place_N),

@@ -11,7 +11,15 @@ from rich.text import Text
 
 from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.gate.deciding import describe_gate
-from memguard.gate.diff import KINDS, AuditDiff, DiffedFinding, DiffedProbe, FindingKind, FoundBy
+from memguard.gate.diff import (
+    KINDS,
+    AuditDiff,
+    DiffedDocument,
+    DiffedFinding,
+    DiffedProbe,
+    FindingKind,
+    FoundBy,
+)
 from memguard.pages import formatting as fmt
 from memguard.pages.judgements import INTERVAL_NOTE, OUTCOME_NAMES, worst_first, write_contrast
 from memguard.records.gate import GateResult, Judgement, Outcome
@@ -135,25 +143,25 @@ def render_diff(diff: AuditDiff, out: rich.console.Console) -> None:
     """Print counts, rates, then the findings of each kind, worst first."""
     out.print(_build_audits(diff), highlight=False)
     out.print(Sentence(f"{diff.num_texts_in_both:,} of the new texts are in the old audit"))
-    print_title(out, "Findings")
+    print_title(out, "Extracted documents")
     print_indented(out, _build_counts(diff))
     print_indented(out, Text("* the other audit did not measure the same", style="dim"))
     print_title(out, "Trained texts that both audits measured in the same way")
     for probe in diff.probes:
         print_indented(out, Sentence(_describe_rates(probe)))
     for kind, meaning in KINDS.items():
-        if findings := diff.select(kind):
-            print_title(out, f"{kind.replace('-', ' ').capitalize()} ({len(findings):,})")
+        if documents := diff.select(kind):
+            print_title(out, f"{kind.replace('-', ' ').capitalize()} ({len(documents):,})")
             print_indented(out, Sentence(meaning, "dim"))
-            print_indented(out, _build_findings(findings[:_MOST_LINES]))
-            if (number := len(findings) - _MOST_LINES) > 0:
+            print_indented(out, _build_documents(documents[:_MOST_LINES]))
+            if (number := len(documents) - _MOST_LINES) > 0:
                 print_indented(out, Text(f"and {number:,} more"))
     if diff.notes:
         print_title(out, "Notes")
     for note in diff.notes:
         print_indented(out, Sentence(_clean(note)))
-    if diff.findings:
-        print_indented(out, Text("--json has the ids of all findings, which triage.yaml names."))
+    if diff.documents:
+        print_indented(out, Text("--json has all documents with their keyed hashes."))
 
 
 def _build_audits(diff: AuditDiff) -> Table:
@@ -171,9 +179,11 @@ def _build_counts(diff: AuditDiff) -> Table:
     for probe in diff.probes:
         cells = []
         for kind, found_by, style in _COLUMNS.values():
-            number = len(diff.select(kind, probe.probe, found_by))
+            number = diff.count(kind, probe.probe, found_by)
             cells.append(Text(f"{number:,}", style=style if number else "dim"))
         table.add_row(Text(fmt.clean_name(probe.probe, 24)), *cells)
+    numbers = (len(diff.select(kind, found_by)) for kind, found_by, _ in _COLUMNS.values())
+    table.add_row(Text("any probe"), *(Text(f"{number:,}") for number in numbers))
     return table
 
 
@@ -198,22 +208,22 @@ def _describe_rates(probe: DiffedProbe) -> str:
     )
 
 
-def _build_findings(findings: list[DiffedFinding]) -> Table:
+def _build_documents(documents: list[DiffedDocument]) -> Table:
     table = _start_grid()
     for width in (24, 10, 12):
         table.add_column(max_width=width, no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
-    for one in findings:
+    for one in documents:
         names = (fmt.clean_name(one.id, 24), fmt.clean_name(one.bucket, 10))
-        cells = (*names, fmt.clean_name(one.probe, 12), _describe_finding(one))
-        table.add_row(*map(Text, cells))
+        noun = "token" if one.continuation_tokens == 1 else "tokens"
+        whys = (f"{probe.probe}: {_explain(probe)}" for probe in one.probes)
+        table.add_row(*map(Text, (*names, f"{one.continuation_tokens:,} {noun}", "; ".join(whys))))
     return table
 
 
-def _describe_finding(finding: DiffedFinding) -> str:
-    noun = "token" if finding.continuation_tokens == 1 else "tokens"
+def _explain(finding: DiffedFinding) -> str:
     why = finding.reason or ", ".join(part.removesuffix(".any") for part in finding.parts)
-    return f"{finding.continuation_tokens:,} {noun}{'; ' if why else ''}{_clean(why)}"
+    return _clean(why) or "extracted"
 
 
 # -- gate ------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Document:
     """Of a file of settings a mapping."""
     places: dict[KeyPath, str]
     """``file:line:column`` of each key and list item (from 1), or the argument that set it."""
+    text: str = ""
+    """Of a file, as it was read; a pipe can be read once."""
 
     def locate(self, key_path: KeyPath) -> str:
         """Return the place of a key, else of a key inside it, else of the nearest key above it."""
@@ -79,7 +81,7 @@ def load_yaml(path: str | Path) -> Document:
     if text is not None:
         document = parse_yaml(text, str(path))
         if isinstance(document.values, dict):
-            return document
+            return replace(document, text=text)
         problem = "must hold settings as 'key: value' lines"
     raise ConfigError(f"{path} {problem}")
 

@@ -1,10 +1,14 @@
-"""What became of each finding between two audits, also of other documents.
+"""What became of each extracted document between two audits, also of other documents.
+
+For each probe that extracts it, and for the document by any probe:
 
     both find it                                             unchanged
     only new finds it    the old one measured the same       new
                          it did not                          not audited
     only old finds it    the new one measured the same       gone
                          it did not                          not audited
+
+A document is gone only if every probe that found it measured the same and no probe finds it now.
 
 Documents are matched by the keyed hashes of their texts, so both audits need one identity key. The
 same was measured if settings of the probe, window and dtype are equal, and of the document the
@@ -28,7 +32,7 @@ from memguard.errors import RecordError
 from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.records import AuditReport
 from memguard.records.audit_files import SCORES
-from memguard.records.documents import EXTRACTED, DocumentTable
+from memguard.records.documents import EXTRACTED, OTHER_WINDOW, DocumentTable
 from memguard.records.record import Record, describe_unread
 from memguard.records.results import Interval
 
@@ -54,7 +58,7 @@ class DiffedAudit(Record):
     num_texts: int
     """Different texts of its trained documents."""
     num_findings: int
-    """Pairs of a trained text and a probe that extracts it."""
+    """Documents that were extracted."""
 
 
 class DiffedProbe(Record):
@@ -71,28 +75,37 @@ class DiffedProbe(Record):
 
 
 class DiffedFinding(Record):
-    """What became of one finding."""
+    """What became of a document by one probe."""
 
     kind: FindingKind
     found_by: FoundBy
-    finding: str
-    """Its id: keyed hash of the text, ``:``, probe."""
     probe: str
-    id: str
-    """Of the document in the new audit, or in the old one if only that finds it."""
-    bucket: str
-    """As above."""
     parts: list[str]
     """Measurements that are yes, as "verbatim" for extraction.verbatim."""
-    continuation_tokens: int
     reason: str | None
     """Why it is of this kind, beyond what the kind means."""
+
+
+class DiffedDocument(Record):
+    """What became of one document that an audit extracted."""
+
+    kind: FindingKind
+    found_by: FoundBy
+    text_hmac: str
+    """Keyed hash of its text."""
+    id: str
+    """In the new audit, or in the old one if only that finds it."""
+    bucket: str
+    """As above."""
+    continuation_tokens: int
+    probes: list[DiffedFinding]
+    """Of each probe that extracts it in one of the audits."""
 
 
 class AuditDiff(Record):
     """The findings of two audits, side by side."""
 
-    schema_name: Literal["memguard.diff/2"] = Field("memguard.diff/2", alias="schema")
+    schema_name: Literal["memguard.diff/3"] = Field("memguard.diff/3", alias="schema")
     tool_version: str
     old: DiffedAudit
     new: DiffedAudit
@@ -101,21 +114,27 @@ class AuditDiff(Record):
     notes: list[str]
     """What was not compared."""
     probes: list[DiffedProbe]
-    findings: list[DiffedFinding]
+    documents: list[DiffedDocument]
     """Worst first."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
-    def select(
-        self, kind: FindingKind, probe: str | None = None, found_by: FoundBy | None = None
-    ) -> list[DiffedFinding]:
-        """Return the findings of a kind, worst first; None: of any probe, found by either."""
+    def select(self, kind: FindingKind, found_by: FoundBy | None = None) -> list[DiffedDocument]:
+        """Return the documents of a kind, worst first; None: found by either."""
         return [
             one
-            for one in self.findings
-            if (one.kind, probe or one.probe, found_by or one.found_by)
-            == (kind, one.probe, one.found_by)
+            for one in self.documents
+            if (one.kind, found_by or one.found_by) == (kind, one.found_by)
         ]
+
+    def count(self, kind: FindingKind, probe: str, found_by: FoundBy) -> int:
+        """Return the number of documents of a kind by one probe."""
+        keys = (
+            (one.kind, one.probe, one.found_by)
+            for document in self.documents
+            for one in document.probes
+        )
+        return sum(key == (kind, probe, found_by) for key in keys)
 
 
 METHOD_FIELDS: Final = ("dtype", "window")
@@ -126,7 +145,10 @@ _WINDOWS: Final = ("continuation_tokens", "prefix_tokens", "min_prefix_tokens")
 """Settings of the extraction probe that all probes depend on, because they use its windows."""
 _WINDOW: Final = ("num_tokens", "prefix_tokens", "continuation_tokens")
 """Columns of the tokens that were audited of a document."""
-_PARTS: Final = {"extraction": (".verbatim", ".near_verbatim"), "attacks": (".any",)}
+_PARTS: Final = {
+    "extraction": (".verbatim", ".near_verbatim", OTHER_WINDOW),
+    "attacks": (".any",),
+}
 """Ends of the columns that decide a probe's answer; of other probes all columns of yes and no."""
 OTHER_TOKENS = "the audits count the tokens of their shared texts differently (another tokenizer?)"
 
@@ -217,7 +239,7 @@ class DiffSide:
             created=self.audited.report.created,
             report_sha256=self.audited.report_sha256,
             num_texts=len(self.trained),
-            num_findings=len(self.documents.list_findings()),
+            num_findings=int(self.documents.came_out_N.sum()),
         )
 
 
@@ -238,11 +260,12 @@ def diff_audits(old: Audited, new: Audited) -> AuditDiff:
         )
     before, after = DiffSide(which="old", audited=old), DiffSide(which="new", audited=new)
     names = list({**after.documents.extracted, **before.documents.extracted})
-    findings: list[DiffedFinding] = []
+    findings: dict[str, list[DiffedFinding]] = {}
     probes = [_diff_probe(before, after, name, findings) for name in names]
     kinds = list(KINDS)
-    findings.sort(key=lambda one: (-one.continuation_tokens, one.id, one.finding))
-    findings.sort(key=lambda one: (kinds.index(one.kind), one.found_by, names.index(one.probe)))
+    documents = [_join(before, after, text, found) for text, found in findings.items()]
+    documents.sort(key=lambda one: (-one.continuation_tokens, one.id, one.text_hmac))
+    documents.sort(key=lambda one: (kinds.index(one.kind), one.found_by))
     return AuditDiff(
         tool_version=memguard.__version__,
         old=before.describe(),
@@ -250,14 +273,38 @@ def diff_audits(old: Audited, new: Audited) -> AuditDiff:
         num_texts_in_both=len(after.trained & before.rows.keys()),
         notes=list(_list_notes(before, after, names)),
         probes=probes,
-        findings=findings,
+        documents=documents,
+    )
+
+
+def _join(old: DiffSide, new: DiffSide, text: str, findings: list[DiffedFinding]) -> DiffedDocument:
+    """Return what became of a document by all probes that extract it."""
+    kinds, found_by = ({getattr(one, name) for one in findings} for name in ("kind", "found_by"))
+    kind: FindingKind = "not-audited"
+    if found_by != {"old"} and found_by != {"new"}:
+        kind = "unchanged"
+    elif "new" in kinds or kinds == {"gone"}:
+        kind = "new" if "new" in kinds else "gone"
+    which: FoundBy = "both" if kind == "unchanged" else findings[0].found_by
+    side = old if which == "old" else new
+    answers = side.documents.extracted.values()
+    # Of equal texts one that is extracted.
+    row = max(side.rows[text], key=lambda row: any(by_N[row] == 1 for by_N in answers))
+    return DiffedDocument(
+        kind=kind,
+        found_by=which,
+        text_hmac=text,
+        id=side.documents.id_N[row],
+        bucket=side.documents.bucket_N[row],
+        continuation_tokens=int(side.windows[row][2]),
+        probes=findings,
     )
 
 
 def _diff_probe(
-    old: DiffSide, new: DiffSide, probe: str, findings: list[DiffedFinding]
+    old: DiffSide, new: DiffSide, probe: str, findings: dict[str, list[DiffedFinding]]
 ) -> DiffedProbe:
-    """Add what became of the findings of a probe; return its rates."""
+    """Add what became of each document by a probe; return its rates."""
     obstacle = _find_obstacle(old, new, probe)
     before, after = old.read_answers(probe), new.read_answers(probe)
     pairs = []
@@ -267,17 +314,12 @@ def _diff_probe(
             kind, reason = _classify(old, new, text, was, now, obstacle)
             side, answer = (new, now) if now is not None and now.is_yes else (old, was)
             assert answer is not None, "it is found"
-            documents, row = side.documents, answer.row
-            findings.append(
+            findings.setdefault(text, []).append(
                 DiffedFinding(
                     kind=kind,
                     found_by="both" if kind == "unchanged" else side.which,
-                    finding=f"{text}:{probe}",
                     probe=probe,
-                    id=documents.id_N[row],
-                    bucket=documents.bucket_N[row],
                     parts=sorted(answer.found),
-                    continuation_tokens=int(side.windows[row][2]),
                     reason=reason,
                 )
             )

@@ -148,7 +148,8 @@ def _compare_documents(
     answered = {name for name, by_N in documents.extracted.items() if (by_N >= 0).any()}
     for probe in sorted(answered - ran):
         yield f"the records have answers of the probe {probe}, which did not run by the report"
-    counts = Counter(documents.bucket_N[documents.is_trained_N].tolist())
+    roles = zip(documents.bucket_N.tolist(), documents.role_N.tolist(), strict=True)
+    counts = Counter(bucket for bucket, role in roles if role in TRAINED_ROLES)
     for name, count in sorted(counts.items()):
         bucket = report.tables.find_bucket(name)
         if bucket is None or bucket.role not in TRAINED_ROLES:

@@ -3,8 +3,8 @@
     rules about metrics   one judgement for each row
     risk                  one for each bucket: of the metric with the highest upper end; one that
                           surely fails decides before it
-    findings              documents that the model was trained on and that a probe extracts, without
-                          those that a person accepted; a count, judged as it is
+    findings              documents that the model was trained on and that any probe extracts,
+                          without those that a person accepted; a count, judged as it is
     epsilon               low: the lower bound that the canaries show (95 %, one-sided); high: the
                           value that dp_sgd spent, by accounting. A bound above the limit fails;
                           else the spent value decides; without it nothing does, because no lower
@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+
+import numpy as np
 
 from memguard import __version__
 from memguard.errors import ConfigError
@@ -52,18 +54,11 @@ _CANARIES = "canaries"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """The findings of an audit."""
+    """The extracted documents of an audit, or those of one probe."""
 
-    ids: list[str] | None
-    """None if they could not be counted."""
-    num_without_id: int = 0
-    """Findings of documents without a keyed hash: they count, and cannot be accepted."""
+    hashes: list[str | None] | None
+    """Keyed hash of each document's text, None without one; None if they cannot be counted."""
     why_not: str | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of findings."""
-        return len(self.ids or ()) + self.num_without_id
 
 
 def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
@@ -78,7 +73,7 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     created = format_now()
     findings = _list_findings(audited)
     today = date.fromisoformat(created[:10])
-    accepted = [] if triage is None else apply_triage(triage, findings.ids or (), today)
+    accepted = [] if triage is None else apply_triage(triage, findings.hashes or (), today)
     judgements: list[Judgement] = []
     if policy.verdict is not None:
         judgements.append(_judge_level(audited, policy.verdict))
@@ -86,7 +81,7 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     earlier = _load_earlier(loaded)
     for number, rule in enumerate(policy.gate, start=1):
         if rule.metric == FINDINGS:
-            judgements.append(_judge_findings(number, rule, findings, accepted, report))
+            judgements.append(_judge_findings(number, rule, audited, accepted))
         elif rule.metric == EPSILON:
             judgements.append(_judge_epsilon(number, rule, report))
         else:
@@ -106,7 +101,7 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
         outcome=decide([judgement.outcome for judgement in judgements]),
         judgements=_name_apart(judgements),
         accepted=accepted,
-        num_findings=None if findings.ids is None else findings.count,
+        num_findings=None if findings.hashes is None else len(findings.hashes),
     )
 
 
@@ -291,29 +286,30 @@ def _name_apart(judgements: Sequence[Judgement]) -> list[Judgement]:
 # -- what is no row of results ---------------------------------------------------------------------
 
 
-def _list_findings(audited: Audited) -> Findings:
-    """Return the findings of an audit, by their ids."""
+def _list_findings(audited: Audited, probe: str | None = None) -> Findings:
+    """Return the documents that any probe extracted, or the named one."""
     documents = audited.documents
     if documents is None:
         why_not = "only another user may read the records of the documents (records.parquet)"
-        return Findings(ids=None, why_not=why_not)
+        return Findings(hashes=None, why_not=why_not)
     if not documents.is_trained_N.any():
-        return Findings(ids=None, why_not="no trained document was audited")
+        return Findings(hashes=None, why_not="no trained document was audited")
     risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
     if lost := sorted(risky - set(documents.extracted)):
-        return Findings(ids=None, why_not=f"the records have no answers of the probe {lost[0]}")
-    without_N = documents.is_trained_N & [one is None for one in documents.text_hmac_N]
-    num_without = sum(
-        int(((extracted_N == 1) & without_N).sum()) for extracted_N in documents.extracted.values()
-    )
-    return Findings(ids=documents.list_findings(), num_without_id=num_without)
+        return Findings(hashes=None, why_not=f"the records have no answers of the probe {lost[0]}")
+    came_out_N = documents.came_out_N
+    if probe is not None:
+        nothing_N = np.zeros(len(documents))
+        came_out_N = documents.is_trained_N & (documents.extracted.get(probe, nothing_N) == 1)
+    return Findings(hashes=documents.text_hmac_N[came_out_N].tolist())
 
 
 def _judge_findings(
-    number: int, rule: Rule, findings: Findings, accepted: Sequence[Acceptance], report: AuditReport
+    number: int, rule: Rule, audited: Audited, accepted: Sequence[Acceptance]
 ) -> Judgement:
-    """Return whether few enough findings are open: not accepted by a person."""
-    of_probe = "" if rule.probe is None else f" of {rule.probe}"
+    """Return whether few enough documents are open: not accepted by a person."""
+    report, findings = audited.report, _list_findings(audited, rule.probe)
+    of_probe = "" if rule.probe is None else f" by {rule.probe}"
     limit = int(rule.limit)
     name = f"findings{of_probe} at most {limit:,}"
 
@@ -322,24 +318,22 @@ def _judge_findings(
             rule=number, name=name, outcome=outcome, sentence=sentence, limit=limit, value=value
         )
 
-    if findings.ids is None:
+    if findings.hashes is None:
         return answer("cannot-be-judged", f"The findings cannot be counted: {findings.why_not}.")
     runs = {run.name: run for run in report.probe_runs}
     not_run = [run.name for run in runs.values() if run.num_documents is None]
     if rule.probe is not None and (rule.probe not in runs or rule.probe in not_run):
         return answer("cannot-be-judged", f"The probe {rule.probe} did not run.")
-    ids, num_without = set(findings.ids), findings.num_without_id
-    if rule.probe is not None:
-        ids = {one for one in ids if one.partition(":")[2] == rule.probe}
-    held = ids & {entry.finding for entry in accepted if entry.state == "accepted"}
-    expired = ids & {entry.finding for entry in accepted if entry.state == "expired"}
-    num_open = len(ids) - len(held) + num_without
-    noun = "finding" if len(ids) + num_without == 1 else "findings"
-    parts = [f"{len(held):,} accepted"]
-    if expired:
-        parts.append(f"{len(expired):,} accepted until a day that has passed, so open again")
+    states = {entry.document: entry.state for entry in accepted}
+    counts = Counter(states.get(text_hmac or "", "open") for text_hmac in findings.hashes)
+    count, num_without = len(findings.hashes), findings.hashes.count(None)
+    num_open = count - counts["accepted"]
+    were = "document was" if count == 1 else "documents were"
+    parts = [f"{counts['accepted']:,} accepted"]
+    if counts["expired"]:
+        parts.append(f"{counts['expired']:,} accepted until a day that has passed, so open again")
     if num_without:
-        parts.append(f"{num_without:,} without an id, which cannot be accepted")
+        parts.append(f"{num_without:,} without a keyed hash, which cannot be accepted")
     trained = (row for row in report.tables.buckets if row.role in TRAINED_ROLES)
     if num_unaudited := sum(row.num_not_auditable for row in trained):
         parts.append(f"{num_unaudited:,} trained documents could not be audited")
@@ -348,7 +342,7 @@ def _judge_findings(
     side = "within" if num_open <= limit else "above"
     return answer(
         "pass" if num_open <= limit else "fail",
-        f"{len(ids) + num_without:,} {noun}{of_probe} ({'; '.join(parts)}): {num_open:,} open, "
+        f"{count:,} {were} extracted{of_probe} ({'; '.join(parts)}): {num_open:,} open, "
         f"{side} the limit of {limit:,}.",
         num_open,
     )

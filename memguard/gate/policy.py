@@ -14,14 +14,14 @@ a policy names and an audit lacks is judged, not refused here.
 Findings that a person accepted are in a file of their own, with the reason and the last day:
 
     accepted:
-      - finding: 1f0c...9a:extraction   # id of the finding: keyed hash of the text, ':', probe
+      - document: 1f0c...9a             # keyed hash of its text, as in findings.csv
         by: A. Writer
         reason: The licence text, which is public.
         until: 2027-01-31               # last day; null: without end
 
-An accepted finding stays visible and counted; it never changes a rate. After its last day it counts
-as open again. The file lies outside run and audit folders: it must not be sealed with what it
-excuses.
+`memguard accept` writes an entry. An accepted document stays visible and counted; it never changes
+a rate. After its last day it counts as open again. The file lies outside run and audit folders: it
+must not be sealed with what it excuses.
 """
 
 import contextlib
@@ -168,8 +168,7 @@ class LoadedPolicy:
 def load_policy(path: Path) -> LoadedPolicy:
     """Read a policy file; ConfigError has one line for each problem, with its place."""
     document = load_yaml(path)
-    text = path.read_text(encoding="utf-8")
-    return _check(document, text, path.parent)
+    return _check(document, document.text, path.parent)
 
 
 def read_policy(values: Mapping[str, Any]) -> LoadedPolicy:
@@ -213,16 +212,15 @@ def _restore_on(document: Document) -> dict[str, Any]:
     return values
 
 
-_FINDING = re.compile(r"[0-9a-f]{64}:[A-Za-z0-9][A-Za-z0-9._-]*")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class AcceptedFinding(Settings):
     """One entry of `triage.yaml`."""
 
-    finding: str = Field(
-        description="id of the finding: the keyed hash of the text, ':' and the probe, as "
-        "'memguard diff --json' shows it."
+    document: str = Field(
+        description="keyed hash of the document's text, 'text_hmac' in findings.csv."
     )
     by: str = Field(description="who accepted it.")
     reason: str = Field(description="why it is accepted.")
@@ -230,15 +228,15 @@ class AcceptedFinding(Settings):
         description="last day on which it is accepted, as 2027-01-31; null: without end."
     )
 
-    @field_validator("finding")
+    @field_validator("document")
     @classmethod
-    def _check_finding(cls, finding: str) -> str:
-        if not _FINDING.fullmatch(finding):
+    def _check_document(cls, document: str) -> str:
+        if not _HASH.fullmatch(document):
             raise ValueError(
-                "must be the id of a finding, 64 hexadecimal digits, ':' and the probe, as "
-                f"'memguard diff --json' shows it; got {shorten(repr(finding))}"
+                "must be 64 hexadecimal digits, 'text_hmac' in findings.csv; 'memguard accept' "
+                f"writes it; got {shorten(repr(document))}"
             )
-        return finding
+        return document
 
     @field_validator("by", "reason")
     @classmethod
@@ -282,17 +280,17 @@ def load_triage(path: Path) -> Triage:
     first: dict[str, int] = {}
     problems = []
     for index, entry in enumerate(accepted):
-        if entry.finding in first:
-            place = document.locate(("accepted", index, "finding"))
-            other = document.locate(("accepted", first[entry.finding], "finding"))
+        if entry.document in first:
+            place = document.locate(("accepted", index, "document"))
+            other = document.locate(("accepted", first[entry.document], "document"))
             problems.append(
-                f"{place} 'accepted[{index}].finding' is the same as at {other}: name each finding "
-                "once"
+                f"{place} 'accepted[{index}].document' is the same as at {other}: name each "
+                "document once"
             )
-        first.setdefault(entry.finding, index)
+        first.setdefault(entry.document, index)
     if problems:
         raise ConfigError(*problems)
-    return Triage(accepted=accepted, text=path.read_text(encoding="utf-8"))
+    return Triage(accepted=accepted, text=document.text)
 
 
 def _refuse_sealed(path: Path) -> None:
@@ -308,18 +306,18 @@ def _refuse_sealed(path: Path) -> None:
                 )
 
 
-def apply_triage(triage: Triage, findings: Sequence[str], today: date) -> list[Acceptance]:
+def apply_triage(triage: Triage, findings: Sequence[str | None], today: date) -> list[Acceptance]:
     """Return the state of each entry of a triage; an acceptance includes its last day."""
     present = set(findings)
     return [
         Acceptance(
-            finding=entry.finding,
+            document=entry.document,
             by=entry.by,
             reason=entry.reason,
             until=None if entry.until is None else entry.until.isoformat(),
             state=(
                 "not-found"
-                if entry.finding not in present
+                if entry.document not in present
                 else "accepted"
                 if entry.until is None or today <= entry.until
                 else "expired"

@@ -178,7 +178,7 @@ def _write_accepted(result: GateResult) -> Iterator[str]:
     accepted = sort_acceptances(result)
     if not accepted:
         return
-    yield build_row(("State", "Finding", "By", "Until", "Why"))
+    yield build_row(("State", "Document", "By", "Until", "Why"))
     yield build_row(["---"] * 5)
     for entry in accepted[:_MOST_ACCEPTED]:
         yield build_row(_show_acceptance(entry))
@@ -193,7 +193,7 @@ def _show_acceptance(entry: Acceptance) -> tuple[str, ...]:
     until = "without end" if entry.until is None else escape(entry.until, 40)
     return (
         states[entry.state],
-        code(entry.finding, 90),
+        code(entry.document, 90),
         escape(entry.by, 80),
         until,
         escape(entry.reason, 200),

@@ -142,8 +142,8 @@ def write_acceptances(result: GateResult) -> str:
     if result.num_findings is None:
         findings = "The findings of the audit could not be counted."
     else:
-        plural = "" if result.num_findings == 1 else "s"
-        findings = f"The audit has {result.num_findings:,} finding{plural}, by document and probe."
+        were = "document was" if result.num_findings == 1 else "documents were"
+        findings = f"{result.num_findings:,} {were} extracted."
     states = Counter(accepted.state for accepted in result.accepted)
     if not states:
         return f"{findings} None was accepted by a person."
@@ -260,8 +260,7 @@ def _build_judgements(result: GateResult, report: AuditReport) -> Table:
 
 def _build_accepted(result: GateResult) -> Table | None:
     def name(entry: Acceptance) -> Cell:
-        text_hmac, _, probe = entry.finding.partition(":")
-        return Cell(f"{fmt.hash(text_hmac)}:{fmt.clean_text(probe, 40)}", kind="hash")
+        return Cell(fmt.hash(entry.document), kind="hash")
 
     def show_state(entry: Acceptance) -> Cell:
         state, level = _STATES[entry.state]
@@ -271,11 +270,11 @@ def _build_accepted(result: GateResult) -> Table | None:
         return show_name("without end" if entry.until is None else fmt.clean_text(entry.until, 40))
 
     columns: tuple[Column[Acceptance], ...] = (
-        Column("Finding", name),
+        Column("Document", name),
         Column("State", show_state),
         Column("By", lambda one: show_name(fmt.clean_name(one.by, 80))),
         Column("Until", show_until),
         Column("Why", lambda one: show_name(fmt.clean_text(one.reason, 200))),
     )
     accepted = sort_acceptances(result)
-    return make_table("Accepted findings", columns, accepted, compact=True) if accepted else None
+    return make_table("Accepted documents", columns, accepted, compact=True) if accepted else None

@@ -40,15 +40,18 @@ TRAINED_ROLES: Final = ("trained", "forget")
 """Roles of documents that the model was trained on."""
 
 
+def find_trained(role_N: NDArray[Any], num_repetitions_N: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return ``[N]`` which documents the model was trained on, now or before it was to forget."""
+    return np.asarray((role_N == "forget") | ((role_N == "trained") & (num_repetitions_N != 0)))
+
+
 def find_came_out(
-    role_N: NDArray[Any],
-    num_repetitions_N: NDArray[np.float64],
-    extracted: Mapping[str, NDArray[np.float64]],
+    is_trained_N: NDArray[np.bool_], extracted: Mapping[str, NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
     """Return ``[N]`` which documents are findings; ``extracted`` has each probe's answers."""
-    is_member_N = (role_N == "forget") | ((role_N == "trained") & (num_repetitions_N != 0))
     answers = [extracted_N == 1 for extracted_N in extracted.values()]
-    return np.asarray(is_member_N & np.any([np.zeros(len(role_N), bool), *answers], axis=0))
+    nothing_N = np.zeros(len(is_trained_N), dtype=bool)
+    return np.asarray(is_trained_N & np.any([nothing_N, *answers], axis=0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +144,7 @@ class DocumentTable:
     @cached_property
     def is_trained_N(self) -> NDArray[np.bool_]:
         """Documents that the model was trained on."""
-        return np.isin(self.role_N, TRAINED_ROLES)
+        return find_trained(self.role_N, self.numbers("num_repetitions"))
 
     @cached_property
     def cluster_N(self) -> NDArray[np.int64]:
@@ -161,8 +164,4 @@ class DocumentTable:
     @cached_property
     def came_out_N(self) -> NDArray[np.bool_]:
         """The findings."""
-        return find_came_out(self.role_N, self.numbers("num_repetitions"), self.extracted)
-
-    def list_findings(self) -> list[str]:
-        """Return the ids of the findings, each once, sorted; without a keyed hash there is none."""
-        return sorted({*self.text_hmac_N[self.came_out_N].tolist()} - {None})
+        return find_came_out(self.is_trained_N, self.extracted)

@@ -58,22 +58,22 @@ class Judgement(Record):
 
 
 class Acceptance(Record):
-    """A finding that a person accepted in `triage.yaml`."""
+    """A document whose extraction a person accepted in `triage.yaml`."""
 
-    finding: str
-    """Id of the finding: keyed hash of the text, ``:``, probe."""
+    document: str
+    """Keyed hash of its text."""
     by: str
     reason: str
     until: str | None
     """Last day, ISO 8601; null: without end."""
     state: Literal["accepted", "expired", "not-found"]
-    """not-found: the audit has no such finding, so that nothing is accepted."""
+    """not-found: this audit did not extract it, so that nothing is accepted."""
 
 
 class GateResult(SealedRecord):
     """`gate.json`."""
 
-    schema_name: Literal["memguard.gate/1"] = Field("memguard.gate/1", alias="schema")
+    schema_name: Literal["memguard.gate/2"] = Field("memguard.gate/2", alias="schema")
     tool_version: str
     created: str
     """UTC, ISO 8601."""
@@ -95,7 +95,7 @@ class GateResult(SealedRecord):
     judgements: list[Judgement]
     accepted: list[Acceptance]
     num_findings: int | None
-    """Findings of the audit; null if they could not be counted."""
+    """Documents that were extracted; null if they could not be counted."""
     files: dict[str, FileSum] = Field(default_factory=dict)
     """The other files in the folder."""
 

@@ -62,22 +62,24 @@ def test_the_screen_has_counts_first_then_the_worst(told: AuditDiff) -> None:
     lines = draw(told)
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if line and not line.startswith((" ", "old ", "new "))]
-    assert titles[1] == "Findings"
+    assert titles[1] == "Extracted documents"
     heads = [f"{name} ({len(told.select(kind))})" for kind, name in NAMES.items()]
     places = [titles.index(head) for head in heads]
     assert places == sorted(places)
-    first = lines.index("Findings")
+    first = lines.index("Extracted documents")
     for probe in ("extraction", "attacks"):
         (row,) = [x for x in lines[first : first + 5] if x.strip().startswith(probe)]
         expected = [
-            len(told.select("new", probe)),
-            len(told.select("unchanged", probe)),
-            len(told.select("gone", probe)),
-            len(told.select("not-audited", probe, "new")),
-            len(told.select("not-audited", probe, "old")),
+            told.count("new", probe, "new"),
+            told.count("unchanged", probe, "both"),
+            told.count("gone", probe, "old"),
+            told.count("not-audited", probe, "new"),
+            told.count("not-audited", probe, "old"),
         ]
         assert re.findall(r"\d+", row) == [str(number) for number in expected]
-        assert sum(expected) == sum(finding.probe == probe for finding in told.findings)
+        assert sum(expected) == sum(
+            one.probe == probe for document in told.documents for one in document.probes
+        )
 
 
 def test_at_most_twenty_findings_of_a_kind_are_listed(told: AuditDiff) -> None:
@@ -112,7 +114,7 @@ def test_it_is_told_without_torch(audits: tuple[Path, Path], tmp_path: Path) -> 
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Findings" in done.stdout
+    assert "Extracted documents" in done.stdout
 
 
 def test_python_has_the_same(audits: tuple[Path, Path], told: AuditDiff) -> None:
@@ -221,7 +223,12 @@ def test_two_real_audits_of_a_model_and_of_the_one_that_forgot(
         elif before:
             expected[place] = "not-audited" if after is None else "gone"
     result = diff_folders(tmp_path / "audit-0", tmp_path / "audit-1")
-    assert {(_find_text(f.id, given), f.probe): f.kind for f in result.findings} == expected
+    told = {
+        (_find_text(document.id, given), one.probe): one.kind
+        for document in result.documents
+        for one in document.probes
+    }
+    assert told == expected
     assert {"gone", "not-audited"} <= set(expected.values())
     assert result.new.num_texts == len(texts) + 1
 

@@ -16,6 +16,7 @@ from diff_examples import (
     PROBES,
     Made,
     compare_made,
+    find_document,
     find_finding,
     hash_text,
     make_row,
@@ -52,6 +53,10 @@ def tell(old: Made | None, new: Made | None, probe: str) -> str | None:
     return "gone" if after == 0 else "not-audited"
 
 
+def find_text(audit: Sequence[Made], digest: str) -> Made | None:
+    return next((made for made in audit if hash_text(made.text, "key") == digest), None)
+
+
 @st.composite
 def two_audits(draw: st.DrawFn) -> tuple[list[Made], list[Made]]:
     """Draw an audit, and one without 10 of its documents, with 10 others, in another order."""
@@ -77,23 +82,31 @@ def test_each_finding_is_classed_though_documents_were_exchanged_and_renumbered(
     old, new = ({made.text: made for made in audit} for audit in audits)
     diff = compare_made(*audits)
     expected = {
-        f"{hash_text(text, 'key')}:{probe}": kind
+        (hash_text(text, "key"), probe): kind
         for text in {**old, **new}
         for probe in ("extraction", "attacks")
         if (kind := tell(old.get(text), new.get(text), probe)) is not None
     }
-    assert {finding.finding: finding.kind for finding in diff.findings} == expected
-    assert len(diff.findings) == len(expected)
-    order = [list(KINDS).index(finding.kind) for finding in diff.findings]
+    told = [(one.text_hmac, by) for one in diff.documents for by in one.probes]
+    assert {(text, by.probe): by.kind for text, by in told} == expected
+    assert len(told) == len(expected)
+    order = [list(KINDS).index(one.kind) for one in diff.documents]
     assert order == sorted(order)
-    for kind in KINDS:
-        assert len(diff.select(kind)) == list(expected.values()).count(kind)
     assert diff.num_texts_in_both == len(old) - 10
-    # The ids are those of the audit that finds it, of the new one if both do.
-    for finding in diff.findings:
-        audit = audits[0] if finding.found_by == "old" else audits[1]
-        ids = {hash_text(made.text, "key"): made.id for made in audit}
-        assert finding.id == ids[finding.finding[:64]]
+    for one in diff.documents:
+        kinds = {by.kind for by in one.probes}
+        is_old, is_new = (
+            any(value == 1 for value in made.extracted.values()) if made is not None else False
+            for made in (find_text(audit, one.text_hmac) for audit in audits)
+        )
+        assert one.found_by == ("both" if is_old and is_new else "new" if is_new else "old")
+        assert (one.kind == "unchanged") == (one.found_by == "both")
+        assert (one.kind == "gone") == (one.found_by == "old" and kinds == {"gone"})
+        assert (one.kind == "new") == (one.found_by == "new" and "new" in kinds)
+        # The ids are those of the audit that finds it, of the new one if both do.
+        made = find_text(audits[one.found_by != "old"], one.text_hmac)
+        assert made is not None
+        assert one.id == made.id
 
 
 @pytest.mark.parametrize("keys", [("one", "two"), ("one", None), (None, None)])
@@ -132,7 +145,9 @@ def change_probe(name: str, **changes: Any) -> list[dict[str, Any]]:
 
 def test_what_both_measured_the_same_is_gone() -> None:
     diff = compare_made([FOUND, *OTHERS], [GONE, *OTHERS])
-    assert [(one.kind, one.probe) for one in diff.findings] == [
+    (document,) = diff.documents
+    assert document.kind == "gone"
+    assert [(one.kind, one.probe) for one in document.probes] == [
         ("gone", "extraction"),
         ("gone", "attacks"),
     ]
@@ -208,6 +223,7 @@ def test_a_probe_that_one_audit_did_not_run_is_told() -> None:
     diff = diff_audits(old, new)
     lost = find_finding(diff, "text 1", "attacks")
     assert (lost.kind, lost.found_by) == ("not-audited", "old")
+    assert find_document(diff, "text 1").kind == "not-audited", "one probe does not tell"
     assert lost.reason == "not run in the new audit: the GPU is too small"
     assert diff.probes[1].missing_because == lost.reason
     back = diff_audits(new, old)
@@ -265,35 +281,33 @@ def test_equal_texts_count_once_and_any_yes_is_a_yes() -> None:
     copy = replace(FOUND, id="data.jsonl:7")
     diff = compare_made([FOUND, copy, *OTHERS], [FOUND, replace(GONE, id="b"), *OTHERS])
     assert find_finding(diff, "text 1").kind == "unchanged"
-    assert (diff.old.num_texts, diff.old.num_findings) == (5, 2)
+    assert (diff.old.num_texts, diff.old.num_findings) == (5, 2), "both copies"
     diff = compare_made([FOUND, replace(GONE, id="b")], [GONE, replace(GONE, id="b")])
-    assert len(diff.select("gone", "extraction")) == 1
+    assert diff.count("gone", "extraction", "old") == len(diff.select("gone")) == 1
     # The copy that is extracted is named.
     diff = compare_made([GONE, replace(FOUND, id="b")], [replace(GONE, id="c"), FOUND])
-    assert (find_finding(diff, "text 1").kind, find_finding(diff, "text 1").id) == (
-        "unchanged",
-        FOUND.id,
-    )
+    document = find_document(diff, "text 1")
+    assert (document.kind, document.id) == ("unchanged", FOUND.id)
     # What was measured of one copy does not answer for other tokens of another one.
     cut = {"continuation_tokens": 40}
     halves = [replace(GONE, near=NOT_ASKED), replace(GONE, id="b", **cut)]
     assert find_finding(compare_made([FOUND], halves), "text 1").kind == "not-audited"
     # One of the copies was not attacked: the other one's answer stands.
     some = [GONE, replace(GONE, id="b", attacks={"beam_search": NOT_ASKED})]
-    assert len(compare_made([FOUND], some).select("gone", "attacks")) == 1
+    assert compare_made([FOUND], some).count("gone", "attacks", "old") == 1
 
 
 def test_a_document_that_is_no_longer_trained_may_still_be_extracted() -> None:
     as_control = {"role": "control", "bucket": "control"}
     diff = compare_made([FOUND, *OTHERS], [replace(FOUND, **as_control), *OTHERS])
-    finding = find_finding(diff, "text 1")
-    assert (finding.kind, finding.bucket) == ("unchanged", "control")
-    assert (diff.old.num_findings, diff.new.num_findings) == (2, 0)
+    document = find_document(diff, "text 1")
+    assert (document.kind, document.bucket) == ("unchanged", "control")
+    assert (diff.old.num_findings, diff.new.num_findings) == (1, 0)
     diff = compare_made([FOUND, *OTHERS], [replace(GONE, **as_control), *OTHERS])
     assert find_finding(diff, "text 1").kind == "gone"
     # Extracted and not trained in both audits: a finding of neither.
     control = replace(FOUND, **as_control)
-    assert compare_made([control, *OTHERS], [control, *OTHERS]).findings == []
+    assert compare_made([control, *OTHERS], [control, *OTHERS]).documents == []
 
 
 def test_a_text_that_changed_under_its_id_is_not_gone() -> None:

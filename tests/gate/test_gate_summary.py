@@ -109,22 +109,22 @@ def test_what_did_not_run_is_listed_with_its_reason() -> None:
 def test_acceptances_are_counted_and_listed_expired_first() -> None:
     result = make_result(
         accepted=[
-            make_acceptance("aa:extraction"),
-            make_acceptance("bb:extraction", "not-found", until=None),
+            make_acceptance("aa"),
+            make_acceptance("bb", "not-found", until=None),
             make_acceptance("cc:attacks", "expired", until="2026-10-01"),
         ]
     )
     text = render(result)
     assert (
-        "The audit has 65 findings, by document and probe. Accepted in the triage file: "
+        "65 documents were extracted. Accepted in the triage file: "
         "1 in force; 1 expired, counted "
         "again; 1 not in this audit. Rates stay as measured."
     ) in text
     rows = read_tables(text)[2]
     assert [row[:2] for row in rows[1:]] == [
         ["expired", "cc:attacks"],
-        ["not in this audit", "bb:extraction"],
-        ["accepted", "aa:extraction"],
+        ["not in this audit", "bb"],
+        ["accepted", "aa"],
     ]
     assert rows[2][3] == "without end"
     assert "None was accepted by a person." in render(make_mixed())
