@@ -91,7 +91,7 @@ def _decide_text(report: AuditReport, run_path: str | None) -> Iterator[str]:
     is_small = verdict.reason == "too-few" and verdict.level == "inconclusive"
     yield _DECISIONS["too-small" if is_small else verdict.reason].format(
         not_yet="Do not release these weights yet:",
-        compare="Train again with 'data.control_fraction' above 0"
+        compare=f"Train again with {MIN_UNSEEN} documents in 'data.control'"
         if is_run
         else f"{given} ('--nonmembers')",
         extracted=f"{trained.num_matched:,} of {trained.num_documents:,}",
@@ -197,7 +197,7 @@ def _ask_for_membership(
         return f"audit the other {left:,} unseen documents too: {again}"
     number, how = membership.num_nonmembers, "'--nonmembers'"
     if report.training is not None:
-        how = "a larger 'data.control_fraction', or more documents, before training"
+        how = f"{MIN_UNSEEN} in 'data.control' (of a study: 'documents_per_bucket'), then train"
     more = "more " if number else ""
     return (
         f"give {MIN_UNSEEN - number:,} {more}unseen documents ({number:,} of {MIN_UNSEEN}): {how}"
