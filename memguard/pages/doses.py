@@ -35,10 +35,13 @@ def build_dose_response(report: AuditReport) -> Figure | None:
     doses = _list_doses(buckets)
     has_control = any(bucket.role == "control" for bucket in buckets)
     lines = _build_lines(report.tables, buckets, doses)
+    shown = tuple(line for line in lines if line.style == "near" or any(p.y for p in line.points))
+    names = "; ".join(line.label for line in lines if line not in shown)
+    zeros = f" Not drawn, because they are 0{fmt.PERCENT} everywhere: {names}." if names else ""
     chart = LineChart(
         description=_describe(report.tables, buckets),
         ticks=tuple(f"{dose:,}" for dose in doses),
-        lines=tuple(line for line in lines if not _is_left_out(line)),
+        lines=shown,
         y_label="documents, or tokens (%)",
         control_at=doses.index(0) if has_control and 0 in doses else None,
     )
@@ -49,7 +52,7 @@ def build_dose_response(report: AuditReport) -> Figure | None:
         caption="Share of documents extracted, and teacher-forced token accuracy, which is not "
         "extraction, by the number of times the documents were trained. Bands are 95 % intervals; "
         f"positions are evenly spaced, not to scale. Documents per position: "
-        f"{', '.join(f'{bucket.num_documents:,}' for bucket in buckets)}.{_name_zeros(lines)}",
+        f"{', '.join(f'{bucket.num_documents:,}' for bucket in buckets)}.{zeros}",
         table=_build_table(report.tables, buckets),
     )
 
@@ -126,17 +129,6 @@ def _build_lines(
         if points:
             lines.append(Line(label=label, style=style, points=points))
     return tuple(lines)
-
-
-def _is_left_out(line: Line) -> bool:
-    """Return whether a line is 0 everywhere; that of near-verbatim text is always drawn."""
-    return line.style != "near" and not any(point.y for point in line.points)
-
-
-def _name_zeros(lines: Sequence[Line]) -> str:
-    """Name the lines that are not drawn; "" for none."""
-    names = "; ".join(line.label for line in lines if _is_left_out(line))
-    return f" Not drawn, because they are 0{fmt.PERCENT} everywhere: {names}." if names else ""
 
 
 def _place(x: float, row: ResultRow | None) -> Point | None:

@@ -60,6 +60,26 @@ LEVEL_NAMES: dict[Level, str] = {
     "inconclusive": "Inconclusive",
 }
 """The word of each level on pages and in the terminal."""
+REASON_NAMES: dict[Reason, str] = {
+    "control": "the model memorized training text",
+    "canaries": "the model memorized random secrets",
+    "no-control": "without unseen documents the cause is open",
+    "too-few": "there are too few documents to say more",
+    "control-too": "unseen documents are extracted too, so chance is not excluded",
+    "base-too": "the base model produces the extracted documents too",
+    "other-kind": "the control is another kind of text, or has or faces fewer than five texts, so "
+    "that only own texts are compared, and only with a base",
+    "forgotten": "documents to be forgotten are still extracted",
+    "canaries-too": "canaries and references are extracted, so chance is not excluded",
+    "not-trained": "no audited document was trained in full",
+    "collapsed": "the model seems collapsed",
+    "not-generated": "near-verbatim text was not tested",
+    "weakened": "settings make text harder to extract than the defaults do",
+    "unaudited": "too many documents could not be audited",
+}
+"""What the level of a verdict rests on, by its reason."""
+_COUNTED = ("control", "no-control", "too-few", "control-too", "base-too", "other-kind")
+"""Reasons of levels whose badge has a count instead."""
 
 
 class VerdictCounts(Record):
@@ -165,20 +185,11 @@ class Verdict(Record):
     @property
     def badges(self) -> tuple[Badge, Badge]:
         """The badge of the text, and the badge of membership."""
-        state, colour = _MEMBERSHIP[self.membership.level]
+        name, (state, colour) = LEVEL_NAMES[self.level], _MEMBERSHIP[self.membership.level]
+        text, membership = _detail_text(self), _detail_membership(self.membership)
         return (
-            Badge(
-                title="Text",
-                state=LEVEL_NAMES[self.level],
-                colour=self.colour,
-                detail=_detail_text(self),
-            ),
-            Badge(
-                title="Membership",
-                state=state,
-                colour=colour,
-                detail=_detail_membership(self.membership),
-            ),
+            Badge(title="Text", state=name, colour=self.colour, detail=text),
+            Badge(title="Membership", state=state, colour=colour, detail=membership),
         )
 
     @property
@@ -206,29 +217,17 @@ _MEMBERSHIP: dict[MembershipLevel, tuple[str, Colour]] = {
     "cannot-be-judged": ("not judged", "grey"),
     "not-measured": ("not judged", "grey"),
 }
-_OTHER_DETAILS: dict[Reason | None, str] = {
-    "canaries": "random secrets",
-    "canaries-too": "random secrets",
-    "forgotten": "documents to be forgotten",
-    "collapsed": "the model seems collapsed",
-    "not-generated": "near-verbatim text was not tested",
-    "weakened": "settings find less than the defaults",
-    "unaudited": "too many documents were not audited",
-    "not-trained": "no audited document was trained",
-}
-"""What the badge of the text says instead of a count."""
 
 
 def _detail_text(verdict: Verdict) -> str:
-    """Return what the state of the text rests on."""
-    if (detail := _OTHER_DETAILS.get(verdict.reason)) is not None:
-        return detail
-    trained = verdict.trained
-    if verdict.reason == "too-few" and verdict.level == "inconclusive":
-        if trained.num_clusters < MIN_TRAINED:
-            return f"{trained.num_clusters:,} of {MIN_TRAINED} trained texts"
-        return f"{trained.num_clusters:,} trained texts are too few"
-    return f"{trained.num_matched:,} of {trained.num_documents:,} documents"
+    """Return what the state of the text rests on: a count, or the reason."""
+    trained, reason = verdict.trained, verdict.reason
+    if reason == "too-few" and verdict.level == "inconclusive":
+        needed = f" of {MIN_TRAINED}" if trained.num_clusters < MIN_TRAINED else ""
+        return f"{trained.num_clusters:,}{needed} trained texts"
+    if reason is None or reason in _COUNTED:
+        return f"{trained.num_matched:,} of {trained.num_documents:,} documents"
+    return REASON_NAMES[reason]
 
 
 def _detail_membership(membership: MembershipVerdict) -> str:

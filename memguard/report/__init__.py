@@ -3,7 +3,8 @@
 rendering
     html.py                the page of a report or a comparison as one file; its links
     charts.py, svg.py      charts as inline SVG; a drawing as SVG elements or as a file
-    texts.py               limitations, next steps, identity, method
+    next_steps.py          decisions that follow from the badges of an audit
+    texts.py               limitations, identity, method
     glossary.toml          the terms of the pages
 an audit; the sections of probes are in `audit.probes`
     audit_facts.py         an audit report -> what pages say of it

@@ -35,6 +35,7 @@ from memguard.records import (
     VerdictCounts,
 )
 from memguard.records.texts import format_at_most
+from memguard.records.verdict import REASON_NAMES
 from memguard.report.audit_summary import (
     build_findings,
     build_summary,
@@ -254,31 +255,6 @@ def _list_columns(report: AuditReport, metric: MetricRow) -> list[ResultColumn]:
 # -- for the public --------------------------------------------------------------------------------
 
 _ROLES = {"control": "never trained", "trained": "trained", "forget": "to be forgotten"}
-_REASONS = {
-    "control": "the model memorized training text",
-    "canaries": "the model memorized random secrets",
-    "no-control": "without unseen documents the cause is open",
-    "too-few": "there are too few documents to say more",
-    "control-too": "unseen documents are extracted too, so chance is not excluded",
-    "base-too": "the base model produces the extracted documents too",
-    "other-kind": "the control is another kind of text, or has or faces fewer than five texts, so "
-    "that only own texts are compared, and only with a base",
-    "forgotten": "documents to be forgotten are still extracted",
-    "canaries-too": "canaries and references are extracted, so chance is not excluded",
-    "not-trained": "no audited document was trained in full, so nothing can be said",
-    "collapsed": "the model seems collapsed",
-    "not-generated": "near-verbatim text was not tested",
-    "weakened": "settings make text harder to extract than the defaults do",
-    "unaudited": "too many documents could not be audited, so nothing can be said",
-}
-"""What the level of a verdict rests on, by its reason."""
-_MEMBERSHIP = {
-    "told-apart": "An outsider can tell which documents were trained",
-    "slightly": "An outsider has a slight sign of which documents were trained",
-    "not-seen": "No sign of which documents were trained",
-    "cannot-be-judged": "Whether an outsider can tell which documents were trained was not judged",
-    "not-measured": "Whether an outsider can tell which documents were trained was not tested",
-}
 _VERSION = re.compile(r"\d+(?:\.\d+){1,3}(?:(?:a|b|rc|\.dev|\.post)\d+)?")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -326,7 +302,7 @@ def _write_verdict(verdict: Verdict) -> str:
     counts += [f"{_count(control)} unseen ones"] if control.num_documents else []
     if base is not None and base.num_documents:
         counts.append(f"{_count(base)} by the base model")
-    reason = "" if verdict.reason is None else f"; {_REASONS[verdict.reason]}"
+    reason = "" if verdict.reason is None else f"; {REASON_NAMES[verdict.reason]}"
     return f"{LEVEL_NAMES[verdict.level]}: {', '.join(counts)}{reason}."
 
 
@@ -335,13 +311,13 @@ def _count(counts: VerdictCounts) -> str:
 
 
 def _write_membership(verdict: Verdict) -> str:
-    membership = verdict.membership
-    auc, text = membership.auc, _MEMBERSHIP[membership.level]
-    if auc is None or membership.lack is not None:
-        return f"{text}: {verdict.badges[1].detail}."
-    told = ", by lower scores" if auc.value < 0.5 and membership.level != "not-seen" else ""
-    estimate = fmt.interval(auc, 2)
-    return f"{text}{told}: AUC {estimate.value} ({fmt.CI} {estimate.interval}; 0.5 is guessing)."
+    """Return the badge of membership, with the interval of its AUC."""
+    membership, badge = verdict.membership, verdict.badges[1]
+    if membership.auc is None or membership.lack is not None:
+        return f"{badge.describe()}."
+    estimate = fmt.interval(membership.auc, 2)
+    numbers = f"AUC {estimate.value}, {fmt.CI} {estimate.interval}; 0.5 is guessing"
+    return f"{badge.title}: {badge.state} ({numbers})."
 
 
 def _write_canaries(report: AuditReport) -> str:

@@ -125,7 +125,8 @@ def render_hub_card(
 
 
 def _write_audit(facts: Facts) -> Iterator[str]:
-    """Yield the paragraphs on the audit: verdict, notices, sections in brief, limitations."""
+    """Yield the paragraphs on the audit: badges, verdict, notices, sections, limitations."""
+    yield _escape("; ".join(badge.describe() for badge in facts.badges))
     yield f"**{_escape(f'{facts.verdict.label}. {facts.verdict.text}')}**"
     yield _escape(f"{facts.membership.text} {facts.scope}")
     yield from (f"> {_escape(notice.text)}" for notice in facts.notices)

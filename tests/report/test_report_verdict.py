@@ -87,7 +87,7 @@ def test_tiles_count_documents_and_texts() -> None:
         (
             examples.make_verdict(level="extracted", reason="no-control"),
             True,
-            "Train again with 'data.control_fraction' above 0",
+            "Train again with 30 documents in 'data.control'",
         ),
         (AMBER, True, "are too few to blame training"),
         (
