@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (quickstart / "base").mkdir(parents=True)
     (quickstart / "base/model").symlink_to(original)
     (quickstart / "plain").symlink_to(folder / "runs/plain")
-    (quickstart / "goldfish-k3").symlink_to(folder / "runs/goldfish")
+    (quickstart / "goldfish-k3-k8").symlink_to(folder / "runs/goldfish")
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     for seed, name in enumerate(("mails", "trained", "unseen", "documents")):
         texts = make_texts(60, seed=seed, words=40)
