@@ -96,7 +96,8 @@ def is_large(command: tuple[str, ...]) -> bool:
     """Whether a command needs more processes than a test has, stands for others, or has a test."""
     # Documents of the user are counted with the tokenizer of the published model.
     is_published = len(command) > 1 and command[1].startswith("llama31-")
-    return "--nproc" in command or "..." in command or is_published
+    is_tested = command[:2] == ("compare", "quickstart")
+    return "--nproc" in command or "..." in command or is_published or is_tested
 
 
 def write_sweep(folder: Path) -> None:
