@@ -314,7 +314,7 @@ def test_the_figures_of_the_readme_are_those_of_the_quickstart() -> None:
     assert named == {"base", *(run.setting for run in sweep.runs)}
     (rows,) = re.findall(r"\| 48 repetitions.*?\n\|[-|]+\n((?:\|.*\n)+)", text)
     for run, line in zip(comparison.runs, rows.splitlines(), strict=True):
-        _, near, sampled, _, loss = (cell.strip() for cell in line.strip("|").split("|"))
+        _, near, sampled, cost, loss = (cell.strip() for cell in line.strip("|").split("|"))
         key = {"setting": run.setting, "seed": run.seed}
         for shown, metric in (
             (near, ("extraction", "near_verbatim")),
@@ -324,6 +324,11 @@ def test_the_figures_of_the_readme_are_those_of_the_quickstart() -> None:
             assert row is not None
             assert shown == f"{row.num_matched} of {row.num_documents}"
         assert loss == f"{comparison.mean_loss(run.setting):.2f}"
+        (median,) = comparison.tables.select(
+            "sampling", "log10_queries", bucket="x48", statistic="median", against=None, **key
+        )
+        exponent = f"{median.value:.0f}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        assert cost == (f"10{exponent}" if median.value else "1")
 
 
 def test_scripts_that_guides_name_are_there() -> None:
