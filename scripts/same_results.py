@@ -120,13 +120,13 @@ CASES = (
     Case(name="budget", commands=["train budget.yaml"]),
     Case(
         name="comparison",
-        commands=["compare runs/quickstart/plain runs/quickstart/goldfish-k3 --out comparison"],
+        commands=["compare runs/quickstart/plain runs/quickstart/goldfish-k3-k8 --out comparison"],
     ),
     Case(
         name="gate",
         commands=[
             "gate runs/quickstart/plain --policy policy.yaml",
-            "gate runs/quickstart/goldfish-k3 --policy policy.yaml",
+            "gate runs/quickstart/goldfish-k3-k8 --policy policy.yaml",
         ],
         codes=(0, 10, 11, 12),
     ),

@@ -96,7 +96,8 @@ def is_large(command: tuple[str, ...]) -> bool:
     """Whether a command needs more processes than a test has, stands for others, or has a test."""
     # Documents of the user are counted with the tokenizer of the published model.
     is_published = len(command) > 1 and command[1].startswith("llama31-")
-    return "--nproc" in command or "..." in command or is_published
+    is_tested = command[:2] == ("compare", "quickstart")
+    return "--nproc" in command or "..." in command or is_published or is_tested
 
 
 def write_sweep(folder: Path) -> None:
@@ -128,7 +129,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (quickstart / "base").mkdir(parents=True)
     (quickstart / "base/model").symlink_to(original)
     (quickstart / "plain").symlink_to(folder / "runs/plain")
-    (quickstart / "goldfish-k3").symlink_to(folder / "runs/goldfish")
+    (quickstart / "goldfish-k3-k8").symlink_to(folder / "runs/goldfish")
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     for seed, name in enumerate(("mails", "trained", "unseen", "documents")):
         texts = make_texts(60, seed=seed, words=40)
@@ -313,8 +314,8 @@ def test_the_figures_of_the_readme_are_those_of_the_quickstart() -> None:
     assert named == {"base", *(run.setting for run in sweep.runs)}
     (rows,) = re.findall(r"\| 48 repetitions.*?\n\|[-|]+\n((?:\|.*\n)+)", text)
     for run, line in zip(comparison.runs, rows.splitlines(), strict=True):
-        _, near, sampled, _, loss = (cell.strip() for cell in line.strip("|").split("|"))
-        key = {"setting": run.setting, "seed": run.seed}
+        _, near, sampled, cost, loss = (cell.strip() for cell in line.strip("|").split("|"))
+        key: dict[str, Any] = {"setting": run.setting, "seed": run.seed}
         for shown, metric in (
             (near, ("extraction", "near_verbatim")),
             (sampled, ("sampling", "within_limit")),
@@ -323,6 +324,10 @@ def test_the_figures_of_the_readme_are_those_of_the_quickstart() -> None:
             assert row is not None
             assert shown == f"{row.num_matched} of {row.num_documents}"
         assert loss == f"{comparison.mean_loss(run.setting):.2f}"
+        key |= {"model": "trained", "bucket": "x48", "against": None, "statistic": "median"}
+        (median,) = comparison.tables.select("sampling", "log10_queries", **key)
+        exponent = f"{median.value:.0f}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        assert cost == (f"10{exponent}" if median.value else "1")
 
 
 def test_scripts_that_guides_name_are_there() -> None:

@@ -11,17 +11,21 @@ from memguard.errors import DISTRIBUTION
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FROM_AN_INDEX = re.compile(
-    rf"pip3? (install|download)\b[^\n]*?[\s'\"](memguard|{DISTRIBUTION})(?![\w./])"
+    rf"\b(pip[3x]?|uv) (install|download|add)\b(?:[^\n]|\\\n)*?"
+    rf"[\s'\"](memguard|{DISTRIBUTION})(?![\w./])"
     rf"|\b(memguard|{DISTRIBUTION})\[[a-z]"
 )
 
 
 def test_no_hint_installs_memguard_from_an_index() -> None:
-    for wrong in ("pip install 'memguard[bench]'", "pip install memguard", "memguard-llm[dp]"):
+    for wrong in (
+        *("pip install 'memguard[bench]'", "pip install memguard", "memguard-llm[dp]"),
+        *("pip install -U \\\n  memguard-llm", "pipx install memguard", "uv add memguard"),
+    ):
         assert FROM_AN_INDEX.search(wrong)
     for right in ("pip install 'lm-eval>=0.4.13'", "pip install -c constraints.txt '.[plots]'"):
         assert not FROM_AN_INDEX.search(right)
-    parts = ("README.md", "CHANGELOG.md", "memguard", "eval", "configs", "scripts")
+    parts = ("*.md", "*.toml", "*.txt", "memguard", "eval", "configs", "scripts", ".ci")
     listed = subprocess.run(
         ["git", "ls-files", "-z", *parts], cwd=ROOT, capture_output=True, text=True, check=True
     )

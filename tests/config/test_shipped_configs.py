@@ -14,6 +14,8 @@ from ranks import RankPool
 from torch.distributed.tensor import DTensor
 
 from memguard.assets import find_asset, list_assets
+from memguard.audit.probes.attacks import AttackProbe
+from memguard.audit.suite import load_suite
 from memguard.compare import load_sweep
 from memguard.config import CanaryConfig, RunConfig, load_run_config
 from memguard.hf.assembly import Assembly, build_meta_layer
@@ -74,6 +76,16 @@ def test_the_quickstart_has_canaries_in_its_runs_only() -> None:
     assert sweep.pretrain.config.data.canaries.count == 0
     for run in sweep.runs:
         assert run.config.data.canaries == CanaryConfig(num_repetitions=16)
+
+
+def test_the_quickstart_attacks_as_the_suite_does_but_fewer_documents() -> None:
+    (quick, whole) = (load_suite(name).probes for name in ("quickstart", "attacks"))
+    limit = "max_documents_per_bucket"
+    (attacks,) = (probe for probe in quick if isinstance(probe, AttackProbe))
+    assert attacks.max_documents_per_bucket == 20
+    assert [probe.model_dump(exclude={limit}) for probe in quick] == [
+        probe.model_dump(exclude={limit}) for probe in whole
+    ]
 
 
 @pytest.mark.parametrize("name", STUDIES)

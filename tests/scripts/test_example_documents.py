@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, models
 
 from memguard.assets import find_asset
 from memguard.compare.sweep import load_sweep
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "example_documents.py"
 
