@@ -52,9 +52,9 @@ def make_unjudged(metric: str = "near_verbatm", **changes: Any) -> Judgement:
     return Judgement(**{**values, **changes})
 
 
-def make_acceptance(finding: str, state: Any = "accepted", **changes: Any) -> Acceptance:
+def make_acceptance(document: str, state: Any = "accepted", **changes: Any) -> Acceptance:
     values: dict[str, Any] = {
-        "finding": finding,
+        "document": document,
         "by": "Ada Lovelace",
         "reason": "public text, printed in the manual",
         "until": "2027-01-31",
@@ -78,6 +78,7 @@ def make_result(*judgements: Judgement, **changes: Any) -> GateResult:
         "verdict": "Memorized. 40 of 40 documents trained 64 times were extracted, 0 of 40 unseen "
         "ones: the model memorized training text.",
         "outcome": decide([judgement.outcome for judgement in listed]),
+        "decision": "Do not release: 65 documents can be extracted, listed in findings.csv.",
         "judgements": listed,
         "accepted": [],
         "num_findings": 65,

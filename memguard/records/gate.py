@@ -35,7 +35,8 @@ class Judgement(Record):
     rule: int
     """Place of the rule in the policy, from 1; 0: the verdict's level, or a gap of the audit."""
     name: str
-    """The rule and what it was judged on, as ``near_verbatim on 64x at most 10 %``; unique."""
+    """The rule and what it was judged on, as ``risk on documents trained 4 times at most 10 %``;
+    unique."""
     outcome: Outcome
     sentence: str
     """The counts and the interval, the limit, and what follows; or why it cannot be judged."""
@@ -58,22 +59,22 @@ class Judgement(Record):
 
 
 class Acceptance(Record):
-    """A finding that a person accepted in `triage.yaml`."""
+    """A document that came out, and that a person accepted in `triage.yaml`."""
 
-    finding: str
-    """Id of the finding: keyed hash of the text, ``:``, probe."""
+    document: str
+    """Keyed hash of its text."""
     by: str
     reason: str
     until: str | None
     """Last day, ISO 8601; null: without end."""
     state: Literal["accepted", "expired", "not-found"]
-    """not-found: the audit has no such finding, so that nothing is accepted."""
+    """not-found: no such document came out in this audit, so that nothing is accepted."""
 
 
 class GateResult(SealedRecord):
     """`gate.json`."""
 
-    schema_name: Literal["memguard.gate/1"] = Field("memguard.gate/1", alias="schema")
+    schema_name: Literal["memguard.gate/2"] = Field("memguard.gate/2", alias="schema")
     tool_version: str
     created: str
     """UTC, ISO 8601."""
@@ -92,10 +93,12 @@ class GateResult(SealedRecord):
     verdict: str
     """Its sentence, with the name of the level."""
     outcome: Outcome
+    decision: str
+    """What to do, in words; what came out and, if it passes, what was not run is said."""
     judgements: list[Judgement]
     accepted: list[Acceptance]
     num_findings: int | None
-    """Findings of the audit; null if they could not be counted."""
+    """Documents that came out; null if they could not be counted."""
     files: dict[str, FileSum] = Field(default_factory=dict)
     """The other files in the folder."""
 

@@ -23,8 +23,7 @@ ANSWERS = {
     # Not asked is no answer, and the control is no finding.
     "attacks": lambda bucket, number: 1.0 if bucket.bucket == "control" else float("nan"),
 }
-FIRST = f"{hash_text('r64 0')}:extraction"
-SECOND = f"{hash_text('r64 1')}:sampling"
+FIRST, SECOND = (hash_text(f"r64 {number}") for number in (0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +45,24 @@ def accept(folder: Path, limit: int, *entries: str) -> None:
     )
 
 
-def write_entry(finding: str, until: str = "null") -> str:
-    return f"  - {{finding: '{finding}', by: A. Writer, reason: public, until: {until}}}"
+def write_entry(document: str, until: str = "null") -> str:
+    return f"  - {{document: '{document}', by: A. Writer, reason: public, until: {until}}}"
 
 
 def test_findings_are_documents_that_were_trained_and_a_probe_extracts(audited: Audited) -> None:
     assert audited.gaps == ()
-    for limit, outcome in ((4, "fail"), (5, "pass")):
+    # Two of the three are extracted by two probes, and are accepted or open as one document.
+    for limit, outcome in ((2, "fail"), (3, "pass")):
         judgement = judge(audited, metric="findings", at_most=limit)
-        assert (judgement.outcome, judgement.value) == (outcome, 5)
+        assert (judgement.outcome, judgement.value) == (outcome, 3)
     one = judge(audited, metric="findings", probe="sampling", at_most=1)
-    assert (one.outcome, one.value, one.name) == ("fail", 2, "findings of sampling at most 1")
+    assert (one.outcome, one.value, one.name) == ("fail", 2, "findings by sampling at most 1")
     # Nothing was looked for in labels and in what is too short.
     buckets = [replace(row, num_labels=2) for row in audited.report.tables.buckets]
     tables = audited.report.tables.model_copy(update={"buckets": tuple(buckets)})
     more = replace(audited, report=audited.report.model_copy(update={"tables": tables}))
     num_labels = 2 * sum(row.role in ("trained", "forget") for row in buckets)
-    sentence = judge(more, metric="findings", at_most=5).sentence
+    sentence = judge(more, metric="findings", at_most=3).sentence
     assert f"{num_labels} trained documents could not be audited" in sentence
 
 
@@ -71,21 +71,22 @@ def test_accepted_findings_stay_counted_and_expired_ones_are_open_again(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1764547200")  # 2025-12-01
     accept(
-        *(tmp_path, 3),
+        *(tmp_path, 1),
         write_entry(FIRST),
         write_entry(SECOND, "2025-12-01"),
-        write_entry(f"{'f' * 64}:extraction"),
+        write_entry("f" * 64),
     )
     result = judge_audit(audited, load_policy(tmp_path / "policy.yaml"))
     (judgement,) = result.judgements
-    assert (judgement.outcome, judgement.value) == ("pass", 3)
-    assert "5 findings (2 accepted): 3 open" in judgement.sentence
-    assert result.num_findings == 5
+    assert (judgement.outcome, judgement.value) == ("pass", 1)
+    assert "3 documents came out (51 findings by method; 2 accepted): 1 open" in judgement.sentence
+    assert "3 documents can be extracted (2 accepted), listed in findings.csv" in result.decision
+    assert result.num_findings == 3
     assert [entry.state for entry in result.accepted] == ["accepted", "accepted", "not-found"]
     assert result.triage == (tmp_path / "triage.yaml").read_text()
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1764633600")  # 2025-12-02
     later = judge_audit(audited, load_policy(tmp_path / "policy.yaml"))
-    assert (later.judgements[0].outcome, later.judgements[0].value) == ("fail", 4)
+    assert (later.judgements[0].outcome, later.judgements[0].value) == ("fail", 2)
     assert "1 accepted until a day that has passed" in later.judgements[0].sentence
 
 
@@ -115,9 +116,9 @@ def test_documents_without_a_hash_count_and_cannot_be_accepted(audited: Audited)
     place = table.column_names.index("text_hmac")
     table = table.set_column(place, "text_hmac", pyarrow.nulls(len(table), pyarrow.string()))
     audited = replace(audited, documents=open_records(table))
-    judgement = judge(audited, metric="findings", at_most=4)
-    assert (judgement.outcome, judgement.value) == ("fail", 5)
-    assert "5 without an id, which cannot be accepted" in judgement.sentence
+    judgement = judge(audited, metric="findings", at_most=2)
+    assert (judgement.outcome, judgement.value) == ("fail", 3)
+    assert "3 without a keyed hash, which cannot be accepted" in judgement.sentence
 
 
 def test_findings_that_were_not_looked_for_are_not_none(audited: Audited, tmp_path: Path) -> None:
