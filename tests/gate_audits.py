@@ -1,18 +1,21 @@
 """Sealed audit folders, made up, for the gate: a report, its results, and answers of documents."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
 from bundle_examples import seal_audit
 from pyarrow import parquet
-from result_examples import make_metric, make_tables, rate_row
+from report_examples import make_counts, make_green
+from result_examples import change_rows, change_tables, make_metric, make_tables, rate_row
 
 from memguard import records as r
 from memguard.records import AuditReport, save_record
 from memguard.records.audit_files import REPORT, RESULTS, load_audit_report, save_audit_files
 from memguard.records.documents import DocumentTable
 from memguard.records.results import save_results
+from memguard.records.verdict import MIN_TRAINED
 
 Answers = Mapping[str, Callable[[r.BucketRow, int], float | None]]
 """By probe: whether a document of a bucket, by its number, is extracted."""
@@ -45,6 +48,38 @@ def make_rates(counts: Mapping[str, tuple[int, int]], base: AuditReport) -> Audi
     tables = make_tables(rows, buckets, metrics=metrics)
     changes = {"tables": tables, "method": method, "probe_runs": runs, "findings": []}
     return base.model_copy(update={**changes, "num_findings": 0, "num_by_method": 0})
+
+
+def make_attacked(
+    counts: Mapping[str, tuple[int, int]], sample: int | None, base: AuditReport
+) -> AuditReport:
+    """Return `make_rates`, with attacks on a sample of each bucket; repetitions by its name.
+
+    The verdict is that of the counts, without a test.
+    """
+    report = make_rates(counts, base)
+    rows = [
+        rate_row("attacks", "best_any_answer", bucket, min(matched, size), size)
+        for bucket, (matched, number) in counts.items()
+        if (size := min(number, sample or number))
+    ]
+    buckets = [
+        replace(row, num_repetitions=0 if row.role == "control" else int(row.bucket[1:]))
+        for row in report.tables.buckets
+    ]
+    report = change_rows(change_tables(report, buckets=buckets), add=rows)
+    probes = [{"name": "extraction"}, {"name": "attacks", "max_documents_per_bucket": sample}]
+    runs = [run for run in base.probe_runs if run.name == "extraction"]
+    runs.append(runs[0].model_copy(update={"name": "attacks"}))
+    trained = [pair for bucket, pair in counts.items() if bucket != "control"]
+    number, matched = (sum(pair[place] for pair in trained) for place in (1, 0))
+    verdict = make_green(trained=make_counts(matched, number))
+    if matched:
+        verdict = verdict.model_copy(update={"level": "extracted", "reason": "too-few"})
+    elif number < MIN_TRAINED:
+        verdict = verdict.model_copy(update={"level": "inconclusive", "reason": "too-few"})
+    changes = {"method": report.method.model_copy(update={"probes": probes}), "verdict": verdict}
+    return report.model_copy(update={**changes, "probe_runs": runs, "num_findings": matched})
 
 
 def write_audit(

@@ -78,6 +78,7 @@ def make_result(*judgements: Judgement, **changes: Any) -> GateResult:
         "verdict": "Memorized. 40 of 40 documents trained 64 times were extracted, 0 of 40 unseen "
         "ones: the model memorized training text.",
         "outcome": decide([judgement.outcome for judgement in listed]),
+        "decision": "Do not release: 65 documents can be extracted, listed in findings.csv.",
         "judgements": listed,
         "accepted": [],
         "num_findings": 65,

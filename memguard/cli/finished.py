@@ -221,7 +221,10 @@ def gate(
         bool, typer.Option("--weights", help="Check all files of the run first, its weights too.")
     ] = False,
     init: Annotated[
-        bool, typer.Option("--init", help="Write a commented policy for this audit; judge nothing.")
+        bool, typer.Option("--init", help="Write a policy for this audit, of three rules.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="With --init: every other rule as a comment.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -235,9 +238,11 @@ def gate(
     if init:
         if out is not None or weights or as_json:
             raise ConfigError("--init takes no --out, --weights or --json: it judges nothing")
-        text = draft_policy(folder, policy)
+        text = draft_policy(folder, policy, every=every)
         typer.echo(text if policy is None else f"wrote {policy}", nl=policy is not None)
         return
+    if every:
+        raise ConfigError("--all is for --init, which writes a policy")
     if policy is None:
         raise ConfigError(
             f"--policy is missing: 'memguard gate {folder} --init --policy policy.yaml' writes one"

@@ -15,6 +15,7 @@ _OPTIONS = {
     "Short for settings (plan)": "seq_len batch micro_batch checkpointing precision lora_r",
     "For a sweep (compare)": "jobs",
     "For finished runs (compare)": "out fix utility",
+    "To write a policy (gate)": "init every",
     "To merge (export)": "merge dtype base",
     "To the hub (export)": "to dry_run public allow_extracted allow_unaudited",
 }

@@ -235,6 +235,7 @@ _OUTCOME_STYLES: dict[Outcome, str] = {
     "pass": "green",
 }
 _SHORT = {
+    " on documents trained ": " on trained ",
     " at most ": " ≤ ",
     " at least ": " ≥ ",
     " the control": " control",
@@ -246,8 +247,11 @@ _NAME_LIMIT = 300
 
 
 def render_gate(result: GateResult, folder: Path, out: rich.console.Console) -> None:
-    """Print one line for each judgement, then the two sentences; ``folder`` has the files."""
+    """Print the decision, a line for each judgement and the verdict; ``folder`` has the files."""
     width = max(LOG_WIDTH, out.width) if out.is_terminal else LOG_WIDTH
+    decision = _clean(_plain(result.decision))
+    out.print(Sentence(decision, _OUTCOME_STYLES[result.outcome]), width=width)
+    out.print()
     judgements = worst_first(result)
     _print_table(judgements[:_MOST_ROWS], out, width)
     if len(judgements) > _MOST_ROWS:

@@ -3,8 +3,8 @@
     rules about metrics   one judgement for each row
     risk                  one for each bucket: of the metric with the highest upper end; one that
                           surely fails decides before it
-    findings              documents that the model was trained on and that any probe extracts,
-                          without those that a person accepted; a count, judged as it is
+    findings              documents that came out, without those that a person accepted; a count,
+                          judged as it is
     epsilon               low: the lower bound that the canaries show (95 %, one-sided); high: the
                           value that dp_sgd spent, by accounting. A bound above the limit fails;
                           else the spent value decides; without it nothing does, because no lower
@@ -15,8 +15,8 @@ An audit that lacks what a rule names, or has a gap, cannot be judged; it never 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from memguard import __version__
 from memguard.errors import ConfigError
 from memguard.gate.deciding import Unit, end_sentence
+from memguard.gate.decision import name_group, write_decision
 from memguard.gate.earlier import measure_increase
 from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.gate.measured import (
@@ -46,6 +47,7 @@ from memguard.gate.policy import (
     load_triage,
 )
 from memguard.records import AuditReport, format_now
+from memguard.records.audit_files import FINDINGS as FINDINGS_FILE
 from memguard.records.documents import TRAINED_ROLES
 from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome, decide
 
@@ -54,10 +56,15 @@ _CANARIES = "canaries"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """The extracted documents of an audit, or those of one probe."""
+    """The documents of an audit that came out."""
 
-    hashes: list[str | None] | None
-    """Keyed hash of each document's text, None without one; None if they cannot be counted."""
+    texts: list[str | None] | None
+    """The keyed hash of each; such a document without one counts, and cannot be accepted. None if
+    they could not be counted."""
+    probes: list[list[str]] = field(default_factory=list)
+    """Those that extract each."""
+    answered: Collection[str] = ()
+    """All that have an answer."""
     why_not: str | None = None
 
 
@@ -73,7 +80,8 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     created = format_now()
     findings = _list_findings(audited)
     today = date.fromisoformat(created[:10])
-    accepted = [] if triage is None else apply_triage(triage, findings.hashes or (), today)
+    texts = [text for text in findings.texts or () if text is not None]
+    accepted = [] if triage is None else apply_triage(triage, texts, today)
     judgements: list[Judgement] = []
     if policy.verdict is not None:
         judgements.append(_judge_level(audited, policy.verdict))
@@ -88,6 +96,10 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
             _check_limit(number, rule, audited, loaded)
             then = None if rule.than is None else earlier[rule.than]
             judgements += _judge_rows(number, rule, audited, then)
+    judgements = _name_apart(judgements)
+    outcome = decide([judgement.outcome for judgement in judgements])
+    num_out = None if findings.texts is None else len(findings.texts)
+    num_accepted = sum(text in _list_held(accepted) for text in texts)
     return GateResult(
         tool_version=__version__,
         created=created,
@@ -98,10 +110,11 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
         release=policy.release,
         level=report.verdict.level,
         verdict=report.verdict.describe(),
-        outcome=decide([judgement.outcome for judgement in judgements]),
-        judgements=_name_apart(judgements),
+        outcome=outcome,
+        decision=write_decision(outcome, judgements, report, num_out, num_accepted),
+        judgements=judgements,
         accepted=accepted,
-        num_findings=None if findings.hashes is None else len(findings.hashes),
+        num_findings=num_out,
     )
 
 
@@ -180,7 +193,7 @@ def _judge_rows(
         ]
     probes = {item.selected.metric.probe for item in judged if item.selected.metric is not None}
     for item in judged:
-        yield _record(number, rule, item, names_probe=len(probes) > 1)
+        yield _record(number, rule, item, audited.report, names_probe=len(probes) > 1)
 
 
 def _judge_row(
@@ -222,12 +235,14 @@ def _choose_risk(judged: Sequence[_Judged]) -> _Judged:
     raise AssertionError("a bucket has at least one entry")
 
 
-def _record(number: int, rule: Rule, item: _Judged, *, names_probe: bool) -> Judgement:
+def _record(
+    number: int, rule: Rule, item: _Judged, report: AuditReport, *, names_probe: bool
+) -> Judgement:
     metric, measured = item.selected.metric, item.measured
     named = "" if metric is None or rule.metric != RISK else f"{metric.probe} {metric.metric}: "
     judgement = Judgement(
         rule=number,
-        name=_name(rule, item.selected, names_probe=names_probe),
+        name=_name(rule, item.selected, report, names_probe=names_probe),
         outcome=item.outcome,
         sentence=f"{named}{item.sentence}",
         limit=rule.limit,
@@ -241,8 +256,8 @@ def _record(number: int, rule: Rule, item: _Judged, *, names_probe: bool) -> Jud
     return judgement.model_copy(update={**place, "bucket": item.selected.bucket, **values})
 
 
-def _name(rule: Rule, selected: Selected, *, names_probe: bool) -> str:
-    """Return the rule and what it was judged on: ``near_verbatim on r64 at most 10 %``."""
+def _name(rule: Rule, selected: Selected, report: AuditReport, *, names_probe: bool) -> str:
+    """Return the rule and its place: ``risk on documents trained 4 times at most 10 %``."""
     metric, is_risk = selected.metric, rule.metric == RISK
     parts = [rule.metric]
     parameters = metric.parameters if metric and not is_risk else rule.parameters
@@ -255,7 +270,7 @@ def _name(rule: Rule, selected: Selected, *, names_probe: bool) -> str:
         parts.append(rule.statistic)
     if rule.model != "trained":
         parts.append(f"of the {rule.model} model")
-    parts.append(f"on {selected.bucket or rule.on}")
+    parts.append(f"on {name_group(selected.bucket or rule.on, report)}")
     name = next(name for name in LIMITS if getattr(rule, name) is not None)
     shares = is_risk or (metric is not None and is_share(metric))
     bound = Unit(is_share=shares).write(rule.limit)
@@ -286,53 +301,62 @@ def _name_apart(judgements: Sequence[Judgement]) -> list[Judgement]:
 # -- what is no row of results ---------------------------------------------------------------------
 
 
-def _list_findings(audited: Audited, probe: str | None = None) -> Findings:
-    """Return the documents that any probe extracted, or the named one."""
+def _list_findings(audited: Audited) -> Findings:
+    """Return the documents of an audit that came out."""
     documents = audited.documents
     if documents is None:
         why_not = "only another user may read the records of the documents (records.parquet)"
-        return Findings(hashes=None, why_not=why_not)
+        return Findings(texts=None, why_not=why_not)
     if not documents.is_trained_N.any():
-        return Findings(hashes=None, why_not="no trained document was audited")
+        return Findings(texts=None, why_not="no trained document was audited")
     risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
     if lost := sorted(risky - set(documents.extracted)):
-        return Findings(hashes=None, why_not=f"the records have no answers of the probe {lost[0]}")
-    came_out_N = documents.came_out_N
-    if probe is not None:
-        nothing_N = np.zeros(len(documents))
-        came_out_N = documents.is_trained_N & (documents.extracted.get(probe, nothing_N) == 1)
-    return Findings(hashes=documents.text_hmac_N[came_out_N].tolist())
+        return Findings(texts=None, why_not=f"the records have no answers of the probe {lost[0]}")
+    rows = np.flatnonzero(documents.came_out_N)
+    return Findings(
+        texts=documents.text_hmac_N[rows].tolist(),
+        answered=documents.extracted.keys(),
+        probes=[[name for name, by_N in documents.extracted.items() if by_N[r] == 1] for r in rows],
+    )
+
+
+def _list_held(accepted: Sequence[Acceptance], state: str = "accepted") -> set[str]:
+    return {entry.document for entry in accepted if entry.state == state}
 
 
 def _judge_findings(
     number: int, rule: Rule, audited: Audited, accepted: Sequence[Acceptance]
 ) -> Judgement:
-    """Return whether few enough documents are open: not accepted by a person."""
-    report, findings = audited.report, _list_findings(audited, rule.probe)
-    of_probe = "" if rule.probe is None else f" by {rule.probe}"
+    """Return whether few enough documents that came out are open: not accepted by a person."""
+    by_probe = "" if rule.probe is None else f" by {rule.probe}"
     limit = int(rule.limit)
-    name = f"findings{of_probe} at most {limit:,}"
+    name = f"findings{by_probe} at most {limit:,}"
 
     def answer(outcome: Outcome, sentence: str, value: float | None = None) -> Judgement:
         return Judgement(
             rule=number, name=name, outcome=outcome, sentence=sentence, limit=limit, value=value
         )
 
-    if findings.hashes is None:
+    if findings.texts is None:
         return answer("cannot-be-judged", f"The findings cannot be counted: {findings.why_not}.")
     runs = {run.name: run for run in report.probe_runs}
     not_run = [run.name for run in runs.values() if run.num_documents is None]
     if rule.probe is not None and (rule.probe not in runs or rule.probe in not_run):
         return answer("cannot-be-judged", f"The probe {rule.probe} did not run.")
-    states = {entry.document: entry.state for entry in accepted}
-    counts = Counter(states.get(text_hmac or "", "open") for text_hmac in findings.hashes)
-    count, num_without = len(findings.hashes), findings.hashes.count(None)
-    num_open = count - counts["accepted"]
-    were = "document was" if count == 1 else "documents were"
-    parts = [f"{counts['accepted']:,} accepted"]
-    if counts["expired"]:
-        parts.append(f"{counts['expired']:,} accepted until a day that has passed, so open again")
-    if num_without:
+    if rule.probe is not None and rule.probe not in findings.answered:
+        return answer("cannot-be-judged", f"The probe {rule.probe} extracts no documents.")
+    pairs = zip(findings.texts, findings.probes, strict=True)
+    texts = [text for text, probes in pairs if rule.probe is None or rule.probe in probes]
+    held, expired = _list_held(accepted), _list_held(accepted, "expired")
+    num_held = sum(text in held for text in texts)
+    num_open = len(texts) - num_held
+    noun = "document" if len(texts) == 1 else "documents"
+    parts = [f"{num_held:,} accepted"]
+    if rule.probe is None and report.num_by_method > len(texts) > 0:
+        parts.insert(0, f"{report.num_by_method:,} findings by method")
+    if num_expired := sum(text in expired for text in texts):
+        parts.append(f"{num_expired:,} accepted until a day that has passed, so open again")
+    if num_without := texts.count(None):
         parts.append(f"{num_without:,} without a keyed hash, which cannot be accepted")
     trained = (row for row in report.tables.buckets if row.role in TRAINED_ROLES)
     if num_unaudited := sum(row.num_not_auditable for row in trained):
@@ -342,8 +366,8 @@ def _judge_findings(
     side = "within" if num_open <= limit else "above"
     return answer(
         "pass" if num_open <= limit else "fail",
-        f"{count:,} {were} extracted{of_probe} ({'; '.join(parts)}): {num_open:,} open, "
-        f"{side} the limit of {limit:,}.",
+        f"{len(texts):,} {noun} came out{by_probe} ({'; '.join(parts)}): {num_open:,} open, {side} "
+        f"the limit of {limit:,}{f', listed in {FINDINGS_FILE}' if texts else ''}.",
         num_open,
     )
 

@@ -11,17 +11,18 @@
 Paths are relative to the policy. Which metrics and buckets exist is known only with an audit: what
 a policy names and an audit lacks is judged, not refused here.
 
-Findings that a person accepted are in a file of their own, with the reason and the last day:
+Documents that came out and that a person accepted are in a file of their own, with the reason and
+the last day; `memguard accept` writes it:
 
     accepted:
-      - document: 1f0c...9a             # keyed hash of its text, as in findings.csv
+      - document: 1f0c...9a   # keyed hash of the text, whatever probe extracts it
         by: A. Writer
         reason: The licence text, which is public.
-        until: 2027-01-31               # last day; null: without end
+        until: 2027-01-31     # last day; null: without end
 
-`memguard accept` writes an entry. An accepted document stays visible and counted; it never changes
-a rate. After its last day it counts as open again. The file lies outside run and audit folders: it
-must not be sealed with what it excuses.
+An accepted document stays visible and counted; it never changes a rate. After its last day it
+counts as open again. The file lies outside run and audit folders: it must not be sealed with what
+it excuses.
 """
 
 import contextlib
@@ -121,7 +122,7 @@ class Rule(Settings):
         if self.above_base is not None and self.model != "trained":
             raise ValueError("'above_base' compares the trained model: leave 'model' out")
         if self.metric == FINDINGS and (self.limit < 0 or self.limit != int(self.limit)):
-            raise ValueError(f"'at_most' must be a number of findings; got {self.limit:g}")
+            raise ValueError(f"'at_most' must be a number of documents; got {self.limit:g}")
         return self
 
     @property
@@ -138,7 +139,7 @@ class Policy(Settings):
     verdict: tuple[Level, ...] | None = Field(
         None, description="Levels of the audit's verdict that pass, as [none-found]."
     )
-    triage: str | None = Field(None, description="File of the accepted findings.")
+    triage: str | None = Field(None, description="File of the accepted documents.")
     release: ReleaseContext | None = Field(
         None, description="How the model will be released: internal, api or open-weights."
     )
@@ -212,16 +213,14 @@ def _restore_on(document: Document) -> dict[str, Any]:
     return values
 
 
-_HASH = re.compile(r"[0-9a-f]{64}")
+_DOCUMENT = re.compile(r"[0-9a-f]{64}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
-class AcceptedFinding(Settings):
+class AcceptedDocument(Settings):
     """One entry of `triage.yaml`."""
 
-    document: str = Field(
-        description="keyed hash of the document's text, 'text_hmac' in findings.csv."
-    )
+    document: str = Field(description="keyed hash of its text, as findings.csv has it.")
     by: str = Field(description="who accepted it.")
     reason: str = Field(description="why it is accepted.")
     until: date | None = Field(
@@ -231,10 +230,10 @@ class AcceptedFinding(Settings):
     @field_validator("document")
     @classmethod
     def _check_document(cls, document: str) -> str:
-        if not _HASH.fullmatch(document):
+        if not _DOCUMENT.fullmatch(document):
             raise ValueError(
-                "must be 64 hexadecimal digits, 'text_hmac' in findings.csv; 'memguard accept' "
-                f"writes it; got {shorten(repr(document))}"
+                "must be the keyed hash of a document, 64 hexadecimal digits, as findings.csv has "
+                f"it; got {shorten(repr(document))}"
             )
         return document
 
@@ -258,14 +257,14 @@ class AcceptedFinding(Settings):
 
 
 class _TriageFile(Settings):
-    accepted: tuple[AcceptedFinding, ...] = Field(description="The accepted findings.")
+    accepted: tuple[AcceptedDocument, ...] = Field(description="The accepted documents.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Triage:
-    """The accepted findings, and the file as it was written."""
+    """The accepted documents, and the file as it was written."""
 
-    accepted: tuple[AcceptedFinding, ...]
+    accepted: tuple[AcceptedDocument, ...]
     text: str
 
 
@@ -306,9 +305,12 @@ def _refuse_sealed(path: Path) -> None:
                 )
 
 
-def apply_triage(triage: Triage, findings: Sequence[str | None], today: date) -> list[Acceptance]:
-    """Return the state of each entry of a triage; an acceptance includes its last day."""
-    present = set(findings)
+def apply_triage(triage: Triage, texts: Sequence[str], today: date) -> list[Acceptance]:
+    """Return the state of each entry of a triage; an acceptance includes its last day.
+
+    ``texts`` has the keyed hashes of the documents that came out.
+    """
+    present = set(texts)
     return [
         Acceptance(
             document=entry.document,

@@ -1,7 +1,8 @@
 """The result of a gate as `summary.md` and `junit.xml`, for people and for other programs.
 
-`summary.md` is a comment on a pull request. The gate's outcome and the verdict's sentence stand
-side by side, so that a gate that passes under a verdict that alarms is seen. A table has the
+`summary.md` is a comment on a pull request. The decision is its first sentence. The gate's outcome
+and the verdict's sentence stand side by side, so that a gate that passes under a verdict that
+alarms is seen. A table has the
 judgements, those that decide first; what was not run and who accepted what follow. No document is
 named and no text of one is quoted. Nothing in a record's text starts a table cell, a link, a tag or
 a mention: GitHub's additions count too, as `@name`, `#12` and bare addresses notify people, so an
@@ -94,6 +95,8 @@ def _write_lines(result: GateResult, report: AuditReport) -> Iterator[str]:
     outcome = OUTCOME_NAMES[result.outcome]
     yield f"## memguard gate: {outcome.lower()} (exit code {result.exit_code})"
     yield ""
+    yield f"**{escape(result.decision)}**"
+    yield ""
     yield f"Audit {code(result.audit)}, {escape(count_outcomes(result))}."
     yield ""
     yield build_row(("Gate", "Verdict of the audit"))
@@ -171,7 +174,7 @@ def _write_not_run(report: AuditReport) -> Iterator[str]:
 
 
 def _write_accepted(result: GateResult) -> Iterator[str]:
-    yield "### Findings and who accepted them"
+    yield "### Documents that were accepted"
     yield ""
     yield escape(write_acceptances(result))
     yield ""
@@ -250,6 +253,7 @@ def _start_suite(name: str, result: GateResult) -> TestSuite:
         ("memguard", result.tool_version),
         ("verdict", result.verdict),
         ("outcome", result.outcome),
+        ("decision", result.decision),
         ("exit_code", str(result.exit_code)),
     ):
         suite.add_property(key, fmt.clean_text(value, _XML_SENTENCE_LIMIT))
@@ -282,7 +286,7 @@ def _build_outcome(result: GateResult) -> TestSuite:
     case.result = [
         Error(
             f"The gate did not pass (exit code {result.exit_code}): {skipped:,} of "
-            f"{len(result.judgements):,} judgements cannot be judged.",
+            f"{len(result.judgements):,} judgements cannot be judged. {result.decision}",
             result.outcome,
         )
     ]

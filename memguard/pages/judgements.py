@@ -3,7 +3,7 @@
     worst_first          the judgements in the order in which they decide
     describe_judgement   counts, value with interval, limit and documents needed of one of them
     write_contrast       the sentence for a gate that passes under a verdict that alarms
-    write_acceptances    how many findings were accepted, by whom, and how many count again
+    write_acceptances    how many documents were accepted, and how many count again
     build_gate_head      all of it at the head of an audit's page, to read and to sign
 
 The gate's outcome and the verdict below it are two statements: a policy can pass what the verdict
@@ -11,12 +11,14 @@ calls memorized. Texts are cleaned, not yet escaped.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, make_table, show_name
 from memguard.pages.page import Cell, Fact, GateHead, Notice, PageColour, Table
 from memguard.records import LEVEL_NAMES, AuditReport, Tables
+from memguard.records.audit_files import FINDINGS
 from memguard.records.gate import (
     EXIT_CODES,
     GATE,
@@ -40,6 +42,8 @@ INTERVAL_NOTE = (
     "each other. They are not corrected for the number of rules and buckets."
 )
 _STATE_ORDER = ("expired", "not-found", "accepted")
+_MOST_DOCUMENTS = 10
+"""Largest number of documents that the head names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,12 +142,12 @@ def sort_acceptances(result: GateResult) -> list[Acceptance]:
 
 
 def write_acceptances(result: GateResult) -> str:
-    """Count findings and acceptances in one sentence or two."""
+    """Count the documents that came out and acceptances, in one sentence or two."""
     if result.num_findings is None:
-        findings = "The findings of the audit could not be counted."
+        findings = "The documents that came out could not be counted."
     else:
-        were = "document was" if result.num_findings == 1 else "documents were"
-        findings = f"{result.num_findings:,} {were} extracted."
+        plural = "" if result.num_findings == 1 else "s"
+        findings = f"{result.num_findings or 'No'} document{plural} came out."
     states = Counter(accepted.state for accepted in result.accepted)
     if not states:
         return f"{findings} None was accepted by a person."
@@ -211,6 +215,7 @@ def build_gate_head(result: GateResult, report: AuditReport, policy: str) -> Gat
             label=f"Gate: {OUTCOME_NAMES[result.outcome].lower()}",
             text=f"{count_outcomes(result)} (exit code {result.exit_code}).",
         ),
+        decision=fmt.clean_text(result.decision),
         verdict=f"Verdict of the audit: {fmt.clean_text(result.verdict, 2 * fmt.SENTENCE_LIMIT)}",
         contrast=write_contrast(result),
         facts=(
@@ -227,11 +232,22 @@ def build_gate_head(result: GateResult, report: AuditReport, policy: str) -> Gat
                 code=True,
             ),
             Fact("Release", release, detail=release_note),
+            *_list_documents(report),
         ),
         judgements=_build_judgements(result, report),
         accepted_note=write_acceptances(result),
         accepted=_build_accepted(result),
     )
+
+
+def _list_documents(report: AuditReport) -> Iterator[Fact]:
+    """Yield the first documents that came out, and where all of them are."""
+    ids = [fmt.clean_name(finding.id) for finding in report.findings[:_MOST_DOCUMENTS]]
+    if (more := report.num_findings - len(ids)) > 0:
+        ids.append(f"and {more:,} more")
+    if ids:
+        detail = f"{', '.join(ids)}; all are in {FINDINGS} of the audit."
+        yield Fact("Can be extracted", f"{report.num_findings:,} documents", detail=detail)
 
 
 def _build_judgements(result: GateResult, report: AuditReport) -> Table:
@@ -259,9 +275,6 @@ def _build_judgements(result: GateResult, report: AuditReport) -> Table:
 
 
 def _build_accepted(result: GateResult) -> Table | None:
-    def name(entry: Acceptance) -> Cell:
-        return Cell(fmt.hash(entry.document), kind="hash")
-
     def show_state(entry: Acceptance) -> Cell:
         state, level = _STATES[entry.state]
         return Cell(state, kind="level", level=level)
@@ -270,7 +283,7 @@ def _build_accepted(result: GateResult) -> Table | None:
         return show_name("without end" if entry.until is None else fmt.clean_text(entry.until, 40))
 
     columns: tuple[Column[Acceptance], ...] = (
-        Column("Document", name),
+        Column("Document", lambda one: Cell(fmt.hash(one.document), kind="hash")),
         Column("State", show_state),
         Column("By", lambda one: show_name(fmt.clean_name(one.by, 80))),
         Column("Until", show_until),

@@ -35,7 +35,8 @@ class Judgement(Record):
     rule: int
     """Place of the rule in the policy, from 1; 0: the verdict's level, or a gap of the audit."""
     name: str
-    """The rule and what it was judged on, as ``near_verbatim on 64x at most 10 %``; unique."""
+    """The rule and what it was judged on, as ``risk on documents trained 4 times at most 10 %``;
+    unique."""
     outcome: Outcome
     sentence: str
     """The counts and the interval, the limit, and what follows; or why it cannot be judged."""
@@ -58,7 +59,7 @@ class Judgement(Record):
 
 
 class Acceptance(Record):
-    """A document whose extraction a person accepted in `triage.yaml`."""
+    """A document that came out, and that a person accepted in `triage.yaml`."""
 
     document: str
     """Keyed hash of its text."""
@@ -67,7 +68,7 @@ class Acceptance(Record):
     until: str | None
     """Last day, ISO 8601; null: without end."""
     state: Literal["accepted", "expired", "not-found"]
-    """not-found: this audit did not extract it, so that nothing is accepted."""
+    """not-found: no such document came out in this audit, so that nothing is accepted."""
 
 
 class GateResult(SealedRecord):
@@ -92,10 +93,12 @@ class GateResult(SealedRecord):
     verdict: str
     """Its sentence, with the name of the level."""
     outcome: Outcome
+    decision: str
+    """What to do, in words; what came out and, if it passes, what was not run is said."""
     judgements: list[Judgement]
     accepted: list[Acceptance]
     num_findings: int | None
-    """Documents that were extracted; null if they could not be counted."""
+    """Documents that came out; null if they could not be counted."""
     files: dict[str, FileSum] = Field(default_factory=dict)
     """The other files in the folder."""
 

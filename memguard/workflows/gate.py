@@ -77,9 +77,9 @@ def judge_folder(
     return _write(target, audited, result, Path(loaded.document.path).name)
 
 
-def draft_policy(folder: Path, path: Path | None) -> str:
-    """Return a commented policy from the metrics of an audit, and write it if a path is given."""
-    text = render_policy(load_audited(find_place(folder).audit).report)
+def draft_policy(folder: Path, path: Path | None, *, every: bool = False) -> str:
+    """Return a policy from the metrics of an audit, and write it if a path is given."""
+    text = render_policy(load_audited(find_place(folder).audit).report, every=every)
     if path is not None:
         if path.exists():
             raise ConfigError(f"'{path}' exists already; choose another name or delete it")

@@ -67,14 +67,15 @@ def test_the_exit_code_says_the_outcome(place: Path, policy: str, code: int) -> 
 
 def test_each_judgement_is_one_line_and_what_does_not_pass_is_explained(place: Path) -> None:
     outcome = run_cli("gate", place / "run", "--policy", place / "fail.yaml")
-    table, explained = outcome.out.split("\n\n")[:2]
+    decision, table, explained = outcome.out.split("\n\n")[:3]
+    assert decision == "Do not release: 40 documents can be extracted, listed in findings.csv."
     assert [line.split()[0] for line in table.splitlines()] == ["outcome", "fail", "pass"]
     assert "near_verbatim on r64 ≤ 10 %" in table
     assert "40 of 40" in table
     assert explained.startswith("near_verbatim on r64 at most 10 %: 40 of 40 documents: 100 %")
     undecided = run_cli("gate", place / "run", "--policy", place / "inconclusive.yaml").out
     assert "368 documents would decide at this rate" in " ".join(undecided.split())
-    assert undecided.splitlines()[1].split()[-1] == "368"
+    assert undecided.split("\n\n")[1].splitlines()[1].split()[-1] == "368"
 
 
 def test_a_pass_under_a_verdict_that_alarms_is_loud(place: Path) -> None:
@@ -130,6 +131,9 @@ def test_init_writes_a_policy_that_judges(place: Path) -> None:
     path = place / "policy.yaml"
     assert run_cli("gate", place / "run", "--init", "--policy", path).out == f"wrote {path}\n"
     assert shown.out == path.read_text()
+    assert shown.out.count("- {") == 2
+    assert run_cli("gate", place / "run", "--init", "--all").out.count("- {") > 3
+    assert run_cli("gate", place / "run", "--all").code == 2
     assert run_cli("gate", place / "run", "--policy", path).code == 10
     assert run_cli("gate", place / "run", "--init", "--policy", path).code == 2
 

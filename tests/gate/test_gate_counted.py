@@ -23,7 +23,7 @@ ANSWERS = {
     # Not asked is no answer, and the control is no finding.
     "attacks": lambda bucket, number: 1.0 if bucket.bucket == "control" else float("nan"),
 }
-FIRST, SECOND = hash_text("r64 0"), hash_text("r64 1")
+FIRST, SECOND = (hash_text(f"r64 {number}") for number in (0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def write_entry(document: str, until: str = "null") -> str:
 
 def test_findings_are_documents_that_were_trained_and_a_probe_extracts(audited: Audited) -> None:
     assert audited.gaps == ()
+    # Two of the three are extracted by two probes, and are accepted or open as one document.
     for limit, outcome in ((2, "fail"), (3, "pass")):
         judgement = judge(audited, metric="findings", at_most=limit)
         assert (judgement.outcome, judgement.value) == (outcome, 3)
@@ -78,7 +79,8 @@ def test_accepted_findings_stay_counted_and_expired_ones_are_open_again(
     result = judge_audit(audited, load_policy(tmp_path / "policy.yaml"))
     (judgement,) = result.judgements
     assert (judgement.outcome, judgement.value) == ("pass", 1)
-    assert "3 documents were extracted (2 accepted): 1 open" in judgement.sentence
+    assert "3 documents came out (51 findings by method; 2 accepted): 1 open" in judgement.sentence
+    assert "3 documents can be extracted (2 accepted), listed in findings.csv" in result.decision
     assert result.num_findings == 3
     assert [entry.state for entry in result.accepted] == ["accepted", "accepted", "not-found"]
     assert result.triage == (tmp_path / "triage.yaml").read_text()

@@ -60,7 +60,7 @@ def test_a_judgement_has_the_row_that_it_is_of() -> None:
     judgement = judge_one(PLAIN, metric="near_verbatim", on="r4", at_most=0.1)
     row = PLAIN.tables.find("extraction", "near_verbatim", "r4")
     assert row is not None
-    assert judgement.name == "near_verbatim on r4 at most 10 %"
+    assert judgement.name == "near_verbatim on documents trained 4 times at most 10 %"
     assert (judgement.rule, judgement.probe, judgement.metric, judgement.bucket) == (
         *(1, "extraction"),
         *("near_verbatim", "r4"),

@@ -58,7 +58,8 @@ def test_what_cannot_be_judged_makes_the_file_red_once() -> None:
     assert (only.tests, only.skipped, only.failures, only.errors) == (3, 1, 0, 1)
     case = next(iter(list(only)[-1]))
     assert case.result[0].message == (
-        "The gate did not pass (exit code 12): 1 of 2 judgements cannot be judged."
+        "The gate did not pass (exit code 12): 1 of 2 judgements cannot be judged. Do not release: "
+        "65 documents can be extracted, listed in findings.csv."
     )
     beside = read(make_result(make_judgement("fail", 40), make_unjudged()))
     assert (beside.tests, beside.skipped, beside.failures, beside.errors) == (2, 1, 1, 0)

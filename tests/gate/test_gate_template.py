@@ -29,14 +29,14 @@ def test_it_loads_and_judges(tmp_path: Path, name: str) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(render_policy(REPORTS[name]))
     loaded = load_policy(path)
-    assert [rule.metric for rule in loaded.policy.gate] == ["risk"]
+    assert [rule.metric for rule in loaded.policy.gate] == ["risk", "findings"]
     assert loaded.policy.verdict == ("none-found",)
     assert judge_audit(wrap(REPORTS[name]), loaded).exit_code == 10
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_commented_line_is_a_rule_that_finds_its_row(tmp_path: Path, name: str) -> None:
-    text = render_policy(REPORTS[name])
+    text = render_policy(REPORTS[name], every=True)
     rules = _RULE.findall(text)
     named = {(m.probe, m.metric, m.parameters) for m in REPORTS[name].tables.metrics}
     found = set()
@@ -58,18 +58,18 @@ def test_every_commented_line_is_a_rule_that_finds_its_row(tmp_path: Path, name:
     assert found == (named & with_interval) - {("heldout", "nll", "")}
     path = tmp_path / "all.yaml"
     path.write_text(text.replace("  # - {", "  - {"))
-    assert len(load_policy(path).policy.gate) == len(rules) + 1
+    assert len(load_policy(path).policy.gate) == len(rules) + 2
 
 
 def test_an_audit_without_trained_documents_still_gives_a_policy(tmp_path: Path) -> None:
     report = REPORTS["plain"].model_copy(update={"tables": make_tables([])})
     path = tmp_path / "policy.yaml"
     path.write_text(render_policy(report))
-    assert load_policy(path).policy.gate == ()
+    assert [rule.metric for rule in load_policy(path).policy.gate] == ["findings"]
 
 
 def test_a_name_cannot_leave_its_comment(tmp_path: Path) -> None:
     report = REPORTS["plain"].model_copy(update={"run": "run\ngate: []\n# \u2028verdict: x"})
     path = tmp_path / "policy.yaml"
     path.write_text(render_policy(report))
-    assert [rule.metric for rule in load_policy(path).policy.gate] == ["risk"]
+    assert [rule.metric for rule in load_policy(path).policy.gate] == ["risk", "findings"]

@@ -1,4 +1,4 @@
-"""`triage.yaml` accepts findings by name, with a reason and a last day, and changes no count."""
+"""`triage.yaml` accepts documents by their keyed hash, with a reason and a last day."""
 
 from datetime import date, timedelta
 from pathlib import Path
@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.errors import ConfigError
-from memguard.gate.policy import AcceptedFinding, Triage, apply_triage, load_triage
+from memguard.gate.policy import AcceptedDocument, Triage, apply_triage, load_triage
 
-FINDINGS = [digit * 64 for digit in "abcdef"]
-FINDING = FINDINGS[0]
+TEXTS = [digit * 64 for digit in "abcdef"]
+TEXT = TEXTS[0]
 
 
 def write(folder: Path, text: str) -> Path:
@@ -21,18 +21,18 @@ def write(folder: Path, text: str) -> Path:
 
 
 def accept(**changes: object) -> str:
-    values = {"document": FINDING, "by": "A. Writer", "reason": "public", "until": "null"}
+    values = {"document": TEXT, "by": "A. Writer", "reason": "public", "until": "null"}
     lines = [f"{name}: {value}" for name, value in {**values, **changes}.items() if value]
     return "accepted:\n  - " + "\n    ".join(lines) + "\n"
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     text = accept(until="2027-01-31") + "\n".join(
-        ["  # the second", f"  - {{document: '{FINDINGS[1]}', by: B, reason: why, until: null}}"]
+        ["  # the second", f"  - {{document: '{TEXTS[1]}', by: B, reason: why, until: null}}"]
     )
     triage = load_triage(write(tmp_path, text))
     first, second = triage.accepted
-    assert (first.document, first.by, first.reason) == (FINDING, "A. Writer", "public")
+    assert (first.document, first.by, first.reason) == (TEXT, "A. Writer", "public")
     assert (first.until, second.until) == (date(2027, 1, 31), None)
     assert triage.text == text
     assert load_triage(write(tmp_path, "accepted: []\n")).accepted == ()
@@ -53,10 +53,10 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         (accept(until="20270131"), r"triage.yaml:5:5 'accepted\[0\].until': must be a day"),
         (accept(until="2027-01-31 10:00:00"), r"5:5 'accepted\[0\].until': must be a day"),
         (accept(until="2026-W05-6"), r"5:5 'accepted\[0\].until': must be a day, as 2027-01-31"),
-        (accept(document="document-7"), r"2:5 'accepted\[0\].document': must be 64 hexadecimal"),
-        (accept(document="A" * 64), r"2:5 'accepted\[0\].document': must be 64 hexadecimal"),
+        (accept(document="document-7"), r"2:5 'accepted\[0\].document': must be the keyed hash"),
+        (accept(document=f"{TEXT}:extraction"), r"2:5 'accepted\[0\].document': must be the keyed"),
         (accept() + accept()[10:], r"6:5 'accepted\[1\].document' is the same as at .*yaml:2:5"),
-        ("- document: x\n", "must hold settings as 'key: value' lines"),
+        ("- finding: x\n", "must hold settings as 'key: value' lines"),
         ("accept: []\n", r"triage.yaml:1:1 'accept' is not a setting; did you mean 'accepted'"),
     ],
 )
@@ -98,8 +98,8 @@ def test_it_must_not_be_sealed_with_what_it_accepts(tmp_path: Path) -> None:
 
 def make_triage(*entries: tuple[str, date | None]) -> Triage:
     accepted = tuple(
-        AcceptedFinding(document=finding, by="A", reason="why", until=until)
-        for finding, until in entries
+        AcceptedDocument(document=text, by="A", reason="why", until=until)
+        for text, until in entries
     )
     return Triage(accepted=accepted, text="")
 
@@ -107,25 +107,25 @@ def make_triage(*entries: tuple[str, date | None]) -> Triage:
 def test_the_last_day_is_included() -> None:
     day = date(2027, 1, 31)
     states = [
-        apply_triage(make_triage((FINDING, day)), FINDINGS, day + timedelta(days=later))[0].state
+        apply_triage(make_triage((TEXT, day)), TEXTS, day + timedelta(days=later))[0].state
         for later in (-1, 0, 1)
     ]
     assert states == ["accepted", "accepted", "expired"]
 
 
 @given(
-    present=st.sets(st.sampled_from(FINDINGS)),
-    named=st.dictionaries(st.sampled_from(FINDINGS), st.none() | st.dates()),
+    present=st.sets(st.sampled_from(TEXTS)),
+    named=st.dictionaries(st.sampled_from(TEXTS), st.none() | st.dates()),
     today=st.dates(),
 )
-def test_findings_are_accepted_until_their_last_day(
+def test_documents_are_accepted_until_their_last_day(
     present: set[str], named: dict[str, date | None], today: date
 ) -> None:
     acceptances = apply_triage(make_triage(*named.items()), sorted(present), today)
     assert [entry.document for entry in acceptances] == list(named)
     unexpired = {
-        finding
-        for finding, until in named.items()
+        text
+        for text, until in named.items()
         if until is None or until.toordinal() + 1 > today.toordinal()
     }
     accepted = {entry.document for entry in acceptances if entry.state == "accepted"}

@@ -44,7 +44,12 @@ def test_it_is_the_page_of_the_audit_after_the_decision(full: r.AuditReport) -> 
 
 def test_gate_and_verdict_are_two_statements(full: r.AuditReport) -> None:
     shown = read(full, make_mixed())
-    assert "Gate: fail 7 judgements: 2 fail, 1 cannot be judged, 1 inconclusive, 3 pass" in shown
+    decision = "Gate: fail Do not release: 65 documents can be extracted, listed in findings.csv."
+    counts = "7 judgements: 2 fail, 1 cannot be judged, 1 inconclusive, 3 pass"
+    assert f"{decision} {counts}" in shown
+    # The head names ten documents, and where the others are.
+    named = [finding.id for finding in full.findings[:10]]
+    assert f"{', '.join(named)}, and " in shown
     assert "Verdict of the audit: Memorized. 40 of 40 documents" in shown
     assert "Policy policy.yaml" in shown
     assert "Memorized 6 of 40 documents trained 64 times were extracted" in shown
