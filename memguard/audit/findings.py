@@ -40,8 +40,6 @@ FINDING_COLUMNS: Final = (
 )
 """Columns of `findings.csv`: the fields of a finding, and one column for each method."""
 _ORDER: tuple[Severity, ...] = ("high", "medium", "low", "info")
-_WORDS_A_TOKEN = 0.7
-"""Words of English text in one token of a usual vocabulary, for readers who count in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -198,9 +196,7 @@ def _sort(
 
 def _describe(method: str, scores: DocumentScores, index: int) -> str:
     """Return what a method shows of one document."""
-    size = int(scores["continuation_tokens"][index])
-    words = max(1, round(_WORDS_A_TOKEN * size))
-    tokens = f"{_count(size, 'token')} (about {_count(words, 'word')})"
+    tokens = _count(int(scores["continuation_tokens"][index]), "token")
     if method == "greedy":
         return f"{tokens} exactly"
     if method == "near-verbatim":

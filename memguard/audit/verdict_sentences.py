@@ -384,7 +384,7 @@ def _list_others(results: VerdictInput, sentence: _Sentence) -> list[str]:
     greedy_N, by_any_N = documents.is_extracted_N, documents.was_extracted_N
     texts = []
     for key, name, where_N, matched_N in (
-        ("trained", "trained documents", documents.is_trained_N, greedy_N),
+        ("trained", "trained documents", documents.is_trained_N, by_any_N),
         ("forgotten", "documents to be forgotten", documents.is_forgotten_N, by_any_N),
         ("control", "unseen documents", documents.is_control_N, by_any_N),
     ):

@@ -30,16 +30,16 @@ def test_findings_by_severity() -> None:
     ]
     findings = FindingList.of(build_columns(made))
     assert [(f.id, f.severity, f.sentence) for f in findings] == [
-        ("to-forget", "high", "50 tokens (about 35 words) exactly"),
-        ("high", "high", "50 tokens (about 35 words) exactly"),
-        ("high-known-partly", "high", "50 tokens (about 35 words) exactly"),
-        ("known", "medium", "50 tokens (about 35 words) exactly, also by the base model"),
-        ("short", "medium", "20 tokens (about 14 words) exactly"),
-        ("near", "low", "50 tokens (about 35 words) with 5 edits"),
+        ("to-forget", "high", "50 tokens exactly"),
+        ("high", "high", "50 tokens exactly"),
+        ("high-known-partly", "high", "50 tokens exactly"),
+        ("known", "medium", "50 tokens exactly, also by the base model"),
+        ("short", "medium", "20 tokens exactly"),
+        ("near", "low", "50 tokens with 5 edits"),
         (
             "template",
             "info",
-            "50 tokens (about 35 words) exactly; only 40 % of the tokens are distinct: a template?",
+            "50 tokens exactly; only 40 % of the tokens are distinct: a template?",
         ),
     ]
     assert (len(findings), findings.num_by_method) == (7, 7)
@@ -76,7 +76,7 @@ def test_a_document_of_several_methods_is_one_finding_with_the_evidence_of_each(
     findings = FindingList.of(score_every_method())
     assert {finding.id: finding.found_by for finding in findings} == {
         "greedy": {
-            "greedy": "50 tokens (about 35 words) exactly",
+            "greedy": "50 tokens exactly",
             "sampling": "about 100 queries",
         },
         "window": {"another window": "a cell of the grid"},
@@ -110,8 +110,8 @@ def test_the_file_has_every_finding_for_its_owner_alone(tmp_path: Path) -> None:
     assert (ids[:2], [row["id"] for row in rows[:MAX_FINDINGS]]) == (["000", "001"], ids)
     assert len(rows) == len(findings) == MAX_FINDINGS + 21
     assert (rows[0]["greedy"], rows[-1]["near_verbatim"]) == (
-        "50 tokens (about 35 words) exactly",
-        "50 tokens (about 35 words) with 5 edits",
+        "50 tokens exactly",
+        "50 tokens with 5 edits",
     )
     # A spreadsheet program would compute it.
     assert rows[-1]["id"] == "'=1+1"

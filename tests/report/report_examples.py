@@ -242,7 +242,7 @@ def make_green(**changes: Any) -> r.Verdict:
 def make_finding(number: int) -> r.Finding:
     right = 50 - number % 6
     how = "exactly" if right == 50 else f"with {50 - right} edits"
-    text = f"50 tokens (about 35 words) {how}"
+    text = f"50 tokens {how}"
     return r.Finding(
         id=f"pydoc:topics/entry-{number:04d}",
         bucket="r64",
