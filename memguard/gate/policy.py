@@ -305,7 +305,7 @@ def _refuse_sealed(path: Path) -> None:
                 )
 
 
-def apply_triage(triage: Triage, texts: Sequence[str], today: date) -> list[Acceptance]:
+def apply_triage(triage: Triage, texts: Sequence[str | None], today: date) -> list[Acceptance]:
     """Return the state of each entry of a triage; an acceptance includes its last day.
 
     ``texts`` has the keyed hashes of the documents that came out.
