@@ -37,9 +37,8 @@ from memguard.gate.policy import (
     RISK,
     LoadedPolicy,
     Rule,
-    apply_triage,
-    load_triage,
 )
+from memguard.gate.triage import apply_triage, load_triage
 from memguard.records import AuditReport, format_now
 from memguard.records.gate import GateResult, Judgement, Outcome, decide
 
