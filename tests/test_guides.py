@@ -30,7 +30,8 @@ from memguard.audit import verdict
 from memguard.cli.app import app
 from memguard.compare.sweep import load_sweep
 from memguard.config import load_run_config
-from memguard.gate.policy import load_policy, load_triage
+from memguard.gate.policy import load_policy
+from memguard.gate.triage import load_triage
 from memguard.records.comparison import load_comparison
 from memguard.records.gate import EXIT_CODES
 from memguard.runtime import children

@@ -380,7 +380,7 @@ def _load_model_alone(settings: list[str]) -> Any:
 
 for command in (
     *(finished.export, finished.report, finished.verify, finished.diff, finished.gate),
-    *(finished.bundle, doctor),
+    *(finished.accept, finished.bundle, doctor),
 ):
     app.command()(command)
 for registered in app.registered_commands:

@@ -260,6 +260,51 @@ def gate(
     raise typer.Exit(result.exit_code)
 
 
+def accept(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
+    ],
+    document: Annotated[
+        str,
+        typer.Argument(
+            metavar="DOCUMENT",
+            help="Its id in findings.csv, or 8 digits or more of its hash.",
+        ),
+    ],
+    by: Annotated[str, typer.Option(metavar="NAME", help="Who accepts it.")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for all who read the verdict.")],
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="DATE", help="Last day, as 2027-01-31; without end if absent."),
+    ] = None,
+    triage: Annotated[
+        Path, typer.Option(metavar="FILE", help="File of the policy's 'triage'; made if missing.")
+    ] = Path("triage.yaml"),
+    as_json: Json = False,
+) -> None:
+    """Accept a document that can be extracted, for a gate's 'findings' rule.
+
+    It stays counted and listed, whatever extracts it, and counts as open again after its last day.
+    An earlier entry of the document is replaced; comments in the file are then lost.
+    """
+    from memguard.gate.gaps import find_audit_folder, load_audited
+    from memguard.gate.triage import accept as accept_document
+    from memguard.pages import formatting as fmt
+
+    audited = load_audited(find_audit_folder(folder), with_card=False)
+    done = accept_document(audited, document, triage, by=by, reason=reason, until=until)
+    if as_json:
+        entry = done.entry.model_dump(mode="json")
+        print_json({**asdict(done), "entry": entry, "triage": str(triage)})
+        return
+    end = "without end" if done.entry.until is None else f"until {done.entry.until}"
+    also = f" and {len(done.ids) - 1:,} more with its text" if len(done.ids) > 1 else ""
+    again = " again" if done.is_replaced else ""
+    name = fmt.clean_name(done.ids[0], 160)
+    say(f"accepted{again}: {name}{also}, {end}, by {fmt.clean_name(by)}, in {triage}", err=False)
+    say(f"next: memguard gate {folder} --policy policy.yaml, with 'triage: {triage}'", err=False)
+
+
 def bundle(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")

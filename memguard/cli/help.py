@@ -29,6 +29,7 @@ _EXAMPLES = {
     "export": "export runs/my-run --to hub:me/my-model --dry-run",
     "diff": "diff runs/old runs/new",
     "gate": "gate runs/my-run --policy policy.yaml",
+    "accept": "accept runs/my-run DOCUMENT --by 'A. Writer' --reason 'public text'",
     "bundle": "bundle runs/my-run evidence.zip",
     "doctor": "doctor --nproc 4",
 }

@@ -3,26 +3,20 @@
     rules about metrics   one judgement for each row
     risk                  one for each bucket: of the metric with the highest upper end; one that
                           surely fails decides before it
-    findings              documents that came out, without those that a person accepted; a count,
-                          judged as it is
-    epsilon               low: the lower bound that the canaries show (95 %, one-sided); high: the
-                          value that dp_sgd spent, by accounting. A bound above the limit fails;
-                          else the spent value decides; without it nothing does, because no lower
-                          bound shows that epsilon is low
+    findings, epsilon     see `counted`
     verdict               one, with the number 0, as has an audit with a gap
 
 An audit that lacks what a rule names, or has a gap, cannot be judged; it never passes.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
-
-import numpy as np
 
 from memguard import __version__
 from memguard.errors import ConfigError
+from memguard.gate.counted import judge_epsilon, judge_findings, list_came_out, list_held
 from memguard.gate.deciding import Unit, end_sentence
 from memguard.gate.decision import name_group, write_decision
 from memguard.gate.earlier import measure_increase
@@ -43,29 +37,10 @@ from memguard.gate.policy import (
     RISK,
     LoadedPolicy,
     Rule,
-    apply_triage,
-    load_triage,
 )
+from memguard.gate.triage import apply_triage, load_triage
 from memguard.records import AuditReport, format_now
-from memguard.records.audit_files import FINDINGS as FINDINGS_FILE
-from memguard.records.documents import TRAINED_ROLES
-from memguard.records.gate import Acceptance, GateResult, Judgement, Outcome, decide
-
-_CANARIES = "canaries"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
-    """The documents of an audit that came out."""
-
-    texts: list[str | None] | None
-    """The keyed hash of each; such a document without one counts, and cannot be accepted. None if
-    they could not be counted."""
-    probes: list[list[str]] = field(default_factory=list)
-    """Those that extract each."""
-    answered: Collection[str] = ()
-    """All that have an answer."""
-    why_not: str | None = None
+from memguard.records.gate import GateResult, Judgement, Outcome, decide
 
 
 def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
@@ -78,9 +53,9 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     policy, report = loaded.policy, audited.report
     triage = None if policy.triage is None else load_triage(loaded.find_path(policy.triage))
     created = format_now()
-    findings = _list_findings(audited)
+    came_out = list_came_out(audited)
     today = date.fromisoformat(created[:10])
-    texts = [text for text in findings.texts or () if text is not None]
+    texts = came_out if isinstance(came_out, list) else []
     accepted = [] if triage is None else apply_triage(triage, texts, today)
     judgements: list[Judgement] = []
     if policy.verdict is not None:
@@ -89,17 +64,17 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     earlier = _load_earlier(loaded)
     for number, rule in enumerate(policy.gate, start=1):
         if rule.metric == FINDINGS:
-            judgements.append(_judge_findings(number, rule, audited, accepted))
+            judgements.append(judge_findings(number, rule, audited, accepted))
         elif rule.metric == EPSILON:
-            judgements.append(_judge_epsilon(number, rule, report))
+            judgements.append(judge_epsilon(number, rule, report))
         else:
             _check_limit(number, rule, audited, loaded)
             then = None if rule.than is None else earlier[rule.than]
             judgements += _judge_rows(number, rule, audited, then)
     judgements = _name_apart(judgements)
     outcome = decide([judgement.outcome for judgement in judgements])
-    num_out = None if findings.texts is None else len(findings.texts)
-    num_accepted = sum(text in _list_held(accepted) for text in texts)
+    num_out = len(came_out) if isinstance(came_out, list) else None
+    num_accepted = sum(text in list_held(accepted) for text in texts)
     return GateResult(
         tool_version=__version__,
         created=created,
@@ -296,134 +271,3 @@ def _name_apart(judgements: Sequence[Judgement]) -> list[Judgement]:
             name = f"{name} [rule {judgement.rule}, {seen[name]}]"
         named.append(judgement.model_copy(update={"name": name}))
     return named
-
-
-# -- what is no row of results ---------------------------------------------------------------------
-
-
-def _list_findings(audited: Audited) -> Findings:
-    """Return the documents of an audit that came out."""
-    documents = audited.documents
-    if documents is None:
-        why_not = "only another user may read the records of the documents (records.parquet)"
-        return Findings(texts=None, why_not=why_not)
-    if not documents.is_trained_N.any():
-        return Findings(texts=None, why_not="no trained document was audited")
-    risky = {m.probe for m in audited.report.tables.metrics if m.risk_rank is not None}
-    if lost := sorted(risky - set(documents.extracted)):
-        return Findings(texts=None, why_not=f"the records have no answers of the probe {lost[0]}")
-    rows = np.flatnonzero(documents.came_out_N)
-    return Findings(
-        texts=documents.text_hmac_N[rows].tolist(),
-        answered=documents.extracted.keys(),
-        probes=[[name for name, by_N in documents.extracted.items() if by_N[r] == 1] for r in rows],
-    )
-
-
-def _list_held(accepted: Sequence[Acceptance], state: str = "accepted") -> set[str]:
-    return {entry.document for entry in accepted if entry.state == state}
-
-
-def _judge_findings(
-    number: int, rule: Rule, audited: Audited, accepted: Sequence[Acceptance]
-) -> Judgement:
-    """Return whether few enough documents that came out are open: not accepted by a person."""
-    by_probe = "" if rule.probe is None else f" by {rule.probe}"
-    limit = int(rule.limit)
-    name = f"findings{by_probe} at most {limit:,}"
-
-    def answer(outcome: Outcome, sentence: str, value: float | None = None) -> Judgement:
-        return Judgement(
-            rule=number, name=name, outcome=outcome, sentence=sentence, limit=limit, value=value
-        )
-
-    if findings.texts is None:
-        return answer("cannot-be-judged", f"The findings cannot be counted: {findings.why_not}.")
-    runs = {run.name: run for run in report.probe_runs}
-    not_run = [run.name for run in runs.values() if run.num_documents is None]
-    if rule.probe is not None and (rule.probe not in runs or rule.probe in not_run):
-        return answer("cannot-be-judged", f"The probe {rule.probe} did not run.")
-    if rule.probe is not None and rule.probe not in findings.answered:
-        return answer("cannot-be-judged", f"The probe {rule.probe} extracts no documents.")
-    pairs = zip(findings.texts, findings.probes, strict=True)
-    texts = [text for text, probes in pairs if rule.probe is None or rule.probe in probes]
-    held, expired = _list_held(accepted), _list_held(accepted, "expired")
-    num_held = sum(text in held for text in texts)
-    num_open = len(texts) - num_held
-    noun = "document" if len(texts) == 1 else "documents"
-    parts = [f"{num_held:,} accepted"]
-    if rule.probe is None and report.num_by_method > len(texts) > 0:
-        parts.insert(0, f"{report.num_by_method:,} findings by method")
-    if num_expired := sum(text in expired for text in texts):
-        parts.append(f"{num_expired:,} accepted until a day that has passed, so open again")
-    if num_without := texts.count(None):
-        parts.append(f"{num_without:,} without a keyed hash, which cannot be accepted")
-    trained = (row for row in report.tables.buckets if row.role in TRAINED_ROLES)
-    if num_unaudited := sum(row.num_not_auditable for row in trained):
-        parts.append(f"{num_unaudited:,} trained documents could not be audited")
-    if not_run and rule.probe is None:
-        parts.append(f"not run: {', '.join(not_run)}")
-    side = "within" if num_open <= limit else "above"
-    return answer(
-        "pass" if num_open <= limit else "fail",
-        f"{len(texts):,} {noun} came out{by_probe} ({'; '.join(parts)}): {num_open:,} open, {side} "
-        f"the limit of {limit:,}{f', listed in {FINDINGS_FILE}' if texts else ''}.",
-        num_open,
-    )
-
-
-def _judge_epsilon(number: int, rule: Rule, report: AuditReport) -> Judgement:
-    """Return whether epsilon is within its limit, by what was spent and what canaries show."""
-    limit, training = rule.limit, report.training
-    spent = None if training is None else training.epsilon
-    run = next((run for run in report.probe_runs if run.name == _CANARIES), None)
-    detail = report.tables.find_detail(_CANARIES)
-    bound = None if detail is None else detail.get("epsilon_lower_bound")
-    said = []
-    if bound is not None and detail is not None:
-        said.append(
-            f"the canaries show an epsilon of at least {bound:.4g} (95 % confidence, delta "
-            f"{detail.get('delta')}, one canary with all its repetitions)"
-        )
-    else:
-        said.append("no lower bound was measured with canaries")
-    if spent is not None and training is not None:
-        said.append(
-            f"dp_sgd spent {spent:.4g} at delta {training.delta:g} (by accounting, a row)"
-            if training.delta is not None
-            else f"dp_sgd spent {spent:.4g} (by accounting, a row)"
-        )
-    else:
-        said.append("no epsilon was accounted, as training had no dp_sgd")
-    facts = "; ".join(said)
-    facts = facts[:1].upper() + facts[1:]
-
-    def answer(outcome: Outcome, conclusion: str) -> Judgement:
-        return Judgement(
-            rule=number,
-            name=f"epsilon at most {limit:g}",
-            outcome=outcome,
-            sentence=f"{facts}. {conclusion}",
-            probe=None if bound is None else _CANARIES,
-            metric="epsilon",
-            limit=limit,
-            value=spent,
-            low=bound,
-            high=spent,
-        )
-
-    if bound is not None and bound > limit:
-        return answer("fail", f"The shown bound is above the limit of {limit:g}.")
-    if run is not None and run.num_documents is not None and detail is None:
-        return answer("cannot-be-judged", "The probe canaries ran, and its bound is not recorded.")
-    if spent is not None:
-        if spent > limit:
-            return answer("fail", f"The spent value is above the limit of {limit:g}.")
-        return answer("pass", f"The spent value is within the limit of {limit:g}.")
-    if bound is None:
-        return answer("cannot-be-judged", "There is nothing to judge.")
-    return answer(
-        "inconclusive",
-        f"The shown bound is within the limit of {limit:g}, and no number of canaries shows that "
-        "epsilon is: it has no upper end without dp_sgd.",
-    )

@@ -10,28 +10,11 @@
 
 Paths are relative to the policy. Which metrics and buckets exist is known only with an audit: what
 a policy names and an audit lacks is judged, not refused here.
-
-Documents that came out and that a person accepted are in a file of their own, with the reason and
-the last day; `memguard accept` writes it:
-
-    accepted:
-      - document: 1f0c...9a   # keyed hash of the text, whatever probe extracts it
-        by: A. Writer
-        reason: The licence text, which is public.
-        until: 2027-01-31     # last day; null: without end
-
-An accepted document stays visible and counted; it never changes a rate. After its last day it
-counts as open again. The file lies outside run and audit folders: it must not be sealed with what
-it excuses.
 """
 
-import contextlib
 import json
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -39,11 +22,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from memguard.config import Document, load_yaml, validate
 from memguard.config.settings import Settings
-from memguard.errors import MAX_PATH, ConfigError, shorten
-from memguard.records.audit_files import AUDIT_FILES
-from memguard.records.gate import Acceptance, ReleaseContext
+from memguard.errors import ConfigError
+from memguard.records.gate import ReleaseContext
 from memguard.records.results import Statistic, write_parameters
-from memguard.records.run_files import has_prepared
 from memguard.records.verdict import Level
 
 EVERY_TRAINED = "trained"
@@ -211,119 +192,3 @@ def _restore_on(document: Document) -> dict[str, Any]:
 
     values["gate"] = [restore(number, rule) for number, rule in enumerate(rules)]
     return values
-
-
-_DOCUMENT = re.compile(r"[0-9a-f]{64}")
-_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-
-
-class AcceptedDocument(Settings):
-    """One entry of `triage.yaml`."""
-
-    document: str = Field(description="keyed hash of its text, as findings.csv has it.")
-    by: str = Field(description="who accepted it.")
-    reason: str = Field(description="why it is accepted.")
-    until: date | None = Field(
-        description="last day on which it is accepted, as 2027-01-31; null: without end."
-    )
-
-    @field_validator("document")
-    @classmethod
-    def _check_document(cls, document: str) -> str:
-        if not _DOCUMENT.fullmatch(document):
-            raise ValueError(
-                "must be the keyed hash of a document, 64 hexadecimal digits, as findings.csv has "
-                f"it; got {shorten(repr(document))}"
-            )
-        return document
-
-    @field_validator("by", "reason")
-    @classmethod
-    def _check_said(cls, text: str) -> str:
-        if not text.strip():
-            raise ValueError("must not be empty: it is shown to everyone who reads the verdict")
-        return text
-
-    @field_validator("until", mode="before")
-    @classmethod
-    def _read_day(cls, until: Any) -> date | None:
-        if until is None or (isinstance(until, date) and not isinstance(until, datetime)):
-            return until
-        # Texts only: Pydantic would take the number 20270131 for a date, too.
-        if isinstance(until, str) and _DAY.fullmatch(until):
-            with contextlib.suppress(ValueError):
-                return date.fromisoformat(until)
-        raise ValueError(f"must be a day, as 2027-01-31, or null; got {shorten(repr(until))}")
-
-
-class _TriageFile(Settings):
-    accepted: tuple[AcceptedDocument, ...] = Field(description="The accepted documents.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Triage:
-    """The accepted documents, and the file as it was written."""
-
-    accepted: tuple[AcceptedDocument, ...]
-    text: str
-
-
-def load_triage(path: Path) -> Triage:
-    """Read a triage file; it may not lie inside the folder of a run or an audit.
-
-    ConfigError has one line for each problem, with its place.
-    """
-    _refuse_sealed(path)
-    document = load_yaml(path)
-    accepted = validate(_TriageFile, document.values, document).accepted
-    first: dict[str, int] = {}
-    problems = []
-    for index, entry in enumerate(accepted):
-        if entry.document in first:
-            place = document.locate(("accepted", index, "document"))
-            other = document.locate(("accepted", first[entry.document], "document"))
-            problems.append(
-                f"{place} 'accepted[{index}].document' is the same as at {other}: name each "
-                "document once"
-            )
-        first.setdefault(entry.document, index)
-    if problems:
-        raise ConfigError(*problems)
-    return Triage(accepted=accepted, text=document.text)
-
-
-def _refuse_sealed(path: Path) -> None:
-    # As it is given too: a folder of a run may be a link to another disk.
-    for place in (os.path.realpath(path), os.path.abspath(path)):
-        for folder in Path(place).parents:
-            is_run = (folder / "config.yaml").is_file() and has_prepared(folder)
-            if is_run or (folder / AUDIT_FILES).is_file():
-                raise ConfigError(
-                    f"'triage' must not be inside the folder of {'a run' if is_run else 'an audit'}"
-                    ": it would be sealed with what it accepts; got "
-                    f"'{shorten(str(path), MAX_PATH)}'. Keep it beside the policy"
-                )
-
-
-def apply_triage(triage: Triage, texts: Sequence[str], today: date) -> list[Acceptance]:
-    """Return the state of each entry of a triage; an acceptance includes its last day.
-
-    ``texts`` has the keyed hashes of the documents that came out.
-    """
-    present = set(texts)
-    return [
-        Acceptance(
-            document=entry.document,
-            by=entry.by,
-            reason=entry.reason,
-            until=None if entry.until is None else entry.until.isoformat(),
-            state=(
-                "not-found"
-                if entry.document not in present
-                else "accepted"
-                if entry.until is None or today <= entry.until
-                else "expired"
-            ),
-        )
-        for entry in triage.accepted
-    ]

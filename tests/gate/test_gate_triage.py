@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memguard.errors import ConfigError
-from memguard.gate.policy import AcceptedDocument, Triage, apply_triage, load_triage
+from memguard.gate.triage import AcceptedDocument, Triage, apply_triage, load_triage
 
 TEXTS = [digit * 64 for digit in "abcdef"]
 TEXT = TEXTS[0]
