@@ -3,8 +3,8 @@
     python scripts/example_documents.py
 
     trained.jsonl     30 documents that the quickstart trained 48 times
-    unseen.jsonl      30 of the same kind that it did not train
-    documents.jsonl   300 others, to fine-tune on
+    unseen.jsonl      60 of the same kind that it did not train
+    documents.jsonl   400 others, to fine-tune on
 
 All are documentation that comes with Python's packages, in the 100 tokens that the quickstart uses.
 """
@@ -16,8 +16,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 RUN = Path("runs/quickstart/plain")
-FILES = {"x48": "trained.jsonl", "control": "unseen.jsonl", "background": "documents.jsonl"}
-MAX_DOCUMENTS = 300
+FILES = {
+    "x48": ("trained.jsonl", 30),
+    "heldout": ("unseen.jsonl", 60),
+    "background": ("documents.jsonl", 400),
+}
+"""By bucket: file, and its greatest number of documents."""
 
 
 def main() -> None:
@@ -31,9 +35,9 @@ def main() -> None:
     texts: dict[str, list[str]] = {bucket: [] for bucket in FILES}
     for line, start, end in zip(lines, offsets[:-1], offsets[1:], strict=True):
         bucket = json.loads(line)["bucket"]
-        if bucket in texts and len(texts[bucket]) < MAX_DOCUMENTS:
+        if bucket in texts and len(texts[bucket]) < FILES[bucket][1]:
             texts[bucket].append(tokenizer.decode(input_ids[start:end].tolist()))
-    for bucket, name in FILES.items():
+    for bucket, (name, _) in FILES.items():
         rows = (json.dumps({"text": text}) + "\n" for text in texts[bucket])
         Path(name).write_text("".join(rows), encoding="utf-8")
         print(f"{name}: {len(texts[bucket])} documents")

@@ -45,4 +45,4 @@ def test_the_documents_of_a_run_are_written_by_bucket(tmp_path: Path) -> None:
     written = run_script(tmp_path)
     assert written.returncode == 0, written.stderr
     texts = {path.stem: json.loads(path.read_text())["text"] for path in tmp_path.glob("*.jsonl")}
-    assert texts == {"unseen": "a", "trained": "b c", "documents": "e f"}
+    assert texts == {"trained": "b c", "unseen": "d", "documents": "e f"}
