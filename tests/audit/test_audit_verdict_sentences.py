@@ -177,13 +177,13 @@ def test_scope_says_what_was_audited_what_else_came_out_and_what_was_not_run() -
         not_run={"grid": "too slow", "canaries": "not needed: none were given"},
     )
     assert verdict.scope == (
-        "Audited: 120 of 136 trained documents, 30 different texts (9 too short or not auditable, "
-        "7 not in the sample); attacked: 10 of 120. 29 of 120 trained documents extracted, by any "
-        "method. 2 of 4 documents to be forgotten extracted, by any method. 3 of 30 unseen documents extracted, by any method. 3 of 10 trained documents "
-        "extracted by attacks. 1 of 8 trained canaries and 1 of 6 references extracted. 2 given "
-        "control documents left out: near-duplicates of trained ones. Not run: grid, canaries "
-        "(not needed: none were given). "
-        "Near-verbatim text was not generated."
+        "Audited: 120 of 136 trained documents, 30 different texts (9 too short or not "
+        "auditable, 7 not in the sample); attacked: 10 of 120. 29 of 120 trained documents "
+        "extracted, by any method. 2 of 4 documents to be forgotten extracted, by any method. 3"
+        " of 30 unseen documents extracted, by any method. 3 of 10 trained documents extracted "
+        "by attacks. 1 of 8 trained canaries and 1 of 6 references extracted. 2 given control "
+        "documents left out: near-duplicates of trained ones. Not run: grid, canaries (not "
+        "needed: none were given). Near-verbatim text was not generated."
     )
 
 
