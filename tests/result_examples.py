@@ -171,3 +171,16 @@ def auc_row(score: str, auc: r.Interval | None, members: int = 120, **key: Any) 
         why_not="fewer than two trained or control documents have the score",
         **{"num_other": 40, **key},
     )
+
+
+def make_badges(
+    text: str = "None found",
+    membership: str = "no sign",
+    text_detail: str = "0 of 40 documents",
+    membership_detail: str = "AUC 0.50",
+) -> tuple[r.Badge, r.Badge]:
+    """Return the badges of a setting; the colours are not those of the states."""
+    return (
+        r.Badge(title="Text", state=text, colour="grey", detail=text_detail),
+        r.Badge(title="Membership", state=membership, colour="grey", detail=membership_detail),
+    )

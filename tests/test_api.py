@@ -31,6 +31,7 @@ from cli_examples import (
 )
 
 from memguard import api
+from memguard.audit.findings import FINDING_COLUMNS
 from memguard.data.identity_key import IdentityKey, load_identity_key
 from memguard.errors import ConfigError, DataError, ModelError, RecordError
 from memguard.records import BLIND, load_manifest
@@ -261,6 +262,10 @@ def test_a_result_is_shown_saved_and_read(model: Any, tokenizer: Any, tmp_path: 
     assert is_shown(result.folder / "report.html", shown)
     assert "<script" not in shown
     assert set(result.to_pandas()["role"]) == {"trained", "control"}
+    findings = result.findings
+    assert tuple(findings.columns) == FINDING_COLUMNS
+    assert len(findings) == result.report.num_findings
+    assert list(findings["id"])[:100] == [finding.id for finding in result.report.findings]
     assert {"extraction", "sampling", "membership"} == set(result.results["probe"])
     assert draw_guide_plot(result) == {"members", "nonmembers"}
     saved = result.save(tmp_path / "a" / "report")
@@ -455,8 +460,15 @@ def test_runs_are_compared(
     other = shutil.copytree(goldfish.folder, tmp_path / "goldfish")
     for name in ("one", "two"):
         result = api.compare([trained.folder, other], out=tmp_path / name)
-        assert list(result.to_pandas()["name"]) == ["plain", "goldfish"]
-        assert result.verdict == result.comparison.recommendation.sentence
+        frame = result.to_pandas()
+        assert list(frame["name"]) == ["plain", "goldfish"]
+        assert [list(frame[name]) for name in ("text", "membership")] == [
+            [run.verdict.badges[place].state for run in result.comparison.runs] for place in (0, 1)
+        ]
+        assert trained.audit is not None
+        assert frame["num_findings"][0] == trained.audit.report.num_findings
+        assert not any(isinstance(value, list) for value in frame["risk_high"])
+        assert result.verdict == result.comparison.recommendation.describe()
         assert is_shown(tmp_path / name / "comparison.html", result._repr_html_())
     saved = result.save(tmp_path / "saved")
     assert (saved / "comparison.html").is_file()

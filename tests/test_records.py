@@ -56,9 +56,9 @@ def test_records_are_frozen_and_closed() -> None:
 
 def test_the_schema_name_is_written_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
-    recommendation = {"setting": None, "rule": "r", "sentence": "s"}
+    recommendation = {"setting": None, "rule": "r", "sentence": "s", "ruled_out": []}
     values = {
-        "schema": "memguard.comparison/5",
+        "schema": "memguard.comparison/6",
         "name": "x",
         "tool_version": "0",
         "command": "",

@@ -11,11 +11,10 @@ A share is over the documents of all seeds together. If no document occurs twice
 that of a rate (`compute_rate`, which counts near-duplicates as less evidence); else a jackknife
 over texts, so that a document that several seeds drew counts once as evidence. With several seeds
 it also covers Student's t interval over the shares of the seeds, so that differences between seeds
-are not averaged away; with three seeds this interval is wide. The interval of the risk extends to
-the highest upper end of all shares, because attacks run on fewer documents.
+are not averaged away; with three seeds this interval is wide. Which share is the risk, and its
+interval, `records.tables.choose_risk` says: the same as in an audit.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -35,16 +34,22 @@ from memguard.compare.utility import (
 from memguard.records import (
     MOST_TRAINED,
     RISK_PLACES,
+    AuditReport,
+    Badge,
     ComparedTask,
     FrontPoint,
     Interval,
+    Level,
     Rate,
     ResultRow,
     RiskName,
     Utility,
+    Verdict,
     fill_row,
 )
 from memguard.records.comparison import HELDOUT
+from memguard.records.tables import choose_risk
+from memguard.records.verdict import MembershipLevel
 
 
 def build_front(
@@ -57,8 +62,10 @@ def build_front(
     documents differ, and could be easier for one setting.
     """
     settings: dict[str, list[AuditedRun]] = {run.run.name: [] for run in runs}
+    audits: dict[str, list[AuditReport]] = {name: [] for name in settings}
     shared = find_shared_seeds(runs)
     for run in runs:
+        audits[run.run.name].append(run.report)
         if not shared or run.run.seed in shared:
             settings[run.run.name].append(run)
     risks = [name for name in RISK_PLACES if all(_is_measured(run, name) for run in runs)]
@@ -70,9 +77,9 @@ def build_front(
     points: list[FrontPoint] = []
     rows: list[ResultRow] = []
     for name, group in settings.items():
-        shares = _compute_shares(group, risks)
-        points.append(_build_point(name, group, shares, axis))
-        rows += _list_rows(name, points[0].name, shares, axes[0])
+        shares = dict(_list_shares(name, _compute_shares(group, risks)))
+        points.append(_build_point(name, group, shares, axis, audits[name]))
+        rows += [*shares.values(), *_list_losses(name, points[0].name, axes[0])]
     rows += [row for of_task in axes[1:] for row in list_utility_rows(of_task)]
     return mark_dominated(points, axis), rows
 
@@ -84,10 +91,10 @@ def _is_measured(run: AuditedRun, risk: RiskName) -> bool:
     return row is not None and (row.is_known or not row.num_documents)
 
 
-def _list_rows(
-    name: str, first: str, shares: Mapping[RiskName, Rate], axis: Axis
-) -> Iterator[ResultRow]:
-    """Yield the shares and the held-out loss of a setting."""
+def _list_shares(
+    name: str, shares: Mapping[RiskName, Rate]
+) -> Iterator[tuple[RiskName, ResultRow]]:
+    """Yield the shares of a setting as rows, by method."""
     for risk, share in shares.items():
         probe, metric, parameters = RISK_PLACES[risk]
         row = ResultRow(
@@ -99,7 +106,11 @@ def _list_rows(
             bucket=MOST_TRAINED,
             num_documents=share.num_documents,
         )
-        yield fill_row(row, share, "pooled")
+        yield risk, fill_row(row, share, "pooled")
+
+
+def _list_losses(name: str, first: str, axis: Axis) -> Iterator[ResultRow]:
+    """Yield the held-out loss of a setting, and its change from the first setting."""
     loss = axis.utility.start_row(name, "mean")
     yield fill_row(loss, axis.compute(name), "t")
     difference, reference = axis.subtract(name, first), axis.compute(first).value
@@ -154,24 +165,58 @@ def _is_apart(one: FrontPoint, other: FrontPoint, axis: Axis) -> bool:
 
 
 def _build_point(
-    name: str, runs: Sequence[AuditedRun], shares: Mapping[RiskName, Rate], axis: Axis
+    name: str,
+    runs: Sequence[AuditedRun],
+    shares: Mapping[RiskName, ResultRow],
+    axis: Axis,
+    audits: Sequence[AuditReport],
 ) -> FrontPoint:
+    """Return the point of a setting; ``audits`` are those of all its seeds, compared or not."""
     utility = axis.compute(name)
-    # Of equal shares the first is taken: verbatim is the strongest evidence.
-    worst = max(shares, key=lambda risk: shares[risk].rate or 0.0, default=None)
+    by, risk = choose_risk(shares) or (None, None)
+    low, high = utility.ci or (None, None)
     return FrontPoint(
         name=name,
         num_seeds=len(runs),
-        levels=Counter(run.report.verdict.level for run in runs),
-        num_told_apart=sum(r.report.verdict.membership.level == "told-apart" for r in runs),
+        badges=merge_badges([audit.verdict for audit in audits]),
+        num_findings=sum(audit.num_findings for audit in audits),
         num_documents=sum(len(_find_most_trained(run).ids) for run in runs),
-        risk=None if worst is None else shares[worst].rate,
-        risk_ci=None if worst is None else _find_risk_ci(shares, worst),
-        risk_by=worst,
+        risk=None if risk is None else risk.value,
+        risk_low=None if risk is None else risk.low,
+        risk_high=None if risk is None else risk.high,
+        risk_by=by,
         utility=utility.value,
-        utility_ci=utility.ci,
+        utility_low=low,
+        utility_high=high,
         is_at_chance=axis.is_at_chance(name),
     )
+
+
+_TEXT: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized")
+_MEMBERSHIP: tuple[MembershipLevel, ...] = (
+    *("not-seen", "not-measured", "cannot-be-judged"),
+    *("slightly", "told-apart"),
+)
+"""Levels, the worst last."""
+
+
+def merge_badges(verdicts: Sequence[Verdict]) -> tuple[Badge, Badge]:
+    """Return the worst badges of several runs; the detail then says how many runs have it."""
+    worst = (
+        max(verdicts, key=lambda verdict: _TEXT.index(verdict.level)).badges[0],
+        max(verdicts, key=lambda one: _MEMBERSHIP.index(one.membership.level)).badges[1],
+    )
+    if len(verdicts) == 1:
+        return worst
+    text, membership = (
+        replace(
+            badge,
+            detail=f"{sum(verdict.badges[place].state == badge.state for verdict in verdicts)} of "
+            f"{len(verdicts)} runs",
+        )
+        for place, badge in enumerate(worst)
+    )
+    return text, membership
 
 
 def _find_most_trained(run: AuditedRun) -> Documents:
@@ -189,17 +234,6 @@ def _compute_shares(runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> di
         for risk in risks
     }
     return {risk: share for risk, share in shares.items() if share is not None}
-
-
-def _find_risk_ci(shares: Mapping[RiskName, Rate], worst: RiskName) -> tuple[float, float] | None:
-    """Return the interval of the worst share, extended to the highest upper end of all shares.
-
-    A lower share over fewer documents, such as those attacked, may in truth be the worst.
-    """
-    ci = shares[worst].ci
-    if ci is None:
-        return None
-    return ci[0], max(1.0 if share.ci is None else share.ci[1] for share in shares.values())
 
 
 def _compute_attack_share(seeds: Sequence[Documents]) -> Rate | None:

@@ -261,10 +261,8 @@ class ComparisonPage(Page):
     identity: tuple[Fact, ...]
     front: Figure | None
     """Risk against utility; None if no setting has both."""
-    recommendation: Fact
-    """The sentence, and the rule it follows from."""
-    in_short_lead: str
-    in_short: tuple[Fact, ...]
+    sentences: tuple[Fact, ...]
+    """What is recommended, then why others are not; the term is the setting's name."""
     guide: tuple[str, ...]
     headline: Table
     gains: Section | None

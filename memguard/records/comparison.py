@@ -12,8 +12,10 @@ from memguard.records.results import MOST_TRAINED, ResultRow, RiskName, Statisti
 from memguard.records.sealed import FileSum, SealedRecord, find_damage, load_sealed, refuse_damage
 from memguard.records.tables import RISK_PLACES, Tables
 from memguard.records.utility import ITEMS, UTILITY, TaskDetail, UtilityModel, name_task
-from memguard.records.verdict import Level, Verdict
+from memguard.records.verdict import Badge, Verdict
 
+MOST_SENTENCES: Final = 8
+"""Settings of which a page says in a sentence whether they are recommended; the table has all."""
 HELDOUT_LOSS: Final = "heldout_nll"
 """Name of the utility that every comparison has."""
 _HELD_OUT: Final = "(held out)"
@@ -74,12 +76,12 @@ class Utility(Record):
     @property
     def heading(self) -> str:
         """Of a column."""
-        return f"{self.name}: {self.metric}" if self.is_task else "Held-out NLL"
+        return f"{self.name}: {self.metric}" if self.is_task else "Held-out loss"
 
     @property
     def spoken(self) -> str:
         """In a sentence."""
-        return f"{self.metric} of task '{self.name}'" if self.is_task else "held-out NLL"
+        return f"{self.metric} of task '{self.name}'" if self.is_task else "held-out loss"
 
     def start_row(self, setting: str, statistic: Statistic) -> ResultRow:
         """Return the row of a setting over its seeds, without its number."""
@@ -130,24 +132,27 @@ class FrontPoint(Record):
     num_seeds: int
     num_documents: int
     """Documents that it trained most often, of all seeds together."""
+    badges: tuple[Badge, Badge]
+    """The worst of its runs; with several seeds the detail says how many have it."""
+    num_findings: int
+    """Documents that came out, of all its runs together."""
     risk: float | None
-    """The worst of the shares that every run measured; null without documents."""
-    risk_ci: tuple[float, float] | None
-    """Interval of the worst share. Its upper end is the highest upper end of all shares, because
-    some are over fewer documents."""
+    """The highest of the shares that every run measured; null without documents. See
+    `choose_risk`."""
+    risk_low: float | None
+    """Lower end of its interval."""
+    risk_high: float | None
+    """The highest upper end of all shares, because some are over fewer documents."""
     risk_by: RiskName | None
-    """Method with the worst share; the first if several are equal."""
+    """Method with this share; of equal shares, the one with the highest upper end."""
     utility: float
     """Mean over seeds of `Comparison.utility`, which gives its unit and whether higher is better:
     nats a token on held-out documents, or the value of a benchmark task."""
-    utility_ci: tuple[float, float] | None = None
+    utility_low: float | None = None
     """Of a held-out loss over seeds; of a task over items and seeds."""
+    utility_high: float | None = None
     is_at_chance: bool = False
     """Whether a task does not show that this setting differs from a random choice."""
-    levels: dict[Level, int]
-    """Number of its runs by the level of their verdict."""
-    num_told_apart: int
-    """Runs in which membership can be told."""
     dominated_by: list[str] = Field(default_factory=list)
     """Settings that are no worse in both and better in one."""
     dominated_beyond_ci_by: list[str] = Field(default_factory=list)
@@ -155,18 +160,54 @@ class FrontPoint(Record):
     seed."""
 
     @property
+    def risk_ci(self) -> tuple[float, float] | None:
+        """The interval of the risk."""
+        if self.risk_low is None or self.risk_high is None:
+            return None
+        return self.risk_low, self.risk_high
+
+    @property
     def is_dominated(self) -> bool:
         """Whether another setting is no worse in both and better in one."""
         return bool(self.dominated_by)
 
 
+class RuledOut(Record):
+    """Why a setting is not recommended."""
+
+    setting: str
+    sentence: str
+    """Its figures and the reason, to follow its name."""
+
+
 class Recommendation(Record):
-    """The setting to take, and the rule that chose it."""
+    """The setting to take, why others are not, and the rule that chose it."""
 
     setting: str | None
     """null if none is clearly better than the first one."""
     sentence: str
+    """Its figures and its own verdict, to follow its name; if it is null, why there is none."""
+    ruled_out: list[RuledOut]
+    """Every other setting besides the first, in the order of the record."""
     rule: str
+
+    def list_sentences(self) -> list[tuple[str, str]]:
+        """Return what pages, cards and the terminal say first: heads, and what follows each.
+
+        Only so many as can be read; the last one counts the others.
+        """
+        head = "No setting" if self.setting is None else self.setting
+        others = self.ruled_out[: MOST_SENTENCES - 1]
+        sentences = [(f"{head} is recommended", self.sentence)]
+        sentences += [(other.setting, other.sentence) for other in others]
+        if more := len(self.ruled_out) - len(others):
+            settings = "more setting is" if more == 1 else "more settings are"
+            sentences.append((f"{more:,} {settings} ruled out", "see the table."))
+        return sentences
+
+    def describe(self) -> str:
+        """Return the first of the sentences."""
+        return ": ".join(self.list_sentences()[0])
 
 
 def list_shares(tables: Tables, setting: str) -> dict[RiskName, ResultRow]:
@@ -176,12 +217,6 @@ def list_shares(tables: Tables, setting: str) -> dict[RiskName, ResultRow]:
         for name, (probe, metric, parameters) in RISK_PLACES.items()
     }
     return {name: row for name, row in rows.items() if row is not None and row.is_known}
-
-
-def find_own_ci(point: FrontPoint, tables: Tables) -> tuple[float, float] | None:
-    """Return the interval of the worst share alone; that of the risk without a row."""
-    share = None if point.risk_by is None else list_shares(tables, point.name).get(point.risk_by)
-    return (None if share is None else share.ci) or point.risk_ci
 
 
 def find_change(tables: Tables, setting: str, utility: Utility = HELDOUT) -> ResultRow | None:
@@ -211,7 +246,7 @@ _AGAIN = "Run 'memguard compare' again: it reuses the finished runs"
 class Comparison(SealedRecord):
     """`comparison.json`."""
 
-    schema_name: Literal["memguard.comparison/5"] = Field("memguard.comparison/5", alias="schema")
+    schema_name: Literal["memguard.comparison/6"] = Field("memguard.comparison/6", alias="schema")
     name: str
     tool_version: str
     created: str | None = None

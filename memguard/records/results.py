@@ -62,7 +62,7 @@ def find_query_limit(continuation_tokens_N: "NDArray[Any]") -> "NDArray[np.float
 RISK_NAMES: dict[RiskName, str] = {
     "verbatim": "verbatim",
     "near_verbatim": "near-verbatim",
-    "attack_cost": "within the limit",
+    "attack_cost": "sampling",
     "attack": "best attack",
 }
 """The extraction methods as sentences and tables name them."""

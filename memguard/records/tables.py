@@ -321,6 +321,29 @@ class Tables(Record):
         }
         return {name: row for name, row in rows.items() if row is not None and row.is_known}
 
+    def find_risk(self, bucket: str, **key: Any) -> tuple[str, ResultRow] | None:
+        """Return the method and the rate that are the risk of a bucket; see `choose_risk`."""
+        return choose_risk(self.risks(bucket, **key))
+
+
+NameT = TypeVar("NameT", bound=str)
+
+
+def choose_risk(rates: Mapping[NameT, ResultRow]) -> tuple[NameT, ResultRow] | None:
+    """Return the strongest method and its rate; None without rates.
+
+    It has the highest rate and, of equal ones, the highest upper end: what fewer documents were
+    tried with is known less well. The interval ends at the highest upper end of all methods, since
+    a lower rate over fewer documents may in truth be the higher one. Without an interval, nothing
+    is excluded.
+    """
+    if not rates:
+        return None
+    ends = {name: 1.0 if row.high is None else row.high for name, row in rates.items()}
+    name = max(rates, key=lambda name: (rates[name].value or 0.0, ends[name]))
+    row = rates[name]
+    return name, replace(row, low=row.low or 0.0, high=max(ends.values()))
+
 
 def merge_tables(parts: Iterable[Tables]) -> Tables:
     """Return the rows of several tables, in their order."""

@@ -19,8 +19,8 @@ from memguard.pages.page import (
     Row,
     Table,
 )
-from memguard.records import RISK_NAMES, WITHIN_LIMIT, Comparison, FrontPoint, Tables, Utility
-from memguard.records.comparison import find_change, find_own_ci
+from memguard.records import RISK_NAMES, RISK_PLACES, Comparison, FrontPoint, Utility
+from memguard.records.comparison import find_change, list_shares
 from memguard.report import seed_means as means
 from memguard.report.comparison_utility import (
     describe_axis,
@@ -38,23 +38,13 @@ from memguard.report.comparison_utility import (
 from memguard.report.seed_means import Setting
 
 _MOST_DESCRIBED = 12
-_RISK_NOTE = (
-    "Risk: the highest extraction rate of the documents that a setting trained most often: "
-    f"verbatim or near-verbatim by greedy decoding, verbatim by sampling {WITHIN_LIMIT}, verbatim "
-    "by the best attack; rates that some run did not measure are left out. Attacks run on a sample "
-    "of the documents."
-)
 
 
-def describe_recommendation(comparison: Comparison) -> Fact:
-    """Return the recommendation and its rule."""
-    recommendation = comparison.recommendation
-    # The sentence names up to four settings with their intervals and must not be cut.
-    limit = 3 * fmt.SENTENCE_LIMIT
-    return Fact(
-        "Rule",
-        fmt.clean_text(recommendation.sentence, limit),
-        detail=fmt.clean_text(recommendation.rule, limit),
+def list_sentences(comparison: Comparison) -> tuple[Fact, ...]:
+    """Return what is recommended, and why other settings are not."""
+    return tuple(
+        Fact(fmt.clean_text(head), fmt.clean_text(text, 3 * fmt.SENTENCE_LIMIT))
+        for head, text in comparison.recommendation.list_sentences()
     )
 
 
@@ -107,7 +97,7 @@ def _build_front_table(comparison: Comparison) -> Table:
     )
     columns: tuple[Column[FrontPoint], ...] = (
         Column("Setting", lambda p: fmt.clean_name(p.name)),
-        Column(("Risk", "documents"), lambda p: show_risk(p, comparison.tables)),
+        Column(("Risk", "documents"), show_risk),
         Column(heading, lambda p: write_value(p.utility, utility)),
         Column(("Change", f"from '{means.name_first(comparison, 16)}'"), show_change),
         *([dominators] if any(point.dominated_by for point in comparison.front) else []),
@@ -118,7 +108,6 @@ def _build_front_table(comparison: Comparison) -> Table:
         comparison.front,
         tone=lambda p: "dominated" if p.is_dominated else "",
         notes=(
-            _RISK_NOTE,
             *_describe_seeds(comparison),
             *filter(None, (describe_chance(comparison),)),
         ),
@@ -135,15 +124,32 @@ def _describe_seeds(comparison: Comparison) -> tuple[str, ...]:
     return (f"Over the seeds that every setting has: {', '.join(map(str, shared))}.",)
 
 
-def show_risk(point: FrontPoint | None, tables: Tables) -> Cell:
+def show_risk(point: FrontPoint | None) -> Cell:
     """Show a setting's risk, its interval and the method that has it."""
     if point is None or point.risk is None or point.risk_by is None:
         return show_missing("not measured")
-    own, joint = find_own_ci(point, tables), point.risk_ci
-    note = RISK_NAMES[point.risk_by]
-    if own is not None and joint is not None and joint[1] > own[1]:
-        note += f"; by all methods up to {fmt.percent(joint[1])}"
-    return Cell(fmt.percent(point.risk), detail=fmt.percent_range(own), note=note)
+    return Cell(
+        fmt.percent(point.risk),
+        detail=fmt.percent_range(point.risk_ci),
+        note=RISK_NAMES[point.risk_by],
+    )
+
+
+def describe_unshared(comparison: Comparison) -> tuple[str, ...]:
+    """Name the methods that some runs measured and others did not: they count for no setting."""
+    measured = list_shares(comparison.tables, comparison.front[0].name)
+    names = [
+        RISK_NAMES[name]
+        for name, (probe, metric, parameters) in RISK_PLACES.items()
+        if name not in measured
+        and any(
+            row.is_known and row.seed is not None and row.against is None
+            for row in comparison.tables.select(probe, metric, parameters=parameters)
+        )
+    ]
+    if not names:
+        return ()
+    return (f"Left out of the risk, as not every run measured it: {', '.join(names)}.",)
 
 
 def name_dominators(point: FrontPoint | None) -> str:

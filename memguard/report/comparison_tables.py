@@ -1,6 +1,5 @@
 """Tables of the comparison page, with one row per setting or per run."""
 
-import statistics
 from collections.abc import Callable
 
 from memguard.pages import formatting as fmt
@@ -8,10 +7,10 @@ from memguard.pages.columns import Column, Content, Heading, make_table, show_na
 from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_notes
 from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
-from memguard.records import BLIND, LEVEL_NAMES, ComparedRun, Comparison, Level, ResultRow
+from memguard.records import BLIND, ComparedRun, Comparison, ResultRow
 from memguard.report import seed_means as means
 from memguard.report.audit_training import describe_dropped
-from memguard.report.comparison_front import name_dominators, show_risk
+from memguard.report.comparison_front import describe_unshared, show_risk
 from memguard.report.comparison_utility import (
     describe_chance,
     describe_left_out,
@@ -25,9 +24,8 @@ from memguard.report.seed_means import Setting
 
 _MOST_ROWS = 40
 _SEEDS_NOTE = (
-    "Documents of all seeds are counted together; utilities, times and tokens are means over "
-    "seeds. Below the utility is its mean change per seed, with the interval over seeds (of a task "
-    "over items too)."
+    "Documents of all seeds are counted together; utilities are means over seeds, with the "
+    "interval of their change."
 )
 
 
@@ -37,58 +35,38 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
 
 
 def build_headline(comparison: Comparison) -> Table:
-    """Build the main table: risk, utility and cost of each setting, base model last."""
-    dose = means.name_dose(means.pick_highest(comparison))
+    """Build the main table: badges, risk and utility of each setting, base model last."""
     utility = comparison.utility
     of_base = write_value(comparison.mean_utility(comparison.runs[0].setting, "base"), utility)
     change = write_difference(find_base_difference(comparison), utility)
-
-    def name(setting: Setting) -> Cell:
-        dominators = name_dominators(setting.point)
-        detail = means.describe_setting(setting)
-        note = f"dominated by {dominators}" if dominators else ""
-        return show_name(fmt.clean_name(setting.name), detail, note)
 
     def show_utility(setting: Setting) -> Cell:
         value, change, ends = describe_setting_utility(setting)
         is_first = setting.name == comparison.runs[0].setting
         return Cell(value, detail="reference" if is_first else change, note=ends)
 
-    def write_dropped(setting: Setting) -> str:
-        shares = [run.cost.dropped_fraction for run in setting.runs]
-        dropped = means.average([share for share in shares if share is not None])
-        return describe_dropped(dropped, bool(setting.runs[0].mitigations))
-
-    def show_training(setting: Setting) -> Cell:
-        labels = statistics.fmean(run.cost.num_supervised_tokens for run in setting.runs)
-        seconds = statistics.fmean(run.cost.train_s for run in setting.runs)
-        return Cell(fmt.duration(seconds), detail=fmt.count(round(labels)))
-
-    def show(setting: Setting, metric: str) -> Content:
-        is_there = setting.find("extraction", metric)
-        return means.show_counts(setting, metric) if is_there else fmt.MISSING
-
     columns: tuple[Column[Setting], ...] = (
-        Column("Setting", name, lambda base: show_name(base.name, means.label_base(comparison))),
-        Column(("Verdict", "of its own report"), show_level),
-        Column(("Risk", "highest rate"), lambda s: show_risk(s.point, s.tables)),
-        _both(("Verbatim", dose), lambda s: show(s, "verbatim")),
-        _both(("Near-verbatim", dose), lambda s: show(s, "near_verbatim")),
-        _both(
-            ("Token accuracy", "teacher-forced, mean"),
-            lambda s: means.show_accuracy(s) if s.find("extraction", "verbatim") else fmt.MISSING,
+        Column(
+            "Setting",
+            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
+            lambda base: show_name(base.name, means.label_base(comparison)),
         ),
+        Column(("Text", "of its own report"), lambda s: _show_badge(s, 0)),
+        Column(("Membership", "of its own report"), lambda s: _show_badge(s, 1)),
+        Column(
+            ("Came out", "documents, any method"),
+            lambda s: fmt.count(s.point.num_findings if s.point else None),
+        ),
+        Column(("Risk", "highest rate"), lambda s: show_risk(s.point)),
         Column(head_utility(comparison), show_utility, lambda _: Cell(of_base, detail=change)),
-        Column(("Labels dropped", "measured"), write_dropped),
-        Column(("Training", "time; labels"), show_training),
     )
     return make_table(
-        "Risk, utility and cost of each setting",
+        "Risk and utility of each setting",
         columns,
         means.list_settings(comparison),
-        tone=lambda s: "dominated" if name_dominators(s.point) else "",
         base=means.get_base(comparison),
         notes=(
+            *describe_unshared(comparison),
             *((_SEEDS_NOTE,) if means.has_several_seeds(comparison) else ()),
             *filter(None, (describe_chance(comparison),)),
             *describe_left_out(comparison),
@@ -97,24 +75,12 @@ def build_headline(comparison: Comparison) -> Table:
     )
 
 
-def show_level(setting: Setting) -> Cell:
-    """Show the worst level of the verdicts of a setting's runs."""
-    verdicts = [run.verdict for run in setting.runs]
-    worst = max(verdicts, key=lambda verdict: _BAD.index(verdict.level)).level
-    number = sum(verdict.level == worst for verdict in verdicts)
-    runs = "" if len(verdicts) == 1 else f"{fmt.of(number, len(verdicts))} runs"
-    is_told = any(verdict.membership.level == "told-apart" for verdict in verdicts)
-    return Cell(
-        LEVEL_NAMES[worst],
-        detail=runs,
-        note="membership can be told" if is_told else "",
-        kind="level",
-        level=worst,
-    )
-
-
-_BAD: tuple[Level, ...] = ("none-found", "inconclusive", "extracted", "memorized")
-"""Levels, the worst last."""
+def _show_badge(setting: Setting, place: int) -> Cell:
+    """Show the badge of the text or of membership, the worst of the setting's runs."""
+    assert setting.point is not None, "only for settings, not for the base model"
+    badge = setting.point.badges[place]
+    state = fmt.clean_name(badge.state[:1].upper() + badge.state[1:])
+    return Cell(state, detail=fmt.clean_name(badge.detail), kind="level", level=badge.colour)
 
 
 _Extracted = tuple[Setting, str, int]
@@ -177,12 +143,21 @@ def build_settings(comparison: Comparison) -> Table:
         named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations)
         return named or "none (plain loss)"
 
+    def show_training(run: ComparedRun) -> Cell:
+        labels = fmt.count(run.cost.num_supervised_tokens)
+        return Cell(fmt.duration(run.cost.train_s), detail=labels)
+
     columns: tuple[Column[ComparedRun], ...] = (
         Column("Setting", lambda run: fmt.clean_name(run.setting)),
         Column("Seed", lambda run: str(run.seed)),
         Column("Run", lambda run: show_name(fmt.clean_name(run.run))),
         Column("Mitigations", lambda run: show_name(name_mitigations(run))),
         Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
+        Column(
+            ("Labels dropped", "measured"),
+            lambda run: describe_dropped(run.cost.dropped_fraction, bool(run.mitigations)),
+        ),
+        Column(("Training", "time; labels"), show_training),
         Column("Steps", lambda run: fmt.count(run.cost.num_steps)),
     )
     return make_table("Run configuration", columns, comparison.runs)
@@ -251,7 +226,7 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
         *map(column_of_attack, attacks),
         *([membership] if score else []),
         Column(
-            ("Held-out NLL", f"nats; from '{means.name_first(comparison, 12)}'"),
+            ("Held-out loss", f"nats; from '{means.name_first(comparison, 12)}'"),
             means.show_loss,
             lambda base: fmt.number(means.get_base(comparison).mean_loss()),
         ),

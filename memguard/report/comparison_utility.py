@@ -30,7 +30,7 @@ _MOST_NAME = 40
 
 
 def name_utility(utility: Utility) -> str:
-    """Return the utility in a sentence: ``held-out NLL``, ``acc of task 'arc_easy'``."""
+    """Return the utility in a sentence: ``held-out loss``, ``acc of task 'arc_easy'``."""
     return fmt.clean_name(utility.spoken, 2 * _MOST_NAME)
 
 
@@ -106,7 +106,7 @@ def label_axis(comparison: Comparison, limit: int) -> str:
     """Return the label of the chart's axis."""
     utility, first = comparison.utility, name_first(comparison, limit)
     if not utility.is_task:
-        return f"held-out NLL relative to {first} (%)"
+        return f"held-out loss relative to {first} (%)"
     unit = " (percentage points)" if utility.is_share else ""
     return f"{fmt.clean_name(utility.heading, 32)} minus {first}{unit}"
 

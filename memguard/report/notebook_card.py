@@ -15,24 +15,23 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from memguard.pages import formatting as fmt
-from memguard.pages.facts import Facts
 from memguard.pages.page import Fact, Figure
-from memguard.records import LEVEL_NAMES, AuditReport, Comparison
+from memguard.records import AuditReport, Badge, Comparison
 from memguard.report.audit_facts import collect_facts
 from memguard.report.charts import draw_chart
-from memguard.report.comparison_front import describe_recommendation
+from memguard.report.comparison_front import list_sentences, show_risk
 from memguard.report.comparison_picture import render_comparison_chart
 from memguard.report.comparison_utility import write_value
-from memguard.report.seed_means import has_several_seeds
 from memguard.report.svg import LIGHT
 
 _TINTS = {
     "red": ("#b3261e", "#fbeeec"),
     "amber": ("#845500", "#fbf3e0"),
+    "violet": ("#6d3fb0", "#f2ecfb"),
     "green": ("#0b6e69", "#e6f3f2"),
     "grey": ("#566172", "#eef0f3"),
 }
-"""Border and background of a verdict, as on its page."""
+"""Border and background of a badge, as on its page."""
 _SOFT = "color:#566172"
 _CARD = (
     "box-sizing:border-box;max-width:56rem;padding:14px 16px;border:1px solid #dde1e7;"
@@ -57,9 +56,9 @@ def render_audit_card(
     shown = collect_facts(report)
     parts = [
         _write_heading("Audit", shown.heading),
-        _write_verdict(shown),
+        _write_badge(shown.badges[0], shown.verdict.text),
         _write_tiles(shown.counts),
-        Markup('<p style="margin:8px 0 0">{}</p>').format(shown.membership.text),
+        _write_badge(shown.badges[1], shown.membership.text),
     ]
     if shown.notices:
         text = f"{shown.count_notices()} on the page"
@@ -70,10 +69,14 @@ def render_audit_card(
 
 def render_comparison_card(comparison: Comparison, page: Path) -> str:
     """Return the card of a comparison, which links to its page if that is there."""
-    recommended = describe_recommendation(comparison)
     parts = [
         _write_heading("Comparison", fmt.clean_name(comparison.name, 120)),
-        _write_sentence(recommended.value),
+        *(
+            Markup('<p style="margin:8px 0;font-size:15px"><b>{}</b>: {}</p>').format(
+                fact.term, fact.value
+            )
+            for fact in list_sentences(comparison)
+        ),
         _write_settings(comparison),
         _show_picture(
             render_comparison_chart(comparison),
@@ -115,13 +118,13 @@ def _write_heading(kind: str, name: str) -> Markup:
     return Markup('<div style="{}">memguard · {} · {}</div>').format(_SOFT, kind, name)
 
 
-def _write_verdict(shown: Facts) -> Markup:
-    tint, background = _TINTS[shown.badges[0].colour]
+def _write_badge(badge: Badge, text: str) -> Markup:
+    tint, background = _TINTS[badge.colour]
     style = f"margin:8px 0;padding:8px 12px;border-left:4px solid {tint};background:{background}"
     return Markup(
-        '<div style="{}"><b style="font-size:17px;color:{}">{}</b><br>'
+        '<div style="{}"><b style="font-size:17px;color:{}">{}: {}</b><br>'
         '<span style="font-size:15px">{}</span></div>'
-    ).format(style, tint, shown.verdict.label, shown.verdict.text)
+    ).format(style, tint, badge.title, badge.state, text)
 
 
 def _write_tiles(tiles: Iterable[Fact]) -> Markup:
@@ -138,26 +141,29 @@ def _write_tiles(tiles: Iterable[Fact]) -> Markup:
 
 
 def _write_settings(comparison: Comparison) -> Markup:
-    """Return the table of settings: verdict, risk and held-out loss."""
-    is_mean = has_several_seeds(comparison)
+    """Return the table of settings: badges, documents that came out, risk and utility."""
     points = comparison.front[:_MOST_SETTINGS]
     rows = [
         (
             fmt.clean_name(point.name),
-            ", ".join(
-                f"{LEVEL_NAMES[level]}{f' ({count})' if is_mean else ''}"
-                for level, count in point.levels.items()
-                if count
+            *(
+                Markup('<b style="color:{}">{}</b> ({})').format(
+                    _TINTS[badge.colour][0],
+                    fmt.clean_name(badge.state),
+                    fmt.clean_name(badge.detail),
+                )
+                for badge in point.badges
             ),
-            "not measured"
-            if point.risk is None
-            else f"{fmt.percent(point.risk)} ({fmt.percent_range(point.risk_ci)})",
+            fmt.count(point.num_findings),
+            " ".join(filter(None, (risk.text, risk.detail, risk.note))),
             write_value(point.utility, comparison.utility),
         )
         for point in points
+        for risk in [show_risk(point)]
     ]
     heading = fmt.clean_name(comparison.utility.heading, 60)
-    table = _write_table(("Setting", "Verdict", "Documents at risk", heading), rows)
+    columns = ("Setting", "Text", "Membership", "Came out", "Risk", heading)
+    table = _write_table(columns, rows)
     left_out = len(comparison.front) - len(points)
     if not left_out:
         return table

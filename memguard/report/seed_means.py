@@ -7,11 +7,11 @@ order, and gives both their names.
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from memguard.pages import formatting as fmt
-from memguard.pages.columns import show_missing, show_row
+from memguard.pages.columns import show_missing
 from memguard.pages.extraction_cost import Attack
 from memguard.pages.formatting import NEVER
 from memguard.pages.page import Cell
@@ -26,7 +26,7 @@ from memguard.records import (
     Tables,
     write_parameters,
 )
-from memguard.records.comparison import find_change, list_shares
+from memguard.records.comparison import find_change
 
 CHART_NAME_LIMIT = 22
 
@@ -82,7 +82,7 @@ class Setting:
         return self.model == "base"
 
     def mean_loss(self) -> float | None:
-        """Return the mean held-out NLL over the seeds that settings are compared on."""
+        """Return the mean held-out loss over the seeds that settings are compared on."""
         return self.comparison.mean_loss(self.runs[0].setting, self.model)
 
     def find(self, probe: str, metric: str, dose: int | None = None, **key: Any) -> list[ResultRow]:
@@ -320,29 +320,3 @@ def compute_change(setting: Setting) -> float | None:
         for runs in (setting.runs, shared)
     )
     return None if own is None or reference is None else fmt.relative_change(own, reference)
-
-
-def show_counts(setting: Setting, metric: str) -> Cell:
-    """Show the documents of all seeds that were extracted; below near-verbatim, the control's.
-
-    With one seed, the interval is that of its row.
-    """
-    rows = setting.find("extraction", metric)
-    if not all(map(is_measured, rows)):
-        return show_missing("not generated")
-    row, num_documents = rows[0], count_documents(rows)
-    if len(rows) > 1:
-        num_matched = count_matched(rows)
-        value = num_matched / num_documents if num_documents else None
-        row = replace(row, num_matched=num_matched, num_documents=num_documents, value=value)
-        row = replace(row, low=None, high=None)
-        # Counts over the same seeds and documents as the interval.
-        over_seeds = {} if setting.is_base else list_shares(setting.tables, setting.name)
-        row = next((share for share in over_seeds.values() if share.metric == metric), row)
-        row = replace(row, num_clusters=None)
-    control = [other for other in setting.find("extraction", metric, 0) if is_measured(other)]
-    num_control = count_documents(control)
-    note = ""
-    if metric == "near_verbatim" and num_control:
-        note = f"control {fmt.of(count_matched(control), num_control)}"
-    return show_row(row, note=note)

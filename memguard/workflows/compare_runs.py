@@ -12,7 +12,6 @@ from memguard.records.comparison import (
     COMPARISON_RESULTS,
     HELDOUT_LOSS,
     Utility,
-    list_shares,
 )
 from memguard.records.results import save_results
 from memguard.records.sealed import save_sealed, sum_file
@@ -119,31 +118,27 @@ def _flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _headline(comparison: Comparison) -> list[str]:
-    """Return the terminal's summary: one line per setting, over its seeds, and a recommendation."""
-    width = max(12, *(len(point.name) for point in comparison.front))
+    """Return the terminal's summary: the sentences, and one line per setting over its seeds."""
     utility = comparison.utility
     heading = utility.heading if utility.is_task else utility.spoken
-    room = max(12, len(heading))
-    lines = [
-        f"{'setting':<{width}} {heading:>{room}} {'at risk':>8} {'verbatim':>10} "
-        f"{'near-verb.':>10}  dominated by"
-    ]
+    rows: list[tuple[str, ...]] = [("setting", "text", "membership", "came out", "risk", heading)]
     for point in comparison.front:
+        states = (badge.state for badge in point.badges)
         risk = "" if point.risk is None else format_percent(point.risk)
-        shares = list_shares(comparison.tables, point.name)
-        known = {name: row.value for name, row in shares.items() if row.value is not None}
-        verbatim, near = (
-            format_percent(known[name]) if name in known else ""
-            for name in ("verbatim", "near_verbatim")
-        )
-        lines.append(
-            f"{point.name:<{width}} {_show(point.utility, utility):>{room}} {risk:>8} "
-            f"{verbatim:>10} {near:>10}  {', '.join(point.dominated_by[:2])}".rstrip()
-        )
+        value = _show(point.utility, utility)
+        rows.append((point.name, *states, f"{point.num_findings:,}", risk, value))
     base = comparison.mean_utility(comparison.runs[0].setting, "base")
     if base is not None:
-        lines.append(f"{'(base model)':<{width}} {_show(base, utility):>{room}}")
-    return [*lines, comparison.recommendation.sentence]
+        rows.append(("(base model)", "", "", "", "", _show(base, utility)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = ("<", "<", "<", ">", ">", ">")
+    lines = [
+        "  ".join(
+            f"{cell:{align}{width}}" for cell, align, width in zip(row, aligns, widths, strict=True)
+        )
+        for row in rows
+    ]
+    return [*map(": ".join, comparison.recommendation.list_sentences()), *lines]
 
 
 def _show(value: float, utility: Utility) -> str:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from memguard.planner.plan import Plan
     from memguard.records.gate import GateResult
 
+_NAMES = ["id", "text_hmac", "bucket"]
+"""Columns of findings.csv that are text whatever they look like."""
 _MOST_MESHES = 10
 """Meshes in the card of a plan."""
 
@@ -75,6 +77,23 @@ class AuditResult:
     def results(self) -> "pandas.DataFrame":
         """Every number of the report, one row each, as `memguard.records.results` describes."""
         return read_results(_find(self.folder, RESULTS))
+
+    @property
+    def findings(self) -> "pandas.DataFrame":
+        """The documents that came out, one row each, worst first, with the evidence by method."""
+        import pandas
+
+        # A text such as "NA" is a name; only an empty field is missing. Formulas are quoted there.
+        frame = pandas.read_csv(
+            _find(self.folder, FINDINGS),
+            dtype=dict.fromkeys(_NAMES, str),
+            keep_default_na=False,
+            na_values=[""],
+            lineterminator="\n",
+            encoding_errors="surrogatepass",
+        )
+        frame[_NAMES] = frame[_NAMES].replace(r"^'(?=[=+@\t\r-])", "", regex=True)
+        return frame
 
     def diff(self, earlier: "AuditResult | str | Path") -> "AuditDiff":
         """Return what became of each finding since an earlier audit.
@@ -196,14 +215,18 @@ class CompareResult:
     @property
     def verdict(self) -> str:
         """The recommendation, as a sentence."""
-        return self.comparison.recommendation.sentence
+        return self.comparison.recommendation.describe()
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row for each setting: its risk, its utility and what dominates it."""
+        """Return one row for each setting: badges, risk, utility and what dominates it."""
         import pandas
 
-        points = [point.model_dump(mode="json") for point in self.comparison.front]
-        return pandas.json_normalize(points)
+        rows = []
+        for point in self.comparison.front:
+            values = point.model_dump(mode="json", exclude={"badges"})
+            states = {badge.title.lower(): badge.state for badge in point.badges}
+            rows.append({"name": values.pop("name"), **states, **values})
+        return pandas.DataFrame(rows)
 
     @property
     def results(self) -> "pandas.DataFrame":

@@ -186,7 +186,7 @@ def test_a_second_call_trains_nothing(sweep: Sweep) -> None:
         again = run_cli("compare", sweep.file, "--json")
     assert again.code == 0, again.err
     assert "3 of 3 runs already finished: base, none, k2" in again.err
-    assert "held-out NLL" in again.err
+    assert "held-out loss" in again.err
     now = json.loads(again.out)
     del before["sha256"]
     same = {"command": "", "created": ""}

@@ -276,7 +276,7 @@ verdict:
   scope: All was audited.
   membership:
     {level: not-measured, sentence: It was not tested., score: null, auc: null, num_members: 0,
-     num_nonmembers: 0}
+     num_nonmembers: 0, lack: no-score}
   trained: &none
     {num_documents: 0, num_matched: 0, num_clusters: 0, num_matched_clusters: 0, rate: null,
      ci: null}

@@ -9,6 +9,7 @@ import pytest
 from compare_examples import CORRECT, KNOWN, TOKENS, write_run
 from hypothesis import given
 from hypothesis import strategies as st
+from result_examples import make_badges
 from scipy import stats
 
 from memguard.audit.statistics import compute_mean
@@ -17,6 +18,7 @@ from memguard.compare.front import mark_dominated
 from memguard.compare.utility import make_loss_axis
 from memguard.records import FrontPoint
 from memguard.records.comparison import find_change, list_shares
+from memguard.report.comparison_front import describe_unshared
 
 
 def front_of(*runs: Any) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def front_of(*runs: Any) -> dict[str, Any]:
     return {
         point.name: SimpleNamespace(
             **dict(point),
+            risk_ci=point.risk_ci,
             shares=list_shares(tables, point.name),
             loss=tables.find("heldout", "nll", "(held out)", setting=point.name),
             change=find_change(tables, point.name),
@@ -56,11 +59,12 @@ def make_point(name: str, risk: float | None, utility: float, half: float = 0.0)
     return FrontPoint(
         name=name,
         num_seeds=1,
-        levels={},
-        num_told_apart=0,
+        badges=make_badges(),
+        num_findings=0,
         num_documents=10,
         risk=risk,
-        risk_ci=(risk - half, risk + half) if half and risk is not None else None,
+        risk_low=risk - half if half and risk is not None else None,
+        risk_high=risk + half if half and risk is not None else None,
         risk_by=None,
         utility=utility,
     )
@@ -245,6 +249,8 @@ def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
     for point in points.values():
         assert (point.risk, point.risk_by) == (0.1, "verbatim")
         assert "attack" not in point.shares
+    (said,) = describe_unshared(compare_runs(runs, name="sweep", command=""))
+    assert said == "Left out of the risk, as not every run measured it: best attack."
     attacked = front_of(*runs[:3])
     assert {point.risk for point in attacked.values()} == {0.9}
 
@@ -252,8 +258,8 @@ def test_attacks_count_where_every_run_was_attacked(tmp_path: Path) -> None:
 def test_none_extracted_is_known_no_better_than_from_the_fewest_documents(tmp_path: Path) -> None:
     point = seeded(tmp_path, [{"beam_search": (0, 5)}])
     exact = exact_ends(0, 5)
-    assert (point.risk, point.risk_by) == (0.0, "verbatim")
     # Of 40 documents none is verbatim, and that would be below 8.8 %; five were attacked.
+    assert (point.risk, point.risk_by) == (0.0, "attack")
     assert point.risk_ci == pytest.approx((0.0, exact[1]))
     assert point.shares["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
     alone = seeded(tmp_path / "alone", [{"beam_search": (0, 1)}])
@@ -277,7 +283,7 @@ def test_what_is_known_token_by_token_is_no_risk(tmp_path: Path) -> None:
     assert set(point.shares) == {"verbatim", "near_verbatim"}
 
 
-def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
+def test_badges_are_the_worst_of_the_runs(tmp_path: Path) -> None:
     verdicts = [
         ("memorized", "told-apart"),
         ("none-found", "told-apart"),
@@ -285,12 +291,28 @@ def test_runs_are_counted_by_the_level_of_their_verdict(tmp_path: Path) -> None:
         ("inconclusive", "not-seen"),
     ]
     seeds = [
-        {"changes": {"verdict.level": level, "verdict.membership.level": told}}
-        for level, told in verdicts
+        {
+            "changes": {
+                "verdict.level": level,
+                "verdict.membership.level": told,
+                "verdict.membership.auc": {"value": 0.7, "ci": None},
+                "verdict.membership.lack": None,
+                "num_findings": number,
+            }
+        }
+        for number, (level, told) in enumerate(verdicts)
     ]
-    point = front_of(*write_seeds(tmp_path, *seeds))["plain"]
-    assert point.levels == {"memorized": 2, "none-found": 1, "inconclusive": 1}
-    assert (point.num_told_apart, point.num_seeds) == (2, 4)
+    runs = write_seeds(tmp_path, *seeds)
+    point = front_of(*runs)["plain"]
+    assert [(badge.title, badge.state, badge.detail) for badge in point.badges] == [
+        ("Text", "Memorized", "2 of 4 runs"),
+        ("Membership", "can be told", "2 of 4 runs"),
+    ]
+    assert (point.num_seeds, point.num_findings) == (4, 6)
+    # What was not judged with one seed is not hidden by one that gave no sign.
+    text, membership = front_of(runs[3])["plain"].badges
+    assert (text.state, text.colour) == ("Inconclusive", "grey")
+    assert (membership.state, membership.colour) == ("no sign", "green")
 
 
 def test_a_setting_that_trains_less_often_is_judged_on_its_own_highest_dose(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_the_front_takes_the_task_and_higher_is_better(comparison: Comparison) -
     assert (plain.utility, k4.utility, k2.utility) == (28 / 40, 27 / 40, 18 / 40)
     exact = stats.binomtest(27, 40).proportion_ci(method="exact")
     # Both solve the same equation, ours in closed form by the beta distribution.
-    assert k4.utility_ci == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert (k4.utility_low, k4.utility_high) == pytest.approx((exact.low, exact.high), rel=1e-9)
     # Each answers less than the one before, and is safer.
     assert [point.dominated_by for point in comparison.front] == [[], [], []]
     change = find_change(comparison.tables, "k4", utility)
@@ -131,14 +131,12 @@ def test_the_front_takes_the_task_and_higher_is_better(comparison: Comparison) -
     assert comparison.mean_utility("plain", "base") == pytest.approx(16 / 40)
     found = comparison.recommendation
     assert found.setting == "k4"
-    assert "at an acc of task 'quiz' of 67.5 % (-2.5 points, 95 % CI" in found.sentence
-    assert (
-        "The 40 items of the task do not exclude that it is more than 5 % (of its value) below"
-        in (found.sentence)
-    )
-    assert "'k2' has a lower risk" in found.sentence
-    assert "acc of task 'quiz' of 45.0 %" in found.sentence
-    assert "held-out NLL" not in found.sentence + found.rule
+    assert ", acc of task 'quiz' 67.5 % (-2.5 pp, " in found.sentence
+    assert " The 40 items of the task do not exclude a loss beyond the 5 % limit." in found.sentence
+    (k2,) = found.ruled_out
+    assert ", acc of task 'quiz' 45.0 % (-25.0 pp, " in k2.sentence
+    assert k2.sentence.endswith("), beyond the 5 % limit.")
+    assert "held-out" not in found.sentence + found.rule
 
 
 def test_a_setting_that_answers_worse_at_equal_risk_is_dominated(tmp_path: Path) -> None:

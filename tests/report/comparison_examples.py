@@ -11,9 +11,10 @@ from report_examples import GOLDFISH, PLAIN, Dose
 from result_examples import make_interval, make_metric, make_rate, make_tables, rate_row, value_row
 
 from memguard import records as r
-from memguard.compare.front import mark_dominated
+from memguard.compare.front import mark_dominated, merge_badges
 from memguard.compare.recommendation import recommend
 from memguard.compare.utility import make_loss_axis
+from memguard.records.tables import choose_risk
 
 HALF: tuple[Dose, ...] = ((0, 0, 0, 0.181), (4, 0, 0, 0.262), (16, 0, 0, 0.443), (64, 0, 0, 0.621))
 SHOWN = ("verbatim", "near_verbatim", "teacher_forced_90", "token_accuracy")
@@ -128,31 +129,42 @@ def make_point(
     runs: Sequence[r.ComparedRun], tables: r.Tables
 ) -> tuple[r.FrontPoint, list[r.ResultRow]]:
     """Return the point of a setting without its utility, and its shares."""
-    rows, number = [], 0
-    for metric in ("verbatim", "near_verbatim"):
-        found = [find(run, tables, metric, list(run.doses)[-1]) for run in runs if run.doses]
+    number = 0
+    shares: dict[r.RiskName, r.ResultRow] = {}
+    for name, (probe, metric, parameters) in r.RISK_PLACES.items():
+        found = [
+            tables.find(
+                *(probe, metric, list(run.doses)[-1]),
+                parameters=parameters,
+                setting=run.setting,
+                seed=run.seed,
+            )
+            for run in runs
+            if run.doses
+        ]
         known = [row for row in found if row is not None and row.num_matched is not None]
         number = number or sum(row.num_documents for row in known)
         if known and len(known) == len(runs):
-            rate = make_rate(sum(row.num_matched or 0 for row in known), number)
+            documents = sum(row.num_documents for row in known)
+            rate = make_rate(sum(row.num_matched or 0 for row in known), documents)
             row = replace(known[0], bucket=r.MOST_TRAINED, seed=None)
-            rows.append(r.fill_row(row, rate, "pooled"))
-    worst = max(rows, key=lambda row: row.value or 0.0, default=None)
-    at_risk = worst is not None and (worst.value or 0.0) > 0.2
+            shares[name] = r.fill_row(row, rate, "pooled")
+    by, risk = choose_risk(shares) or (None, None)
     point = r.FrontPoint.model_validate(
         {
             "name": runs[0].setting,
             "num_seeds": len(runs),
             "num_documents": number,
-            "levels": {"memorized" if at_risk else "none-found": len(runs)},
-            "num_told_apart": 0,
-            "risk": worst and worst.value,
-            "risk_ci": worst and worst.ci,
-            "risk_by": worst and worst.metric,
+            "badges": merge_badges([run.verdict for run in runs]),
+            "num_findings": round(number * ((risk and risk.value) or 0)),
+            "risk": risk and risk.value,
+            "risk_low": risk and risk.low,
+            "risk_high": risk and risk.high,
+            "risk_by": by,
             "utility": 0.0,
         }
     )
-    return point, rows
+    return point, [*shares.values()]
 
 
 def pair_runs(

@@ -1,9 +1,9 @@
 """What a recommendation says: exact in a table, and true of drawn settings.
 
 `licensed_recommendations.json`: settings that `draw_settings` drew, the fewest that lead to every
-kind of sentence thrice, and what `recommend` wrote of them at the commit that added the file, which
-agreed with a second implementation of the rule, since removed. The last two are by hand: ties
-with the least risk alone, and a dear one that is less safe than the choice.
+kind of sentence thrice, and what `recommend` says of them. Which setting is chosen agreed with a
+second implementation of the rule, since removed. The last two are by hand: ties with the least
+risk alone, and a dear one that is less safe than the choice.
 """
 
 import json
@@ -15,15 +15,17 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from result_examples import make_tables, value_row
+from result_examples import make_badges, make_tables, value_row
 
 from memguard import records as r
 from memguard.compare.recommendation import recommend
-from memguard.records.texts import format_percent
+from memguard.pages import formatting as fmt
+from memguard.records.tables import choose_risk
 
 TABLE = json.loads(Path(__file__).with_name("licensed_recommendations.json").read_text())
 LEVELS = st.sampled_from(get_args(r.Level))
 LIMIT = 1.05
+WORST = ("memorized", "extracted", "inconclusive", "none-found")
 Setting = dict[str, Any]
 """Name, risks (share and half of its interval, by name), utility, change_ci, levels, told."""
 
@@ -58,18 +60,31 @@ def interval(share: float, half: float | None) -> r.Interval:
     return r.Interval(value=share, ci=ends)
 
 
+def list_shares(one: Setting) -> dict[r.RiskName, r.ResultRow]:
+    shares = {}
+    for name, pair in one["risks"].items():
+        probe, metric, parameters = r.RISK_PLACES[name]
+        key = {"statistic": "rate", "parameters": parameters, "setting": one["name"]}
+        shares[name] = value_row(probe, metric, r.MOST_TRAINED, interval(*pair), **key)
+    return shares
+
+
 def make_point(one: Setting) -> r.FrontPoint:
-    risks = {name: interval(*pair) for name, pair in one["risks"].items()}
-    worst = max(risks, key=lambda name: risks[name].value, default=None)
+    by, risk = choose_risk(list_shares(one)) or (None, None)
+    worst = next((level for level in WORST if level in one["levels"]), "")
+    number, runs = one["levels"].count(worst), len(one["levels"])
+    told = "can be told" if one["told"] else "no sign"
+    of_runs = [f"{count} of {runs} runs" if runs > 1 else "" for count in (number, one["told"])]
     return r.FrontPoint(
         name=one["name"],
-        num_seeds=len(one["levels"]),
+        num_seeds=runs,
         num_documents=40,
-        levels={level: one["levels"].count(level) for level in one["levels"]},
-        num_told_apart=one["told"],
-        risk=None if worst is None else risks[worst].value,
-        risk_ci=None if worst is None else risks[worst].ci,
-        risk_by=worst,
+        badges=make_badges(r.LEVEL_NAMES[worst], told, *of_runs),
+        num_findings=0,
+        risk=risk and risk.value,
+        risk_low=risk and risk.low,
+        risk_high=risk and risk.high,
+        risk_by=by,
         utility=one["utility"],
     )
 
@@ -77,10 +92,7 @@ def make_point(one: Setting) -> r.FrontPoint:
 def decide(drawn: Sequence[Setting]) -> r.Recommendation:
     rows = []
     for one in drawn:
-        for risk, pair in one["risks"].items():
-            probe, metric, parameters = r.RISK_PLACES[risk]
-            key = {"statistic": "rate", "parameters": parameters, "setting": one["name"]}
-            rows.append(value_row(probe, metric, r.MOST_TRAINED, interval(*pair), **key))
+        rows += list_shares(one).values()
         if one is not drawn[0]:
             change = r.Interval(value=one["utility"] / 4.0 - 1, ci=one["change_ci"])
             key = {"setting": one["name"], "against": "setting:plain"}
@@ -91,15 +103,16 @@ def decide(drawn: Sequence[Setting]) -> r.Recommendation:
 @pytest.mark.parametrize("case", TABLE)
 def test_recommendations_of_the_table(case: dict[str, Any]) -> None:
     found = decide(case["settings"])
-    assert (found.setting, found.sentence) == (case["setting"], case["sentence"])
+    assert [found.setting, *map(": ".join, found.list_sentences())] == [
+        case["setting"],
+        *case["sentences"],
+    ]
 
 
 def write_share(point: r.FrontPoint) -> str:
-    share = format_percent(point.risk or 0.0)
-    if point.risk_ci is None:
-        return share
-    low, high = (100 * end for end in point.risk_ci)
-    return f"{share} (95 % CI {low:.1f} to {high:.1f} %)"
+    """Return a share with its interval, in the numbers of pages."""
+    ends = fmt.percent_range(point.risk_ci).replace("\u2013", " to ")
+    return f"{fmt.percent(point.risk)} ({ends}".replace(fmt.NBSP, " ")
 
 
 @pytest.mark.slow
@@ -114,31 +127,30 @@ def test_what_is_recommended_is_safer_and_its_numbers_are_its_own(drawn: list[Se
     allowed = [one for one in safer if one.utility <= LIMIT * first.utility]
     # Of what is neither safer nor good enough, nothing is recommended, and of the rest one is.
     assert (found.setting in {one.name for one in allowed}) if allowed else found.setting is None
-    assert found.sentence.startswith("No setting is recommended: ") == (not allowed)
-    # A share or a loss that follows a name is that setting's.
-    shares = re.findall(
-        r"'(\w+)' (?:has|has a lower risk,|shows no risk[^(]*\()\s?([\d.]+ %)", found.sentence
-    )
-    shares += [
-        (n, s) for s, n in re.findall(r"([\d.]+ %)(?: \([^)]*\))? with '(\w+)'", found.sentence)
-    ]
-    assert all(share == format_percent(points[name].risk or 0.0) for name, share in shares)
-    spans = re.findall(r"[\d.]+ % \(95 % CI [\d.]+ to [\d.]+ %\)", found.sentence)
-    assert set(spans) <= {write_share(point) for point in points.values() if point.risk is not None}
-    losses = re.findall(r"(?:NLL of|'\w+',) (\d\.\d{3})", found.sentence)
-    assert set(losses) <= {f"{point.utility:.3f}" for point in points.values()}
+    # Every other setting is ruled out, by its own numbers and a reason that holds.
+    ruled_out = {one.setting: one.sentence for one in found.ruled_out}
+    assert [*ruled_out] == [one.name for one in others if one.name != found.setting]
+    for name, sentence in ruled_out.items():
+        point = points[name]
+        assert point.risk is None or sentence.startswith(f"extraction {write_share(point)}, ")
+        assert ("beyond the 5 % limit" in sentence) == (point.utility > LIMIT * first.utility)
+        is_unsafe = point.risk is not None and point not in safer
+        assert ("not shown to extract less than 'plain'" in sentence) == is_unsafe
+        more = re.search(r"extracts more than '(\w+)'", sentence)
+        if more is not None:
+            assert points[more[1]].risk_ci[1] < point.risk_ci[0]
+        assert (f"not shown to extract less than '{found.setting}'" in sentence) == (
+            point in allowed and more is None
+        )
     if found.setting is None:
         return
     chosen = points[found.setting]
-    assert write_share(chosen) in found.sentence.split("against")[0]
-    assert f"against {write_share(first)} with 'plain'" in found.sentence
+    before = fmt.percent(first.risk).replace(fmt.NBSP, " ")
+    start = f"extraction falls from {before} to {write_share(chosen)}, "
+    assert found.sentence.startswith(start)
     assert not any(one.risk_ci[1] < chosen.risk_ci[0] for one in allowed)
-    # One that is ruled out is named where it would have been safer, and nowhere else.
-    ruled_out = re.search(r"'(\w+)' has a lower risk", found.sentence)
-    costly = [one.name for one in safer if one not in allowed and one.risk < chosen.risk]
-    assert ruled_out[1] in costly if ruled_out else not costly
     # Its own verdict, and that its documents can be told, are never left out.
-    names = {"memorized": "Memorized", "extracted": "Extracted"}
-    worst = next((names[level] for level in names if chosen.levels.get(level)), None)
-    assert re.findall(r"although .* is '(\w+)'", found.sentence) == ([worst] if worst else [])
-    assert ("can be told" in found.sentence) == (chosen.num_told_apart > 0)
+    text, membership = (
+        f"{badge.state}{f' in {badge.detail}' if badge.detail else ''}" for badge in chosen.badges
+    )
+    assert found.sentence.endswith(f" Its own verdict: {text}; membership: {membership}.")

@@ -13,6 +13,7 @@ import pytest
 import report_examples as examples
 
 from memguard import api
+from memguard.audit.findings import save_findings
 from memguard.errors import ConfigError, RecordError
 from memguard.report import render_report
 
@@ -65,6 +66,19 @@ def test_the_card_of_an_audit_has_verdict_tiles_chart_and_link(result: api.Audit
     drawn = base64.b64decode(picture).decode()
     assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
     assert "var(--" not in drawn, "an image has no style sheet of a page"
+
+
+def test_findings_are_a_frame_whose_names_stay_text(result: api.AuditResult) -> None:
+    names = ["NA", "007", "=1+1", "two\nlines\r", "", "1e5"]
+    finding = examples.make_finding(0)
+    save_findings(
+        [finding.model_copy(update={"id": name, "bucket": f"-{name}"}) for name in names],
+        result.folder / "findings.csv",
+    )
+    frame = result.findings
+    assert list(frame["id"].fillna("")) == names
+    assert list(frame["bucket"]) == [f"-{name}" for name in names]
+    assert set(frame["num_correct"]) == {finding.num_correct}
 
 
 def test_a_page_elsewhere_is_linked_by_its_full_path(
@@ -136,9 +150,10 @@ def test_the_card_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     card = made._repr_html_()
     assert len(PICTURE.sub("", card)) < LIMIT
     read = _Reader(card)
-    text = " ".join(read.texts)
-    assert made.verdict in text
+    text = "".join(read.texts)
+    assert all(": ".join(pair) in text for pair in comparison.recommendation.list_sentences())
     assert all(point.name in text for point in comparison.front)
+    assert {"#b3261e", "#6d3fb0", "#0b6e69"} <= set(re.findall("#[0-9a-f]{6}", card))
     assert read.links == ["comparison.html"]
     assert len(PICTURE.findall(card)) == 1
     assert len(repr(made).splitlines()) == 1

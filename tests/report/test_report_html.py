@@ -43,7 +43,19 @@ HOSTILE = [
 def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
     """Put ``text`` into every free string of a record's JSON."""
     # 'probe' decides which sections there are.
-    fixed = {"schema", "role", "level", "metric", "severity", "probe", "risk_by", "model", "test"}
+    fixed = {
+        "schema",
+        "role",
+        "level",
+        "metric",
+        "severity",
+        "probe",
+        "risk_by",
+        "model",
+        "test",
+        "title",
+        "colour",
+    }
     fixed |= {
         "counted",
         "window",
