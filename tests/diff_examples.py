@@ -20,7 +20,8 @@ from gate_audits import open_records
 from result_examples import make_tables, rate_row
 
 from memguard import records as r
-from memguard.gate.diff import AuditDiff, DiffedDocument, DiffedFinding, diff_audits
+from memguard.gate.diff import diff_audits
+from memguard.gate.diffed import AuditDiff, DiffedDocument, DiffedFinding
 from memguard.gate.gaps import Audited
 
 NOT_ASKED = math.nan

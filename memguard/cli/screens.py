@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memguard.cli.options import Sentence, print_indented, print_title
 from memguard.gate.deciding import describe_gate
-from memguard.gate.diff import (
+from memguard.gate.diffed import (
     KINDS,
     AuditDiff,
     DiffedDocument,

@@ -1,14 +1,14 @@
 """Judges what is no row of results: the documents that came out, and epsilon.
 
-findings   documents that came out, without those that a person accepted; a count, judged as it
-is
-epsilon    low: the lower bound that the canaries show (95 %, one-sided); high: the value that
-dp_sgd spent, by accounting. A bound above the limit fails; else the spent value
-decides; without it nothing does, because no lower bound shows that epsilon is low
+Findings are the documents that came out, without those that a person accepted: a count, judged as
+it is. Of epsilon, the low end is the lower bound that the canaries show (95 %, one-sided), the high
+end the value that dp_sgd spent, by accounting. A bound above the limit fails; else the spent value
+decides; without it nothing does, because no lower bound shows that epsilon is low.
 """
 
 from collections.abc import Sequence
 
+from memguard.gate.deciding import end_sentence
 from memguard.gate.gaps import Audited
 from memguard.gate.policy import Rule
 from memguard.records import AuditReport
@@ -100,53 +100,44 @@ def judge_epsilon(number: int, rule: Rule, report: AuditReport) -> Judgement:
     limit, training = rule.limit, report.training
     spent = None if training is None else training.epsilon
     run = next((run for run in report.probe_runs if run.name == _CANARIES), None)
-    detail = report.tables.find_detail(_CANARIES)
-    bound = None if detail is None else detail.get("epsilon_lower_bound")
-    said = []
-    if bound is not None and detail is not None:
-        said.append(
+    detail = report.tables.find_detail(_CANARIES) or {}
+    bound = detail.get("epsilon_lower_bound")
+    shown = "no lower bound was measured with canaries"
+    if bound is not None:
+        shown = (
             f"the canaries show an epsilon of at least {bound:.4g} (95 % confidence, delta "
             f"{detail.get('delta')}, one canary with all its repetitions)"
         )
-    else:
-        said.append("no lower bound was measured with canaries")
+    accounted = "no epsilon was accounted, as training had no dp_sgd"
     if spent is not None and training is not None:
-        said.append(
-            f"dp_sgd spent {spent:.4g} at delta {training.delta:g} (by accounting, a row)"
-            if training.delta is not None
-            else f"dp_sgd spent {spent:.4g} (by accounting, a row)"
-        )
-    else:
-        said.append("no epsilon was accounted, as training had no dp_sgd")
-    facts = "; ".join(said)
-    facts = facts[:1].upper() + facts[1:]
-
-    def answer(outcome: Outcome, conclusion: str) -> Judgement:
-        return Judgement(
-            rule=number,
-            name=f"epsilon at most {limit:g}",
-            outcome=outcome,
-            sentence=f"{facts}. {conclusion}",
-            probe=None if bound is None else _CANARIES,
-            metric="epsilon",
-            limit=limit,
-            value=spent,
-            low=bound,
-            high=spent,
-        )
-
+        at = "" if training.delta is None else f" at delta {training.delta:g}"
+        accounted = f"dp_sgd spent {spent:.4g}{at} (by accounting, a row)"
+    outcome: Outcome = "cannot-be-judged"
     if bound is not None and bound > limit:
-        return answer("fail", f"The shown bound is above the limit of {limit:g}.")
-    if run is not None and run.num_documents is not None and detail is None:
-        return answer("cannot-be-judged", "The probe canaries ran, and its bound is not recorded.")
-    if spent is not None:
-        if spent > limit:
-            return answer("fail", f"The spent value is above the limit of {limit:g}.")
-        return answer("pass", f"The spent value is within the limit of {limit:g}.")
-    if bound is None:
-        return answer("cannot-be-judged", "There is nothing to judge.")
-    return answer(
-        "inconclusive",
-        f"The shown bound is within the limit of {limit:g}, and no number of canaries shows that "
-        "epsilon is: it has no upper end without dp_sgd.",
+        outcome, conclusion = "fail", f"The shown bound is above the limit of {limit:g}."
+    elif run is not None and run.num_documents is not None and not detail:
+        conclusion = "The probe canaries ran, and its bound is not recorded."
+    elif spent is not None:
+        outcome = "pass" if spent <= limit else "fail"
+        side = "within" if spent <= limit else "above"
+        conclusion = f"The spent value is {side} the limit of {limit:g}."
+    elif bound is None:
+        conclusion = "There is nothing to judge."
+    else:
+        outcome = "inconclusive"
+        conclusion = (
+            f"The shown bound is within the limit of {limit:g}, and no number of canaries shows "
+            "that epsilon is: it has no upper end without dp_sgd."
+        )
+    return Judgement(
+        rule=number,
+        name=f"epsilon at most {limit:g}",
+        outcome=outcome,
+        sentence=f"{end_sentence(f'{shown}; {accounted}')} {conclusion}",
+        probe=None if bound is None else _CANARIES,
+        metric="epsilon",
+        limit=limit,
+        value=spent,
+        low=bound,
+        high=spent,
     )

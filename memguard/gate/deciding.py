@@ -10,17 +10,16 @@ The fewest documents, for a rate of k in n below its limit: the smallest m >= n 
     Clopper-Pearson's upper end of ceil(k m / n) in m  <=  limit
 
 Matches are rounded against the decision: up below the limit, down above it, where the lower end has
-to exceed the limit. At a fixed rate the interval only narrows, so any larger number of documents
-with a rate no closer to the limit decides too. A rate equal to the limit is decided by no number.
-With copies, the interval is that of the effective number, which grows in proportion.
+to exceed the limit. A rate equal to the limit is decided by no number. With copies, the interval is
+that of the effective number, which grows in proportion.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from memguard.audit.statistics import compute_exact_interval
@@ -29,7 +28,7 @@ from memguard.pages.judgements import OUTCOME_NAMES, count_outcomes
 from memguard.records import ResultRow
 from memguard.records.gate import GateResult, Outcome
 
-MOST_DOCUMENTS: Final = 10**9
+MOST_DOCUMENTS: Final = 1_000_000
 """No larger number of documents is looked for."""
 _HALVINGS = 100
 
@@ -102,52 +101,24 @@ def _find_fewest(
 ) -> int | None:
     """Return the smallest number of documents whose upper end is within a limit above the rate."""
 
-    def is_within(counted: float, number: int) -> bool:
-        high = _compute_high(counted, number, share)
-        return high <= limit if may_touch else high < limit
+    def decide(counted_M: NDArray[Any], number_M: NDArray[Any]) -> NDArray[np.bool_]:
+        # Clopper and Pearson's upper end at the effective number, as `statistics.rates` has it.
+        missed_M = (number_M - counted_M) * share
+        high_M = special.betaincinv(counted_M * share + 1, missed_M, 1 - TAIL)
+        high_M[(number_M * share <= 1) | (missed_M <= 0)] = 1.0
+        return np.asarray(high_M <= limit if may_touch else high_M < limit)
 
-    # Without rounding the upper end falls with the number: no smaller number decides.
-    first = _find_first(documents, lambda number: is_within(number * matched / documents, number))
-    while first is not None and first <= MOST_DOCUMENTS:
-        counted = -(-matched * first // documents)
-        if not matched:
-            return first
-        last = counted * documents // matched  # The last number with as many matches.
-        if is_within(counted, last):
-            return _bisect(first - 1, last, partial(is_within, counted))
-        first = last + 1
+    start = documents
+    while start <= MOST_DOCUMENTS:
+        number_M = np.arange(start, start + start // 8 + 8)
+        last = number_M[-1:]
+        # Without rounding the end falls with the number: if the last does not decide, none does.
+        if decide(matched * last / documents, last).any():
+            found = number_M[decide(-(-matched * number_M // documents), number_M)]
+            if len(found):
+                return int(found[0])
+        start = int(last[0]) + 1
     return None
-
-
-def _compute_high(counted: float, number: int, share: float) -> float:
-    """Return Clopper and Pearson's upper end at the effective number, as `statistics.rates` does.
-
-    ``counted`` need not be whole.
-    """
-    if number * share <= 1 or counted >= number:
-        return 1.0
-    high = special.betaincinv(counted * share + 1, (number - counted) * share, 1 - TAIL)
-    return float(high)
-
-
-def _find_first(start: int, decides: Callable[[int], bool]) -> int | None:
-    """Return the first number from ``start`` on that decides, if all larger ones do too."""
-    if decides(start):
-        return start
-    before, number = start, 2 * start
-    while not decides(number):
-        if number > MOST_DOCUMENTS:
-            return None
-        before, number = number, 2 * number
-    return _bisect(before, number, decides)
-
-
-def _bisect(before: int, number: int, decides: Callable[[int], bool]) -> int:
-    """Return the first number after ``before`` that decides; ``number`` does."""
-    while number - before > 1:
-        middle = (before + number) // 2
-        before, number = (before, middle) if decides(middle) else (middle, number)
-    return number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,118 +24,25 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
 
 import memguard
 from memguard.audit.statistics import compute_paired_rates
 from memguard.errors import RecordError
+from memguard.gate.diffed import (
+    KINDS,
+    AuditDiff,
+    DiffedAudit,
+    DiffedDocument,
+    DiffedFinding,
+    DiffedProbe,
+    FindingKind,
+    FoundBy,
+)
 from memguard.gate.gaps import Audited, find_audit_folder, load_audited
 from memguard.records import AuditReport
 from memguard.records.audit_files import SCORES
 from memguard.records.documents import EXTRACTED, OTHER_WINDOW, DocumentTable
-from memguard.records.record import Record, describe_unread
-from memguard.records.results import Interval
-
-FindingKind = Literal["new", "unchanged", "not-audited", "gone"]
-FoundBy = Literal["new", "both", "old"]
-KINDS: Final[dict[FindingKind, str]] = {
-    "new": "The new audit finds it. The old one measured the same and did not find it.",
-    "unchanged": "Both audits find it.",
-    "not-audited": "One audit finds it. The other one did not measure the same.",
-    "gone": "The old audit finds it. The new one measured the same and did not find it.",
-}
-"""What each kind means, worst first."""
-
-
-class DiffedAudit(Record):
-    """One of the two audits."""
-
-    name: str
-    """Of the run, or of the model."""
-    created: str
-    """UTC, ISO 8601."""
-    report_sha256: str
-    num_texts: int
-    """Different texts of its trained documents."""
-    num_findings: int
-    """Documents that were extracted."""
-
-
-class DiffedProbe(Record):
-    """Rates of one probe on the texts, trained in both audits, that both measured the same."""
-
-    probe: str
-    num_texts: int
-    num_old: int
-    """Texts that the old audit extracts."""
-    num_new: int
-    difference: Interval | None
-    """New minus old, with Tango's interval; null without such texts."""
-    missing_because: str | None
-
-
-class DiffedFinding(Record):
-    """What became of a document by one probe."""
-
-    kind: FindingKind
-    found_by: FoundBy
-    probe: str
-    parts: list[str]
-    """Measurements that are yes, as "verbatim" for extraction.verbatim."""
-    reason: str | None
-    """Why it is of this kind, beyond what the kind means."""
-
-
-class DiffedDocument(Record):
-    """What became of one document that an audit extracted."""
-
-    kind: FindingKind
-    found_by: FoundBy
-    text_hmac: str
-    """Keyed hash of its text."""
-    id: str
-    """In the new audit, or in the old one if only that finds it."""
-    bucket: str
-    """As above."""
-    continuation_tokens: int
-    probes: list[DiffedFinding]
-    """Of each probe that extracts it in one of the audits."""
-
-
-class AuditDiff(Record):
-    """The findings of two audits, side by side."""
-
-    schema_name: Literal["memguard.diff/3"] = Field("memguard.diff/3", alias="schema")
-    tool_version: str
-    old: DiffedAudit
-    new: DiffedAudit
-    num_texts_in_both: int
-    """Texts, trained in the new audit, that the old one audited, too."""
-    notes: list[str]
-    """What was not compared."""
-    probes: list[DiffedProbe]
-    documents: list[DiffedDocument]
-    """Worst first."""
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    def select(self, kind: FindingKind, found_by: FoundBy | None = None) -> list[DiffedDocument]:
-        """Return the documents of a kind, worst first; None: found by either."""
-        return [
-            one
-            for one in self.documents
-            if (one.kind, found_by or one.found_by) == (kind, one.found_by)
-        ]
-
-    def count(self, kind: FindingKind, probe: str, found_by: FoundBy) -> int:
-        """Return the number of documents of a kind by one probe."""
-        keys = (
-            (one.kind, one.probe, one.found_by)
-            for document in self.documents
-            for one in document.probes
-        )
-        return sum(key == (kind, probe, found_by) for key in keys)
-
+from memguard.records.record import describe_unread
 
 METHOD_FIELDS: Final = ("dtype", "window")
 """Fields of a report's method on which the answers of all probes depend."""
@@ -167,7 +74,7 @@ class Answer:
     is_yes: bool = False
     is_trained: bool = False
     is_finding: bool = False
-    """Whether one of the extracted documents was trained."""
+    """Whether one of the extracted documents was trained, or was to be forgotten."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,12 +130,11 @@ class DiffSide:
             answer = texts.setdefault(digest, Answer(row=row, measured=measured))
             answer.measured &= measured
             answer.windows.add(self.windows[row])
-            is_trained = bool(self.documents.is_trained_N[row])
-            answer.is_trained |= is_trained
+            answer.is_trained |= bool(self.documents.is_trained_N[row])
             if answers_N[row] == 1:
                 answer.row = answer.row if answer.is_yes else row
                 answer.is_yes = True
-                answer.is_finding |= is_trained
+                answer.is_finding |= bool(self.documents.came_out_N[row])
                 answer.found |= {name for name in measured if parts[name][row] == 1}
         return texts
 

@@ -140,33 +140,26 @@ def _list_rules(metric: MetricRow, report: AuditReport) -> Iterator[str]:
 
     Metrics without any interval, such as medians, are left out: they cannot be judged.
     """
-    rows = [
-        row
-        for row in report.tables.select(
-            metric.probe, metric.metric, parameters=metric.parameters, model="trained", step=None
-        )
-        if row.against is None and row.statistic == metric.statistic
-    ]
-    rows = [row for row in rows if row.ci is not None]
-    places = [row.bucket if _is_own_place(row, report) else EVERY_TRAINED for row in rows]
-    places = [place for place in places if place == EVERY_TRAINED or EVERY_TRAINED not in places]
-    for place in dict.fromkeys(places):
-        here = [row for row in rows if place in (row.bucket, EVERY_TRAINED)]
+    key = {"parameters": metric.parameters, "model": "trained", "against": None, "step": None}
+    rows = report.tables.select(metric.probe, metric.metric, statistic=metric.statistic, **key)
+    trained = [row.bucket for row in report.tables.buckets if row.role in TRAINED_ROLES]
+    places: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        if row.ci is not None:
+            places.setdefault(EVERY_TRAINED if row.bucket in trained else row.bucket, []).append(
+                row
+            )
+    for place in [EVERY_TRAINED] if EVERY_TRAINED in places else places:
         values = {
             "metric": metric.metric,
             "probe": metric.probe,
             "parameters": metric.parameters or None,
             "on": place,
         }
-        yield _write_rule(**values, **_choose_limit(metric, here))
-        if metric.statistic == "rate" and any(row.minus_control is not None for row in here):
+        yield _write_rule(**values, **_choose_limit(metric, places[place]))
+        is_compared = any(row.minus_control is not None for row in places[place])
+        if metric.statistic == "rate" and is_compared:
             yield _write_rule(**values, above_control=_ABOVE)
-
-
-def _is_own_place(row: ResultRow, report: AuditReport) -> bool:
-    """Return whether a rule has to name the bucket of a row, because it is no trained one."""
-    bucket = report.tables.find_bucket(row.bucket)
-    return bucket is None or bucket.role not in TRAINED_ROLES
 
 
 def _choose_limit(metric: MetricRow, rows: list[ResultRow]) -> dict[str, float]:

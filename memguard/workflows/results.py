@@ -36,7 +36,7 @@ from memguard.workflows.common.python_arguments import Place, python_call, refus
 if TYPE_CHECKING:
     import pandas
 
-    from memguard.gate.diff import AuditDiff
+    from memguard.gate.diffed import AuditDiff
     from memguard.pages.page import Fact
     from memguard.planner.plan import Plan
     from memguard.records.gate import GateResult

@@ -18,7 +18,8 @@ from damage import flip_byte
 from diff_examples import NOT_ASKED, Made, save_audit
 
 from memguard.cli.screens import render_diff
-from memguard.gate.diff import KINDS, AuditDiff, diff_folders
+from memguard.gate.diff import diff_folders
+from memguard.gate.diffed import KINDS, AuditDiff
 from memguard.records.audit_files import save_audit_files
 from memguard.workflows.results import AuditResult
 

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 
 from memguard import records as r
 from memguard.errors import RecordError
-from memguard.gate.diff import KINDS, diff_audits
+from memguard.gate.diff import diff_audits
+from memguard.gate.diffed import KINDS
 from memguard.gate.gaps import load_audited
 from memguard.records.sealed import sum_file
 
