@@ -246,6 +246,7 @@ def write_gate(folder: Path, report: Path, policy: str = "gate: []\n") -> Path:
         release=None,
         level="inconclusive",
         verdict="Inconclusive. 2 of 4 documents were extracted.",
+        badges=["Text: Inconclusive (2 of 4 documents)", "Membership: not judged (no unseen text)"],
         outcome="pass",
         decision="Release is within this policy. Every probe of the suite ran.",
         judgements=[

@@ -77,6 +77,7 @@ def make_result(*judgements: Judgement, **changes: Any) -> GateResult:
         "level": "memorized",
         "verdict": "Memorized. 40 of 40 documents trained 64 times were extracted, 0 of 40 unseen "
         "ones: the model memorized training text.",
+        "badges": ["Text: Memorized (40 of 40 documents)", "Membership: no sign (AUC 0.51)"],
         "outcome": decide([judgement.outcome for judgement in listed]),
         "decision": "Do not release: 65 documents can be extracted, listed in findings.csv.",
         "judgements": listed,

@@ -261,6 +261,7 @@ def render_gate(result: GateResult, folder: Path, out: rich.console.Console) -> 
     out.print(Sentence(INTERVAL_NOTE, "dim"), width=width)
     out.print(Sentence(describe_gate(result), _OUTCOME_STYLES[result.outcome]), width=width)
     out.print(Sentence(f"Verdict of the audit: {_clean(_plain(result.verdict))}"), width=width)
+    out.print(Sentence(_clean("; ".join(result.badges))), width=width)
     if contrast := write_contrast(result):
         out.print(Sentence(f"WARNING: {_clean(_plain(contrast))}", "bold red"), width=width)
     out.print(Text(_clean(_plain(str(folder)))), soft_wrap=True)

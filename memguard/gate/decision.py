@@ -89,12 +89,12 @@ def describe_needed(judgement: Judgement, report: AuditReport) -> str:
     if bucket is None or bucket.role not in TRAINED_ROLES:
         return f"'{judgement.name}' needs {needed:,} documents in place of {number:,}"
     there = bucket.num_documents + bucket.num_not_sampled
-    more = f"{needed - number:,} more documents a group"
+    settings = ", ".join(_list_settings(judgement.probe, needed, report))
+    where = f" ({settings})" if settings else ""
     if needed > there:
-        group = name_group(judgement.bucket or "", report)
-        return f"give {needed:,} documents a group, or raise the limit ({group}: {there:,})"
+        return f"give {needed:,} documents a group in place of {there:,}{where}, or raise the limit"
     verb = "attack" if judgement.probe == "attacks" else "audit"
-    return f"{verb} {more} ({', '.join(_list_settings(judgement.probe, needed, report))})"
+    return f"{verb} {needed - number:,} more documents a group{where}"
 
 
 def _list_settings(probe: str, needed: int, report: AuditReport) -> Iterator[str]:

@@ -85,6 +85,7 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
         release=policy.release,
         level=report.verdict.level,
         verdict=report.verdict.describe(),
+        badges=[badge.describe() for badge in report.verdict.badges],
         outcome=outcome,
         decision=write_decision(outcome, judgements, report, num_out, num_accepted),
         judgements=judgements,

@@ -99,11 +99,10 @@ def _write_lines(result: GateResult, report: AuditReport) -> Iterator[str]:
     yield ""
     yield f"Audit {code(result.audit)}, {escape(count_outcomes(result))}."
     yield ""
-    yield build_row(("Gate", "Verdict of the audit"))
-    yield build_row(("---", "---"))
-    yield build_row(
-        (f"{_SIGNS[result.outcome]} **{outcome}**", escape(result.verdict, _VERDICT_LIMIT))
-    )
+    states = (escape(text, _VERDICT_LIMIT) for text in (*result.badges, result.verdict))
+    yield build_row(("Gate", "Text", "Membership", "Verdict of the audit"))
+    yield build_row(["---"] * 4)
+    yield build_row((f"{_SIGNS[result.outcome]} **{outcome}**", *states))
     yield ""
     contrast = write_contrast(result)
     if contrast:

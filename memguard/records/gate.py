@@ -92,6 +92,8 @@ class GateResult(SealedRecord):
     """Level of the audit's verdict."""
     verdict: str
     """Its sentence, with the name of the level."""
+    badges: list[str]
+    """Its two badges: text and membership."""
     outcome: Outcome
     decision: str
     """What to do, in words; what came out and, if it passes, what was not run is said."""

@@ -91,7 +91,7 @@ def test_what_decides_is_a_setting() -> None:
     )
     # A bucket of 30 has no 36, whatever the setting.
     result = decide({"r4": (0, 30)}, 20, at_most=0.1)
-    assert "give 36 documents a group, or raise the limit (documents trained 4 times: 30)" in (
+    assert "Not decided: give 36 documents a group in place of 30 (audit.suite, attacks: " in (
         result.decision
     )
 

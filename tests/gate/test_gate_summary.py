@@ -49,9 +49,9 @@ def test_the_gate_and_the_verdict_are_side_by_side() -> None:
         "## memguard gate: fail (exit code 10)\n\n**Do not release: 65 documents"
     )
     side_by_side = read_tables(text)[0]
-    assert side_by_side[0] == ["Gate", "Verdict of the audit"]
-    assert side_by_side[1][0] == "❌ Fail"
-    assert side_by_side[1][1].startswith("Memorized. 40 of 40 documents trained 64 times")
+    assert side_by_side[0] == ["Gate", "Text", "Membership", "Verdict of the audit"]
+    assert side_by_side[1][:2] == ["❌ Fail", "Text: Memorized (40 of 40 documents)"]
+    assert side_by_side[1][3].startswith("Memorized. 40 of 40 documents trained 64 times")
     assert "The gate passes" not in text
 
 
@@ -161,9 +161,9 @@ def test_hostile_names_stay_in_their_cell() -> None:
         *("Judgements", "Not run", "Documents that were accepted", "How to read this")
     ]
     widths = [{len(row) for row in table} for table in read_tables(text)]
-    assert widths == [{2}, {7}, {5}]
+    assert widths == [{4}, {7}, {5}]
     # Bold text is memguard's own; the escaped one is shown with its asterisks.
-    assert "**w**" in read_tables(text)[0][1][1]
+    assert "**w**" in read_tables(text)[0][1][3]
 
 
 def test_mentions_and_issue_numbers_notify_nobody() -> None:
