@@ -1,5 +1,6 @@
 """Fixtures of the tests of the command line."""
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,9 @@ from typing import Any
 
 import pytest
 from without_torch import serve
+
+# The example reports of the page's tests, also where only these tests run.
+sys.path.append(str(Path(__file__).parents[1] / "report"))
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_tasks_have_no_part_in_the_verdict_or_the_risk() -> None:
     assert render_report(answered) != render_report(plain)
     for bucket in plain.tables.buckets:
         assert answered.tables.risks(bucket.bucket) == plain.tables.risks(bucket.bucket)
-    policy = render_policy(answered)
+    policy = render_policy(answered, every=True)
     # Today's number is proposed, for the items, not the limit of a rate of extraction.
     assert (
         "{metric: acc, probe: utility, parameters: task=quiz, on: (items), at_least: 0.6}" in policy
