@@ -15,6 +15,8 @@ Messages are one line: the field in quotes, the rule, the value found, the way o
 
 import os
 import signal
+import sys
+import traceback
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -52,6 +54,42 @@ def shorten(text: str, most: int = _MOST) -> str:
 def escape_name(name: str) -> str:
     """Return a name in which what is not UTF-8 is written in ASCII."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+class ForeignError(Exception):
+    """A fault that memguard sees in code of others; its text is memguard's own."""
+
+
+def describe_foreign(error: BaseException) -> str:
+    """Return class and place of an error of code that memguard did not write.
+
+    Its message is left out, because it may quote a document: ``ValueError at my_probe.py:12``. With
+    MEMGUARD_DEBUG=1 the traceback is printed, with the message.
+    """
+    if isinstance(error, ForeignError | MemguardError):
+        return str(error)
+    if os.environ.get("MEMGUARD_DEBUG") == "1":
+        traceback.print_exception(error, file=sys.__stderr__)
+    kind = shorten(escape_name(type(error).__name__), 60)
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return kind
+    return f"{kind} at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}"
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Return whether code of others raised an error, and no signal: `sys.exit` is one, too."""
+    if isinstance(error, KeyboardInterrupt):
+        # The command line raises another exception for a Ctrl-C.
+        return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    return isinstance(error, Exception | SystemExit)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether an error means that another rank has ended, not that this one failed."""
+    if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
+        return True
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 class MemguardError(Exception):

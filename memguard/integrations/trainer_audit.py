@@ -26,7 +26,7 @@ from transformers import Trainer, TrainerCallback
 
 from memguard.data.documents import load_documents
 from memguard.data.tokenization import tokenize_documents
-from memguard.errors import ConfigError, MemguardError, OtherRankFailed
+from memguard.errors import ConfigError, OtherRankFailed, describe_foreign
 from memguard.integrations.token_runs import RowFormat
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
@@ -275,10 +275,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         except OtherRankFailed:
             return  # The rank that failed says why.
         except Exception as error:
-            kind = "" if isinstance(error, MemguardError) else f"{type(error).__name__}: "
             # On whatever process the audit failed.
+            reason = describe_foreign(error)
             Console(quiet=False).warn(
-                f"memguard: the audit of step {step} failed: {kind}{error}. Training goes on"
+                f"memguard: the audit of step {step} failed: {reason}. Training goes on"
             )
             return
         finally:
