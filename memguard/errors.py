@@ -17,10 +17,12 @@ import os
 import signal
 import sys
 import traceback
+import unicodedata
 from importlib import import_module
 from importlib.util import find_spec
 
 _MOST = 80
+_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 MAX_PATH = 200
 """Characters of a path that messages keep."""
 
@@ -49,6 +51,24 @@ def shorten(text: str, most: int = _MOST) -> str:
         return text
     tail = most // 4
     return f"{text[: most - tail - 3]}...{text[-tail:]}"
+
+
+def spell_controls(text: str) -> str:
+    """Return a text with control characters spelled out, which could change a terminal or a page.
+
+    Line ends and tabs become spaces.
+    """
+    return text if text.isprintable() else "".join(map(_spell, text))
+
+
+def _spell(character: str) -> str:
+    if character in "\n\r\t":
+        return " "
+    code = ord(character)
+    noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
+    if noncharacter or unicodedata.category(character) in _CONTROL_CATEGORIES:
+        return f"[U+{code:04X}]"
+    return character
 
 
 def escape_name(name: str) -> str:

@@ -21,6 +21,7 @@ from memguard.errors import (
     OtherRankFailed,
     is_lost_peer,
     shorten,
+    spell_controls,
 )
 from memguard.runtime import set_allocator_defaults
 from memguard.runtime.children import (
@@ -86,6 +87,9 @@ def run_app() -> NoReturn:
 
 
 def _end(report: ExitReport) -> NoReturn:
+    # Values and paths of the user's may hold what a terminal obeys.
+    text = "\n".join(map(spell_controls, report.text.split("\n")))
+    report = replace(report, text=text)
     if (width := Console().width) is not None:  # A terminal would cut words.
         report = replace(report, text=wrap_words(report.text, width, indent="  "))
     report_exit(report)

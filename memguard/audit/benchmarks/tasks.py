@@ -112,7 +112,7 @@ def check_tasks(tasks: Sequence[UtilityTask], *, setting: str = "audit.utility")
     problems = [
         f"has no file '{shorten(task.task)}'. Give the path of a task's YAML, or a name of lm-eval"
         for task in tasks
-        if is_path(task.task) and not Path(task.task).expanduser().is_file()
+        if is_path(task.task) and not Path(os.path.expanduser(task.task)).is_file()
     ]
     _refuse(problems or _list_twice(_guess_name(task.task) for task in tasks), f"'{setting}'")
 
@@ -155,7 +155,7 @@ def _guess_name(task: str) -> str:
     """Return the name that a YAML gives its task, as far as a glance at it shows."""
     if not is_path(task):
         return task
-    text = Path(task).expanduser().read_text(encoding="utf-8", errors="replace")
+    text = Path(os.path.expanduser(task)).read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^task:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE)
     return found.group(1).strip("'\"") if found else task
 
@@ -350,7 +350,7 @@ def find_yaml(task: str, subject: str) -> Path:
         ConfigError: the name is unknown, or of a group.
     """
     if is_path(task):
-        return Path(task).expanduser()
+        return Path(os.path.expanduser(task))
     root = find_root()
     found = list(_search(root, task))
     if len(found) == 1:
