@@ -17,7 +17,8 @@ Repetitions are counted, not planned: members are recognised among the rows that
 """
 
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -133,6 +134,8 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._out, self._every_steps, self._on_evaluate = Path(out), every_steps, on_evaluate
         self._trainer = trainer
         self._rows: TrainedRows | None = None
+        self._trained_model: Callable[[], Any] = lambda: None
+        """Returns the model of the training before, whose weights a new one goes on with."""
         self._audited_steps: set[int] = set()
         self._audit_s, self._began_s = 0.0, time.perf_counter()
         self.reports: list[AuditReport] = []
@@ -166,8 +169,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
 
     def _watch(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Begin to count the members among the rows that the model receives."""
-        if self._rows is not None:
-            self._rows.unwatch()  # Training begins again, e.g. with a smaller batch.
+        before, trained = self._rows, self._trained_model()
+        if before is not None:
+            before.unwatch()  # Training begins again, e.g. with a smaller batch.
         tokenizer = _find_tokenizer(processing_class)
         documents = load_documents(
             take_documents(self._arguments["members"], "members"),
@@ -186,6 +190,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step:
             folder = find_resumed(args, state.global_step)
             self._rows.load(folder, args.process_index, args.world_size)
+        elif before is not None and trained is model:
+            self._rows.go_on(before)
+        self._trained_model = weakref.ref(model)
         self._rows.watch(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
