@@ -91,6 +91,8 @@ def describe_foreign(error: BaseException) -> str:
     if os.environ.get("MEMGUARD_DEBUG") == "1":
         traceback.print_exception(error, file=sys.__stderr__)
     kind = shorten(escape_name(type(error).__name__), 60)
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        kind += f" ({os.strerror(error.errno)})"
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return kind

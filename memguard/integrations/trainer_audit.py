@@ -18,7 +18,7 @@ Repetitions are counted, not planned: members are recognised among the rows that
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +40,7 @@ from memguard.workflows.auditing.audit import audit
 from memguard.workflows.auditing.checks import CheckedAudit, check_audit, load_audit_identity
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.auditing.wrapped_models import SAVED
-from memguard.workflows.common.python_arguments import Place, Seed, Whole, python_call
+from memguard.workflows.common.python_arguments import Place, Seed, Whole, describe, python_call
 from memguard.workflows.results import AuditResult
 
 Measure = Literal["verbatim", "near_verbatim", "token_accuracy"]
@@ -112,6 +112,13 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 "'arguments' is no argument of MemorizationAuditCallback: give each setting by its "
                 "name, e.g. suite='attacks', continuation_tokens=50"
             )
+        if trainer is not None and not callable(getattr(trainer, "log", None)):
+            raise ConfigError(f"'trainer' should be a Trainer or None; got {describe(trainer)}")
+        for name, given in (("members", members), ("nonmembers", nonmembers)):
+            if not isinstance(given, str | Path | Sized | None):
+                raise ConfigError(
+                    f"'{name}' should be paths, a list of texts or a Dataset; got {describe(given)}"
+                )
         self._stop_above = dict(stop_above or {})
         for metric, limit in self._stop_above.items():
             if metric not in _STOPPING or not 0 <= limit <= 1:
