@@ -15,10 +15,14 @@ Messages are one line: the field in quotes, the rule, the value found, the way o
 
 import os
 import signal
+import sys
+import traceback
+import unicodedata
 from importlib import import_module
 from importlib.util import find_spec
 
 _MOST = 80
+_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 MAX_PATH = 200
 """Characters of a path that messages keep."""
 
@@ -49,9 +53,65 @@ def shorten(text: str, most: int = _MOST) -> str:
     return f"{text[: most - tail - 3]}...{text[-tail:]}"
 
 
+def spell_controls(text: str) -> str:
+    """Return a text with control characters spelled out, which could change a terminal or a page.
+
+    Line ends and tabs become spaces.
+    """
+    return text if text.isprintable() else "".join(map(_spell, text))
+
+
+def _spell(character: str) -> str:
+    if character in "\n\r\t":
+        return " "
+    code = ord(character)
+    noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
+    if noncharacter or unicodedata.category(character) in _CONTROL_CATEGORIES:
+        return f"[U+{code:04X}]"
+    return character
+
+
 def escape_name(name: str) -> str:
     """Return a name in which what is not UTF-8 is written in ASCII."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+class ForeignError(Exception):
+    """A fault that memguard sees in code of others; its text is memguard's own."""
+
+
+def describe_foreign(error: BaseException) -> str:
+    """Return class and place of an error of code that memguard did not write.
+
+    Its message is left out, because it may quote a document: ``ValueError at my_probe.py:12``. With
+    MEMGUARD_DEBUG=1 the traceback is printed, with the message.
+    """
+    if isinstance(error, ForeignError | MemguardError):
+        return str(error)
+    if os.environ.get("MEMGUARD_DEBUG") == "1":
+        traceback.print_exception(error, file=sys.__stderr__)
+    kind = shorten(escape_name(type(error).__name__), 60)
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        kind += f" ({os.strerror(error.errno)})"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return kind
+    return f"{kind} at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}"
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Return whether code of others raised an error, and no signal: `sys.exit` is one, too."""
+    if isinstance(error, KeyboardInterrupt):
+        # The command line raises another exception for a Ctrl-C.
+        return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    return isinstance(error, Exception | SystemExit)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether an error means that another rank has ended, not that this one failed."""
+    if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
+        return True
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 class MemguardError(Exception):

@@ -168,6 +168,8 @@ def test_rows_are_filled_with_a_value_or_a_reason() -> None:
     nothing = fill_count(replace(row, num_documents=0), 0)
     assert (nothing.value, nothing.num_matched, nothing.missing_because) == (None, 0, NO_DOCUMENTS)
     assert write_parameters({"b": 1, "a": "x"}) == "a=x, b=1"
+    # Keys of YAML, of which a policy may have any.
+    assert write_parameters({"b": 1, 1: "x"}) == "1=x, b=1"  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(

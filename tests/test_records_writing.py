@@ -28,6 +28,19 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def test_a_link_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "disk" / "result", tmp_path / "result"
+    target.mkdir(parents=True)
+    (target / "old").touch()
+    link.symlink_to(target)
+    for _ in range(2):
+        with atomic_folder(link) as aside:
+            (aside / "new").touch()
+        assert link.is_symlink()
+        assert [path.name for path in link.iterdir()] == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "result"]
+
+
 def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

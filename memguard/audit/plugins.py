@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from memguard.audit.passages import Passage
 from memguard.audit.probe import Probe
 from memguard.audit.requests import Generate, Measured, Prompt, Request, Score
-from memguard.errors import ConfigError
+from memguard.errors import (
+    MAX_PATH,
+    ConfigError,
+    ForeignError,
+    describe_foreign,
+    is_foreign,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -79,10 +86,13 @@ def load_point(point: EntryPoint) -> ForeignProbe:
     name, package = point.name, name_package(point)
     try:
         kind: Any = point.load()
-    except Exception as error:  # Whatever another package raises when it is imported.
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+    except BaseException as error:  # Whatever another package raises when it is imported.
+        if not is_foreign(error):
+            raise
+        reason = str(error) if isinstance(error, ImportError) else describe_foreign(error)
+        reason = shorten(" ".join(reason.split()), MAX_PATH)
         raise ConfigError(
-            f"the probe '{name}' of package {package} cannot be imported ({text}). Repair the "
+            f"the probe '{name}' of package {package} cannot be imported ({reason}). Repair the "
             "package, or leave the probe out of the suite"
         ) from error
     fault = ""
@@ -96,20 +106,20 @@ def load_point(point: EntryPoint) -> ForeignProbe:
 
 
 T = TypeVar("T")
-_LONGEST = 200
 
 
 def describe_failure(package: str, error: BaseException) -> str:
     """Return the reason for the report: the package and the error, in one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"the probe of package {package} failed ({text[:_LONGEST]})"
+    return f"the probe of package {package} failed ({describe_foreign(error)})"
 
 
 def contain(package: str, function: Callable[[], T], otherwise: Callable[[str], T]) -> T:
     """Return the result of a function; if it fails, that of ``otherwise``, given the reason."""
     try:
         return function()
-    except Exception as error:  # Whatever another package raises.
+    except BaseException as error:  # Whatever another package raises.
+        if not is_foreign(error):
+            raise
         return otherwise(describe_failure(package, error))
 
 
@@ -148,13 +158,15 @@ class Guard:
             requests = [_sign(request, name, package) for request in step()]
             longest = max(map(_count_longest, requests), default=0)
             if self.max_tokens is not None and longest > self.max_tokens:
-                raise ValueError(f"it asks for {longest} tokens of at most {self.max_tokens}")
+                raise ForeignError(f"it asks for {longest} tokens of at most {self.max_tokens}")
         except StopIteration as end:
             ended = end
             if not isinstance(end.value, Measured | None):
                 text = f"it returned {type(end.value).__name__}, not Measured"
-                self.failed[name] = describe_failure(package, TypeError(text))
-        except Exception as error:
+                self.failed[name] = describe_failure(package, ForeignError(text))
+        except BaseException as error:
+            if not is_foreign(error):
+                raise
             self.failed[name] = describe_failure(package, error)
         if self.peers.agree_any(name in self.failed):
             self.failed.setdefault(name, f"the probe of package {package} failed")
@@ -174,8 +186,8 @@ class Guard:
         try:
             rows = np.array(request.reduce(items, results), dtype=np.float64)
             return rows.reshape(len(items), len(request.names))
-        except Exception as error:
-            if name is None:
+        except BaseException as error:
+            if name is None or not is_foreign(error):
                 raise
             self.failed[name] = describe_failure(self.packages[name], error)
             return None
@@ -193,18 +205,18 @@ def _count_longest(request: Request) -> int:
 def _sign(request: Request, name: str, package: str) -> Request:
     """Return a request with its package in the parameters; raise if it is not well formed."""
     if not isinstance(request, Score | Generate):
-        raise TypeError(f"it yielded {type(request).__name__}, not Score or Generate")
+        raise ForeignError(f"it yielded {type(request).__name__}, not Score or Generate")
     present: Sequence[object] = request.prompts if isinstance(request, Generate) else ()
     kind: type = Prompt
     if isinstance(request, Score):
         present, kind = request.passages, Passage
     if not all(one is None or isinstance(one, kind) for one in present):
-        raise TypeError(f"its requests must have objects of {kind.__name__} or None")
+        raise ForeignError(f"its requests must have objects of {kind.__name__} or None")
     sizes = {len(present), len(request.keys)}
     if isinstance(request, Score):
         sizes.add(len(request.items))
     if len(sizes) > 1:
-        raise ValueError("the items, passages or prompts, and keys of a request differ in number")
+        raise ForeignError("the items, passages or prompts, and keys of a request differ in number")
     json.dumps(dict(request.parameters))
     parameters = {"probe": name, "package": package, "settings": dict(request.parameters)}
     return replace(request, parameters=parameters)

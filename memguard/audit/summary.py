@@ -23,6 +23,7 @@ from memguard.audit.verdict import (
 )
 from memguard.audit.verdict_sentences import VerdictInput, build_verdict
 from memguard.audit.warnings import Tally, collect_banners, is_base_nearly_equal, is_collapsed
+from memguard.errors import ForeignError
 from memguard.records import (
     ONE_TEXT,
     REFERENCE_SECRETS,
@@ -72,10 +73,10 @@ def _tabulate_foreign(probe: Probe, package: str, evidence: Evidence) -> Summary
     arrays = {**columns, **summary.matched}
     for name, values in arrays.items():
         if len(values) != len(evidence.inputs.windows):
-            raise ValueError(f"'{name}' must have one value for each document")
+            raise ForeignError(f"'{name}' must have one value for each document")
     starts = (f"{probe.name}.", f"base.{probe.name}.")
     if not all(name.startswith(starts) for name in summary.columns):
-        raise ValueError(f"every column must begin with '{starts[0]}'")
+        raise ForeignError(f"every column must begin with '{starts[0]}'")
     names = {
         *(row.probe for row in summary.rows),
         *(metric.probe for metric in summary.metrics),
@@ -83,9 +84,9 @@ def _tabulate_foreign(probe: Probe, package: str, evidence: Evidence) -> Summary
         *(detail.probe for detail in summary.details),
     }
     if names - {probe.name}:
-        raise ValueError(f"every row must have the probe '{probe.name}'")
+        raise ForeignError(f"every row must have the probe '{probe.name}'")
     if len({row.key for row in summary.rows}) < len(summary.rows):
-        raise ValueError("two rows have one key")
+        raise ForeignError("two rows have one key")
     metrics = [replace(metric, package=package) for metric in summary.metrics]
     # Validates every value.
     tables = Tables.model_validate_json(
@@ -97,7 +98,7 @@ def _tabulate_foreign(probe: Probe, package: str, evidence: Evidence) -> Summary
         ).model_dump_json()
     )
     if not all(row.is_known or row.missing_because for row in tables.results):
-        raise ValueError("a row has neither a number nor a reason")
+        raise ForeignError("a row has neither a number nor a reason")
     return replace(
         summary,
         rows=tables.results,

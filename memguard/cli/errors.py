@@ -19,7 +19,9 @@ from memguard.errors import (
     Interrupted,
     MemguardError,
     OtherRankFailed,
+    is_lost_peer,
     shorten,
+    spell_controls,
 )
 from memguard.runtime import set_allocator_defaults
 from memguard.runtime.children import (
@@ -44,7 +46,6 @@ _FULL_IN_WORDS = re.compile(
 )
 _PANIC = "PanicException"
 """A failed check of a library in Rust, such as that of tokenizers; it is no `Exception`."""
-_LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 # From 0.20 on typer contains its own copy of click, and exports only this subclass of UsageError.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -86,6 +87,9 @@ def run_app() -> NoReturn:
 
 
 def _end(report: ExitReport) -> NoReturn:
+    # Values and paths of the user's may hold what a terminal obeys.
+    text = "\n".join(map(spell_controls, report.text.split("\n")))
+    report = replace(report, text=text)
     if (width := Console().width) is not None:  # A terminal would cut words.
         report = replace(report, text=wrap_words(report.text, width, indent="  "))
     report_exit(report)
@@ -104,7 +108,7 @@ def _explain(error: BaseException) -> ExitReport:
         kind=kind,
         text=f"memguard: {line}",
         traceback="".join(traceback.format_exception(error)) if line is _BUG else "",
-        follows=isinstance(error, OtherRankFailed) or _is_lost_peer(error),
+        follows=isinstance(error, OtherRankFailed) or is_lost_peer(error),
         # All ranks have agreed to stop after the same step.
         agreed=isinstance(error, Interrupted),
     )
@@ -151,7 +155,7 @@ def _find_message(error: BaseException) -> tuple[int, str]:
             "out of memory: use a machine with more; an audit needs less with a lower "
             "'audit.batch_tokens', or on several GPUs (--nproc)"
         )
-    if _is_lost_peer(error):
+    if is_lost_peer(error):
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         # gloo's message begins with its source line and ends with advice.
         reason = re.sub(r"^\[\S+\] ", "", reason).split(". ")[0][:160]
@@ -159,13 +163,6 @@ def _find_message(error: BaseException) -> tuple[int, str]:
             f"the connection to another rank broke ({reason}); see its message, or it was killed"
         )
     return 1, _BUG
-
-
-def _is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error means that another rank has ended, not that this one failed."""
-    if type(error).__name__ in _LOST_PEER_KINDS:
-        return True
-    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

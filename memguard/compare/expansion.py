@@ -1,6 +1,7 @@
 """Builds and checks the run configurations of a sweep."""
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,7 +162,7 @@ def _read_task_name(task: str) -> str:
     if not task.endswith((".yaml", ".yml")):
         return task
     try:
-        text = Path(task).expanduser().read_text(encoding="utf-8", errors="replace")
+        text = Path(os.path.expanduser(task)).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return task  # The run itself reports a file that is missing.
     found = re.search(r"^task:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)

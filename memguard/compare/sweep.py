@@ -74,7 +74,7 @@ def hash_inputs(config: RunConfig) -> str:
 
 
 def _list_files(path: Path) -> Iterator[Path]:
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))
     # Unlike Path, os.path returns False for names that are too long to be a path, such as
     # 'docstrings:' with a hundred packages.
     if os.path.isfile(path):

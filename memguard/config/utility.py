@@ -38,7 +38,7 @@ class UtilityTask(Settings):
 
         Files are looked for by their names in the text, so that nothing of it runs.
         """
-        path = Path(self.task).expanduser()
+        path = Path(os.path.expanduser(self.task))
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):

@@ -138,8 +138,8 @@ class _BoundedLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
-        except (AttributeError, ValueError) as error:
-            # A date such as 2024-99-99, a number of 5,000 digits, `!!timestamp 3`.
+        except (AttributeError, KeyError, ValueError) as error:
+            # A date such as 2024-99-99, a number of 5,000 digits, `!!timestamp 3`, `!!bool x`.
             raise yaml.MarkedYAMLError(None, None, str(error), node.start_mark) from error
 
 

@@ -71,7 +71,7 @@ def find_key_path(named: str | Path | None, *, setting: str = SETTING) -> Path:
         ConfigError: none is named, and the user has no home folder.
     """
     if named is not None:
-        return Path(os.path.abspath(Path(named).expanduser()))
+        return Path(os.path.abspath(os.path.expanduser(named)))
     try:
         folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     except RuntimeError as error:

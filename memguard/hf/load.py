@@ -199,6 +199,11 @@ def load_model(
         extra = [f"unexpected {cut(key)}" for key in unexpected]
         refuse_weights(path, [*wrong, *extra], len(wrong))
     warn_unexpected(path, unexpected)
+    if devices is None:
+        # Files with another head take precedence over the configuration, which an export writes.
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if head is not None and head.weight is not embedding.weight:
+            model.config.tie_word_embeddings = False
     # `from_pretrained` makes all trainable that the family freezes: offsets of routers, tables of
     # positions. They are frozen on meshes too.
     built = describe_model(model.config, name=type(model).__name__)

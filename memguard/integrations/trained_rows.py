@@ -11,7 +11,6 @@ killed step left behind, are never counted. Each process counts its own rows; `c
 import io
 import json
 import re
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from memguard.workflows.auditing.trained_counts import (
     describe_unmatched,
 )
 
+_NUMBERS = ("counts", "runs")
 _TALLY = re.compile(r"memguard-tally-(\d+)-of-(\d+)\.npz")
 
 
@@ -72,6 +72,16 @@ class TrainedRows:
         self._num_runs = self._num_unmatched = 0
         self._reason = ""
         self._pending: list[_Fed | None] = []
+
+    def go_on(self, before: "TrainedRows") -> None:
+        """Add what the same model was trained on before, as where training begins again."""
+        if before._index.digest != self._index.digest:
+            self._reason = "training began again with another packing"
+            return
+        self._counts += before._counts
+        self._num_runs += before._num_runs
+        self._num_unmatched += before._num_unmatched
+        self._reason = before._reason
 
     def watch(self, model: nn.Module) -> None:
         """Record the batches of a model's forwards in training.
@@ -207,19 +217,21 @@ class TrainedRows:
         for each in ranks:
             try:
                 self._add(found[each, size])
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            except Exception:  # Whatever numpy, zipfile and zlib raise of a damaged file.
                 self._reason = f"'{folder.name}/{found[each, size].name}' is damaged"
 
     def _add(self, path: Path) -> None:
         with np.load(path, allow_pickle=False) as tally:
             digest, reason = str(tally["documents"]), str(tally["reason"])
-            counts, runs = tally["counts"], tally["runs"]
+            counts, runs = (tally[name].astype(np.int64, casting="safe") for name in _NUMBERS)
         if digest != self._index.digest:
             self._reason = (
                 f"training was resumed from '{path.parent.name}', whose tally is of other "
                 "documents or another packing"
             )
             return
+        if counts.shape != self._counts.shape or runs.shape != (2,):
+            raise ValueError("it has another number of counts")
         self._counts += counts
         self._num_runs += int(runs[0])
         self._num_unmatched += int(runs[1])

@@ -17,7 +17,8 @@ Repetitions are counted, not planned: members are recognised among the rows that
 """
 
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,7 @@ from transformers import Trainer, TrainerCallback
 
 from memguard.data.documents import load_documents
 from memguard.data.tokenization import tokenize_documents
-from memguard.errors import ConfigError, MemguardError, OtherRankFailed
+from memguard.errors import ConfigError, OtherRankFailed, describe_foreign
 from memguard.integrations.token_runs import RowFormat
 from memguard.integrations.trained_rows import TrainedRows, find_resumed
 from memguard.records import AuditReport
@@ -39,7 +40,7 @@ from memguard.workflows.auditing.audit import audit
 from memguard.workflows.auditing.checks import CheckedAudit, check_audit, load_audit_identity
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 from memguard.workflows.auditing.wrapped_models import SAVED
-from memguard.workflows.common.python_arguments import Place, Seed, Whole, python_call
+from memguard.workflows.common.python_arguments import Place, Seed, Whole, describe, python_call
 from memguard.workflows.results import AuditResult
 
 Measure = Literal["verbatim", "near_verbatim", "token_accuracy"]
@@ -111,6 +112,13 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
                 "'arguments' is no argument of MemorizationAuditCallback: give each setting by its "
                 "name, e.g. suite='attacks', continuation_tokens=50"
             )
+        if trainer is not None and not callable(getattr(trainer, "log", None)):
+            raise ConfigError(f"'trainer' should be a Trainer or None; got {describe(trainer)}")
+        for name, given in (("members", members), ("nonmembers", nonmembers)):
+            if not isinstance(given, str | Path | Sized | None):
+                raise ConfigError(
+                    f"'{name}' should be paths, a list of texts or a Dataset; got {describe(given)}"
+                )
         self._stop_above = dict(stop_above or {})
         for metric, limit in self._stop_above.items():
             if metric not in _STOPPING or not 0 <= limit <= 1:
@@ -133,6 +141,8 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         self._out, self._every_steps, self._on_evaluate = Path(out), every_steps, on_evaluate
         self._trainer = trainer
         self._rows: TrainedRows | None = None
+        self._trained_model: Callable[[], Any] = lambda: None
+        """Returns the model of the training before, whose weights a new one goes on with."""
         self._audited_steps: set[int] = set()
         self._audit_s, self._began_s = 0.0, time.perf_counter()
         self.reports: list[AuditReport] = []
@@ -166,8 +176,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
 
     def _watch(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Begin to count the members among the rows that the model receives."""
-        if self._rows is not None:
-            self._rows.unwatch()  # Training begins again, e.g. with a smaller batch.
+        before, trained = self._rows, self._trained_model()
+        if before is not None:
+            before.unwatch()  # Training begins again, e.g. with a smaller batch.
         tokenizer = _find_tokenizer(processing_class)
         documents = load_documents(
             take_documents(self._arguments["members"], "members"),
@@ -186,6 +197,9 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step:
             folder = find_resumed(args, state.global_step)
             self._rows.load(folder, args.process_index, args.world_size)
+        elif before is not None and trained is model:
+            self._rows.go_on(before)
+        self._trained_model = weakref.ref(model)
         self._rows.watch(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -275,10 +289,10 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         except OtherRankFailed:
             return  # The rank that failed says why.
         except Exception as error:
-            kind = "" if isinstance(error, MemguardError) else f"{type(error).__name__}: "
             # On whatever process the audit failed.
+            reason = describe_foreign(error)
             Console(quiet=False).warn(
-                f"memguard: the audit of step {step} failed: {kind}{error}. Training goes on"
+                f"memguard: the audit of step {step} failed: {reason}. Training goes on"
             )
             return
         finally:

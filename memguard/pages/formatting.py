@@ -10,11 +10,11 @@ direction, lone surrogates, and very long lines.
 
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memguard.errors import spell_controls
 from memguard.records import MIN_FOR_QUANTILES, RISK_NAMES, Interval, Rate, ResultRow
 
 ELLIPSIS = "…"
@@ -22,7 +22,6 @@ NAME_LIMIT = 72
 SENTENCE_LIMIT = 700
 COMMAND_LIMIT = 4000
 
-_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _LOCAL_PATH = re.compile(
     r"""(?<![\w/.\\~-])            # not inside a word or a longer path
         (?:file:/+ | ~[\w.-]*[/\\] | [A-Za-z]:(?:\\|/(?!/)) | \\\\
@@ -44,17 +43,7 @@ def clean_text(text: str, limit: int = SENTENCE_LIMIT) -> str:
     if len(text) > limit:
         tail = limit // 3
         text = text[: limit - tail - 1] + ELLIPSIS + text[len(text) - tail :]
-    return text if text.isprintable() else "".join(map(_show, text))
-
-
-def _show(character: str) -> str:
-    if character in "\n\r\t":
-        return " "
-    code = ord(character)
-    noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
-    if noncharacter or unicodedata.category(character) in _CONTROL_CATEGORIES:
-        return f"[U+{code:04X}]"
-    return character
+    return spell_controls(text)
 
 
 def clean_name(text: str, limit: int = NAME_LIMIT) -> str:

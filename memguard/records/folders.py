@@ -4,14 +4,13 @@
     RunFiles           config, prepared, losses and trained: stages in the folder of a run
     CheckpointFolder   one checkpoint of it
     AuditFolder        an audit, with the model card of its run
-    GateFolder         the result of a policy, and whether it judged the present report
+    GateFolder         the result of a policy; whether it is older than the present report
 
 A folder lists its stages; one loop, `SealedFolder.find_damage`, compares their files. It changes
 nothing. A stage without its record is incomplete: a damaged record is the only damage of its stage,
 because the hashes of the other files are not known.
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Final, Literal
 from memguard.errors import RecordError, UnreadableError, VersionError
 from memguard.records.audit_files import (
     AUDIT_FILES,
-    REPORT,
     AuditFiles,
     find_card,
     load_audit_files,
@@ -257,7 +255,7 @@ class GateFolder(SealedFolder):
     """Folder of the audit that it belongs to."""
 
     def stages(self, *names: Stage) -> Iterator[SealedFiles | Damage]:
-        """Yield the files of the gate; damage, too, if it judged another report."""
+        """Yield the files of the gate."""
         at = f"{self.path.name}/"
         if is_closed(self.path):
             yield mark_unreadable(at)
@@ -270,11 +268,15 @@ class GateFolder(SealedFolder):
         yield _list_flat(self.path, result.files, record=GATE, shown_in=at, unlisted=what)
         if not (self.audit / AUDIT_FILES).exists():
             yield Damage(file=f"{at}{GATE}", what="judged an audit that is no longer there")
-            return
-        with contextlib.suppress(RecordError):  # A damaged audit is listed itself.
-            if load_audit_files(self.audit).report.sha256 != result.report_sha256:
-                what = f"judged another report than the present {REPORT}"
-                yield Damage(file=f"{at}{GATE}", what=what)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether it judged another report than the present one, which is no damage."""
+        try:
+            judged = load_sealed(GateResult, self.path / GATE).report_sha256
+            return load_audit_files(self.audit).report.sha256 != judged
+        except RecordError:
+            return False  # It is damaged, or the audit is, which is listed itself.
 
 
 def _list_flat(

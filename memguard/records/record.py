@@ -117,7 +117,11 @@ def cleared_on_error(temporary: Path | None) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(folder: Path, *, private: Collection[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that `commit` names ``folder`` at the end of the block."""
+    """Yield a temporary folder that `commit` names ``folder`` at the end of the block.
+
+    A link is kept: its target is replaced.
+    """
+    folder = Path(os.path.realpath(folder)) if folder.is_symlink() else folder
     temporary, handle = _make_locked_folder(folder)
     try:
         with cleared_on_error(temporary):

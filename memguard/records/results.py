@@ -231,7 +231,7 @@ KEY_FIELDS = tuple(field.name for field in fields(ResultRow))[:NUM_KEY_FIELDS]
 
 def write_parameters(parameters: Mapping[str, Any]) -> str:
     """Return the canonical text of parameters, which can be grouped and pivoted."""
-    return ", ".join(f"{name}={parameters[name]}" for name in sorted(parameters))
+    return ", ".join(f"{name}={parameters[name]}" for name in sorted(parameters, key=str))
 
 
 def fill_row(

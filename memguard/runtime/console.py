@@ -12,6 +12,7 @@ import rich.console
 import rich.progress
 from rich.table import Column
 
+from memguard.errors import spell_controls
 from memguard.runtime.children import own_rank
 
 _FIRST_LINE_S = 3.0
@@ -67,6 +68,7 @@ class Console:
     def _print(self, text: str, *, style: str | None = None) -> None:
         if self.quiet:
             return
+        text = "\n".join(map(spell_controls, text.split("\n")))
         if self.in_notebook:
             from tqdm.auto import tqdm
 

@@ -167,10 +167,14 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     gate = request.gate or request.folder / GATE_FOLDER
     judged = None
     if has_gate(gate):
-        refuse_damage(
-            gate.parent, GateFolder(gate, audit).find_damage(), "Run 'memguard gate' again"
-        )
-        judged = load_gate(gate)
+        folder = GateFolder(gate, audit)
+        refuse_damage(gate.parent, folder.find_damage(), "Run 'memguard gate' again")
+        if folder.is_older and request.gate is not None:
+            raise RecordError(f"'{gate}' is older than this audit. Run 'memguard gate' again")
+        judged = None if folder.is_older else load_gate(gate)
+        if judged is None:
+            notes.append(f"{GATE_FOLDER}/ is not packed: it is older than this audit")
+    if judged is not None:
         for name, item in {GATE: sum_file(gate / GATE), **judged.files}.items():
             members[f"{GATE_FOLDER}/{name}"] = _read_whole(gate / name, item)
     sources = form.Sources(

@@ -294,8 +294,11 @@ def _verify_gate(folder: Path, audit: Path) -> Iterator[Part]:
     place = folder / GATE_FOLDER
     if has_gate(place):
         repair = f"'memguard gate {folder} --policy FILE' judges the present report"
-        damages = GateFolder(place, audit).find_damage()
-        yield _judge(GATE_FOLDER, damages, repair=repair, note=_count([place]))
+        gate = GateFolder(place, audit)
+        note = _count([place])
+        if gate.is_older:
+            note += f"; older than this audit: {repair}"
+        yield _judge(GATE_FOLDER, gate.find_damage(), repair=repair, note=note)
 
 
 def _write_key(fingerprint: str | None) -> str:

@@ -16,7 +16,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pytest
 import torch
@@ -34,7 +33,7 @@ from memguard.audit.benchmarks.answers import Evaluation
 from memguard.audit.benchmarks.evaluation import evaluate_task
 from memguard.audit.benchmarks.tasks import OpenedTask, open_tasks
 from memguard.audit.decoding import Decoder
-from memguard.errors import ConfigError, ModelError
+from memguard.errors import ConfigError, ForeignError, ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.hf.load import load_model
 from memguard.model.causal_lm import CausalLM
@@ -190,26 +189,18 @@ def test_settings_that_change_the_choice_are_named(
     assert "'generation' generates the most likely tokens: repetition_penalty of" in message
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ImportError("No module named 'rouge_score'"), "a metric that needs a package: No module"),
-        (jinja2.UndefinedError("'dict' has no 'answer'"), "an item that its templates do not fit"),
-    ],
-)
-def test_errors_of_a_task_are_one_line(
+@pytest.mark.parametrize("value", [math.nan, None, "text", 10**400])
+def test_a_value_that_is_no_number_is_refused(
     opened: dict[str, OpenedTask],
     lm: CausalLM,
     tokenizer: Any,
     monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    expected: str,
+    value: object,
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(opened["shots"].task, "process_results", fail)
-    with pytest.raises(ConfigError, match=f"^the task 'shots' has {expected}"):
+    task = opened["shots"].task
+    joined = {name: lambda _: value for name in task.aggregation()}
+    monkeypatch.setattr(task, "aggregation", lambda: joined)
+    with pytest.raises((ForeignError, OverflowError), match=r"no finite number|too large"):
         evaluate(opened["shots"], lm, tokenizer)
 
 

@@ -212,9 +212,17 @@ def test_offline_is_for_the_block_only() -> None:
 BROKEN = {
     "yaml": ("choice", ("task: choice", "task: [choice"), "has a YAML that cannot be read"),
     "no name": ("choice", ("task: choice", "title: choice"), "a YAML without 'task', the name"),
-    "field": ("choice", ("{{question}}", "{{question"), "cannot be opened: TemplateSyntaxError"),
-    "file": ("choice", ("-test.jsonl", "-none.jsonl"), "cannot be opened: FileNotFoundError: Una"),
-    "split": ("choice", ("test_split: test", "test_split: tests"), "cannot be opened: KeyError"),
+    "field": (
+        "choice",
+        ("{{question}}", "{{question"),
+        "cannot be opened: TemplateSyntaxError at",
+    ),
+    "file": ("choice", ("-test.jsonl", "-none.jsonl"), "cannot be opened: FileNotFoundError at "),
+    "split": (
+        "choice",
+        ("test_split: test", "test_split: tests"),
+        "cannot be opened: KeyError at",
+    ),
     "unsafe": ("choice", ("metadata", "unsafe_code: true\nmetadata"), "runs programs that the"),
     "kind": ("choice", ("multiple_choice", "many_choices"), "cannot be opened"),
     "draws": ("generation", ("max_gen_toks: 24", "do_sample: true"), "with 'do_sample: True',"),

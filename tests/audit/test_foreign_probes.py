@@ -1,6 +1,7 @@
 """A probe of another package: its errors end it alone, and its risk counts only where asked for."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -24,6 +25,34 @@ from memguard.records import ProbeRun, ResultRow
 PACKAGE = "mine 1.2"
 
 
+SECRET = "Ilse Aichinger, 12 Lindenweg"
+
+
+class Unprintable(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError(SECRET)
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "int": lambda: int(SECRET),
+    "float": lambda: float(SECRET),
+    "key": lambda: {}[SECRET],
+    "exit": lambda: sys.exit(SECRET),
+    "unprintable": lambda: _raise(Unprintable()),
+    "surrogate": lambda: _raise(ValueError(f"\udc80{SECRET}")),
+    "attribute": lambda: getattr(SECRET, SECRET),
+    "cause": lambda: _raise(ValueError(SECRET), KeyError(SECRET)),
+    "memory": lambda: _raise(MemoryError(SECRET)),
+    "encoding": lambda: f"{SECRET}\udc80".encode(),
+}
+
+
+def _raise(error: BaseException, cause: BaseException | None = None) -> None:
+    raise error from cause
+
+
 class FoundProbe(Probe):
     """Finds every document of one bucket, on all documents or on every other one."""
 
@@ -42,14 +71,22 @@ class FoundProbe(Probe):
         """Of an earlier version of memguard; nothing calls it."""
         raise AssertionError
 
+    def _fail(self, place: str) -> None:
+        if self.fails.startswith(f"{place} "):
+            FAULTS[self.fails.split()[1]]()
+
     def measure(self, inputs: Inputs, view: View) -> Rounds:
+        self._fail("measuring")
         if self.fails == "measure":
             raise ValueError("no\nluck")
         windows = inputs.windows
 
         def reduce(items: Sequence[int], _: Any) -> list[list[float]]:
+            self._fail("reducing")
             if self.fails == "reduce":
                 raise KeyError("x")
+            if self.fails == "exit":
+                sys.exit(0)
             kept = [float(windows[item].document.bucket == self.bucket) for item in items]
             return [
                 [v if i % self.every == 0 else np.nan] for i, v in zip(items, kept, strict=True)
@@ -66,11 +103,13 @@ class FoundProbe(Probe):
                 parameters={"kind": "found"},
             )
         ]
+        self._fail("ending")
         if self.fails == "second round":
             raise RuntimeError("it ends later")
         return Measured(columns=numbers)
 
     def tabulate(self, evidence: Evidence) -> Summary:
+        self._fail("tabulating")
         if self.fails == "tabulate":
             raise TypeError("no table")
         summary = super().tabulate(evidence)
@@ -108,17 +147,34 @@ def _get_run(outcome: AuditOutcome) -> ProbeRun:
     return run
 
 
+@pytest.mark.parametrize("place", ["measuring", "reducing", "ending", "tabulating"])
+@pytest.mark.parametrize(
+    "fault",
+    [name if name == "int" else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS],
+)
+def test_no_message_of_a_probe_is_shown(
+    place: str, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = _audit(FoundProbe(fails=f"{place} {fault}"), in_verdict=True)
+    reason = _get_run(outcome).reason_not_run or ""
+    assert reason.startswith(f"the probe of package {PACKAGE} failed (")
+    assert ".py:" in reason
+    said = "".join((outcome.summary.model_dump_json(), *capfd.readouterr()))
+    assert "Lindenweg" not in said
+
+
 @pytest.mark.parametrize(
     ("fails", "reason"),
     [
-        ("measure", "ValueError: no luck"),
-        ("reduce", "KeyError: 'x'"),
-        ("lengths", "ValueError: "),
-        ("second round", "RuntimeError: it ends later"),
-        ("tabulate", "TypeError: no table"),
-        ("owner", "ValueError: every row must have the probe 'found'"),
-        ("key", "ValueError: two rows have one key"),
-        ("nan", "ValueError: a row has neither a number nor a reason"),
+        ("measure", "ValueError at test_foreign_probes.py:"),
+        ("reduce", "KeyError at test_foreign_probes.py:"),
+        ("exit", "SystemExit at test_foreign_probes.py:"),
+        ("lengths", "the items, passages or prompts, and keys"),
+        ("second round", "RuntimeError at test_foreign_probes.py:"),
+        ("tabulate", "TypeError at test_foreign_probes.py:"),
+        ("owner", "every row must have the probe 'found'"),
+        ("key", "two rows have one key"),
+        ("nan", "a row has neither a number nor a reason"),
     ],
 )
 def test_an_error_ends_only_the_probe(fails: str, reason: str) -> None:

@@ -190,13 +190,17 @@ def test_a_gate_in_another_folder_is_named(run: Path, tmp_path: Path) -> None:
     assert "has no gate.json" in get_error(missing)
 
 
-def test_a_gate_that_does_not_belong_to_the_audit_is_refused(run: Path, tmp_path: Path) -> None:
+def test_an_older_gate_is_left_out_and_a_damaged_one_is_refused(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "report.json"
     other.write_text("{}")
     write_gate(run / "gate", other)
-    refused = run_cli("bundle", run, tmp_path / "out.zip")
-    assert refused.code == 3
-    assert "judged another report" in get_error(refused)
+    outcome = succeed("bundle", run, tmp_path / "without.zip")
+    assert "gate/ is not packed: it is older than this audit" in outcome.out + outcome.err
+    with zipfile.ZipFile(tmp_path / "without.zip") as reader:
+        assert "gate/gate.json" not in reader.namelist()
+    named = run_cli("bundle", run, tmp_path / "out.zip", "--gate", run / "gate")
+    assert named.code == 3
+    assert "is older than this audit" in get_error(named)
     shutil.rmtree(run / "gate")
     write_gate(run / "gate", run / "audit" / "report.json")
     for name in ("report.html", "gate.json", "junit.xml"):

@@ -131,6 +131,8 @@ def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
         (("compare", "llama31-8b"), "use 'memguard train"),
         (("audit",), "RUN or --model is required; got neither"),
         (("audit", "nowhere"), "is not the folder of a run"),
+        (("audit", "\x1b[2J\u202e"), "'[U+001B][2J[U+202E]'"),
+        (("audit", "--model", "m", "--members", "m", "--identity-key", "~nobody/k"), "~nobody/k"),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, ...], words: str) -> None:

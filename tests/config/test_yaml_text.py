@@ -94,7 +94,12 @@ def test_many_problems_are_told_in_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("a:\n  - {b: 2024-99-99}\n", "2:9"), (f"a: 1\nb: {'9' * 5000}\n", "2:4")]
+    ("text", "place"),
+    [
+        ("a:\n  - {b: 2024-99-99}\n", "2:9"),
+        (f"a: 1\nb: {'9' * 5000}\n", "2:4"),
+        ("a: !!bool x\n", "1:4"),
+    ],
 )
 def test_a_value_that_cannot_be_built_is_told_with_its_place(text: str, place: str) -> None:
     with pytest.raises(ConfigError, match=f"^f:{place} is not valid YAML: "):

@@ -76,6 +76,25 @@ def test_a_trained_model_is_exported_with_its_trained_weights(
 
 
 @pytest.mark.quick
+def test_a_head_that_differs_from_its_tied_embedding_is_exported_as_untied(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    export(build("llama", tie_word_embeddings=False), tokenizer, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = load_model(str(tmp_path / "model"))
+    export(model, tokenizer, tmp_path / "again")
+    # Other programs tie the weights if the configuration says so.
+    assert (
+        json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
+    )
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(plain.lm_head.weight, model.lm_head.weight)
+    assert not torch.equal(plain.lm_head.weight, plain.model.embed_tokens.weight)
+
+
+@pytest.mark.quick
 def test_a_bf16_export_is_the_rounded_model_and_leaves_the_module_alone(
     tmp_path: Path, tokenizer: Any
 ) -> None:

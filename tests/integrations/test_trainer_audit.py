@@ -73,6 +73,32 @@ def count_steps(callback: MemorizationAuditCallback) -> list[int]:
     return [int(folder.name.removeprefix("step-")) for folder in callback.folders]
 
 
+def read_repetitions(callback: MemorizationAuditCallback) -> int | None:
+    buckets = callback.reports[-1].tables.buckets
+    return next(bucket.num_repetitions for bucket in buckets if bucket.role == "trained")
+
+
+def test_training_that_begins_again_adds_to_the_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = make_callback(tmp_path)
+    trainer = build_trainer(tmp_path, callbacks=[callback], max_steps=2, auto_find_batch_size=True)
+    for expected in (2, 4):
+        trainer.train()
+        assert read_repetitions(callback) == expected
+    # Memory is short after one step of a third training: two steps of the halved batch follow.
+    step, calls = trainer.training_step, iter(range(100))
+
+    def fail_second(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("CUDA out of memory.")
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "training_step", fail_second)
+    trainer.train()
+    assert read_repetitions(callback) == 4 + 1 + 1
+
+
 @pytest.mark.quick
 def test_the_report_is_that_of_the_saved_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -231,6 +257,13 @@ def test_what_cannot_be_audited_is_refused_before_training(tmp_path: Path) -> No
         (ConfigError, "'identity_key' should be a valid string", {"identity_key": 5}, {}),
         (ConfigError, r"'every_steps' should be greater .* to 1; got 0", {"every_steps": 0}, {}),
         (ConfigError, "'stop_above' should give near_verb", {"stop_above": {"exposure": 0.1}}, {}),
+        (ConfigError, "'trainer' should be a Trainer or", {"trainer": "x"}, {}),
+        (ConfigError, "'nonmembers' should be paths", {"nonmembers": iter(["a"])}, {}),
+        (ConfigError, "'every_steps' should be", {"every_steps": "2"}, {}),
+        (ConfigError, "'every_steps' should be", {"every_steps": 1.5}, {}),
+        (ConfigError, "'seed' should be", {"seed": "x"}, {}),
+        (ConfigError, "'stop_above", {"stop_above": {"verbatim": "x"}}, {}),
+        (ConfigError, "'stop_above", {"stop_above": ["verbatim"]}, {}),
         (ConfigError, r"'arguments' is no argument .* give each", {"arguments": ["--suite"]}, {}),
         (DataError, r"--members.*nowhere.jsonl", {"members": "nowhere.jsonl"}, {}),
         (ConfigError, "'processing_class'", {}, {"processing_class": None}),

@@ -1,6 +1,8 @@
 """Tasks in an audit: private samples, lines of the terminal, tasks that are refused."""
 
 import json
+import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from memguard.audit.benchmarks import evaluation
 from memguard.audit.benchmarks.answers import Evaluation, remove_text
 from memguard.audit.requests import CannotGenerate
 from memguard.config import AuditConfig
-from memguard.errors import ModelError
+from memguard.errors import ConfigError, ForeignError, ModelError
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 from memguard.runtime import Console, Runtime
 from memguard.workflows.auditing.utility import UtilityRun, name_file, save_samples
@@ -108,6 +110,50 @@ def test_a_task_that_cannot_generate_is_left_out_and_said(
     written = sorted(path.name for path in (tmp_path / "private" / "utility").iterdir())
     assert written == ["mine.base.jsonl", "mine.trained.jsonl", "written.trained.jsonl"]
     assert (tmp_path / "utility.parquet").stat().st_mode & 0o777 == 0o600
+
+
+def _exit(*_: Any, **__: Any) -> Evaluation:
+    sys.exit(0)
+
+
+def _raise(error: BaseException) -> Any:
+    def fail(*_: Any, **__: Any) -> Evaluation:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        (_raise(ValueError("the text of a document")), "ValueError at "),
+        (_exit, "SystemExit at test_workflows_audit_utility.py:"),
+        (_raise(ForeignError("its metric 'acc' has no finite number as value")), "its metric"),
+        (_raise(ConfigError("the task 'mine' has an empty context")), "the task 'mine' has"),
+    ],
+)
+def test_a_task_that_fails_is_left_out_without_its_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fail: Any, reason: str
+) -> None:
+    monkeypatch.setattr(evaluation, "evaluate_task", fail)
+    run = make_run(names=("mine",), console=Console(quiet=False))
+    run.measure("trained")
+    entry = run.describe_run()
+    assert entry is not None
+    assert (entry.reason_not_run or "").startswith(f"mine: {reason}")
+    assert "the text of a document" not in f"{entry} {run.list_banners()} {capsys.readouterr()}"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), ModelError("no chat template"), RuntimeError("/gloo/ lost")]
+)
+def test_signals_models_and_lost_ranks_end_the_audit(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(evaluation, "evaluate_task", _raise(error))
+    monkeypatch.setattr("signal.getsignal", lambda _: signal.default_int_handler)
+    with pytest.raises(type(error)):
+        make_run(names=("mine",)).measure("trained")
 
 
 def test_a_task_that_the_trained_model_could_not_answer_is_not_asked_of_the_base(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from memguard.audit.batching import Progress
 from memguard.audit.benchmarks.answers import Evaluation
@@ -21,7 +20,7 @@ from memguard.audit.benchmarks.isolation import isolated
 from memguard.audit.benchmarks.items import ItemValues, draw_items
 from memguard.audit.benchmarks.tasks import OpenedTask, name_metric
 from memguard.audit.decoding import Decoder
-from memguard.errors import ConfigError, ModelError, shorten
+from memguard.errors import ForeignError, ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
 from memguard.runtime import Runtime
@@ -57,6 +56,7 @@ def evaluate_task(
     Raises:
         CannotGenerate: generating would take too long.
         ConfigError: an item does not fit this model.
+        ForeignError: a metric has no number. Code of the task may raise anything else.
         ModelError: the ranks have different tasks, the tokenizer lacks what the task needs, or see
             `Batching.run`.
     """
@@ -85,30 +85,23 @@ def evaluate_task(
             on_progress=on_progress,
         )
         opened.restart_draws()
-        try:
-            outcome = evaluate(
-                lm=model,
-                task_dict={"tasks": {name: opened.task}, "groups": {}, "group_map": {}},
-                limit=settings.limit,
-                bootstrap_iters=0,
-                log_samples=True,
-                apply_chat_template=settings.chat,
-                fewshot_as_multiturn=True,
-            )
-        except (ImportError, TemplateError) as error:
-            what, end = "a metric that needs a package", ""
-            if isinstance(error, TemplateError):
-                what, end = "an item that its templates do not fit", ". Correct one of the two"
-            text = shorten(str(error), 200)
-            raise ConfigError(f"the task '{name}' has {what}: {text}{end}") from error
+        outcome = evaluate(
+            lm=model,
+            task_dict={"tasks": {name: opened.task}, "groups": {}, "group_map": {}},
+            limit=settings.limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            apply_chat_template=settings.chat,
+            fewshot_as_multiturn=True,
+        )
         # The prompts of all items and their answers.
         opened.task._instances = None
         logged = outcome["samples"][name]
         metrics = _read_metrics(opened, outcome["results"][name], logged, seed)
         samples = tuple(_to_json(sample) for sample in logged)
     if opened.headline not in {metric.name for metric in metrics}:
-        raise ConfigError(
-            f"the task '{name}' has no values of its metric '{opened.headline}'; it has "
+        raise ForeignError(
+            f"it has no values of its metric '{opened.headline}'; it has "
             f"{', '.join(metric.name for metric in metrics)}. Name one of them in 'metric'"
         )
     # An item is logged once for each filter.
@@ -195,7 +188,7 @@ def _read_metrics(
                 name=name_metric(metric, filter_name),
                 aggregation=aggregation,
                 higher_is_better=bool(higher.get(metric, True)),
-                value=float(value),
+                value=_read_value(name_metric(metric, filter_name), value),
                 stderr=stderr,
                 stderr_is_bootstrap=is_bootstrap,
                 value_N=value_N,
@@ -203,6 +196,13 @@ def _read_metrics(
             )
         )
     return tuple(metrics)
+
+
+def _read_value(name: str, value: object) -> float:
+    number = float(value) if isinstance(value, int | float | np.number) else math.nan
+    if not math.isfinite(number):
+        raise ForeignError(f"its metric '{name}' has no finite number as value")
+    return number
 
 
 def _read_number(item: object, aggregation: str) -> tuple[float, float]:

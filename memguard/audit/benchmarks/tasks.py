@@ -28,7 +28,15 @@ from memguard.audit.benchmarks.isolation import (
     private_cache,
 )
 from memguard.config.utility import UtilityTask
-from memguard.errors import ConfigError, ModelError, require_library, shorten
+from memguard.errors import (
+    ConfigError,
+    ForeignError,
+    ModelError,
+    describe_foreign,
+    is_foreign,
+    require_library,
+    shorten,
+)
 
 Kind = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 
@@ -104,7 +112,7 @@ def check_tasks(tasks: Sequence[UtilityTask], *, setting: str = "audit.utility")
     problems = [
         f"has no file '{shorten(task.task)}'. Give the path of a task's YAML, or a name of lm-eval"
         for task in tasks
-        if is_path(task.task) and not Path(task.task).expanduser().is_file()
+        if is_path(task.task) and not Path(os.path.expanduser(task.task)).is_file()
     ]
     _refuse(problems or _list_twice(_guess_name(task.task) for task in tasks), f"'{setting}'")
 
@@ -147,7 +155,7 @@ def _guess_name(task: str) -> str:
     """Return the name that a YAML gives its task, as far as a glance at it shows."""
     if not is_path(task):
         return task
-    text = Path(task).expanduser().read_text(encoding="utf-8", errors="replace")
+    text = Path(os.path.expanduser(task)).read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^task:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE)
     return found.group(1).strip("'\"") if found else task
 
@@ -157,6 +165,15 @@ def _guess_name(task: str) -> str:
 
 def _open(settings: UtilityTask, setting: str, *, allow_download: bool) -> OpenedTask:
     subject = f"'{setting}': the task '{shorten(settings.task)}'"
+    try:
+        return _open_as(settings, subject, allow_download=allow_download)
+    except BaseException as error:
+        if isinstance(error, ConfigError) or not is_foreign(error):
+            raise
+        raise ConfigError(f"{subject} cannot be opened: {describe_foreign(error)}") from error
+
+
+def _open_as(settings: UtilityTask, subject: str, *, allow_download: bool) -> OpenedTask:
     path = find_yaml(settings.task, subject)
     config = _read_config(path, subject)
     task = _build(path, config, subject, allow_download=allow_download)
@@ -186,7 +203,8 @@ def _read_config(path: Path, subject: str) -> dict[str, Any]:
     try:
         config: dict[str, Any] = load_yaml(path, resolve_func=False)
     except Exception as error:
-        raise ConfigError(f"{subject} has a YAML that cannot be read: {_say(error)}") from error
+        reason = describe_foreign(error)
+        raise ConfigError(f"{subject} has a YAML that cannot be read: {reason}") from error
     problems = []
     if not isinstance(config.get("task"), str):
         members = read_members(config)
@@ -214,32 +232,30 @@ def _build(path: Path, config: Mapping[str, Any], subject: str, *, allow_downloa
                 loaded = TaskManager(include_defaults=False).load([str(path)])
                 (task,) = loaded["tasks"].values()
                 return task
-        except Exception as error:
+        except BaseException as error:
+            if not is_foreign(error):
+                raise
             cause = error
     problem = _explain_unopened(cause, dataset, allow_download=allow_download)
     raise ConfigError(f"{subject} {problem}") from cause
 
 
-def _explain_unopened(error: Exception | None, dataset: str, *, allow_download: bool) -> str:
+def _explain_unopened(error: BaseException | None, dataset: str, *, allow_download: bool) -> str:
     if error is not None and not is_network_error(error):
-        return f"cannot be opened: {_say(error)}"
+        return f"cannot be opened: {describe_foreign(error)}"
     if not dataset:  # Python code of the task names it.
         named = re.search(r"'([^']+)' on the Hub", str(error))
         dataset = named.group(1) if named else "(named by its Python code)"
     if error is not None and allow_download:
         return (
-            f"needs the dataset '{dataset}', which could not be downloaded ({_say(error)}). Check "
-            "the connection to the hub, or copy the dataset into this machine's cache"
+            f"needs the dataset '{dataset}', which could not be downloaded "
+            f"({describe_foreign(error)}). Check the connection to the hub, or copy the dataset "
+            "into this machine's cache"
         )
     return (
         f"needs the dataset '{dataset}', which is not on this machine. Set "
         "audit.allow_download=true to download it"
     )
-
-
-def _say(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return shorten(f"{type(error).__name__}: {lines[0] if lines else 'no message'}", 300)
 
 
 # -- what a task needs -----------------------------------------------------------------------------
@@ -281,6 +297,8 @@ def _name_metrics(task: Any) -> dict[str | None, str]:
     """Return the names of a task's metrics by what the settings may name; None is the first."""
     filters = [ensemble.name for ensemble in task._filters]
     metrics = list(task.aggregation())
+    if not metrics:
+        raise ForeignError("it has no metric")
     names = {name_metric(metric, name): "" for metric in metrics for name in filters}
     first = {metric: name_metric(metric, filters[0]) for metric in metrics}
     return {None: next(iter(names)), **{name: name for name in names}, **first}
@@ -293,11 +311,8 @@ def _hash(task: Any, settings: UtilityTask, num_fewshot: int, subject: str) -> s
     import lm_eval
 
     config = {k: v for k, v in task.dump_config().items() if k not in _NOT_HASHED}
-    try:
-        documents = [doc for _, doc in task.doc_iterator(limit=settings.limit)]
-        examples = list(task.fewshot_docs() or []) if num_fewshot else []
-    except Exception as error:
-        raise ConfigError(f"{subject} cannot be opened: {_say(error)}") from error
+    documents = [doc for _, doc in task.doc_iterator(limit=settings.limit)]
+    examples = list(task.fewshot_docs() or []) if num_fewshot else []
     _refuse([] if documents else ["has no items"], subject)
     whole = {
         "lm_eval": lm_eval.__version__,
@@ -335,7 +350,7 @@ def find_yaml(task: str, subject: str) -> Path:
         ConfigError: the name is unknown, or of a group.
     """
     if is_path(task):
-        return Path(task).expanduser()
+        return Path(os.path.expanduser(task))
     root = find_root()
     found = list(_search(root, task))
     if len(found) == 1:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from memguard.audit.benchmarks.answers import FOLDER, AnswerCache, Evaluation, remove_text
 from memguard.audit.requests import CannotGenerate, Model
 from memguard.config import AuditConfig
-from memguard.errors import ModelError
+from memguard.errors import ModelError, describe_foreign, is_foreign, is_lost_peer
 from memguard.records import PRIVATE_MODE, Banner, ProbeRun, Tables, write_atomically
 from memguard.records.utility import (
     ITEM_SCORES,
@@ -98,7 +98,7 @@ class UtilityRun:
     results: list[TaskResult] = field(default_factory=list)
     """Of the trained model, then of the base."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Reason, by task, why a model did not generate its answers."""
+    """Reason, by task, why it did not run on a model."""
     _samples: dict[tuple[str, UtilityModel], Sequence[Mapping[str, Any]]] = field(
         default_factory=dict
     )
@@ -153,9 +153,12 @@ class UtilityRun:
                 seed=SEED,
                 on_progress=lambda done, total: self.show(stage, done, total, "items"),
             )
-        except CannotGenerate as reason:
-            # Every rank has the same reason.
-            self.refused[task.name] = str(reason)
+        except BaseException as error:
+            if not is_foreign(error) or isinstance(error, ModelError) or is_lost_peer(error):
+                raise
+            # lm-eval and the task run the same code on every rank, so that all have the reason.
+            reason = str(error) if isinstance(error, CannotGenerate) else describe_foreign(error)
+            self.refused[task.name] = reason
             self.console.warn(
                 f"'{SETTING}': {task.name} did not run on the {_NAMES[model]}: {reason}"
             )
