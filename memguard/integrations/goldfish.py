@@ -25,6 +25,7 @@ from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
 from memguard.mitigation import Mitigations, build_mitigations
+from memguard.planner.drop_shares import refuse_without_drops
 from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
 
@@ -65,9 +66,14 @@ class GoldfishCollator:
         self._mitigations = _build_goldfish(tokenizer, settings)
         self._collator = collator or _Padding(tokenizer)
         self._seed, self._num_batches = seed, 0
+        self._num_labels, self._has_dropped = 0, False
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL at positions without loss."""
+        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL at positions without loss.
+
+        Raises:
+            ConfigError: none of many labels so far is dropped.
+        """
         batch = dict(self._collator(features))
         text = "the collator returns no 'labels'; pass a collator that does, or no collator"
         _refuse(("labels" not in batch, text))
@@ -75,16 +81,18 @@ class GoldfishCollator:
         document_ids = _number_documents(batch, input_ids.shape)
         generator = derive_generator(self._seed, "goldfish collator", self._num_batches)
         self._num_batches += 1
-        labels = self._mitigations.mask_labels(
-            input_ids,
-            np.asarray(batch["labels"], dtype=np.int64),
-            document_ids=document_ids,
-            generator=generator,
-        )
+        labels = np.asarray(batch["labels"], dtype=np.int64).copy()
         # A document's first token is not predicted, so it must not be counted either.
         labels[:, 0] = IGNORE_LABEL
         labels[:, 1:][document_ids[:, 1:] != document_ids[:, :-1]] = IGNORE_LABEL
-        batch["labels"] = torch.from_numpy(labels)
+        masked = self._mitigations.mask_labels(
+            input_ids, labels, document_ids=document_ids, generator=generator
+        )
+        self._num_labels += int((labels != IGNORE_LABEL).sum())
+        self._has_dropped |= not np.array_equal(masked, labels)
+        if not self._has_dropped:
+            refuse_without_drops(self._mitigations.goldfish, self._num_labels, "the batches")
+        batch["labels"] = torch.from_numpy(masked)
         return batch
 
 
