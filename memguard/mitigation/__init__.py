@@ -117,11 +117,6 @@ class Mitigations:
         """Acts on the token embeddings in training; None leaves them unchanged."""
         self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(loss.needs for loss in losses))
 
-    @property
-    def target_drop_rate(self) -> float:
-        """Expected share of the labels that are dropped, assuming independent settings."""
-        return 1 - float(np.prod([1 - m.target_drop_rate for m in self._label_stage]))
-
     def mask_labels(
         self,
         input_ids: NDArray[np.integer],

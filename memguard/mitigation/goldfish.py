@@ -238,11 +238,6 @@ class TokenDropout:
     def __init__(self, config: TokenDropoutConfig) -> None:
         self.config = config
 
-    @property
-    def target_drop_rate(self) -> float:
-        """Expected share of the labels that are dropped."""
-        return self.config.rate
-
     def drop_mask(
         self,
         input_ids: NDArray[np.integer],

@@ -11,15 +11,17 @@ from memguard.data.documents import name_ids
 from memguard.errors import ConfigError
 from memguard.mitigation.goldfish import Goldfish
 from memguard.mitigation.k_schedule import KSchedule
-from memguard.planner.dry_run import Remark, warn
+from memguard.planner.dry_run import Remark, note, warn
 from memguard.records.texts import format_percent
 from memguard.seeds import derive_generator
 
+_MIN_LABELS = 10_000
+"""Labels of a run from which on a share other than the target is no chance."""
 _FED = ("trained", "background", "canary")
 
 
 def check_drop_shares(corpus: Corpus, k_schedule: KSchedule) -> list[Remark]:
-    """Return a warning that names documents of which less than a third of the target is dropped.
+    """Return the dropped share, and documents of which less than a third of the target is dropped.
 
     Raises:
         ConfigError: goldfish drops no label of the run, or of one source.
@@ -28,33 +30,41 @@ def check_drop_shares(corpus: Corpus, k_schedule: KSchedule) -> list[Remark]:
     by_level = [*(level.goldfish for level in k_schedule.levels), None]
     if by_level[0] is None or by_level[0].config.mode == "random":
         return []
-    low, totals = [], dict.fromkeys(["the run", *(e.source for e in corpus.manifest)], np.zeros(2))
+    low, totals = [], dict.fromkeys(["the run", *(e.source for e in corpus.manifest)], np.zeros(3))
+    # These modes draw no random numbers.
+    generator = derive_generator(0, "drop shares")
     for index, entry in enumerate(corpus.manifest):
         goldfish = by_level[k_schedule.level_of[index]]
         if entry.role not in _FED or goldfish is None:
             continue
         document = corpus.document(index)
-        # These modes draw no random numbers.
-        mask = goldfish.drop_mask(document.input_ids, None, derive_generator(0, "drop share"))
+        mask = goldfish.drop_mask(document.input_ids, None, generator)
         is_dropped = mask[1:][document.supervised[1:]]
         share, target = is_dropped.mean() if is_dropped.size else 0, goldfish.target_drop_rate
         for name in ("the run", entry.source):
-            totals[name] = totals[name] + (is_dropped.size, is_dropped.sum())
+            totals[name] = totals[name] + is_dropped.size * np.array([1, share, target])
         if _is_judged(is_dropped.size, goldfish) and share < target / 3:
-            shares = f"{format_percent(share)} of {format_percent(target)}"
-            low.append(f"{name_ids([entry.id])} ({shares})")
-    for name, (num_labels, num_dropped) in totals.items():
+            of = f"{format_percent(share)} of {format_percent(target)}"
+            low.append(f"{name_ids([entry.id])} ({of})")
+    for name, (num_labels, num_dropped, _) in totals.items():
         if not num_dropped:
             of = name if name == "the run" else f"'{name_ids([name])}'"
             refuse_without_drops(by_level[0], int(num_labels), of)
-    if not low:
+    num_labels, num_dropped, expected = totals["the run"]
+    if not num_labels:
         return []
-    text = (
-        f"Less than a third of the target share of labels is dropped in {len(low):,} document"
-        f"{'' if len(low) == 1 else 's'}: {', '.join(low[:5])}{', ...' if len(low) > 5 else ''}. "
-        f"{_way_out(by_level[0])}."
-    )
-    return [warn("goldfish", text)]
+    shares = [format_percent(num / num_labels) for num in (num_dropped, expected)]
+    text = f"{shares[0]} of {num_labels:,.0f} labels are dropped; the target is {shares[1]}."
+    is_off = num_labels >= _MIN_LABELS and abs(num_dropped - expected) > expected / 10
+    remarks = [(warn if is_off else note)("goldfish", text)]
+    if low:
+        text = (
+            f"Less than a third of the target share of labels is dropped in {len(low):,} document"
+            f"{'' if len(low) == 1 else 's'}: {', '.join(low[:5])}{', ...' if len(low) > 5 else ''}"
+            f". {_way_out(by_level[0])}."
+        )
+        remarks.append(warn("goldfish", text))
+    return remarks
 
 
 def refuse_without_drops(goldfish: Goldfish | None, num_labels: int, of: str) -> None:

@@ -173,7 +173,7 @@ def test_batches_of_which_nothing_is_dropped_are_refused() -> None:
     # A text of one token has two contexts, which may both be kept.
     kept = next(row for row in rows if (collate(row, 1) == row[0]["input_ids"][0]).all())
     collate(kept, 9)
-    with pytest.raises(ConfigError, match="drops none of the 200 labels of the batches"):
+    with pytest.raises(ConfigError, match="drops none of the 200 labels of the documents"):
         collate(kept, 10)
 
 

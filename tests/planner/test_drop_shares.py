@@ -44,12 +44,26 @@ def check(
     return check_drop_shares(corpus, k_schedule)
 
 
+def list_warnings(remarks: list[Remark]) -> list[str]:
+    return [remark.text for remark in remarks if remark.level == "warning"]
+
+
+def test_the_share_of_all_is_told_and_a_wrong_one_is_a_warning() -> None:
+    (remark,) = check((8000, 1000))
+    # Three standard deviations of a binomial share.
+    share = float(remark.text.split(" %")[0])
+    assert abs(share - 100 * 2 / 9) < 1.3
+    assert remark.text.endswith(" of 9,000 labels are dropped; the target is 25.0 %.")
+    assert remark.level == "info"
+    assert [remark.level for remark in check((8000, 2000))] == ["warning"]
+    assert [remark.level for remark in check((9900, 100))] == ["info"]
+
+
 def test_documents_below_a_third_of_the_target_are_named_by_share() -> None:
-    assert check((250, 0), (0, 199), (100, 50)) == []
-    (remark,) = check((250, 0), *[(0, 300)] * 6, (40, 160))
-    assert remark.level == "warning"
+    assert list_warnings(check((250, 0), (0, 199), (100, 50))) == []
+    (text,) = list_warnings(check((250, 0), *[(0, 300)] * 6, (40, 160)))
     named = ", ".join(f"d{n} (0.0 % of 25.0 %)" for n in range(1, 6))
-    assert remark.text == (
+    assert text == (
         "Less than a third of the target share of labels is dropped in 7 documents: "
         f"{named}, .... Set 'normalise' to none."
     )
@@ -63,7 +77,7 @@ def test_a_run_or_source_of_which_nothing_is_dropped_is_refused(
     fields: list[dict[str, Any]], name: str
 ) -> None:
     first = (0, 10) if name == "the run" else (300, 0)
-    assert check(first, (0, 189), fields=fields, k=2) == []
+    check(first, (0, 189), fields=fields, k=2)
     with pytest.raises(ConfigError) as raised:
         check(first, (0, 200), fields=fields, k=2)
     num = 210 if name == "the run" else 200
@@ -78,27 +92,30 @@ def test_the_target_is_that_of_each_documents_k() -> None:
     fields = [{"planned_repetitions": 20, "cluster": 1}, {"cluster": 2}]
     settings: dict[str, Any] = {"k": 8, "k_by_dose": {20: 2}}
     # About 44 labels of 400 are dropped at k = 2, and 11 of the same at k = 8: below a third each.
-    (remark,) = check((90, 310), (90, 310), fields=fields, **settings)
-    assert "in 2 documents: d0 (" in remark.text
-    assert " of 50.0 %), d1 (" in remark.text
-    assert " of 12.5 %)." in remark.text
-    # The same labels are more than a third of the target of a higher k.
-    (remark,) = check((90, 310), (250, 150), fields=fields, **settings)
-    assert "in 1 document: d0 (" in remark.text
+    (text,) = list_warnings(check((90, 310), (90, 310), fields=fields, **settings))
+    assert "in 2 documents: d0 (" in text
+    assert " of 50.0 %), d1 (" in text
+    assert " of 12.5 %)." in text
+    # More labels are above a third of the target of a higher k.
+    (text,) = list_warnings(check((90, 310), (250, 150), fields=fields, **settings))
+    assert "in 1 document: d0 (" in text
 
 
 def test_what_may_be_chance_or_is_not_masked_is_not_judged() -> None:
     # 400 labels at k = 100: all are kept in one document of 55.
-    assert check((1, 399), k=100) == []
+    assert list_warnings(check((1, 399), k=100)) == []
     assert check((0, 999), k=4, mode="random", normalise="none") == []
     roles = [{"role": "forget"}, {"role": "control"}, {}]
-    assert check((0, 999), (0, 999), (300, 0), fields=roles) == []
+    (remark,) = check((0, 999), (0, 999), (300, 0), fields=roles)
+    assert " of 300 labels" in remark.text
     supervised = np.zeros(301, dtype=bool)
     supervised[-100:] = True
     prompt = tokenized(0, [0] + [LETTERS] * 300, supervised)
     corpus, configs = make_corpus([prompt]), [GoldfishConfig(name="goldfish")]
     k_schedule = build_k_schedule(configs, corpus.manifest, can_tighten=False, special_ids=[])
-    assert check_drop_shares(corpus, k_schedule) == []
+    (remark,) = check_drop_shares(corpus, k_schedule)
+    assert remark.level == "info"
+    assert " of 100 labels" in remark.text
 
 
 def test_repeated_tokens_have_another_way_out() -> None:
@@ -121,7 +138,7 @@ def test_plan_and_train_name_documents_and_refuse_sources(tmp_path: Path) -> Non
     )
     write_jsonl(tmp_path / "documents.jsonl", [*rows, {"id": "bare", "text": "?!. " * 100}])
     planned = json.loads(run_cli("plan", path, "--json").out)["dry_run"]["remarks"]
-    (told,) = [remark["text"] for remark in planned if remark["topic"] == "goldfish"]
+    told = "".join(remark["text"] for remark in planned if remark["topic"] == "goldfish")
     assert "in 1 document: bare (0.0 % of 25.0 %)." in told
     trained = run_cli("train", path)
     assert trained.code == 0

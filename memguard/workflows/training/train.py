@@ -294,7 +294,8 @@ def _build_trainer(
     _report_router_loss(lm, console)
     data = build_training_data(config, prepared, share_rows=share_rows)
     for remark in check_drop_shares(corpus, data.k_schedule):
-        console.warn(f"'mitigations': goldfish: {remark.text}")
+        say = console.warn if remark.level == "warning" else console.info
+        say(f"'mitigations': goldfish: {remark.text}")
     watches = config.train.audit_every_steps is not None
     trainer = Trainer(
         lm,
