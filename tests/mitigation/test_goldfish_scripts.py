@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from corpus_examples import make_corpus, tokenized
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,7 +18,9 @@ from memguard.config import GoldfishConfig
 from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.mitigation import build_mitigations
+from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.mitigation.letters import TokenLetters
+from memguard.planner.drop_shares import check_drop_shares
 from memguard.records import IGNORE_LABEL
 
 pytestmark = pytest.mark.slow
@@ -123,10 +126,22 @@ def test_a_decision_is_that_of_the_letters_before_in_any_wrapping(
 @pytest.mark.quick
 @pytest.mark.parametrize("kind", ["byte BPE"])
 def test_a_few_texts_of_another_script_are_masked_among_many(tokenizer: Any) -> None:
-    mask = build_mask(tokenizer, 2, "text")
-    draw_texts("English", 300)
-    for text in draw_texts("Thai", 8):
-        assert abs(mask(text)[1].mean() - 0.5) < 0.15
+    texts = draw_texts("English", 300) + draw_texts("Thai", 8)
+    ids = tokenizer(texts)["input_ids"]
+    corpus = make_corpus([tokenized(number, each) for number, each in enumerate(ids)])
+    k_schedule = build_k_schedule(
+        [GoldfishConfig(name="goldfish", k=2, normalise="text")],
+        corpus.manifest,
+        can_tighten=False,
+        special_ids=sorted(find_special_ids(tokenizer)),
+        token_texts=lambda: list_token_texts(tokenizer),
+    )
+    (remark,) = check_drop_shares(corpus, k_schedule)
+    assert remark.level == "info"
+    for number in range(300, 308):
+        plain = corpus.document(number).input_ids.astype(np.int64)
+        labels = k_schedule.mask_labels(number, plain, plain, np.random.default_rng(0))
+        assert abs((labels == IGNORE_LABEL).mean() - 0.5) < 0.15
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.quick) for kind in KINDS])
