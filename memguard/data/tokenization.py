@@ -46,6 +46,10 @@ _LONG_CHARACTERS = 100_000
 """Texts together longer than this are encoded in a thread, so that Ctrl-C takes effect at once."""
 _NOT_HASHED = ("id", "source", "has_own_id", "format")
 """Fields of a document that are not its content."""
+_ITSELF = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = [byte for byte in range(256) if byte not in _ITSELF]
+_LEVEL = [chr(b if b in _ITSELF else 0x100 + _OTHERS.index(b)) for b in range(256)]
+"""The character of each byte in the vocabulary of byte-level BPE."""
 _UNSUPERVISED = "without a supervised token (there is no assistant text)"
 
 
@@ -311,14 +315,28 @@ def build_decoder(tokenizer: Any) -> Decode:
 
 
 def list_token_texts(tokenizer: Any) -> list[str]:
-    """Return the text of each token decoded alone ``[V]``; empty for special tokens."""
+    """Return the text of each token decoded alone ``[V]``; empty for special tokens.
+
+    Bytes of a character that tokens share are lone surrogates, as of Python's ``surrogateescape``.
+    """
     special_ids = find_special_ids(tokenizer)
-    decoded = tokenizer.batch_decode(
-        [[id] for id in range(len(tokenizer))], clean_up_tokenization_spaces=False
-    )
+    ids = range(len(tokenizer))
+    decoded = tokenizer.batch_decode([[id] for id in ids], clean_up_tokenization_spaces=False)
+    names = tokenizer.convert_ids_to_tokens(list(ids))
     return [
-        "" if id in special_ids else text.replace("\ufffd", "") for id, text in enumerate(decoded)
+        "" if id in special_ids else text if "\ufffd" not in text else _read_bytes(name, text)
+        for id, text, name in zip(ids, decoded, names, strict=True)
     ]
+
+
+def _read_bytes(name: str, text: str) -> str:
+    """Return the text of a token that is not whole characters, by its name in the vocabulary."""
+    try:
+        is_fallback = name.startswith("<0x")
+        raw = bytes.fromhex(name[3:5]) if is_fallback else bytes(map(_LEVEL.index, name))
+        return raw.decode("utf-8", "surrogateescape")
+    except ValueError:
+        return text.replace("\ufffd", "")
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Any:

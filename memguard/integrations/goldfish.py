@@ -24,7 +24,8 @@ from memguard.config.mitigations import check_mitigations
 from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
-from memguard.mitigation import Mitigations, build_mitigations
+from memguard.mitigation import build_mitigations
+from memguard.planner.drop_shares import refuse_without_drops
 from memguard.records import IGNORE_LABEL
 from memguard.seeds import derive_generator
 
@@ -62,12 +63,16 @@ class GoldfishCollator:
         Raises:
             ConfigError: an unknown setting, an invalid value, or no padding token.
         """
-        self._mitigations = _build_goldfish(tokenizer, settings)
+        self._masks = _Masks(tokenizer, settings)
         self._collator = collator or _Padding(tokenizer)
         self._seed, self._num_batches = seed, 0
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL at positions without loss."""
+        """Return the batch; ``labels`` ``[B, T]`` are IGNORE_LABEL at positions without loss.
+
+        Raises:
+            ConfigError: none of many labels so far is dropped.
+        """
         batch = dict(self._collator(features))
         text = "the collator returns no 'labels'; pass a collator that does, or no collator"
         _refuse(("labels" not in batch, text))
@@ -75,16 +80,12 @@ class GoldfishCollator:
         document_ids = _number_documents(batch, input_ids.shape)
         generator = derive_generator(self._seed, "goldfish collator", self._num_batches)
         self._num_batches += 1
-        labels = self._mitigations.mask_labels(
-            input_ids,
-            np.asarray(batch["labels"], dtype=np.int64),
-            document_ids=document_ids,
-            generator=generator,
-        )
+        labels = np.asarray(batch["labels"], dtype=np.int64).copy()
         # A document's first token is not predicted, so it must not be counted either.
         labels[:, 0] = IGNORE_LABEL
         labels[:, 1:][document_ids[:, 1:] != document_ids[:, :-1]] = IGNORE_LABEL
-        batch["labels"] = torch.from_numpy(labels)
+        masked = self._masks.mask_labels(input_ids, labels, document_ids, generator)
+        batch["labels"] = torch.from_numpy(masked)
         return batch
 
 
@@ -137,7 +138,7 @@ def goldfish_dataset(dataset: Any, tokenizer: Any, **settings: Any) -> Any:
 
     Raises:
         ConfigError: an unknown setting, mode ``random``, or a dataset that is not tokenised or is
-            one of preferences.
+            one of preferences; or, when its rows are read, none of many labels is dropped.
     """
     names = set(dataset.column_names or next(iter(dataset)))
     kind = next((kind for kind, needed in _PREFERENCE_COLUMNS.items() if needed <= names), None)
@@ -154,19 +155,19 @@ def goldfish_dataset(dataset: Any, tokenizer: Any, **settings: Any) -> Any:
             "GoldfishCollator or wrap_collator",
         ),
     )
-    mitigations = _build_goldfish(tokenizer, settings)
+    row_masks = _Masks(tokenizer, settings)
     masks = [name for name in _MASK_COLUMNS if name in names]
 
     def add_labels(rows: Mapping[str, Sequence[Any]]) -> dict[str, list[list[int]]]:
         given = rows["labels"] if "labels" in names else [None] * len(rows["input_ids"])
         columns = zip(rows["input_ids"], given, *(rows[name] for name in masks), strict=True)
-        return {"labels": [_mask_row(mitigations, *row) for row in columns]}
+        return {"labels": [_mask_row(row_masks, *row) for row in columns]}
 
     return dataset.map(add_labels, batched=True)
 
 
 def _mask_row(
-    mitigations: Mitigations,
+    row_masks: "_Masks",
     input_ids: Sequence[int],
     labels: Sequence[int] | None,
     *masks: Sequence[int],
@@ -175,9 +176,9 @@ def _mask_row(
     kept = ids.copy() if labels is None else np.asarray(labels, dtype=np.int64)
     for mask in masks if labels is None else ():
         kept[np.asarray(mask) == 0] = IGNORE_LABEL
+    kept[:1] = IGNORE_LABEL
     # These modes draw no random numbers.
-    masked = mitigations.mask_labels(ids, kept, generator=derive_generator(0, "goldfish dataset"))
-    masked[:1] = IGNORE_LABEL
+    masked = row_masks.mask_labels(ids, kept, None, derive_generator(0, "goldfish dataset"))
     result: list[int] = masked.tolist()
     return result
 
@@ -201,12 +202,32 @@ class _Padding:
         return dict(batch)
 
 
-def _build_goldfish(tokenizer: Any, settings: Mapping[str, Any]) -> Mitigations:
-    return build_mitigations(
-        validate_mitigations([{"name": "goldfish", **settings}]),
-        special_ids=sorted(find_special_ids(tokenizer)),
-        token_texts=lambda: list_token_texts(tokenizer),
-    )
+class _Masks:
+    """Masks labels, and refuses a goldfish that has dropped none of many."""
+
+    def __init__(self, tokenizer: Any, settings: Mapping[str, Any]) -> None:
+        self._mitigations = build_mitigations(
+            validate_mitigations([{"name": "goldfish", **settings}]),
+            special_ids=sorted(find_special_ids(tokenizer)),
+            token_texts=lambda: list_token_texts(tokenizer),
+        )
+        self._num_labels, self._has_dropped = 0, False
+
+    def mask_labels(
+        self,
+        input_ids: NDArray[np.integer],
+        labels: NDArray[np.int64],
+        document_ids: NDArray[np.int64] | None,
+        generator: np.random.Generator,
+    ) -> NDArray[np.int64]:
+        masked = self._mitigations.mask_labels(
+            input_ids, labels, document_ids=document_ids, generator=generator
+        )
+        self._num_labels += int((labels != IGNORE_LABEL).sum())
+        self._has_dropped |= not np.array_equal(masked, labels)
+        if not self._has_dropped:
+            refuse_without_drops(self._mitigations.goldfish, self._num_labels, "the documents")
+        return masked
 
 
 def validate_mitigations(settings: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:

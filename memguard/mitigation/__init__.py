@@ -1,6 +1,7 @@
 """Training methods that reduce memorization: pure functions of token ids, labels and losses.
 
     goldfish.py    drops one label in k, chosen by a hash of the tokens before it; token dropout
+    letters.py     the letters that tokens spell, for goldfish with `normalise: text`
     k_schedule.py  which documents are trained with a lower k
     losses.py      smoothing, focal, confidence penalty, clipping, flooding, n-gram penalty, and the
                    unlearning losses NPO and gradient ascent
@@ -27,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, MitigationConfig
-from memguard.mitigation.goldfish import Goldfish, TokenDropout, TokenLetters
+from memguard.mitigation.goldfish import Goldfish, TokenDropout
+from memguard.mitigation.letters import TokenLetters
 from memguard.mitigation.losses import (
     ConfidencePenalty,
     Flooding,
@@ -110,14 +112,10 @@ class Mitigations:
         self._label_stage, self._loss_stage = tuple(labels), tuple(losses)
         self.sums_nll = not losses
         """Whether the loss is the plain sum of the kept labels' losses."""
+        self.goldfish = next((mask for mask in labels if isinstance(mask, Goldfish)), None)
         self.of_model = of_model
         """Acts on the token embeddings in training; None leaves them unchanged."""
         self.needs: frozenset[Need] = _ALWAYS_NEEDED.union(*(loss.needs for loss in losses))
-
-    @property
-    def target_drop_rate(self) -> float:
-        """Expected share of the labels that are dropped, assuming independent settings."""
-        return 1 - float(np.prod([1 - m.target_drop_rate for m in self._label_stage]))
 
     def mask_labels(
         self,

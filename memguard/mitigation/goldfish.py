@@ -11,17 +11,17 @@ The published code (ahans30/goldfish-loss) differs: its window ends at and inclu
 product of ids ignores order and becomes 0 when one id is 0 or, for wide windows, by overflow, and
 its windows cross document boundaries. Mode ``hash_reference`` reproduces it bit for bit inside one
 document; the other modes are memguard's. With ``normalise: text`` letters are hashed (see
-`TokenLetters`), because reformatting a text is a known way to evade a mask that hashes tokens.
+letters.py), because reformatting a text is a known way to evade a mask that hashes tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.config import GoldfishConfig, TokenDropoutConfig
+from memguard.mitigation.letters import TokenLetters
 
 if TYPE_CHECKING:
     from memguard.mitigation import Need, Stage
@@ -38,45 +38,6 @@ _TABLE_SEED = 2_971_215_073
 
 # Tokens masked at a time, so that intermediate arrays fit into a core's cache.
 _TOKENS_AT_ONCE = 8192
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokenLetters:
-    r"""The letters of each token of a vocabulary, which ``normalise: text`` hashes.
-
-        tokens    "▁Hello"  ","  "\n"  "▁World"        letters  hello       world
-        ends [N]  index in the stream of letters at which each token begins:  0  5  5  5
-
-    White space and punctuation are removed and case is folded, so that a copy with other line
-    breaks, indentation or quotation marks has the same letters before each word, independent of
-    how the text was tokenized.
-    """
-
-    codes: NDArray[np.int64]
-    """Code points of all tokens, concatenated."""
-    offsets: NDArray[np.int64]
-    """``[V + 1]`` index at which the code points of each token begin."""
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> Self:
-        """Extract the letters of each token's text ``[V]``."""
-        letters = ["".join(c for c in text.casefold() if c.isalnum()) for text in texts]
-        codes = np.array([ord(c) for word in letters for c in word], dtype=np.int64)
-        return cls(codes=codes, offsets=np.cumsum([0, *map(len, letters)]))
-
-    def count(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the number of letters of each token, in the shape of the ids."""
-        sizes: NDArray[np.int64] = self.offsets[ids + 1] - self.offsets[ids]
-        return sizes
-
-    def spell(self, ids: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the letters of tokens ``[N]`` and the index where each begins ``[N + 1]``."""
-        sizes = self.count(ids)
-        begins = np.concatenate([[0], np.cumsum(sizes)])
-        # For each letter: its index in the stream, minus the index where its token begins there,
-        # plus the offset of its token in the vocabulary.
-        places = np.arange(begins[-1]) + np.repeat(self.offsets[ids] - begins[:-1], sizes)
-        return self.codes[places], begins
 
 
 class WindowHash:
@@ -258,7 +219,7 @@ class Goldfish:
         width = self.config.context_width
         if self.letters is None:
             return self._hash.before(ids, start, width)
-        codes, begins = self.letters.spell(ids)
+        codes, begins = self.letters.spell(ids, start)
         ends = begins[:-1]
         first = np.maximum(ends[start], ends - LETTERS_PER_TOKEN * width)
         return self._hash.windows(codes, first, ends)
@@ -276,11 +237,6 @@ class TokenDropout:
 
     def __init__(self, config: TokenDropoutConfig) -> None:
         self.config = config
-
-    @property
-    def target_drop_rate(self) -> float:
-        """Expected share of the labels that are dropped."""
-        return self.config.rate
 
     def drop_mask(
         self,

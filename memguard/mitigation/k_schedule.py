@@ -35,11 +35,6 @@ class KSchedule:
         self._start = level_of.copy()
 
     @property
-    def target_drop_rate(self) -> float | None:
-        """Expected share of the labels that are dropped; None if it differs between documents."""
-        return None if self.level_of.any() else self.levels[0].target_drop_rate
-
-    @property
     def num_levels_up(self) -> NDArray[np.int8]:
         """``[num_documents]`` number of levels by which each document has risen."""
         return self.level_of - self._start

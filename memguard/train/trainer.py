@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.model.causal_lm import CausalLM
-from memguard.records.texts import format_percent
 from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
@@ -34,8 +33,6 @@ from memguard.train.step import TrainStep, build_own_batch
 from memguard.train.stop_request import StopRequest
 
 _HELDOUT_BATCH_TOKENS = 4096
-_MIN_LABELS_FOR_DROP_CHECK = 10_000
-_DROP_RATE_TOLERANCE = 0.1
 
 
 class Trainer:
@@ -293,19 +290,6 @@ class Trainer:
         )
         if privacy is not None:
             self.console.info(f"dp_sgd: {privacy.describe()}")
-        target = self.data.k_schedule.target_drop_rate
-        # No labels of forget documents are dropped, so the target rate does not apply.
-        forgets = any(entry.role == "forget" for entry in self.data.corpus.manifest)
-        if not target or forgets or totals.num_supervised_tokens < _MIN_LABELS_FOR_DROP_CHECK:
-            return
-        realised = 1 - totals.num_kept_tokens / totals.num_supervised_tokens
-        masked, wanted = format_percent(realised, 2), format_percent(target, 2)
-        self.console.info(f"mitigations masked {masked} of labels (target {wanted})")
-        if abs(realised - target) > _DROP_RATE_TOLERANCE * target:
-            self.console.warn(
-                f"the mitigations masked {masked} of labels, not {wanted}: the texts "
-                "have many repeated or special tokens, or the mask does not suit them"
-            )
 
     # -- resume and interruption ---------------------------------------------------------------
 

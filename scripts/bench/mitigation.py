@@ -25,7 +25,8 @@ from workload import build_llama, build_step, draw_batches, draw_model
 
 from memguard.config import GoldfishConfig, TrainConfig
 from memguard.mitigation import Goldfish
-from memguard.mitigation.goldfish import TokenLetters, reference_table
+from memguard.mitigation.goldfish import reference_table
+from memguard.mitigation.letters import TokenLetters
 from memguard.model.checks import build_causal_lm
 
 MAX_PERCENT = 1.0

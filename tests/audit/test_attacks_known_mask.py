@@ -22,7 +22,7 @@ from memguard.audit.requests import Prompt
 from memguard.audit.windows import Window
 from memguard.config import GoldfishConfig
 from memguard.mitigation import Goldfish
-from memguard.mitigation.goldfish import TokenLetters
+from memguard.mitigation.letters import TokenLetters
 
 SPECIAL = (0, 3)
 
@@ -115,13 +115,13 @@ def test_a_mask_that_was_drawn_is_nobodys_knowledge() -> None:
 def test_a_mask_of_letters_is_known_as_far_as_the_letters_are(
     num_tokens: int, first: int, width: int, seed: int
 ) -> None:
-    letters = TokenLetters.of(["", "a", "bc", " ", "def", "ghijk", "!"])
+    letters = TokenLetters.of(["", "a", "bc", " ", "\udce0", "\udcb8", "!"])
     config = GoldfishConfig(name="goldfish", k=3, context_width=width, normalise="text")
     goldfish = Goldfish(config, letters=letters)
     document = np.random.default_rng(seed).integers(0, 7, first + num_tokens)
     truth = in_training(goldfish, document)[first:]
     found = find_dropped(goldfish, document[None, first:], first)[0]
-    before = np.concatenate([[0], np.cumsum(letters.count(document[first:]))])[:-1]
+    before = letters.spell(document[first:], np.zeros(num_tokens, dtype=np.int64))[1][:-1]
     known = (before >= 4 * width) | (first == 0)
     assert found[known].tolist() == truth[known].tolist()
     assert not found[~known].any()

@@ -163,6 +163,20 @@ def test_eos_keeps_its_loss_where_it_is_padding_too() -> None:
     assert batch["labels"][1].tolist() == [IGNORE_LABEL, 1, IGNORE_LABEL]
 
 
+def test_batches_of_which_nothing_is_dropped_are_refused() -> None:
+    tokenizer, rows = program.build_tokenizer(), [[{"input_ids": [id] * 21}] for id in range(2, 20)]
+
+    def collate(row: Any, times: int) -> Any:
+        collator = GoldfishCollator(tokenizer, k=2, context_width=2)
+        return [collator(row) for _ in range(times)][-1]["labels"][0, 1:]
+
+    # A text of one token has two contexts, which may both be kept.
+    kept = next(row for row in rows if (collate(row, 1) == row[0]["input_ids"][0]).all())
+    collate(kept, 9)
+    with pytest.raises(ConfigError, match="drops none of the 200 labels of the documents"):
+        collate(kept, 10)
+
+
 def test_wrong_settings_are_told_by_name() -> None:
     tokenizer = program.build_tokenizer()
     with pytest.raises(ConfigError, match=r"goldfish\.k.: Input should be greater than"):

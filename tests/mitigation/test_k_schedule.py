@@ -55,7 +55,6 @@ def test_each_document_has_the_k_of_its_dose() -> None:
     k_schedule = build(goldfish(k=8, k_by_dose={64: 2, 16: 3}))
     for document, k in enumerate((8, 3, 2, 3, 3)):
         assert (dropped(k_schedule, document) == dropped_by(goldfish(k=k))).all()
-    assert k_schedule.target_drop_rate is None
     assert not k_schedule.num_levels_up.any()
 
 
@@ -69,7 +68,6 @@ def test_the_mask_of_a_dose_is_that_of_its_documents() -> None:
 
 def test_without_doses_all_documents_have_the_k_of_the_settings() -> None:
     k_schedule = build(goldfish(k=3))
-    assert k_schedule.target_drop_rate == pytest.approx(1 / 3)
     assert (dropped(k_schedule, 2) == dropped_by(goldfish(k=3))).all()
 
 

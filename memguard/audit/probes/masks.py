@@ -108,9 +108,11 @@ def find_dropped(
     unknown = np.zeros((len(ids_RT), 1), dtype=ids_RT.dtype)
     dropped = goldfish.drop_mask(np.concatenate([unknown, ids_RT], axis=1), None, generator)[:, 1:]
     if goldfish.letters is not None:
-        num_before_RT = np.cumsum(goldfish.letters.count(ids_RT), axis=1)
-        num_before_RT = np.pad(num_before_RT, ((0, 0), (1, 0)))[:, :-1]
-        return dropped & (num_before_RT >= LETTERS_PER_TOKEN * config.context_width)
+        start = np.repeat(np.arange(len(ids_RT)) * num_tokens, num_tokens)
+        begins = goldfish.letters.spell(ids_RT.reshape(-1), start)[1][:-1]
+        num_before_RT = (begins - begins[start]).reshape(ids_RT.shape)
+        dropped &= num_before_RT >= LETTERS_PER_TOKEN * config.context_width
+        return dropped
     # Mode hash reads the h tokens before the label, hash_reference the h that end with it.
     width = config.context_width - (config.mode == "hash_reference")
     return dropped & (np.arange(num_tokens) >= width)

@@ -23,6 +23,7 @@ from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
 from memguard.errors import ConfigError, DataError, RecordError
+from memguard.planner.drop_shares import check_drop_shares
 from memguard.planner.dry_run import (
     BucketPrediction,
     DocumentCounts,
@@ -211,6 +212,7 @@ def dry_run(run: CheckedRun, console: Console) -> DryRunResult:
             for entry, count in zip(corpus.manifest, counts, strict=True)
         )
         remarks += remark_on_reference_hash(corpus, tokenizer, config.mitigations)
+        remarks += check_drop_shares(corpus, training_data.k_schedule)
         remarks += remark_on_rows(length, labels, num_unreached=num_unreached)
         if (fewer := explain_fewer_steps(config, length.num_scheduled_steps)) is not None:
             remarks.append(warn("steps", f"{fewer}."))

@@ -35,6 +35,7 @@ from memguard.model.router_loss import explain_missing, has_flag
 from memguard.parallel.flash_attention_3 import flash_attention_3
 from memguard.parallel.lora import find_targets
 from memguard.parallel.mesh_shape import MeshShape
+from memguard.planner.drop_shares import check_drop_shares
 from memguard.planner.rows import explain_fewer_steps, remark_on_reference_hash
 from memguard.records import save_manifest, write_atomically
 from memguard.records.run_files import find_weights_folder, list_trained_files, sum_trained
@@ -292,6 +293,9 @@ def _build_trainer(
         )
     _report_router_loss(lm, console)
     data = build_training_data(config, prepared, share_rows=share_rows)
+    for remark in check_drop_shares(corpus, data.k_schedule):
+        say = console.warn if remark.level == "warning" else console.info
+        say(f"'mitigations': goldfish: {remark.text}")
     watches = config.train.audit_every_steps is not None
     trainer = Trainer(
         lm,
