@@ -443,6 +443,6 @@ def _find_worst(results: VerdictInput, decision: Decision) -> tuple[str, str]:
         low = -1.0 if row.low is None else row.low
         return row.value or 0.0, low, float(bucket.num_repetitions or 0)
 
-    # max returns the first of equal rates, and verbatim, the strongest statement, comes first.
-    bucket, risk, _ = max(rates, key=rank)
+    bucket, *_ = max(rates, key=rank)
+    risk, _ = results.tables.find_risk(bucket.bucket) or ("verbatim", None)
     return bucket.bucket, risk

@@ -13,7 +13,7 @@ from memguard.pages.columns import (
     tone_of_bucket,
 )
 from memguard.pages.page import Cell, Figure, Line, LineChart, Point, Section, Table
-from memguard.records import TRAINED, AuditReport, BucketRow, ResultRow, Tables, TestRow
+from memguard.records import RISK_NAMES, TRAINED, AuditReport, BucketRow, ResultRow, Tables, TestRow
 
 
 def build_doses(report: AuditReport) -> Section:
@@ -22,8 +22,24 @@ def build_doses(report: AuditReport) -> Section:
     return Section(
         key="dose",
         title="Extraction by number of repetitions",
-        lead=() if figure else (explain_no_chart(report),),
+        lead=tuple(filter(None, (_describe_risk(report), explain_no_chart(report)))),
         figure=figure,
+    )
+
+
+def _describe_risk(report: AuditReport) -> str:
+    """Return the risk of the documents trained most often, which comparisons show too."""
+    trained = [b for b in report.tables.buckets if b.role == "trained" and b.num_repetitions]
+    most = max(trained, key=lambda bucket: bucket.num_repetitions or 0, default=None)
+    found = report.tables.find_risk(most.bucket if most else report.verdict.bucket)
+    if found is None:
+        return ""
+    name, row = found
+    method = next((words for known, words in RISK_NAMES.items() if known == name), name)
+    documents = "the documents trained most often" if most else "the bucket of most extraction"
+    return (
+        f"Risk of {documents}: {fmt.counts(row)}, {fmt.percent(row.value)} "
+        f"({fmt.percent_range(row.ci)}, {fmt.clean_name(method)})."
     )
 
 

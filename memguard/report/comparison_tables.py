@@ -8,6 +8,7 @@ from memguard.pages.extraction_cost import Attack, list_attacks, write_attack_no
 from memguard.pages.membership import name_score
 from memguard.pages.page import Cell, Section, Table
 from memguard.records import BLIND, ComparedRun, Comparison, ResultRow
+from memguard.records.comparison import MOST_SENTENCES
 from memguard.report import seed_means as means
 from memguard.report.audit_training import describe_dropped
 from memguard.report.comparison_front import describe_unshared, show_risk
@@ -71,6 +72,7 @@ def build_headline(comparison: Comparison) -> Table:
             *filter(None, (describe_chance(comparison),)),
             *describe_left_out(comparison),
         ),
+        shown=MOST_SENTENCES,
         compact=True,
     )
 

@@ -59,6 +59,7 @@ def render_audit_card(
         _write_badge(shown.badges[0], shown.verdict.text),
         _write_tiles(shown.counts),
         _write_badge(shown.badges[1], shown.membership.text),
+        *map(Markup('<p style="margin:8px 0 0">{}</p>').format, shown.find("dose").lead),
     ]
     if shown.notices:
         text = f"{shown.count_notices()} on the page"
@@ -155,7 +156,7 @@ def _write_settings(comparison: Comparison) -> Markup:
                 for badge in point.badges
             ),
             fmt.count(point.num_findings),
-            " ".join(filter(None, (risk.text, risk.detail, risk.note))),
+            risk.text if point.risk is None else f"{risk.text} ({risk.detail}, {risk.note})",
             write_value(point.utility, comparison.utility),
         )
         for point in points

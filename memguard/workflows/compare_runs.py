@@ -6,6 +6,7 @@ from typing import Any
 
 from memguard.compare import FinishedRun, compare_runs, describe_compiled, list_comparison_rows
 from memguard.errors import ConfigError, escape_name
+from memguard.pages import formatting as fmt
 from memguard.records import Comparison, write_atomically
 from memguard.records.comparison import (
     COMPARISON,
@@ -124,7 +125,7 @@ def _headline(comparison: Comparison) -> list[str]:
     rows: list[tuple[str, ...]] = [("setting", "text", "membership", "came out", "risk", heading)]
     for point in comparison.front:
         states = (badge.state for badge in point.badges)
-        risk = "" if point.risk is None else format_percent(point.risk)
+        risk = fmt.percent(point.risk).replace(fmt.NBSP, " ")
         value = _show(point.utility, utility)
         rows.append((point.name, *states, f"{point.num_findings:,}", risk, value))
     base = comparison.mean_utility(comparison.runs[0].setting, "base")

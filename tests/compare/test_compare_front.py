@@ -18,6 +18,7 @@ from memguard.compare.front import mark_dominated
 from memguard.compare.utility import make_loss_axis
 from memguard.records import FrontPoint
 from memguard.records.comparison import find_change, list_shares
+from memguard.records.tables import choose_risk
 from memguard.report.comparison_front import describe_unshared
 
 
@@ -264,6 +265,20 @@ def test_none_extracted_is_known_no_better_than_from_the_fewest_documents(tmp_pa
     assert point.shares["verbatim"].ci == pytest.approx((0.0, 0.0881), abs=1e-4)
     alone = seeded(tmp_path / "alone", [{"beam_search": (0, 1)}])
     assert alone.risk_ci == (0.0, 1.0)
+
+
+def test_the_interval_ends_at_the_highest_end_of_all(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "a", correct=right(2), attacks={16: {"fill": (0, 5)}}, generated=False
+    )
+    point = front_of(run)["plain"]
+    assert (point.risk, point.risk_by) == (0.05, "verbatim")
+    # Two of 40 are extracted; of five attacked none is, which says less.
+    ends = (exact_ends(2, 40)[0], exact_ends(0, 5)[1])
+    assert point.risk_ci == pytest.approx(ends, rel=1e-9)
+    shares = point.shares
+    assert choose_risk({}) is None
+    assert choose_risk({"attack": shares["attack"]}) == ("attack", shares["attack"])
 
 
 def test_near_verbatim_counts_where_every_run_generated(tmp_path: Path) -> None:
