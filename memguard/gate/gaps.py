@@ -124,9 +124,10 @@ def list_gaps(report: AuditReport, documents: DocumentTable | None) -> Iterator[
     runs = {run.name: run for run in report.probe_runs}
     if missing := [name for name in named if name not in runs]:
         yield f"the settings have the probe {missing[0]}, and the report has no run of it"
-    if extra := [name for name in runs if name not in named]:
-        yield f"the report has a run of the probe {extra[0]}, and the settings have no such probe"
     ran = {name for name, run in runs.items() if run.num_documents is not None}
+    # What a limit of time left out is named as a run that did not happen, beside the probes.
+    if extra := [name for name in runs if name in ran and name not in named]:
+        yield f"the report has a run of the probe {extra[0]}, and the settings have no such probe"
     with_rows = {row.probe for row in tables.results}
     for name in sorted(ran - with_rows):
         if tables.list_metrics(name):

@@ -18,7 +18,7 @@ from memguard.pages.columns import (
     show_name,
 )
 from memguard.pages.doses import build_copies, build_dose_response, build_trends
-from memguard.pages.page import Cell, Section, Table
+from memguard.pages.page import Cell, Fact, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
 from memguard.records import NO_DOCUMENTS, AuditReport, BucketRow, Finding, ResultRow
 from memguard.records.audit import METHODS
@@ -327,6 +327,7 @@ def build_findings(report: AuditReport) -> Section:
         short_title="Findings",
         lead=(report.describe_findings(), *_list_finding_notes(report)),
         tables=(table,) if findings else (),
+        brief=(Fact("", report.describe_findings()),),
     )
 
 
