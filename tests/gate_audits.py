@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
-from bundle_examples import seal_audit
+from bundle_examples import make_counts, seal_audit
 from pyarrow import parquet
-from report_examples import make_counts, make_green
 from result_examples import change_rows, change_tables, make_metric, make_tables, rate_row
 
 from memguard import records as r
@@ -69,15 +68,16 @@ def make_attacked(
     ]
     report = change_rows(change_tables(report, buckets=buckets), add=rows)
     probes = [{"name": "extraction"}, {"name": "attacks", "max_documents_per_bucket": sample}]
-    runs = [run for run in base.probe_runs if run.name == "extraction"]
-    runs.append(runs[0].model_copy(update={"name": "attacks"}))
+    runs = [
+        r.ProbeRun(name=name, version=1, num_documents=40, reason_not_run=None)
+        for name in ("extraction", "attacks")
+    ]
     trained = [pair for bucket, pair in counts.items() if bucket != "control"]
     number, matched = (sum(pair[place] for pair in trained) for place in (1, 0))
-    verdict = make_green(trained=make_counts(matched, number))
-    if matched:
-        verdict = verdict.model_copy(update={"level": "extracted", "reason": "too-few"})
-    elif number < MIN_TRAINED:
-        verdict = verdict.model_copy(update={"level": "inconclusive", "reason": "too-few"})
+    level = "none-found" if number >= MIN_TRAINED else "inconclusive"
+    values = {"level": "extracted" if matched else level, "trained": make_counts(matched, number)}
+    values |= {"test": None, "reason": None if values["level"] == "none-found" else "too-few"}
+    verdict = base.verdict.model_copy(update=values)
     changes = {"method": report.method.model_copy(update={"probes": probes}), "verdict": verdict}
     return report.model_copy(update={**changes, "probe_runs": runs, "num_findings": matched})
 

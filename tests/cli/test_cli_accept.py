@@ -6,11 +6,10 @@ from pathlib import Path
 import pyarrow
 import pytest
 import yaml
-from bundle_examples import seal_audit
+from bundle_examples import make_report, seal_audit
 from cli_examples import run_cli
 from gate_audits import hash_text, make_attacked, write_audit
 from pyarrow import parquet
-from report_examples import make_report
 
 from memguard.gate.triage import load_triage
 from memguard.records.audit_files import load_audit_files, load_audit_report
@@ -22,7 +21,7 @@ BY = ("--by", "A. Writer", "--reason", "a licence, which is public")
 def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An audit of which r4-0, r4-1 and r4-2 came out; the first two have one text."""
     monkeypatch.chdir(tmp_path)
-    report = make_attacked({"control": (0, 40), "r4": (3, 40)}, 40, make_report())
+    report = make_attacked({"control": (0, 40), "r4": (3, 40)}, 40, make_report("7a" * 32))
     return write_audit(
         Path("audit"), report, text=lambda bucket, number: f"{bucket} {max(number, 1)}"
     )
