@@ -32,8 +32,10 @@ def write_decision(
     decisive = [judgement for judgement in judgements if judgement.outcome == outcome]
     came_out = _say_came_out(num_out, num_accepted)
     if outcome == "fail":
-        return f"Do not release: {came_out if num_out else _name_failed(decisive, report)}."
-    if outcome == "inconclusive":
+        is_why = (num_out or 0) > num_accepted and any(_is_of_text(one, report) for one in decisive)
+        start = f"Do not release: {came_out if is_why else _name_failed(decisive, report)}"
+        came_out = "" if is_why else came_out
+    elif outcome == "inconclusive":
         parts = dict.fromkeys(describe_needed(judgement, report) for judgement in decisive)
         start = f"Not decided: {_list_first(list(parts))}"
     elif outcome == "cannot-be-judged":
@@ -46,6 +48,12 @@ def write_decision(
     if outcome == "pass":
         sentences.append(_say_not_run(report))
     return " ".join(f"{sentence}." for sentence in sentences)
+
+
+def _is_of_text(judgement: Judgement, report: AuditReport) -> bool:
+    """Return whether it judges what can be extracted: findings, the verdict or a trained bucket."""
+    bucket = report.tables.find_bucket(judgement.bucket)
+    return judgement.metric is None or (bucket is not None and bucket.role in TRAINED_ROLES)
 
 
 def _say_came_out(number: int | None, num_accepted: int) -> str:

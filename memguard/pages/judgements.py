@@ -124,15 +124,13 @@ def write_contrast(result: GateResult) -> str:
     """Return the sentence for a gate that passes although the verdict alarms; "" otherwise."""
     if result.outcome != "pass" or result.level == "none-found":
         return ""
-    level = LEVEL_NAMES[result.level]
+    why = "trained documents were extracted, within the limits of the policy"
     if result.level == "inconclusive":
-        return (
-            f"The gate passes, but the verdict of the audit is '{level}': the audit could not show "
-            "that nothing is extracted. The policy allows this verdict."
-        )
+        why = "the audit could not show that nothing is extracted, which the policy allows"
+    level = LEVEL_NAMES[result.level]
     return (
-        f"The gate passes, but the verdict of the audit is '{level}': trained documents were "
-        "extracted, within the limits of the policy. Read both before you sign."
+        f"The gate passes, but the verdict of the audit is '{level}': {why}. Read both before you "
+        "sign."
     )
 
 

@@ -90,6 +90,21 @@ def test_accepted_findings_stay_counted_and_expired_ones_are_open_again(
     assert "1 accepted until a day that has passed" in later.judgements[0].sentence
 
 
+def test_the_decision_names_what_fails_if_every_document_is_accepted(
+    audited: Audited, tmp_path: Path
+) -> None:
+    accept(tmp_path, 0, *(write_entry(hash_text(f"r64 {number}")) for number in range(3)))
+    rule = {"metric": "verbatim", "probe": "extraction", "on": "r64", "at_most": 0.1}
+    policy = {"gate": [rule], "triage": str(tmp_path / "triage.yaml")}
+    assert judge_audit(audited, read_policy(policy)).decision == (
+        "Do not release: 'extraction verbatim on documents trained 64 times at most 10 %' is not "
+        "kept. 3 documents can be extracted (3 accepted), listed in findings.csv."
+    )
+    # A limit on something else is named, and the open documents beside it.
+    other = judge_audit(audited, read_policy({"gate": [{"metric": "epsilon", "at_most": 0.1}]}))
+    assert "Do not release: 'epsilon at most 0.1' is not kept. 3 documents can" in other.decision
+
+
 def test_a_triage_never_changes_a_rate(audited: Audited, tmp_path: Path) -> None:
     accept(tmp_path, 3, write_entry(FIRST))
     rule = {"metric": "near_verbatim", "probe": "extraction", "at_most": 0.1}
