@@ -185,7 +185,7 @@ def write_settings(comparisons: Sequence[Comparison]) -> str:
             "",
             *rows,
             "",
-            f"**{recommendation.sentence}**",
+            f"**{recommendation.describe()}**",
             "",
             f"Rule: {recommendation.rule}",
         ]
@@ -198,7 +198,7 @@ def write_another_seed(options: argparse.Namespace, before: Comparison) -> str:
     if options.another_seed in seeds:
         raise SystemExit(f"seed {options.another_seed} is one of the study's own: {seeds}")
     after = run_sweep(options, None, [*seeds, options.another_seed])
-    sentence = after.recommendation.sentence
+    sentence = after.recommendation.describe()
     return f"With seed {options.another_seed} added: {sentence}"
 
 

@@ -16,7 +16,9 @@ from memguard.audit.statistics import compute_mean
 from memguard.compare import compare_runs
 from memguard.compare.front import mark_dominated
 from memguard.compare.utility import make_loss_axis
+from memguard.pages.doses import build_doses
 from memguard.records import FrontPoint
+from memguard.records.audit_files import load_audit_report
 from memguard.records.comparison import find_change, list_shares
 from memguard.records.tables import choose_risk
 from memguard.report.comparison_front import describe_unshared
@@ -276,6 +278,13 @@ def test_the_interval_ends_at_the_highest_end_of_all(tmp_path: Path) -> None:
     # Two of 40 are extracted; of five attacked none is, which says less.
     ends = (exact_ends(2, 40)[0], exact_ends(0, 5)[1])
     assert point.risk_ci == pytest.approx(ends, rel=1e-9)
+    # The report of the run has the same risk.
+    report = load_audit_report(run.folder / "audit")
+    name, risk = report.tables.find_risk("x16")
+    assert (name, risk.value, *risk.ci) == (point.risk_by, point.risk, *point.risk_ci)
+    said = build_doses(report).lead[0].replace("\xa0", " ")
+    assert said.startswith("Risk of the documents trained most often: 2 of 40, 5.0 % (0.61–")
+    assert said.endswith("52.2 %, verbatim).")
     shares = point.shares
     assert choose_risk({}) is None
     assert choose_risk({"attack": shares["attack"]}) == ("attack", shares["attack"])

@@ -104,6 +104,17 @@ def test_the_result_is_on_the_first_screen(
     assert 100 < seen["words"] <= 1200, "few words are visible before a click"
 
 
+@pytest.mark.parametrize("num_settings", [6, 40])
+def test_a_comparison_begins_with_few_words(
+    num_settings: int, browser: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "comparison.html"
+    page = render_comparison(comparisons.make_sweep(num_settings, 3))
+    file.write_text(page, encoding="utf-8")
+    words = "document.body.innerText.split(/\\s+/).length"
+    assert 100 < browser.open(file).evaluate(words) <= 600
+
+
 def test_no_table_scrolls_sideways_on_a_tablet(path: Path, browser: Browser) -> None:
     page = browser.open(path, width=768, height=1024)
     page.evaluate(OPEN)
