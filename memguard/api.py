@@ -211,7 +211,7 @@ def compare(
         >>> from memguard import api
         >>> result = api.compare(["runs/plain", "runs/goldfish"])
         >>> print(result.verdict)
-        >>> result.to_pandas()[["name", "risk", "utility"]]
+        >>> result.to_pandas()[["name", "risk", "risk_low", "risk_high", "utility"]]
     """
     from memguard.workflows.compare import CompareRequest
     from memguard.workflows.compare import compare as compare_request
