@@ -86,7 +86,8 @@ class Counted:
             "documents trained": of_bucket,
             "documents of '": of_bucket,
             "trained document": {(self.num_trained, total)},
-            "trained documents": {(self.num_trained, total), *by_attack, *count(trained_N, out_N)},
+            "trained documents": {(self.num_trained, total), *by_attack}
+            | count(trained_N, out_N, out_N | attack_N),
             "unseen": count(control_N, out_N, out_N | attack_N)
             | count(control_N & tried_N, attack_N),
             "control documents": count(control_N, near_N),
