@@ -82,7 +82,7 @@ def test_byte_order_mark_line_ends_and_blank_lines(tmp_path):
     (tmp_path / "x.csv").write_bytes(codecs.BOM_UTF8 + b'text,n\r\n"a\r\nb",1\r\n\r\nc,2\r\n')
     assert [d.text for d in load(tmp_path / "x.csv").documents] == ["a\r\nb", "c"]
     (tmp_path / "x.txt").write_bytes(codecs.BOM_UTF8 + b"a\r\nb")
-    assert [d.text for d in load(tmp_path / "x.txt").documents] == ["a\nb"]
+    assert [d.text for d in load(tmp_path / "x.txt").documents] == ["a\r\nb"]
 
 
 def test_one_line_of_five_megabytes(tmp_path):

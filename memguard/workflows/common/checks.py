@@ -78,7 +78,7 @@ def check_paths(
         if model is not None:
             check_name(model, setting, ModelError)
     no_documents = [
-        f"'{setting}': there is no file or folder '{shorten(source, MAX_PATH)}'"
+        f"'{setting}': {sources.describe_missing(source)}"
         for setting, given in documents.items()
         for source in given
         if sources.is_missing(source)
