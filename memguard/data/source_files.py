@@ -75,6 +75,23 @@ def expand_pattern(source: str) -> list[str]:
     return [match for match in dict.fromkeys(matches) if not match.startswith(folders)]
 
 
+def list_files(source: str) -> Iterator[Path]:
+    """Yield the local files that a source may read, sorted; none of other sources.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    for path in expand_pattern(source):
+        place = os.path.expanduser(path)
+        # Unlike Path, os.path returns False for names that are too long to be a path, such as
+        # 'docstrings:' with a hundred packages.
+        if os.path.isfile(place):
+            yield Path(place)
+        elif os.path.isdir(place):
+            files = (Path(place, name) for name in sorted(_walk(Path(place))))
+            yield from filter(os.path.isfile, files)  # no FIFO, whose reading may never end
+
+
 def find_files(source: str, *, setting: str) -> Iterator[FoundFiles]:
     """Yield what is read of a path that exists, in an order that depends on names only.
 
