@@ -1,4 +1,5 @@
 import codecs
+import gzip
 import json
 from pathlib import Path
 
@@ -302,10 +303,36 @@ def test_unknown_columns_are_named(tmp_path):
         load(file)
 
 
-def test_first_row_of_a_csv_file_without_header_is_not_quoted(tmp_path):
-    (tmp_path / "x.csv").write_text("7,what nobody else may see,x\n8,b,y\n")
-    with pytest.raises(DataError, match=r"its columns are 7, \(24 characters\), x\."):
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz", "x.jsonl"])
+@pytest.mark.parametrize("settings", [{}, {"columns": {"text": "body"}}, {"format": "alpaca"}])
+def test_first_row_of_a_file_without_header_is_not_quoted(tmp_path, name, settings):
+    secrets = ("Jane Doe", "078-05-1120", "jane.doe@mail", "4 Elm Street")
+    if name == "x.jsonl":
+        write_jsonl(tmp_path / name, dict.fromkeys(secrets, "x"))
+    else:
+        lines = f"{','.join(secrets)},Smith\na,b,c,d,e\n".encode()
+        (tmp_path / name).write_bytes(lines if name == "x.csv" else gzip.compress(lines))
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / name, **settings)
+    message = str(caught.value).replace(str(tmp_path), "")
+    assert not any(word in message for word in ("Jane", "Smith", "jane", "078", "Elm"))
+    num = 4 if name == "x.jsonl" else 5
+    assert f"its {num} columns have no usual name" in message
+    if settings:
+        assert (
+            f"needs the column '{settings.get('columns', {'text': 'instruction'})['text']}'"
+            in message
+        )
+
+
+def test_columns_of_a_csv_file_with_a_usual_name_are_quoted(tmp_path):
+    (tmp_path / "x.csv").write_text("id,Question,what to say\n1,a,b\n")
+    with pytest.raises(DataError, match=r"its columns are id, Question, \(11 characters\)\."):
         load(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("frage,antwort\na,b\n")
+    columns = {"prompt": "frage", "completion": "reply"}
+    with pytest.raises(DataError, match=r"'reply'; its columns are frage, antwort\."):
+        load(tmp_path / "x.csv", columns=columns)
 
 
 def test_empty_rows_are_counted(tmp_path):
