@@ -123,8 +123,8 @@ def make_table(documents: Any, *, name: str) -> Table:
     """
     kind = type(documents).__name__
     if kind == "Dataset" and hasattr(documents, "select_columns"):
-        file = NamedFile(path=Path(name), name=name, shown=name)
-        return wrap_dataset(documents, file=file, origin=name, setting=name)
+        file = NamedFile(path=Path(name), name=name, origin=name, shown=name, setting=name)
+        return wrap_dataset(documents, file)
     if isinstance(documents, Sequence) and all(isinstance(text, str) for text in documents):
         texts = tuple(documents)
 

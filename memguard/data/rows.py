@@ -19,8 +19,6 @@ from memguard.data.formats import Layout, list_names
 
 Format = Literal["text", "messages", "prompt_completion"]
 _LARGEST_ID = 2**31 - 1
-_LARGEST_EXACT = 2**53
-"""Beyond it neighbouring whole numbers are one number of floating point."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +60,12 @@ def read_name(value: Any, column: str) -> str | None:
     """Return an id or a source; None if the cell is empty. Whole numbers have no decimal point.
 
     Raises:
-        UnusableRow: it is neither a string nor a number; or a number that is not exact.
+        UnusableRow: it is neither a string nor a number.
     """
     if value is None or value == "" or value != value:
         return None
     if isinstance(value, float) and value.is_integer():
-        # A column of whole numbers with empty cells becomes one of floating point in pandas.
-        if abs(value) > _LARGEST_EXACT:
-            raise UnusableRow(f"whose '{column}' is a rounded number (write it as a string)")
-        value = int(value)
+        value = int(value)  # pandas makes floats of whole numbers with empty cells
     if isinstance(value, (dict, list, bytes, bool)):
         raise UnusableRow(f"whose '{column}' is neither a string nor a number")
     return _check_unicode(str(value), column)
@@ -220,17 +215,16 @@ def strip_stanford(prompt: str) -> str:
 
     All prompts share the text around them, which makes no two documents near-duplicates.
     """
-    for preamble in (_PREAMBLE + _WITH_INPUT + _TASK, _PREAMBLE + _TASK):
-        rest = prompt.removeprefix(preamble)
-        task = rest.removesuffix("\n").removesuffix(_RESPONSE)
-        if rest == prompt or len(rest) - len(task) < len(_RESPONSE):
-            continue
-        instruction, mark, input = task.partition(_INPUT)
-        if _WITH_INPUT not in preamble:
-            return task
-        if mark:
-            return "\n".join(part for part in (instruction, input) if part)
-    return prompt
+    has_input = prompt.startswith(_PREAMBLE + _WITH_INPUT)
+    start = _PREAMBLE + _WITH_INPUT * has_input + _TASK
+    task = prompt.removesuffix("\n")[len(start) :]
+    if not prompt.startswith(start) or not task.endswith(_RESPONSE):
+        return prompt
+    task = task.removesuffix(_RESPONSE)
+    instruction, mark, input = task.partition(_INPUT)
+    if not has_input:
+        return task
+    return "\n".join(part for part in (instruction, input) if part) if mark else prompt
 
 
 def read_instruction_row(

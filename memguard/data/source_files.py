@@ -1,27 +1,23 @@
 """Finds the files of sources, and gives each the name that begins the ids of its rows.
 
-    x.jsonl d/*.jsonl    the file; the files that match, in the order of their names
-    folder               its tables; if it has none, its text files; hidden files are left out
-    save_to_disk folder  the dataset, as one part
-
-A folder is read whole: one that also holds documents in files that are not read is refused, and
-files of other types are named in a note. A README or a licence beside tables is no document.
-
     given                                   names, which are unique among all sources
     x.jsonl                                 x
     2023/x.jsonl, 2024/x.jsonl              2023/x, 2024/x
     folder with x.jsonl, x.csv, sub/y.csv   x.jsonl, x.csv, sub/y
+
+A folder gives its tables, or its text files if it has no table; hidden files are left out. It is
+refused if it also holds documents in files that would not be read; files of other types are named
+in a note. A README or a licence beside tables is no document.
 """
 
+import dataclasses
 import glob
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from memguard.data.parsers import UnusableSource, explain_failures
 from memguard.data.table_files import (
@@ -37,29 +33,15 @@ _SAVED_MARKS = ("dataset_info.json", "state.json", "dataset_dict.json")
 _SPLITS = {"train": "train", "test": "test", "eval": "test", "dev": "validation"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
 )
+# Files that are not read, although they are likely to hold documents.
 _UNREAD_DATA = re.compile(
-    r"\.(tsv|gz|zst|xz|bz2|lz4|zip|7z|tar|tgz|arrow|feather|npz|xlsx?|orc|avro)", re.IGNORECASE
+    r".*\.(tsv|gz|zst|xz|bz2|lz4|zip|7z|tar|tgz|arrow|feather|npz|xlsx?|orc|avro)", re.IGNORECASE
 )
-"""Suffixes of files that are likely to hold documents, and are not read."""
 _ABOUT = re.compile(
-    r"(readme|licen[cs]e|notice|changelog|contributing|citation|requirements)([^a-z].*)?",
+    r"(.*/)?(readme|licen[cs]e|notice|changelog|contributing|citation|requirements)([^a-z/][^/]*)?",
     re.IGNORECASE,
 )
-"""Text files beside tables that hold no documents."""
 _ROW = re.compile(r"-\d{6,}$")
-"""End of the id of a row."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundFiles:
-    """What of a source is read together, as one table."""
-
-    kind: Literal["table", "texts", "saved", "hub", "docstrings"]
-    files: Sequence[NamedFile]
-    origin: str
-    """Short name of the source, never a full path, since it is written into manifests."""
-    note: str = ""
-    """What of the folder is not read; empty: nothing is left out."""
 
 
 def expand_pattern(source: str) -> list[str]:
@@ -70,9 +52,9 @@ def expand_pattern(source: str) -> list[str]:
     path = os.path.expanduser(source)
     if not glob.has_magic(path) or os.path.lexists(path):
         return [source]
-    matches = sorted(match.rstrip("/") for match in glob.iglob(path, recursive=True))
+    matches = sorted({match.rstrip("/") for match in glob.iglob(path, recursive=True)})
     folders = tuple(f"{match}/" for match in matches if os.path.isdir(match))
-    return [match for match in dict.fromkeys(matches) if not match.startswith(folders)]
+    return [match for match in matches if not match.startswith(folders)]
 
 
 def list_files(source: str) -> Iterator[Path]:
@@ -81,19 +63,18 @@ def list_files(source: str) -> Iterator[Path]:
     Raises:
         OSError: a folder cannot be read.
     """
-    for path in expand_pattern(source):
-        place = os.path.expanduser(path)
+    for path in map(os.path.expanduser, expand_pattern(source)):
         # Unlike Path, os.path returns False for names that are too long to be a path, such as
         # 'docstrings:' with a hundred packages.
-        if os.path.isfile(place):
-            yield Path(place)
-        elif os.path.isdir(place):
-            files = (Path(place, name) for name in sorted(_walk(Path(place))))
-            yield from filter(os.path.isfile, files)  # no FIFO, whose reading may never end
+        if os.path.isfile(path):
+            yield Path(path)
+        elif os.path.isdir(path):
+            inside = (Path(path, name) for name in sorted(_walk(Path(path))))
+            yield from filter(os.path.isfile, inside)  # no FIFO, whose reading may never end
 
 
-def find_files(source: str, *, setting: str) -> Iterator[FoundFiles]:
-    """Yield what is read of a path that exists, in an order that depends on names only.
+def find_files(source: str, *, setting: str) -> Iterator[NamedFile]:
+    """Yield the files of a path that exists, in an order that depends on names only.
 
     ``setting`` names the source in errors.
 
@@ -101,43 +82,38 @@ def find_files(source: str, *, setting: str) -> Iterator[FoundFiles]:
         DataError: it cannot be examined, is of an unknown type, or holds what would be left out.
     """
     path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
-    suffix = find_suffix(path.name).lower()
-    name = path.name[: len(path.name) - len(suffix)]
     with explain_failures(setting, shown):
-        file = NamedFile(path=path, name=name, shown=shown)
         if path.is_dir():
-            yield from _look_into(file, setting)
-        elif suffix:
-            kind: Literal["table", "texts"] = "texts" if suffix in TEXT_SUFFIXES else "table"
-            yield FoundFiles(kind=kind, files=[file], origin=path.name)
+            origin = path.resolve().name
+            check_name(origin, setting, DataError)
+            folder = NamedFile(
+                path=path, name=origin, origin=origin, shown=shown, setting=setting, kind="saved"
+            )
+            is_saved = any((path / mark).is_file() for mark in _SAVED_MARKS)
+            yield from [folder] if is_saved else _look_into(folder)
+        elif suffix := find_suffix(path.name):
+            name = path.name[: -len(suffix)]
+            yield NamedFile(path=path, name=name, origin=path.name, shown=shown, setting=setting)
         else:
             raise UnusableSource(f"has an unknown file type; supported are {KNOWN_SUFFIXES}")
 
 
-def _look_into(folder: NamedFile, setting: str) -> Iterator[FoundFiles]:
-    origin = folder.path.resolve().name
-    check_name(origin, setting, DataError)
-    if any((folder.path / mark).is_file() for mark in _SAVED_MARKS):
-        named = NamedFile(path=folder.path, name=origin, shown=folder.shown)
-        yield FoundFiles(kind="saved", files=[named], origin=origin)
-        return
+def _look_into(folder: NamedFile) -> Iterator[NamedFile]:
     inside = sorted(_walk(folder.path))
     for name in inside:
-        check_name(name, setting, DataError)
-        with explain_failures(setting, f"{folder.shown}/{name}"):
+        check_name(name, folder.setting, DataError)
+        with explain_failures(folder.setting, f"{folder.shown}/{name}"):
             refuse_endless(folder.path / name)
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
     texts = [name for name in inside if name.lower().endswith(TEXT_SUFFIXES)]
-    others = [n for n in inside if not find_suffix(n) and not _ABOUT.fullmatch(Path(n).name)]
-    if not tables and not texts:
-        held = f", but {_count(others)}" if others else ""
+    taken = tables or texts
+    others = [name for name in inside if name not in set(taken) and not _ABOUT.fullmatch(name)]
+    lost = [name for name in others if name in set(texts) or _UNREAD_DATA.fullmatch(name)]
+    if not taken:
+        held = f", but {_count(others)}" * bool(others)
         raise UnusableSource(f"has no file that ends in one of {KNOWN_SUFFIXES}{held}")
-    lost = [name for name in others if _UNREAD_DATA.fullmatch(Path(name).suffix)]
-    if tables:
-        lost += [name for name in texts if not _ABOUT.fullmatch(Path(name).name)]
     if lost:
-        read = (tables or texts)[0]
-        example = f"{glob.escape(folder.shown)}/*{find_suffix(read)}"
+        example = f"{glob.escape(folder.shown)}/*{find_suffix(taken[0])}"
         raise UnusableSource(
             f"holds {_count(lost)} that would not be read beside its "
             f"{'tables' if tables else 'texts'}: convert or move what you need, or name the files "
@@ -147,13 +123,15 @@ def _look_into(folder: NamedFile, setting: str) -> Iterator[FoundFiles]:
     splits = sorted({_SPLITS[word] for word in words if word in _SPLITS})
     if len(splits) > 1:
         raise UnusableSource(f"holds the splits {', '.join(splits)}; name the files you mean")
-    note = _count(others) if others else ""
-    for name in tables:
-        file = _inside(folder, name, name[: -len(find_suffix(name))])
-        yield FoundFiles(kind="table", files=[file], origin=origin, note=note)
-    if not tables:
-        files = [_inside(folder, name, name) for name in texts]
-        yield FoundFiles(kind="texts", files=files, origin=origin, note=note)
+    for name in taken:
+        yield dataclasses.replace(
+            folder,
+            path=folder.path / name,
+            name=name[: -len(find_suffix(name))] if tables else name,
+            shown=f"{folder.shown}/{name}",
+            kind="file",
+            note=_count(others) if others else "",
+        )
 
 
 def _walk(path: Path) -> Iterator[str]:
@@ -165,15 +143,12 @@ def _walk(path: Path) -> Iterator[str]:
     seen = set[str]()
     for folder, folders, files in os.walk(path, onerror=stop, followlinks=True):
         real = os.path.realpath(folder)
-        folders[:] = sorted(n for n in folders if not n.startswith(".") and real not in seen)
-        for name in files if real not in seen else ():
-            if not name.startswith("."):
+        is_new = real not in seen
+        folders[:] = sorted(name for name in folders if is_new and not name.startswith("."))
+        for name in files:
+            if is_new and not name.startswith("."):
                 yield Path(folder, name).relative_to(path).as_posix()
         seen.add(real)
-
-
-def _inside(folder: NamedFile, name: str, stem: str) -> NamedFile:
-    return NamedFile(path=folder.path / name, name=stem, shown=f"{folder.shown}/{name}")
 
 
 def _count(names: Sequence[str]) -> str:
@@ -205,38 +180,32 @@ def refuse_endless(path: Path) -> None:
         )
 
 
-def locate(file: NamedFile) -> Path:
-    """Return the whole path of a file, which two files do not share; links are not followed."""
-    return Path(os.path.abspath(file.path))
+def name_files(files: Iterable[NamedFile]) -> dict[str, str]:
+    """Return a name for the place of each file, such that no two files make the same id.
 
-
-def name_files(files: Iterable[NamedFile]) -> dict[Path, str]:
-    """Return a name for each path that no other has, and whose rows have no other's ids.
-
-    A file keeps its own name where it can; else it gets its suffix or more of its path, until the
-    names differ.
+    A file keeps its own name where it can; else it gets its suffix or more of its path.
     """
-    own = {locate(file): file.name for file in files}
+    own = {file.place: file.name for file in files}
     level = dict.fromkeys(own, 0)
     while True:
-        names = {path: _name(path, name, level[path]) for path, name in own.items()}
+        names = {place: _name(place, name, level[place]) for place, name in own.items()}
         count = Counter(names.values())
+        # The text of a file x-000001 has the id of row 1 of x.
         clashing = [
-            path
-            for path, name in names.items()
+            place
+            for place, name in names.items()
             if count[name] > 1 or (_ROW.search(name) and _ROW.sub("", name) in count)
         ]
         if not clashing:
             return names
-        for path in clashing:
-            level[path] += 1
+        for place in clashing:
+            level[place] += 1
 
 
-def _name(path: Path, name: str, level: int) -> str:
+def _name(place: str, name: str, level: int) -> str:
     if level == 0:
         return name
-    parts = path.as_posix().split("/")
-    num = name.count("/") + 1 + level // 2
+    parts, num = place.split("/"), name.count("/") + 1 + level // 2
     end = "/".join(parts[-num:])
     has_suffix = level % 2 == 1 or num > len(parts)
     return end if has_suffix else end[: len(end) - len(find_suffix(end))]

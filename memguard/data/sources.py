@@ -33,22 +33,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from memguard.data.parsers import explain_failures
-from memguard.data.source_files import (
-    FoundFiles,
-    expand_pattern,
-    find_files,
-    locate,
-    name_files,
-    refuse_endless,
-)
+from memguard.data.source_files import expand_pattern, find_files, name_files, refuse_endless
 from memguard.data.table_files import (
     NamedFile,
     Table,
     find_suffix,
+    read_file,
     read_hub,
     read_saved,
-    read_table,
-    read_texts,
 )
 from memguard.errors import MAX_PATH, DataError, check_name, shorten
 from memguard.records import write_atomically
@@ -63,7 +55,7 @@ _HUB_ID = re.compile(
 def read_sources(
     sources: Sequence[str | Table], *, beside: Sequence[str] = (), setting: str, cache_dir: Path
 ) -> Iterator[Table]:
-    """Yield the tables of sources in their order, each in one that depends on names only.
+    """Yield the tables of sources; the order of those of a source depends on names only.
 
     No two files give rows the same made ids, those of the sources ``beside`` included. ``setting``
     names the sources in errors, ``cache_dir`` is for derived sources.
@@ -72,94 +64,79 @@ def read_sources(
         DataError: a source is missing, not readable, invalid or of an unknown type; or a file is
             named twice.
     """
-    found: list[Table | FoundFiles] = []
+    found: list[Table | NamedFile] = []
     for source in sources:
         found += [source] if isinstance(source, Table) else _find(source, setting)
-    files = [file for part in found if not isinstance(part, Table) for file in part.files]
-    count = Counter(map(locate, files))
-    twice = next((file for file in files if count[locate(file)] > 1), None)
+    files = [file for file in found if isinstance(file, NamedFile)]
+    count = Counter(file.place for file in files)
+    twice = next((file.shown for file in files if count[file.place] > 1), None)
     if twice is not None:
-        raise DataError(f"'{setting}' names '{twice.shown}' twice: remove one of the two.")
+        raise DataError(f"'{setting}' names '{twice}' twice: remove one of the two.")
     for other in beside:
         with suppress(DataError):  # It is reported when this source is read.
-            files += [file for part in _find(other, setting) for file in part.files]
+            files += _find(other, setting)
     names = name_files(files)
-    for part in found:
-        if isinstance(part, Table):
-            yield part
+    for table in found:
+        if isinstance(table, Table):
+            yield table
             continue
-        named = [dataclasses.replace(file, name=names[locate(file)]) for file in part.files]
-        with explain_failures(setting, named[0].shown):
-            table = _read(part, named, setting, cache_dir)
-        yield dataclasses.replace(table, note=part.note)
+        with explain_failures(setting, table.shown):
+            read = _read(dataclasses.replace(table, name=names[table.place]), cache_dir)
+        yield dataclasses.replace(read, note=table.note)
 
 
-def _find(source: str, setting: str) -> Iterator[FoundFiles]:
+def _find(source: str, setting: str) -> Iterator[NamedFile]:
     if source.startswith(_DOCSTRINGS):
-        file = NamedFile(path=Path(source), name="docstrings", shown=source)
-        yield FoundFiles(kind="docstrings", files=[file], origin="docstrings")
+        name = "docstrings"
+        yield NamedFile(
+            path=Path(source), name=name, origin=name, shown=source, setting=setting, kind=name
+        )
         return
     check_source(source, setting=setting)
-    if is_missing(source):
-        raise DataError(f"'{setting}': {describe_missing(source)}. Correct the path.")
+    if missing := describe_missing(source):
+        raise DataError(f"'{setting}': {missing}. Correct the path.")
     for path in expand_pattern(source):
         check_name(path, setting, DataError)
         with explain_failures(setting, shorten(path, MAX_PATH)):
             exists = Path(os.path.expanduser(path)).exists()
         if not exists and (match := _HUB_ID.fullmatch(path)):
-            file = NamedFile(path=Path(path), name=match["id"].rsplit("/", 1)[-1], shown=path)
-            yield FoundFiles(kind="hub", files=[file], origin=path)
-            continue
-        for part in find_files(path, setting=setting):
-            yield part if path == source else dataclasses.replace(part, origin=Path(source).name)
-
-
-def _read(part: FoundFiles, files: Sequence[NamedFile], setting: str, cache_dir: Path) -> Table:
-    file = files[0]
-    match part.kind:
-        case "docstrings":
-            built = build_docstring_file(file.shown.removeprefix(_DOCSTRINGS).split(","), cache_dir)
-            table = read_table(
-                dataclasses.replace(file, path=built), origin=part.origin, setting=setting
+            name = match["id"].rsplit("/", 1)[-1]
+            yield NamedFile(
+                path=Path(path), name=name, origin=path, shown=path, setting=setting, kind="hub"
             )
-            return dataclasses.replace(table, format="text")
-        case "texts":
-            return read_texts(files, origin=part.origin, setting=setting)
+            continue
+        for file in find_files(path, setting=setting):
+            yield file if path == source else dataclasses.replace(file, origin=Path(source).name)
+
+
+def _read(file: NamedFile, cache_dir: Path) -> Table:
+    match file.kind:
+        case "docstrings":
+            names = file.shown.removeprefix(_DOCSTRINGS).split(",")
+            built = dataclasses.replace(file, path=build_docstring_file(names, cache_dir))
+            return dataclasses.replace(read_file(built), format="text")
         case "saved":
-            return read_saved(file, part.origin, setting)
-        case "hub":
-            match = _HUB_ID.fullmatch(file.shown)
-            assert match is not None, "`_find` matched it"
-            return read_hub(file, match, setting)
+            return read_saved(file)
+        case "hub" if match := _HUB_ID.fullmatch(file.shown):
+            return read_hub(file, match)
         case _:
-            return read_table(file, origin=part.origin, setting=setting)
-
-
-def is_missing(source: str) -> bool:
-    """Return whether a source is a path, or a pattern of paths, that does not exist.
-
-    Hub ids and ``docstrings:`` pass.
-    """
-    if source.startswith(_DOCSTRINGS):
-        return False
-    path = Path(os.path.expanduser(source))
-    try:
-        if source and path.exists():
-            return False
-    except OSError:
-        return False  # The path cannot be examined; reading it reports the reason.
-    paths = expand_pattern(source)
-    if paths != [source]:
-        return not paths
-    return bool(find_suffix(path.name)) or not _HUB_ID.fullmatch(source)
+            return read_file(file)
 
 
 def describe_missing(source: str) -> str:
-    """Return what is missing, as the beginning of a sentence."""
-    shown = shorten(source, MAX_PATH)
-    if expand_pattern(source) != [source]:
-        return f"no file matches the pattern '{shown}'"
-    return f"there is no file or folder '{shown}'"
+    """Return that a path, or what a pattern names, does not exist; empty for other sources."""
+    path, paths = Path(os.path.expanduser(source)), expand_pattern(source)
+    if paths != [source]:
+        none = f"no file matches the pattern '{shorten(source, MAX_PATH)}'"
+        return none if not paths else ""
+    try:
+        if source.startswith(_DOCSTRINGS) or (source and path.exists()):
+            return ""
+    except OSError:
+        return ""  # The path cannot be examined; reading it reports the reason.
+    if _HUB_ID.fullmatch(source) and not find_suffix(path.name):
+        return ""
+    return f"there is no file or folder '{shorten(source, MAX_PATH)}'"
 
 
 def check_source(source: str, *, setting: str) -> None:

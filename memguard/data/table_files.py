@@ -1,5 +1,6 @@
 """Reads one file or dataset as rows with the same columns."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ KNOWN_SUFFIXES = f"{', '.join((*_TABLES, *_BINARY, *_TEXTS))}, and those of text
 _TEXT_COLUMNS = ("id", "text")
 
 
+Read = Callable[[Sequence[str]], Iterator[tuple[Any, ...]]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
     """Rows with the same columns."""
@@ -41,7 +45,7 @@ class Table:
     origin: str
     """Short name of the source, never a full path, since it is written into manifests."""
     columns: tuple[str, ...]
-    read: Callable[[Sequence[str]], Iterator[tuple[Any, ...]]]
+    read: Read
     """Yields the values of the given columns row by row."""
     has_made_ids: bool = False
     """Whether its column `id` is made of file names and numbers, as for text files."""
@@ -55,13 +59,29 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedFile:
-    """A file and its names."""
+    """A file, or a dataset that is read like one, and its names."""
 
     path: Path
     name: str
     """Prefix of the ids of its rows."""
+    origin: str
+    """Short name of its source, see `Table`."""
     shown: str
     """The path as the user wrote it, for errors."""
+    setting: str
+    """The setting that names it, for errors."""
+    kind: Literal["file", "saved", "hub", "docstrings"] = "file"
+    note: str = ""
+    """What else of its folder is not read."""
+
+    @property
+    def place(self) -> str:
+        """The whole path, which two files do not share; links are not followed."""
+        return os.path.abspath(self.path)
+
+    def make_table(self, columns: Sequence[str], read: Read, **more: Any) -> Table:
+        """Return its rows as a table."""
+        return Table(name=self.name, origin=self.origin, columns=tuple(columns), read=read, **more)
 
 
 def find_suffix(name: str) -> str:
@@ -70,70 +90,54 @@ def find_suffix(name: str) -> str:
     return name[len(name) - max(map(len, ends), default=0) :]
 
 
-def read_table(file: NamedFile, *, origin: str, setting: str) -> Table:
-    """Read a JSON lines, JSON, CSV or parquet file, or an array of token ids.
+def read_file(file: NamedFile) -> Table:
+    """Read a JSON lines, JSON, CSV, parquet or text file, or an array of token ids.
 
     Raises:
         DataError: the file cannot be read, or its content does not match its suffix.
     """
-    with explain_failures(setting, file.shown):
-        suffix = find_suffix(file.path.name).lower()
+    suffix = find_suffix(file.path.name).lower()
+    with explain_failures(file.setting, file.shown):
         if suffix == ".parquet":
-            return _read_parquet(file, origin, setting)
+            return _read_parquet(file)
         if suffix == ".npy":
-            return _read_array(file, origin)
-        is_csv = suffix.startswith(".csv")
+            return _read_array(file)
         with open_text(file.path) as opened:
+            if suffix in TEXT_SUFFIXES:
+                return _read_text(file, opened.read().decode("utf-8-sig"))
+            is_csv = suffix.startswith(".csv")
             rows = parse_csv(opened) if is_csv else parse_json(opened)
     columns = dict.fromkeys(column for row in rows for column in row)
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         return (tuple(map(row.get, columns)) for row in rows)
 
-    return Table(
-        name=file.name, origin=origin, columns=tuple(columns), read=read, may_lack_header=is_csv
-    )
+    return file.make_table(tuple(columns), read, may_lack_header=is_csv)
 
 
-def read_texts(files: Sequence[NamedFile], *, origin: str, setting: str) -> Table:
-    """Read text files as one table, with one row per file or per part between end-of-text marks.
-
-    Line ends are kept as they are in the file.
-
-    Raises:
-        DataError: a file cannot be read, or is not UTF-8.
-    """
-    rows: list[tuple[str, str]] = []
-    for file in files:
-        with explain_failures(setting, file.shown), open_text(file.path) as opened:
-            text = opened.read().decode("utf-8-sig")
-        parts = text.split(END_OF_TEXT)
-        if len(parts) == 1:
-            rows.append((file.name, text))
-            continue
+def _read_text(file: NamedFile, text: str) -> Table:
+    """Return one row, or one per part between end-of-text marks; line ends stay as they are."""
+    parts, rows = text.split(END_OF_TEXT), [(file.name, text)]
+    if len(parts) > 1:
         if not parts[-1].strip():
             del parts[-1]
-        rows += [(f"{file.name}-{row:06d}", part.strip("\r\n")) for row, part in enumerate(parts)]
+        rows = [(f"{file.name}-{row:06d}", part.strip("\r\n")) for row, part in enumerate(parts)]
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         order = [_TEXT_COLUMNS.index(column) for column in columns]
         return (tuple(row[place] for place in order) for row in rows)
 
-    return Table(
-        name=origin,
-        origin=origin,
-        columns=_TEXT_COLUMNS,
-        read=read,
-        has_made_ids=True,
-        format="text",
-    )
+    return file.make_table(_TEXT_COLUMNS, read, has_made_ids=True, format="text")
 
 
-def wrap_dataset(dataset: Any, *, file: NamedFile, origin: str, setting: str) -> Table:
+def wrap_dataset(dataset: Any, file: NamedFile) -> Table:
     """Return a `datasets.Dataset` as a table; damage is detected when rows are read."""
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        with explain_failures(setting, file.shown), refuse_broken("its columns cannot be read"):
+        with (
+            explain_failures(file.setting, file.shown),
+            refuse_broken("its columns cannot be read"),
+        ):
             # Decode only the needed columns: others may contain images.
             chosen = dataset.select_columns(list(columns))
             # A damaged offset would be read beyond the mapped file: a bus error.
@@ -141,10 +145,10 @@ def wrap_dataset(dataset: Any, *, file: NamedFile, origin: str, setting: str) ->
             for batch in chosen.iter(batch_size=1000):
                 yield from zip(*(batch[column] for column in columns), strict=True)
 
-    return Table(name=file.name, origin=origin, columns=tuple(dataset.column_names), read=read)
+    return file.make_table(dataset.column_names, read)
 
 
-def read_saved(folder: NamedFile, origin: str, setting: str) -> Table:
+def read_saved(folder: NamedFile) -> Table:
     """Read a dataset of `save_to_disk`, or its split `train`.
 
     Raises:
@@ -167,10 +171,10 @@ def read_saved(folder: NamedFile, origin: str, setting: str) -> Table:
                 f"has no split 'train' but {others}; name the folder of the split you mean"
             )
         loaded = loaded["train"]
-    return wrap_dataset(loaded, file=folder, origin=origin, setting=setting)
+    return wrap_dataset(loaded, folder)
 
 
-def read_hub(file: NamedFile, match: re.Match[str], setting: str) -> Table:
+def read_hub(file: NamedFile, match: re.Match[str]) -> Table:
     """Load a dataset of the hub through the cache of `datasets`, which also works offline.
 
     Raises:
@@ -194,7 +198,7 @@ def read_hub(file: NamedFile, match: re.Match[str], setting: str) -> Table:
             f"cannot be used: {reason} Write 'ID:CONFIG' for a configuration, or save the split "
             "you mean to disk"
         ) from error
-    return wrap_dataset(loaded, file=file, origin=file.shown, setting=setting)
+    return wrap_dataset(loaded, file)
 
 
 @contextmanager
@@ -213,17 +217,17 @@ def _quiet_datasets() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _read_parquet(file: NamedFile, origin: str, setting: str) -> Table:
+def _read_parquet(file: NamedFile) -> Table:
     import datasets
     import pyarrow.parquet
 
     with refuse_broken("it is not a parquet file"), file.path.open("rb") as opened:
-        names = tuple(pyarrow.parquet.ParquetFile(opened).schema_arrow.names)
+        names = pyarrow.parquet.ParquetFile(opened).schema_arrow.names
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         # Only the needed columns: `datasets` has no type for some others, such as maps.
         with (
-            explain_failures(setting, file.shown),
+            explain_failures(file.setting, file.shown),
             refuse_broken("its columns cannot be read"),
             file.path.open("rb") as opened,
         ):
@@ -233,12 +237,12 @@ def _read_parquet(file: NamedFile, origin: str, setting: str) -> Table:
             # The name `a.b` also reads the part b of a column a.
             table = parquet.read(columns=list(columns)).select(list(columns))
             dataset = datasets.Dataset(table)
-        yield from wrap_dataset(dataset, file=file, origin=origin, setting=setting).read(columns)
+        yield from wrap_dataset(dataset, file).read(columns)
 
-    return Table(name=file.name, origin=origin, columns=names, read=read)
+    return file.make_table(names, read)
 
 
-def _read_array(file: NamedFile, origin: str) -> Table:
+def _read_array(file: NamedFile) -> Table:
     """Read token ids [N, T], one document per row."""
     with file.path.open("rb") as opened:
         try:
@@ -260,6 +264,4 @@ def _read_array(file: NamedFile, origin: str) -> Table:
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         return ((row.tolist(),) * len(columns) for row in ids_NT)
 
-    return Table(
-        name=file.name, origin=origin, columns=(IDS_COLUMN,), read=read, format="input_ids"
-    )
+    return file.make_table((IDS_COLUMN,), read, format="input_ids")
