@@ -53,8 +53,8 @@ def expand_pattern(source: str) -> list[str]:
     if not glob.has_magic(path) or os.path.lexists(path):
         return [source]
     matches = sorted({match.rstrip("/") for match in glob.iglob(path, recursive=True)})
-    folders = tuple(f"{match}/" for match in matches if os.path.isdir(match))
-    return [match for match in matches if not match.startswith(folders)]
+    folders = {Path(match) for match in matches if os.path.isdir(match)}
+    return [match for match in matches if folders.isdisjoint(Path(match).parents)]
 
 
 def list_files(source: str) -> Iterator[Path]:
@@ -107,10 +107,11 @@ def _look_into(folder: NamedFile) -> Iterator[NamedFile]:
     tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
     texts = [name for name in inside if name.lower().endswith(TEXT_SUFFIXES)]
     taken = tables or texts
-    others = [name for name in inside if name not in set(taken) and not _ABOUT.fullmatch(name)]
-    lost = [name for name in others if name in set(texts) or _UNREAD_DATA.fullmatch(name)]
+    others = sorted({*inside} - {*taken} - {*filter(_ABOUT.fullmatch, inside)})
+    lost = [name for name in others if find_suffix(name) or _UNREAD_DATA.fullmatch(name)]
+    note = _count(others) if others else ""
     if not taken:
-        held = f", but {_count(others)}" * bool(others)
+        held = note and f", but {note}"
         raise UnusableSource(f"has no file that ends in one of {KNOWN_SUFFIXES}{held}")
     if lost:
         example = f"{glob.escape(folder.shown)}/*{find_suffix(taken[0])}"
@@ -130,7 +131,7 @@ def _look_into(folder: NamedFile) -> Iterator[NamedFile]:
             name=name[: -len(find_suffix(name))] if tables else name,
             shown=f"{folder.shown}/{name}",
             kind="file",
-            note=_count(others) if others else "",
+            note=note,
         )
 
 

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from memguard.data.parsers import explain_failures
 from memguard.data.source_files import expand_pattern, find_files, name_files, refuse_endless
@@ -87,9 +88,9 @@ def read_sources(
 
 def _find(source: str, setting: str) -> Iterator[NamedFile]:
     if source.startswith(_DOCSTRINGS):
-        name = "docstrings"
+        kind: Literal["docstrings"] = "docstrings"
         yield NamedFile(
-            path=Path(source), name=name, origin=name, shown=source, setting=setting, kind=name
+            path=Path(source), name=kind, origin=kind, shown=source, setting=setting, kind=kind
         )
         return
     check_source(source, setting=setting)

@@ -14,6 +14,7 @@ import pytest
 from memguard.config import DataConfig
 from memguard.data.documents import LoadedDocuments, load_documents, load_settings
 from memguard.errors import DataError
+from memguard.workflows.auditing.arguments import take_documents
 
 NUM = 3
 
@@ -180,6 +181,17 @@ def test_columns_that_nobody_needs_do_not_hinder_a_parquet_file(tmp_path: Path) 
     os.truncate(path, 100)
     with pytest.raises(DataError, match=r"is broken: it is not a parquet file"):
         load(path)
+
+
+def test_a_list_with_a_pattern_is_one_of_files_and_a_text_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert take_documents(["*.jsonl"], "members") == ("*.jsonl",)
+    for text in ("*.csv", "/**/ int x; // or?", "a*"):
+        (table,) = take_documents([text], "members")
+        assert list(table.read(["text"])) == [(text,)]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv.zst"])
