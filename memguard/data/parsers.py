@@ -82,7 +82,9 @@ def _load(content: bytes, first: int = 1, what: str = "line") -> Any:
         return json.loads(content.decode())
     except UnicodeDecodeError:
         raise
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise BrokenFile(f"line {first} is nested too deeply") from error
+    except ValueError as error:
         last = first + getattr(error, "lineno", 1) - 1
         raise BrokenFile(f"{what if last > first else 'line'} {last} is not JSON") from error
 

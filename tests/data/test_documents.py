@@ -228,7 +228,7 @@ def test_file_of_unknown_kind(tmp_path):
         ("x.json", '[{"text": "secret"}]'.encode("utf-32-be"), "is not UTF-8; convert it"),
         ("x.json", b'[{"text": "secret\xff"}]', "x.json' is not UTF-8; convert it"),
         ("x.jsonl", b'{"text": "a"}\n' + 100 * b"\0", "line 2 is not JSON"),
-        ("x.jsonl", b'{"a":' * 100_000, "line 1 is not JSON"),
+        ("x.jsonl", b'{"a":' * 100_000, "line 1 is nested too deeply"),
         ("x.json", b'[{"text": "a"},\n{"text": secret}]', "line 2 is not JSON"),
         ("x.json", b'[{"text": "a"}, "secret"]', "entry 2 is not a JSON object"),
         ("x.csv", b"id,text\n1,a,secret\n", "line 2 ends a row of 3 fields, not 2"),
