@@ -10,8 +10,7 @@ run, not to the sweep's file.
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from memguard.compare.expansion import (
     list_kept_shares,
 )
 from memguard.config import Document, RunConfig, SweepConfig, apply_overrides, load_yaml, validate
+from memguard.data.source_files import list_files
 from memguard.errors import ConfigError, DataError, RecordError
 from memguard.records.folders import AuditFolder, RunFiles
 from memguard.records.run_files import has_trained
@@ -64,23 +64,14 @@ def hash_inputs(config: RunConfig) -> str:
         inputs.append(scratch.tokenizer)
     digest = hashlib.sha256()
     for name in inputs:
-        for file in _list_files(Path(name)):
-            try:
-                with file.open("rb") as opened:
+        place: str | Path = name
+        try:
+            for place in list_files(name):
+                with place.open("rb") as opened:
                     digest.update(hashlib.file_digest(opened, "sha256").digest())
-            except OSError as error:
-                raise DataError(f"'{file}' cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise DataError(f"'{place}' cannot be read: {error.strerror}") from error
     return digest.hexdigest()
-
-
-def _list_files(path: Path) -> Iterator[Path]:
-    path = Path(os.path.expanduser(path))
-    # Unlike Path, os.path returns False for names that are too long to be a path, such as
-    # 'docstrings:' with a hundred packages.
-    if os.path.isfile(path):
-        yield path
-    elif os.path.isdir(path):
-        yield from sorted(file for file in path.rglob("*") if file.is_file())
 
 
 ConfigT = TypeVar("ConfigT")

@@ -75,9 +75,10 @@ class _Trained(Settings):
 class DataConfig(FormatConfig, _Trained):
     """Documents: sources, held-out parts and packing.
 
-    A source is a jsonl, parquet or text file, a folder of text files, a `save_to_disk` folder, a
-    hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of installed packages). Token
-    ids in a column `input_ids`, or a .npy of shape (documents, tokens), are used as they are.
+    A source is a jsonl, parquet or text file, a pattern such as `d/*.jsonl`, a folder, a
+    `save_to_disk` folder, a hub id, or `docstrings:PACKAGE[,PACKAGE]` (reference documentation of
+    installed packages). Token ids in a column `input_ids`, or a .npy of shape (documents, tokens),
+    are used as they are.
     """
 
     _sources: ClassVar[tuple[str, ...]] = _SOURCES

@@ -74,6 +74,20 @@ class ColumnsConfig(Settings):
         """The columns with another name, by the usual one."""
         return {name: column for name, column in self if column is not None}
 
+    def assign(self, format: FormatName) -> dict[str, str] | None:
+        """Return the column of each thing of a format; None if one column would hold two things.
+
+        A thing that a row may lack does not take a column that is named for another thing.
+        """
+        known = FORMAT_COLUMNS[format]
+        named = {thing: column for thing, column in self.given.items() if thing in known.all}
+        columns = {
+            thing: named.get(thing, thing)
+            for thing in known.all
+            if thing in named or thing in known.required or thing not in named.values()
+        }
+        return columns if len(set(columns.values())) == len(columns) else None
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         named = list(self.given.values())
@@ -153,6 +167,19 @@ class FormatConfig(Settings):
 
     @model_validator(mode="after")
     def _check_format(self) -> Self:
+        given = self.columns.given
+        formats = [
+            name
+            for name, known in FORMAT_COLUMNS.items()
+            if self.format == name or (self.format == "auto" and given.keys() <= set(known.all))
+        ]
+        if formats and all(self.columns.assign(name) is None for name in formats):
+            required = FORMAT_COLUMNS[formats[0]].required
+            thing, column = next(pair for pair in given.items() if pair[1] in required)
+            raise ValueError(
+                f"'columns.{thing}' is '{column}', which is also the usual column of '{column}' "
+                f"({formats[0]}): name another column for one of them"
+            )
         if self.format == "auto":
             return self
         known = FORMAT_COLUMNS[self.format].all

@@ -4,7 +4,9 @@
     formats.py       how a table is read: format, columns, template; the nearest ways if it cannot
     rows.py          one row of any format -> document
     sources.py       rows of files, folders, `save_to_disk` folders, hub ids, packages' docstrings
+    source_files.py  the files of sources, their names in ids, and what of a folder is not read
     table_files.py   rows of one file, by its suffix
+    parsers.py       text of JSON and CSV -> rows; what is damaged, in one line
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
     encoding.py      encodes conversations with the chat template; cuts long texts before
     words.py         the form in which texts are compared, and their words

@@ -1,6 +1,6 @@
 """Reads documents from files, folders and hub ids into one form.
 
-sources.py, table_files.py   source -> tables of rows
+sources.py, source_files.py, table_files.py, parsers.py   source -> tables of rows
 formats.py                   table -> how its rows are read, by `data.format` and its columns
 rows.py                      row -> document
 """
@@ -23,7 +23,7 @@ from memguard.data.rows import (
     read_plain_row,
     strip_stanford,
 )
-from memguard.data.sources import read_source
+from memguard.data.sources import read_sources
 from memguard.data.table_files import NamedFile, Table, wrap_dataset
 from memguard.errors import MAX_PATH, DataError, shorten
 
@@ -50,13 +50,15 @@ def load_documents(
     form: FormatConfig | None = None,
     has_chat_template: Callable[[], bool] = lambda: False,
     style: Style | None = None,
+    beside: Sequence[str] = (),
     cache_dir: Path,
     say: Callable[[str], None] = lambda _: None,
 ) -> LoadedDocuments:
     """Read all documents of all sources.
 
-    The id of a document is taken from the column `id`, else made of file name and row number. Its
-    source is taken from the column `source`, else it is the short name of the given source.
+    The id of a document is taken from the column `id`, else made of file name and row number; no
+    two files give the same made ids, those of the sources ``beside`` included. Its source is taken
+    from the column `source`, else it is the short name of the given source.
 
     ``sources`` are those of `sources.py`, or tables of documents in memory; their settings of the
     format are ``form``, None: all at their defaults. See `choose_layout` for setting, style and
@@ -70,31 +72,30 @@ def load_documents(
     num_empty = 0
     unusable: dict[str, list[str]] = {}
     lines: set[str] = set()
-    for source in sources:
-        tables = (
-            read_source(source, setting=setting, cache_dir=cache_dir)
-            if isinstance(source, str)
-            else (source,)
+    for table in read_sources(sources, beside=beside, setting=setting, cache_dir=cache_dir):
+        if not table.columns:
+            continue
+        layout = choose_layout(
+            table,
+            FormatConfig() if form is None else form,
+            setting=setting,
+            has_chat_template=has_chat_template,
+            style=style,
         )
-        for table in tables:
-            if not table.columns:
-                continue
-            layout = choose_layout(
-                table,
-                FormatConfig() if form is None else form,
-                setting=setting,
-                has_chat_template=has_chat_template,
-                style=style,
-            )
-            line = f"documents: {table.origin} is read as {layout.describe()}"
-            if table.format is None and line not in lines:
+        told = []
+        if table.format is None:
+            told.append(f"documents: {table.origin} is read as {layout.describe()}")
+        if table.note:
+            told.append(f"documents: not read in {table.origin}: {table.note}")
+        for line in told:
+            if line not in lines:
                 lines.add(line)
                 say(line)
-            for document in _read_documents(table, layout, unusable):
-                if document is None:
-                    num_empty += 1
-                else:
-                    documents.append(document)
+        for document in _read_documents(table, layout, unusable):
+            if document is None:
+                num_empty += 1
+            else:
+                documents.append(document)
     if unusable:
         reasons = "; ".join(
             f"{len(ids)} row{'s' if len(ids) > 1 else ''} {reason} ({name_ids(ids)})"
@@ -122,8 +123,8 @@ def make_table(documents: Any, *, name: str) -> Table:
     """
     kind = type(documents).__name__
     if kind == "Dataset" and hasattr(documents, "select_columns"):
-        file = NamedFile(path=Path(name), name=name, shown=name)
-        return wrap_dataset(documents, file=file, origin=name, setting=name)
+        file = NamedFile(path=Path(name), name=name, origin=name, shown=name, setting=name)
+        return wrap_dataset(documents, file)
     if isinstance(documents, Sequence) and all(isinstance(text, str) for text in documents):
         texts = tuple(documents)
 
@@ -151,13 +152,15 @@ def load_settings(
 
     See `load_documents`; ``say`` is also called before each setting is read.
     """
-    for setting, sources in data.list_sources().items():
+    given = data.list_sources()
+    for setting, sources in given.items():
         if sources:
             say(f"documents: reading {shorten(', '.join(sources), MAX_PATH)}")
             loaded = load_documents(
                 sources,
                 setting=f"data.{setting}",
                 form=data,
+                beside=[one for name in given if name != setting for one in given[name]],
                 has_chat_template=has_chat_template,
                 cache_dir=cache_dir,
                 say=say,

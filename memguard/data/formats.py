@@ -50,6 +50,8 @@ class Layout:
     """Formats that the table fits too."""
     unread: tuple[str, ...] = ()
     """Columns that are not read."""
+    unused: str = ""
+    """Setting of another format that the user gave."""
 
     def describe(self) -> str:
         """Return how the rows are read, as the end of a sentence: ``alpaca: columns ...``."""
@@ -61,8 +63,13 @@ class Layout:
         if self.also:
             ways = (self.write(format=name) for name in self.also)
             text += f"; it also fits {', '.join(self.also)} ({' or '.join(ways)})"
-        elif self.unread:
-            text += f"; not read: {list_names(self.unread)}"
+        unread = [name for name in self.unread if not self.also or name == "tools"]
+        if unread:
+            text += f"; not read: {list_names(unread)}"
+        if "tools" in unread and self.format not in ("text", "input_ids"):
+            text += " (no template gets tools)"
+        if self.unused:
+            text += f"; '{self.unused}' is not used: it is for another format"
         return text
 
     def write(self, **settings: Any) -> str:
@@ -103,11 +110,8 @@ def choose_layout(
         taken = form.format
     else:
         raise _explain_no_fit(table, form, place, style)
-    columns = {
-        name: column
-        for name in FORMAT_COLUMNS[taken].all
-        if (column := _column(name, form)) in table.columns
-    }
+    assigned = form.columns.assign(taken) or {}
+    columns = {name: column for name, column in assigned.items() if column in table.columns}
     if not columns.keys() >= form.columns.given.keys() & set(FORMAT_COLUMNS[taken].all):
         raise _explain_no_fit(table, form, place, style)
     template = form.template
@@ -123,6 +127,9 @@ def choose_layout(
         unread=tuple(
             name for name in table.columns if name not in columns.values() and name not in _NOT_TEXT
         ),
+        unused="tags"
+        if taken != "sharegpt" and form.tags != TagsConfig()
+        else "template" * (taken != "alpaca" and form.template is not None),
     )
 
 
@@ -131,7 +138,9 @@ def _column(name: str, form: FormatConfig) -> str:
 
 
 def _fits(name: FormatName, columns: Sequence[str], form: FormatConfig) -> bool:
-    return all(_column(thing, form) in columns for thing in FORMAT_COLUMNS[name].required)
+    assigned = form.columns.assign(name)
+    required = FORMAT_COLUMNS[name].required
+    return assigned is not None and all(assigned[thing] in columns for thing in required)
 
 
 def _is_named(name: FormatName, table: Table, form: FormatConfig) -> bool:
@@ -187,24 +196,39 @@ def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) 
         of = f"needs the column '{lacking[0]}'" + ("" if wanted is None else f" to be {wanted}")
     # The format that the user chose comes first, then those whose columns have a usual name in the
     # table. Columns that the user named are kept where the table has them.
-    ranked = []
+    quoted, ranked = _list_quotable(table, form), []
     for name in _ORDER:
-        named, num_guessed = _match(name, table.columns, form.columns)
+        named, num_guessed = _match(name, quoted, form.columns)
         ranked.append((name != wanted, num_guessed, name, named))
     ranked.sort(key=lambda way: way[:2])
     ways = "; ".join(
         write_way(style, format=name, columns={k: v for k, v in named.items() if k != v})
         for _, _, name, named in ranked[:_NUM_WAYS]
     )
-    return DataError(
-        f"{place} {of}; its columns are {list_names(table.columns)}. The nearest "
-        f"ways to describe it: {ways}"
+    num = len(table.columns)
+    held = f"its columns are {list_names(table.columns)}"
+    if not quoted:
+        held = f"its {num} column{'s have' if num > 1 else ' has'} no usual name"
+        if table.may_lack_header:
+            held += ", which must be in the first line"
+    return DataError(f"{place} {of}; {held}. The nearest ways to describe it: {ways}")
+
+
+def _list_quotable(table: Table, form: FormatConfig) -> list[str]:
+    """Return the columns that messages may quote.
+
+    The first row of a CSV file without a header is read as the header: nothing of it is quoted if
+    it has no name that is usual, or that the user gave.
+    """
+    names = [name for name in table.columns if _NAME.fullmatch(name)]
+    usual = {*form.columns.given.values(), *_NOT_TEXT}.union(
+        *_USUAL.values(), *(known.all for known in FORMAT_COLUMNS.values())
     )
+    return names if not table.may_lack_header or usual & {*names, *map(str.lower, names)} else []
 
 
-_NAME = re.compile(r"(?=.{1,40}$)[\w.-]+( [\w.-]+){0,2}")
-"""Names that messages quote. The first row of a CSV file without a header is read as the header,
-and the text in it must not be quoted."""
+_NAME = re.compile(r"(?=.{1,40}$)[^\W\d][\w.-]*")
+"""Names that messages quote: what is no single word may be a person's text."""
 _MOST_NAMES = 20
 _NUM_WAYS = 3
 _UNKNOWN = "COLUMN"
@@ -266,7 +290,7 @@ def _match(
     format: FormatName, columns: Sequence[str], given: ColumnsConfig
 ) -> tuple[dict[str, str], int]:
     """Choose a column for each thing of a format; also count those chosen without a reason."""
-    free = [name for name in columns if _NAME.fullmatch(name) and name not in ("id", "source")]
+    free = [name for name in columns if name not in _NOT_TEXT]
     by_lower = {name.lower(): name for name in reversed(free)}
     known = FORMAT_COLUMNS[format]
     chosen: dict[str, str] = {}

@@ -10,7 +10,6 @@ Texts are taken as they are: nothing is stripped, and nothing is left out withou
 of alpaca is that of Stanford's train.py (tatsu-lab/stanford_alpaca), which ends without a newline.
 """
 
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,13 +57,15 @@ class UnusableRow(Exception):
 
 
 def read_name(value: Any, column: str) -> str | None:
-    """Return an id or a source; None if the cell is empty.
+    """Return an id or a source; None if the cell is empty. Whole numbers have no decimal point.
 
     Raises:
         UnusableRow: it is neither a string nor a number.
     """
-    if value is None or value == "":
+    if value is None or value == "" or value != value:
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas makes floats of whole numbers with empty cells
     if isinstance(value, (dict, list, bytes, bool)):
         raise UnusableRow(f"whose '{column}' is neither a string nor a number")
     return _check_unicode(str(value), column)
@@ -140,12 +141,20 @@ def _read_message(entry: Any, column: str, layout: Layout) -> Message:
             f"whose '{column}' has from and value in place of role and content ({way})"
         )
     if not isinstance(role, str) or not isinstance(content, str):
-        raise UnusableRow(f"whose '{column}' has a role or content that is not a string")
-    others = sorted(key for key, value in entry.items() if value is not None)
-    if others != ["content", "role"]:
-        # Dropping e.g. tool calls would train on a different conversation than the user's.
-        raise UnusableRow(f"whose '{column}' have more than role and content")
+        parts = " (parts are not read)" * isinstance(content, list)
+        raise UnusableRow(f"whose '{column}' has a role or content that is not a string{parts}")
+    # Dropping e.g. tool calls would train on a different conversation than the user's.
+    others = [
+        key for key, value in entry.items() if key not in ("role", "content") and _holds(value)
+    ]
+    if others:
+        raise UnusableRow(f"whose '{column}' have more than role and content: {list_names(others)}")
     return Message(role=_check_unicode(role, column), content=_check_unicode(content, column))
+
+
+def _holds(value: Any) -> bool:
+    """Return whether a cell has a content: formats fill what a row lacks with empty values."""
+    return value is not None and value not in ("", [], {})
 
 
 def _read_ids(value: Any, column: str) -> "array[int]":
@@ -201,22 +210,21 @@ _INPUT = "\n\n### Input:\n"
 _RESPONSE = "\n\n### Response:"
 
 
-_STANFORD = re.compile(
-    f"{_PREAMBLE}({_WITH_INPUT})?{re.escape(_TASK)}"
-    f"(?P<instruction>.*?)(?(1){_INPUT}(?P<input>.*)){_RESPONSE}\n?",
-    re.DOTALL,
-)
-
-
 def strip_stanford(prompt: str) -> str:
     """Return instruction and input of Stanford's prompt; any other text unchanged.
 
     All prompts share the text around them, which makes no two documents near-duplicates.
     """
-    match = _STANFORD.fullmatch(prompt)
-    if match is None:
+    has_input = prompt.startswith(_PREAMBLE + _WITH_INPUT)
+    start = _PREAMBLE + _WITH_INPUT * has_input + _TASK
+    task = prompt.removesuffix("\n")[len(start) :]
+    if not prompt.startswith(start) or not task.endswith(_RESPONSE):
         return prompt
-    return "\n".join(part for part in match.group("instruction", "input") if part)
+    task = task.removesuffix(_RESPONSE)
+    instruction, mark, input = task.partition(_INPUT)
+    if not has_input:
+        return task
+    return "\n".join(part for part in (instruction, input) if part) if mark else prompt
 
 
 def read_instruction_row(
@@ -319,16 +327,20 @@ def _read_turn(turn: Any, column: str, layout: Layout) -> Message:
     role = tags.roles.get(tag)
     if role is None:
         shown = list_names([tag])
-        way = layout.write(tags={"user": shown})
+        way = layout.write(tags={"user": tag if shown == tag else "TAG"})
         raise UnusableRow(
             f"whose '{column}' has the unknown role {shown!r} (known: {', '.join(tags.roles)}; "
             f"name it, e.g. {way})"
         )
-    for key, value in turn.items():
-        if value is None or key in (tags.role, tags.content):
-            continue
-        # Weights 0 and 1 say what is trained here anyway: the assistant's turns.
-        if key == "weight" and value == int(role == "assistant"):
-            continue
-        raise UnusableRow(f"whose '{column}' has turns with more than {pair}")
+    # Weights 0 and 1 say what is trained here anyway: the assistant's turns.
+    weight = int(role == "assistant")
+    others = [
+        key
+        for key, value in turn.items()
+        if key not in (tags.role, tags.content)
+        and _holds(value)
+        and not (key == "weight" and value == weight)
+    ]
+    if others:
+        raise UnusableRow(f"whose '{column}' has turns with more than {pair}: {list_names(others)}")
     return Message(role=role, content=read_text(content, column))

@@ -1,9 +1,9 @@
-"""Reads the rows of a source: file, folder, `save_to_disk` folder, hub id or docstrings.
+"""Reads the rows of a source: file, pattern, folder, `save_to_disk` folder, hub id or docstrings.
 
 x.jsonl x.json x.csv x.parquet   one row per record
 x.npy                            one row per row of token ids [N, T]
 x.txt x.md                       one row per file, or per part between <|endoftext|> marks
-folder                           rows of its tables; if it has none, of its text files
+folder, d/*.jsonl                rows of all files; see `source_files.py`
 save_to_disk folder, hub id      rows of the dataset, or of its split `train` if it has splits
 docstrings:NAME[,NAME]           reference documentation of installed packages; NAME may be
                                  `topics` (`help('assert')`) and `stdlib` (Python's own modules)
@@ -24,101 +24,120 @@ import json
 import os
 import platform
 import re
-import stat
 import sysconfig
 import tokenize
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
+from memguard.data.parsers import explain_failures
+from memguard.data.source_files import expand_pattern, find_files, name_files, refuse_endless
 from memguard.data.table_files import (
-    TABLE_SUFFIXES,
-    TEXT_SUFFIXES,
     NamedFile,
     Table,
-    UnusableSource,
-    explain_failures,
+    find_suffix,
+    read_file,
     read_hub,
     read_saved,
-    read_table,
-    read_texts,
 )
 from memguard.errors import MAX_PATH, DataError, check_name, shorten
 from memguard.records import write_atomically
 
-_KNOWN_SUFFIXES = (*TABLE_SUFFIXES, *TEXT_SUFFIXES)
 _DOCSTRINGS = "docstrings:"
-_SAVED_MARKS = ("dataset_info.json", "state.json", "dataset_dict.json")
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(
     rf"(?P<id>{_NAME}(/{_NAME})?)(:(?P<config>[\w.-]+))?(@(?P<revision>[\w./-]+))?"
 )
-_SPLITS = {"train": "train", "test": "test", "eval": "test", "dev": "validation"} | dict.fromkeys(
-    ("val", "valid", "validation"), "validation"
-)
 
 
-def read_source(source: str, *, setting: str, cache_dir: Path) -> Iterator[Table]:
-    """Yield the tables of one source, in an order that depends on names only.
+def read_sources(
+    sources: Sequence[str | Table], *, beside: Sequence[str] = (), setting: str, cache_dir: Path
+) -> Iterator[Table]:
+    """Yield the tables of sources; the order of those of a source depends on names only.
 
-    ``setting`` names the source in errors, ``cache_dir`` is for derived sources.
+    No two files give rows the same made ids, those of the sources ``beside`` included. ``setting``
+    names the sources in errors, ``cache_dir`` is for derived sources.
 
     Raises:
-        DataError: the source is missing, not readable, invalid or of an unknown type.
+        DataError: a source is missing, not readable, invalid or of an unknown type; or a file is
+            named twice.
     """
+    found: list[Table | NamedFile] = []
+    for source in sources:
+        found += [source] if isinstance(source, Table) else _find(source, setting)
+    files = [file for file in found if isinstance(file, NamedFile)]
+    count = Counter(file.place for file in files)
+    twice = next((file.shown for file in files if count[file.place] > 1), None)
+    if twice is not None:
+        raise DataError(f"'{setting}' names '{twice}' twice: remove one of the two.")
+    for other in beside:
+        with suppress(DataError):  # It is reported when this source is read.
+            files += _find(other, setting)
+    names = name_files(files)
+    for table in found:
+        if isinstance(table, Table):
+            yield table
+            continue
+        with explain_failures(setting, table.shown):
+            read = _read(dataclasses.replace(table, name=names[table.place]), cache_dir)
+        yield dataclasses.replace(read, note=table.note)
+
+
+def _find(source: str, setting: str) -> Iterator[NamedFile]:
     if source.startswith(_DOCSTRINGS):
-        built = build_docstring_file(source.removeprefix(_DOCSTRINGS).split(","), cache_dir)
-        file = NamedFile(path=built, name="docstrings", shown=source)
-        yield dataclasses.replace(
-            read_table(file, origin="docstrings", setting=setting), format="text"
+        kind: Literal["docstrings"] = "docstrings"
+        yield NamedFile(
+            path=Path(source), name=kind, origin=kind, shown=source, setting=setting, kind=kind
         )
         return
     check_source(source, setting=setting)
-    if is_missing(source):
-        shown = shorten(source, MAX_PATH)
-        raise DataError(f"'{setting}': there is no file or folder '{shown}'. Correct the path.")
-    with _explain(source, setting) as file:
-        yield from _read(source, file, setting)
+    if missing := describe_missing(source):
+        raise DataError(f"'{setting}': {missing}. Correct the path.")
+    for path in expand_pattern(source):
+        check_name(path, setting, DataError)
+        with explain_failures(setting, shorten(path, MAX_PATH)):
+            exists = Path(os.path.expanduser(path)).exists()
+        if not exists and (match := _HUB_ID.fullmatch(path)):
+            name = match["id"].rsplit("/", 1)[-1]
+            yield NamedFile(
+                path=Path(path), name=name, origin=path, shown=path, setting=setting, kind="hub"
+            )
+            continue
+        for file in find_files(path, setting=setting):
+            yield file if path == source else dataclasses.replace(file, origin=Path(source).name)
 
 
-def _read(source: str, file: NamedFile, setting: str) -> Iterator[Table]:
-    path, suffix = file.path, file.path.suffix.lower()
-    is_folder, exists = path.is_dir(), path.exists()
-    if is_folder and source:
-        yield from _read_folder(file, setting)
-    elif exists and suffix in TEXT_SUFFIXES:
-        yield read_texts([file], origin=path.name, setting=setting)
-    elif exists and suffix in TABLE_SUFFIXES:
-        yield read_table(file, origin=path.name, setting=setting)
-    elif exists and source:
-        known = ", ".join(_KNOWN_SUFFIXES)
-        raise UnusableSource(f"has an unknown file type; supported are {known}")
-    else:
-        match = _HUB_ID.fullmatch(source)
-        assert match is not None, "`is_missing` refuses others"
-        yield read_hub(source, match, setting)
+def _read(file: NamedFile, cache_dir: Path) -> Table:
+    match file.kind:
+        case "docstrings":
+            names = file.shown.removeprefix(_DOCSTRINGS).split(",")
+            built = dataclasses.replace(file, path=build_docstring_file(names, cache_dir))
+            return dataclasses.replace(read_file(built), format="text")
+        case "saved":
+            return read_saved(file)
+        case "hub" if match := _HUB_ID.fullmatch(file.shown):
+            return read_hub(file, match)
+        case _:
+            return read_file(file)
 
 
-@contextmanager
-def _explain(source: str, setting: str) -> Iterator[NamedFile]:
-    """Give the file or folder of a source; name both in what is raised because of it."""
-    path, shown = Path(os.path.expanduser(source)), shorten(source, MAX_PATH)
-    with explain_failures(setting, shown):
-        yield NamedFile(path=path, name=path.stem, shown=shown)
-
-
-def is_missing(source: str) -> bool:
-    """Return whether a source is a path that does not exist; hub ids and ``docstrings:`` pass."""
-    if source.startswith(_DOCSTRINGS):
-        return False
-    path = Path(os.path.expanduser(source))
+def describe_missing(source: str) -> str:
+    """Return that a path, or what a pattern names, does not exist; empty for other sources."""
+    path, paths = Path(os.path.expanduser(source)), expand_pattern(source)
+    if paths != [source]:
+        none = f"no file matches the pattern '{shorten(source, MAX_PATH)}'"
+        return none if not paths else ""
     try:
-        if source and path.exists():
-            return False
+        if source.startswith(_DOCSTRINGS) or (source and path.exists()):
+            return ""
     except OSError:
-        return False  # The path cannot be examined; reading it reports the reason.
-    return path.suffix.lower() in _KNOWN_SUFFIXES or not _HUB_ID.fullmatch(source)
+        return ""  # The path cannot be examined; reading it reports the reason.
+    if _HUB_ID.fullmatch(source) and not find_suffix(path.name):
+        return ""
+    return f"there is no file or folder '{shorten(source, MAX_PATH)}'"
 
 
 def check_source(source: str, *, setting: str) -> None:
@@ -129,70 +148,9 @@ def check_source(source: str, *, setting: str) -> None:
     """
     check_name(source, setting, DataError)
     if not source.startswith(_DOCSTRINGS):
-        with _explain(source, setting) as file:
-            _refuse_endless(file.path)
-
-
-def _read_folder(folder: NamedFile, setting: str) -> Iterator[Table]:
-    origin = folder.path.resolve().name
-    check_name(origin, setting, DataError)
-    if any((folder.path / mark).is_file() for mark in _SAVED_MARKS):
-        yield read_saved(folder, origin, setting)
-        return
-    inside = sorted(_walk(folder.path))
-    for name in inside:
-        check_name(name, setting, DataError)
-        with explain_failures(setting, f"{folder.shown}/{name}"):
-            _refuse_endless(folder.path / name)
-    # A README in the folder of the tables is not a document.
-    tables = [name for name in inside if name.lower().endswith(TABLE_SUFFIXES)]
-    if tables:
-        words = {word for name in tables for word in re.split(r"[^a-z]+", name.lower())}
-        splits = sorted({_SPLITS[word] for word in words if word in _SPLITS})
-        if len(splits) > 1:
-            raise UnusableSource(f"holds the splits {', '.join(splits)}; name the files you mean")
-        for name in tables:
-            file = _inside(folder, name, name.rsplit(".", 1)[0])
-            yield read_table(file, origin=origin, setting=setting)
-    elif inside:
-        files = [_inside(folder, name, name) for name in inside]
-        yield read_texts(files, origin=origin, setting=setting)
-    else:
-        raise UnusableSource(f"has no file that ends in one of {', '.join(_KNOWN_SUFFIXES)}")
-
-
-def _walk(path: Path) -> Iterator[str]:
-    """Yield relative paths of files with known suffixes, hidden files left out."""
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    for folder, folders, files in os.walk(path, onerror=stop):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and name.lower().endswith(_KNOWN_SUFFIXES):
-                yield Path(folder, name).relative_to(path).as_posix()
-
-
-def _inside(folder: NamedFile, name: str, stem: str) -> NamedFile:
-    return NamedFile(path=folder.path / name, name=stem, shown=f"{folder.shown}/{name}")
-
-
-_ENDLESS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"} | dict.fromkeys(
-    (stat.S_IFCHR, stat.S_IFBLK), "device"
-)
-
-
-def _refuse_endless(path: Path) -> None:
-    """Refuse a FIFO, a socket or a device; what cannot be examined is reported when it is read."""
-    try:
-        kind = _ENDLESS.get(stat.S_IFMT(path.stat().st_mode))
-    except (OSError, ValueError):
-        return
-    if kind is not None:
-        raise UnusableSource(
-            f"is a {kind}; documents must be in regular files. Write its content to a file"
-        )
+        for path in expand_pattern(source):
+            with explain_failures(setting, shorten(path, MAX_PATH)):
+                refuse_endless(Path(os.path.expanduser(path)))
 
 
 # -- docstrings ------------------------------------------------------------------------------------

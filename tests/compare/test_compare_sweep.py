@@ -1,5 +1,6 @@
 """A sweep expands into checked runs; what is wrong is told at its place before anything runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -334,6 +335,20 @@ def test_other_documents_are_other_inputs(tmp_path: Path, setting: str) -> None:
     assert hash_inputs(config) == before
     Path(data[setting]).write_text('{"text": "as it is"}\n')
     assert hash_inputs(config) != before
+
+
+def test_files_of_a_pattern_and_of_a_linked_folder_are_inputs(tmp_path: Path) -> None:
+    file = tmp_path / "far" / "a.jsonl"
+    file.parent.mkdir()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "linked").symlink_to(file.parent)
+    found = []
+    for text in ("as it was", "as it is"):
+        file.write_text(json.dumps({"text": text}))
+        for source in (str(tmp_path / "f*" / "*.jsonl"), str(tmp_path / "d")):
+            values = {"name": "run", "model": {"path": "folder"}, "data": {"train": source}}
+            found.append(hash_inputs(RunConfig.model_validate(values)))
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 TASK = """

@@ -32,12 +32,18 @@ def write(kind: str, folder: Path) -> tuple[Path, Path]:
         pyarrow.parquet.write_table(table, path)
     elif kind == "parquet":
         pyarrow.parquet.write_table(table, path, use_dictionary=False, compression="none")
-    elif kind == "jsonl":
+    elif kind.startswith("jsonl"):
         rows = (
             json.dumps({"id": i, "text": t}, ensure_ascii=False)
             for i, t in zip(IDS, TEXTS, strict=True)
         )
-        path.write_text("".join(f"{row}\n" for row in rows))
+        content = "".join(f"{row}\n" for row in rows).encode()
+        if kind == "jsonl":
+            path.write_bytes(content)
+        else:
+            codec = {"jsonl.gz": "gzip", "jsonl.zst": "zstd"}[kind]
+            with pyarrow.CompressedOutputStream(str(path), codec) as file:
+                file.write(content)
     elif kind == "csv":
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([("id", "text"), *zip(IDS, TEXTS, strict=True)])
@@ -54,7 +60,7 @@ def _no_bars() -> None:
     datasets.disable_progress_bars()
 
 
-KINDS = ["parquet", "parquet, compressed", "jsonl", "csv", "npy", "arrow"]
+KINDS = ["parquet", "parquet, compressed", "jsonl", "jsonl.gz", "jsonl.zst", "csv", "npy", "arrow"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

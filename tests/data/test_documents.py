@@ -1,4 +1,5 @@
 import codecs
+import gzip
 import json
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_byte_order_mark_line_ends_and_blank_lines(tmp_path):
     (tmp_path / "x.csv").write_bytes(codecs.BOM_UTF8 + b'text,n\r\n"a\r\nb",1\r\n\r\nc,2\r\n')
     assert [d.text for d in load(tmp_path / "x.csv").documents] == ["a\r\nb", "c"]
     (tmp_path / "x.txt").write_bytes(codecs.BOM_UTF8 + b"a\r\nb")
-    assert [d.text for d in load(tmp_path / "x.txt").documents] == ["a\nb"]
+    assert [d.text for d in load(tmp_path / "x.txt").documents] == ["a\r\nb"]
 
 
 def test_one_line_of_five_megabytes(tmp_path):
@@ -227,7 +228,7 @@ def test_file_of_unknown_kind(tmp_path):
         ("x.json", '[{"text": "secret"}]'.encode("utf-32-be"), "is not UTF-8; convert it"),
         ("x.json", b'[{"text": "secret\xff"}]', "x.json' is not UTF-8; convert it"),
         ("x.jsonl", b'{"text": "a"}\n' + 100 * b"\0", "line 2 is not JSON"),
-        ("x.jsonl", b'{"a":' * 100_000, "line 1 is not JSON"),
+        ("x.jsonl", b'{"a":' * 100_000, "line 1 is nested too deeply"),
         ("x.json", b'[{"text": "a"},\n{"text": secret}]', "line 2 is not JSON"),
         ("x.json", b'[{"text": "a"}, "secret"]', "entry 2 is not a JSON object"),
         ("x.csv", b"id,text\n1,a,secret\n", "line 2 ends a row of 3 fields, not 2"),
@@ -302,10 +303,36 @@ def test_unknown_columns_are_named(tmp_path):
         load(file)
 
 
-def test_first_row_of_a_csv_file_without_header_is_not_quoted(tmp_path):
-    (tmp_path / "x.csv").write_text("7,what nobody else may see,x\n8,b,y\n")
-    with pytest.raises(DataError, match=r"its columns are 7, \(24 characters\), x\."):
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz", "x.jsonl"])
+@pytest.mark.parametrize("settings", [{}, {"columns": {"text": "body"}}, {"format": "alpaca"}])
+def test_first_row_of_a_file_without_header_is_not_quoted(tmp_path, name, settings):
+    secrets = ("Jane Doe", "078-05-1120", "jane.doe@mail", "4 Elm Street")
+    if name == "x.jsonl":
+        write_jsonl(tmp_path / name, dict.fromkeys(secrets, "x"))
+    else:
+        lines = f"{','.join(secrets)},Smith\na,b,c,d,e\n".encode()
+        (tmp_path / name).write_bytes(lines if name == "x.csv" else gzip.compress(lines))
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / name, **settings)
+    message = str(caught.value).replace(str(tmp_path), "")
+    assert not any(word in message for word in ("Jane", "Smith", "jane", "078", "Elm"))
+    num = 4 if name == "x.jsonl" else 5
+    assert f"its {num} columns have no usual name" in message
+    if settings:
+        assert (
+            f"needs the column '{settings.get('columns', {'text': 'instruction'})['text']}'"
+            in message
+        )
+
+
+def test_columns_of_a_csv_file_with_a_usual_name_are_quoted(tmp_path):
+    (tmp_path / "x.csv").write_text("id,Question,what to say\n1,a,b\n")
+    with pytest.raises(DataError, match=r"its columns are id, Question, \(11 characters\)\."):
         load(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("frage,antwort\na,b\n")
+    columns = {"prompt": "frage", "completion": "reply"}
+    with pytest.raises(DataError, match=r"'reply'; its columns are frage, antwort\."):
+        load(tmp_path / "x.csv", columns=columns)
 
 
 def test_empty_rows_are_counted(tmp_path):

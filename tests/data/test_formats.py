@@ -145,7 +145,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
     "sharegpt with ids": ({"id": "q_1", **SHARED}, "sharegpt: column conversations"),
     "sharegpt with system and tools": (
         {**SHARED, "system": "s", "tools": "[]"},
-        "sharegpt: columns conversations, system; not read: tools",
+        "sharegpt: columns conversations, system; not read: tools (no template gets tools)",
     ),
     "ultrachat": (
         {"prompt": "a", "prompt_id": "1", **CHAT},
@@ -226,7 +226,7 @@ def test_a_way_that_is_printed_works(tmp_path: Path) -> None:
 
 
 def test_errors_write_settings_as_the_user_does(tmp_path: Path) -> None:
-    path = write(tmp_path, {"a question": "x", "answer": "b"})
+    path = write(tmp_path, {"question": "x", "answer": "b"})
     with pytest.raises(DataError, match=r"""--format '{"format": "prompt_completion", """):
         read(path, setting="--members")
     with pytest.raises(DataError, match=r"format={'format': 'alpaca', 'columns': {'ins"):

@@ -468,6 +468,16 @@ DOCUMENTS = (
     _unfit("socket as data", _source(_socket), "socket"),
     _late("folder without documents", _source(_empty_folder), "has no file that ends in"),
     _unfit("link to itself", _source(_link_to_itself), "there is no file or folder"),
+    _late("gzip that is none", _data("a.jsonl.gz", b"abc"), "it is no whole gzip file"),
+    _late("half a zstd", _data("a.csv.zst", b"\x28\xb5\x2f\xfd\x04"), "it is no whole zstd file"),
+    _late("json that ends early", _data("a.json", b'{\n"text":'), "lines 1 to 2 is not JSON"),
+    _late("csv without header", _data("a.csv", b"Jane Doe,4\nb,c\n"), "2 columns have no usual"),
+    _unfit("pattern of nothing", _setting({"data.train": "nowhere*.jsonl"}), "no file matches"),
+    _late(
+        "file that is named twice",
+        lambda f: _setting({"data.train": [str(f / "documents.jsonl"), str(f / "doc*.jsonl")]})(f),
+        "documents.jsonl' twice",
+    ),
     _late("docstrings of nothing", _setting({"data.train": "docstrings:"}), "''"),
     _unfit("FIFO as control", lambda f: _setting({"data.control": str(_fifo(f))})(f), "FIFO"),
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 from memguard.config import Document, FormatConfig, validate
 from memguard.config.yaml_text import parse_yaml
+from memguard.data.source_files import expand_pattern
+from memguard.data.table_files import find_suffix
 from memguard.errors import ConfigError
 from memguard.workflows.auditing.checks import AuditArguments
 from memguard.workflows.auditing.trained_counts import TrainedCounts
@@ -123,10 +125,12 @@ def take_documents(documents: Any, name: str) -> tuple[Any, ...]:
 
 
 def _names_a_source(text: Any) -> bool:
-    """Tell a path from a text: it exists, or names reference documentation."""
+    """Tell a path from a text: it exists, is a pattern of files, or names documentation."""
     if not isinstance(text, str) or len(text) > 4096 or "\n" in text:
         return False
     try:
-        return text.startswith("docstrings:") or (bool(text.strip()) and Path(text).exists())
+        if text.startswith("docstrings:") or (text.strip() and Path(text).exists()):
+            return True
+        return bool(find_suffix(text)) and expand_pattern(text) not in ([text], [])
     except (OSError, ValueError):
         return False

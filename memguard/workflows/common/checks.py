@@ -78,10 +78,10 @@ def check_paths(
         if model is not None:
             check_name(model, setting, ModelError)
     no_documents = [
-        f"'{setting}': there is no file or folder '{shorten(source, MAX_PATH)}'"
+        f"'{setting}': {lacking}"
         for setting, given in documents.items()
         for source in given
-        if sources.is_missing(source)
+        if (lacking := sources.describe_missing(source))
     ]
     no_models = [
         f"'{setting}': there is no folder '{shorten(path, MAX_PATH)}'"
