@@ -70,7 +70,7 @@ def test_wrong_settings(site: Path, tmp_path: Path, probe: str, problem: str) ->
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("1 / 0", f"of package {PACKAGE} cannot be imported (ZeroDivisionError: division by zero)"),
+        ("1 / 0", f"of package {PACKAGE} cannot be imported (ZeroDivisionError at "),
         ("FirstWordProbe = dict", "must be a subclass of memguard.audit.probe.Probe"),
         (None, "its setting 'name' must have the default 'second_word'"),
     ],
