@@ -53,9 +53,11 @@ def draw_scores(audit: Audit, draw: np.random.Generator) -> Scores:
         return {}
     shift = draw.choice([0, 0, 0.5, 1, 2])
     scores = {}
+    # Both models score a document, or neither.
+    missing_N = draw.random(num) < draw.choice([0, 0, 0.2])
     for name in ("loss", *(["loss_minus_base"] if audit.coverage.has_base else [])):
         value_N = draw.normal(size=num) + shift * audit.documents.is_trained_N
-        value_N[draw.random(num) < draw.choice([0, 0, 0.2])] = np.nan
+        value_N[missing_N] = np.nan
         scores[name] = value_N
     return scores
 
