@@ -1,6 +1,6 @@
 """Check that every page, file and command names the same documents as extracted.
 
-    python scripts/check_findings.py                 40 drawn audits: a minute
+    python scripts/check_findings.py                 50 drawn audits: a minute
     python scripts/check_findings.py --audits 400 --seed 1000
 
 Each audit has random answers of every probe (`finding_audits.py`) and is written as a run with an
@@ -213,7 +213,7 @@ def describe(seed: int, drawn: DrawnAudit, differences: list[str]) -> str:
 def main() -> int:
     """Print a row for each audit; return 1 if a reader differs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--audits", type=int, default=40)
+    parser.add_argument("--audits", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of the first audit")
     options = parser.parse_args()
     print(" | ".join(COLUMNS))

@@ -130,7 +130,9 @@ def draw_documents(draw: np.random.Generator) -> list[AuditDocument]:
     """
     keyed_share = float(draw.choice([1.0, 1.0, 0.9, 0.0]))
     large = bool(draw.random() < 0.5)
-    parts = [("a", "trained", 4, int(draw.choice([24, 40]) if large else draw.choice([6, 12])))]
+    parts = [
+        ("a", "trained", 4, int(draw.choice([24, 40, 160]) if large else draw.choice([6, 12])))
+    ]
     parts += [("b", "trained", 16, int(draw.choice([0, 8, 16])))]
     parts += [("late", "trained", 0, int(draw.choice([0, 0, 3])))]
     parts += [("control", "control", 0, int(draw.choice([0, 6, 12, 34])))]

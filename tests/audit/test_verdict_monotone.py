@@ -12,7 +12,7 @@ Where a trained or forgotten document or canary is extracted, the level is one o
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -39,12 +39,17 @@ class Audit:
     coverage: Coverage
 
 
-def draw_audit(draw: np.random.Generator) -> Audit:
-    """Draw an audit: roles, buckets, clusters, own texts, base, other methods, canaries."""
+def draw_audit(
+    draw: np.random.Generator, controls: Sequence[int] = (0, 1, 3, 5, 8, 14, 30)
+) -> Audit:
+    """Draw an audit: roles, buckets, clusters, own texts, base, other methods, canaries.
+
+    ``controls`` are the possible numbers of control documents.
+    """
     has_base = bool(draw.random() < 0.5)
     sizes = (1, 3, 8) if draw.random() < 0.4 else (16, 31, 45)
     parts = [("trained", name, int(draw.choice(sizes))) for name in "abc"[: draw.choice([1, 1, 3])]]
-    parts.append(("control", "control", int(draw.choice([0, 1, 3, 5, 8, 14, 30]))))
+    parts.append(("control", "control", int(draw.choice(controls))))
     parts.append(("forget", "forget", int(draw.choice([0, 0, 0, 2]))))
     parts.append(("unreached", "a", int(draw.choice([0, 0, 0, 2]))))
     role_N, bucket_N = (
@@ -167,13 +172,13 @@ def list_class_flips(audit: Audit, draw: np.random.Generator) -> Iterator[tuple[
     control_N, trained_N = documents.is_control_N, documents.is_trained_N
     fed_N = trained_N | documents.is_forgotten_N
     numbers_N = np.arange(len(control_N))
-    yield "no control", replace(audit, documents=_take(documents, ~control_N))
+    yield "no control", replace(audit, documents=take(documents, ~control_N))
     for index in draw.permutation(np.flatnonzero(control_N))[:NUM_FLIPPED]:
-        fewer = _take(documents, numbers_N != index)
+        fewer = take(documents, numbers_N != index)
         yield "one control document fewer", replace(audit, documents=fewer)
     quiet_N = trained_N & ~documents.was_extracted_N
     for index in draw.permutation(np.flatnonzero(quiet_N))[:NUM_FLIPPED]:
-        fewer = _take(documents, numbers_N != index)
+        fewer = take(documents, numbers_N != index)
         counts = {"num_unaudited": coverage.num_unaudited + 1}
         yield "not audited", replace(audit, documents=fewer, coverage=replace(coverage, **counts))
     for control in ("given", "other-kind"):
@@ -193,7 +198,7 @@ def list_class_flips(audit: Audit, draw: np.random.Generator) -> Iterator[tuple[
         yield "no canaries", replace(audit, canaries=None)
 
 
-def _take(documents: DocumentResults, where_N: np.ndarray) -> DocumentResults:
+def take(documents: DocumentResults, where_N: np.ndarray) -> DocumentResults:
     """Return the results of some of the documents."""
     names = [field.name for field in fields(documents) if field.name != "others"]
     methods = {
