@@ -656,57 +656,6 @@ def test_training_that_begins_again_adds_to_the_counts() -> None:
     assert "began again with another packing" in other.counts(Runtime()).reason
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"counts": np.array(["text"] * 3)},
-        {"counts": np.zeros(2, dtype=np.int64)},
-        {"counts": np.zeros(3)},
-        {"runs": np.zeros((), dtype=np.int64)},
-    ],
-)
-def test_a_tally_of_other_contents_is_damaged(
-    tmp_path: Path, content: dict[str, NDArray[Any]]
-) -> None:
-    documents = list_documents()
-    rows, _ = watch(documents)
-    rows.save(tmp_path, 0, 1)
-    file = tmp_path / "memguard-tally-0-of-1.npz"
-    with np.load(file) as saved:
-        whole = dict(saved)
-    np.savez(file, **whole | content)
-    rows.load(tmp_path, 0, 1)
-    assert "npz' is damaged" in rows.counts(Runtime()).reason
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 300))])
-def test_a_flipped_or_lost_byte_of_a_tally_is_no_error(tmp_path: Path, seed: int) -> None:
-    rows, _ = watch(list_documents())
-    rows.save(tmp_path, 0, 1)
-    file = tmp_path / "memguard-tally-0-of-1.npz"
-    content, rng = bytearray(file.read_bytes()), np.random.default_rng(seed)
-    if seed % 2:
-        content[int(rng.integers(len(content)))] ^= int(rng.integers(1, 256))
-    file.write_bytes(content if seed % 2 else content[: int(rng.integers(len(content)))] * (seed > 0))
-    rows.load(tmp_path, 0, 1)
-    counts = rows.counts(Runtime())
-    assert counts.reason
-
-
-def test_training_that_begins_again_adds_to_the_counts() -> None:
-    documents = list_documents()
-    rows, model = watch(documents)
-    model(input_ids=torch.tensor([documents[0][1]]))
-    rows.end_step()
-    before = rows.counts(Runtime())
-    again = make_rows(documents)
-    again.go_on(rows)
-    assert again.counts(Runtime()) == before
-    other = make_rows(documents, max_length=9)
-    other.go_on(rows)
-    assert "began again with another packing" in other.counts(Runtime()).reason
-
-
 def test_the_checkpoint_that_was_resumed_is_found(tmp_path: Path) -> None:
     def save(folder: Path, step: int) -> Path:
         folder.mkdir()

@@ -99,32 +99,6 @@ def test_training_that_begins_again_adds_to_the_counts(
     assert read_repetitions(callback) == 4 + 1 + 1
 
 
-def read_repetitions(callback: MemorizationAuditCallback) -> int | None:
-    buckets = callback.reports[-1].tables.buckets
-    return next(bucket.num_repetitions for bucket in buckets if bucket.role == "trained")
-
-
-def test_training_that_begins_again_adds_to_the_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    callback = make_callback(tmp_path)
-    trainer = build_trainer(tmp_path, callbacks=[callback], max_steps=2, auto_find_batch_size=True)
-    for expected in (2, 4):
-        trainer.train()
-        assert read_repetitions(callback) == expected
-    # Memory is short after one step of a third training: two steps of the halved batch follow.
-    step, calls = trainer.training_step, iter(range(100))
-
-    def fail_second(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 1:
-            raise RuntimeError("CUDA out of memory.")
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(trainer, "training_step", fail_second)
-    trainer.train()
-    assert read_repetitions(callback) == 4 + 1 + 1
-
-
 @pytest.mark.quick
 def test_the_report_is_that_of_the_saved_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
