@@ -321,6 +321,7 @@ def test_first_row_of_a_file_without_header_is_not_quoted(tmp_path, name, settin
     assert not any(word in message for word in ("Jane", "Smith", "jane", "078", "Elm"))
     num = 4 if name == "x.jsonl" else 5
     assert f"its {num} columns have no usual name" in message
+    assert ("messages" in message) == (name == "x.jsonl")
     if settings:
         assert (
             f"needs the column '{settings.get('columns', {'text': 'instruction'})['text']}'"
