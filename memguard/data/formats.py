@@ -197,7 +197,7 @@ def _explain_no_fit(table: Table, form: FormatConfig, place: str, style: Style) 
     # The format that the user chose comes first, then those whose columns have a usual name in the
     # table. Columns that the user named are kept where the table has them.
     quoted, ranked = _list_quotable(table, form), []
-    for name in _ORDER:
+    for name in _ORDER[: 3 if table.may_lack_header else None]:  # CSV holds no lists of turns
         named, num_guessed = _match(name, quoted, form.columns)
         ranked.append((name != wanted, num_guessed, name, named))
     ranked.sort(key=lambda way: way[:2])

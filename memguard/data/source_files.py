@@ -191,11 +191,12 @@ def name_files(files: Iterable[NamedFile]) -> dict[str, str]:
     while True:
         names = {place: _name(place, name, level[place]) for place, name in own.items()}
         count = Counter(names.values())
-        # The text of a file x-000001 has the id of row 1 of x.
+        # The text of a file x-000001.txt has the id of row 1 of x.
+        rows = {name for name in count if _ROW.search(name) and _ROW.sub("", name) in count}
         clashing = [
             place
             for place, name in names.items()
-            if count[name] > 1 or (_ROW.search(name) and _ROW.sub("", name) in count)
+            if count[name] > 1 or (name in rows and place.lower().endswith(TEXT_SUFFIXES))
         ]
         if not clashing:
             return names

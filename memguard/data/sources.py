@@ -82,8 +82,7 @@ def read_sources(
             yield table
             continue
         with explain_failures(setting, table.shown):
-            read = _read(dataclasses.replace(table, name=names[table.place]), cache_dir)
-        yield dataclasses.replace(read, note=table.note)
+            yield _read(dataclasses.replace(table, name=names[table.place]), cache_dir)
 
 
 def _find(source: str, setting: str) -> Iterator[NamedFile]:

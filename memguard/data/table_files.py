@@ -1,5 +1,6 @@
 """Reads one file or dataset as rows with the same columns."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ class NamedFile:
     """The setting that names it, for errors."""
     kind: Literal["file", "saved", "hub", "docstrings"] = "file"
     note: str = ""
-    """What else of its folder is not read."""
+    """What else of its folder is not read, see `Table`."""
 
     @property
     def place(self) -> str:
@@ -81,7 +82,8 @@ class NamedFile:
 
     def make_table(self, columns: Sequence[str], read: Read, **more: Any) -> Table:
         """Return its rows as a table."""
-        return Table(name=self.name, origin=self.origin, columns=tuple(columns), read=read, **more)
+        named: dict[str, Any] = {"name": self.name, "origin": self.origin, "note": self.note}
+        return Table(columns=tuple(columns), read=read, **named, **more)
 
 
 def find_suffix(name: str) -> str:
@@ -165,12 +167,13 @@ def read_saved(folder: NamedFile) -> Table:
             "it again"
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
+        others = ", ".join(name for name in loaded if name != "train")
         if "train" not in loaded:
-            others = ", ".join(loaded)
             raise UnusableSource(
                 f"has no split 'train' but {others}; name the folder of the split you mean"
             )
         loaded = loaded["train"]
+        folder = dataclasses.replace(folder, note=others and f"split {others}")
     return wrap_dataset(loaded, folder)
 
 

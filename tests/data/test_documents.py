@@ -149,6 +149,9 @@ def test_save_to_disk(tmp_path):
         ("b", "one"),
     ]
     assert [d.id for d in load(tmp_path / "both").documents] == ["both-000000", "both-000001"]
+    told = []
+    load_documents([str(tmp_path / "both")], setting="m", cache_dir=tmp_path, say=told.append)
+    assert told[1:] == ["documents: not read in both: split test"]
     with pytest.raises(DataError, match="no split 'train' but test, dev; name the folder"):
         load(tmp_path / "none")
     (tmp_path / "one" / "state.json").write_text("{")
@@ -318,6 +321,7 @@ def test_first_row_of_a_file_without_header_is_not_quoted(tmp_path, name, settin
     assert not any(word in message for word in ("Jane", "Smith", "jane", "078", "Elm"))
     num = 4 if name == "x.jsonl" else 5
     assert f"its {num} columns have no usual name" in message
+    assert ("messages" in message) == (name == "x.jsonl")
     if settings:
         assert (
             f"needs the column '{settings.get('columns', {'text': 'instruction'})['text']}'"

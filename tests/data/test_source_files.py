@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from memguard.config import DataConfig
 from memguard.data.documents import LoadedDocuments, load_documents, load_settings
+from memguard.data.source_files import name_files
+from memguard.data.table_files import NamedFile, find_suffix
 from memguard.errors import DataError
 from memguard.workflows.auditing.arguments import take_documents
 
@@ -135,6 +138,24 @@ def test_made_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     data = DataConfig(train=("2023/p.jsonl",), control=("2024/*.jsonl",), identity_key=None)
     ids = {name: loaded.documents[0].id for name, loaded in load_settings(data, Path("unused"))}
     assert ids == {"train": "2023/p-000000", "control": "2024/p-000000"}
+
+
+def test_names_of_any_files_and_the_ids_of_their_rows_differ() -> None:
+    draw = random.Random(0)
+    folders, ends = ["a", "b", "a.jsonl", "a-000000"], [".jsonl", ".csv", ".txt", ".jsonl.gz", ""]
+    for _ in range(500):
+        files = []
+        for _ in range(draw.randrange(1, 9)):
+            path = "/".join(draw.choices(folders, k=draw.randrange(1, 5))) + draw.choice(ends)
+            stem = path[: len(path) - len(find_suffix(path))]
+            name = draw.choice([path, stem, Path(stem).name])  # of a folder's files, or one alone
+            made = {"name": name, "origin": "o", "shown": "s", "setting": "t"}
+            files.append(NamedFile(path=Path("/", path), **made))
+        names = name_files(files)
+        assert len(set(names.values())) == len(names) == len({file.place for file in files})
+        ids = [f"{name}-000000" for name in names.values()]
+        ids += [name for place, name in names.items() if place.endswith(".txt")]
+        assert len(set(ids)) == len(ids)
 
 
 def test_a_file_that_is_named_twice_is_refused(
