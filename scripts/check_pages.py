@@ -2,8 +2,7 @@
 
     python scripts/check_pages.py runs/quickstart     pages of runs, gates, comparison, and bundles
 
-Of each HTML page, also of those inside archives (`memguard bundle`), at 1280, 768 and 390 pixels,
-in
+Of each HTML page, also of those inside archives (`memguard bundle`), at 1280, 768 and 390 px, in
 light and dark: messages of the console, requests, what axe-core finds serious, and whether the page
 scrolls sideways. Of each page, and of the links of each README.md: links to what is not there. Then
 the words before a click, the printed pages, and ids of findings that are not printed (needs
