@@ -249,7 +249,7 @@ def test_a_diff_sets_two_forms_side_by_side(folders: Mapping[LoadAs, Path]) -> N
     both = json.loads(succeed("diff", folders["stored"], folders["nf4"], "--json").out)
     assert (both["old"]["name"], both["new"]["name"]) == ("run", "run, loaded as nf4")
     # The adapter memorizes documents that 4 bits do not keep; both measured the same.
-    assert {finding["kind"] for finding in both["findings"]} >= {"gone"}
+    assert {document["kind"] for document in both["documents"]} >= {"gone"}
 
 
 def test_kept_scores_are_not_measured_again(

@@ -35,13 +35,13 @@ def test_every_reader_of_many_audits(first: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = documents.find_came_out
+    find = documents.find_trained
 
     def leave_out_forgotten(role_N: Any, *others: Any) -> Any:
         return find(role_N, *others) & (role_N != "forget")
 
     # Of the readers of records.parquet alone.
-    monkeypatch.setattr(documents, "find_came_out", leave_out_forgotten)
+    monkeypatch.setattr(documents, "find_trained", leave_out_forgotten)
     _, differences = check_audit(1175, tmp_path)
     readers = {difference.partition(": ")[0] for difference in differences}
     assert readers >= {"records", "--fix", "gate", "gate, outcome", "diff"}
