@@ -14,6 +14,7 @@
 
     meta_model.py      a model's shape, without its weights
     rows.py            steps, rows and tokens of a run; its first row, token by token
+    drop_shares.py     share of the labels that goldfish drops, by document
     dry_run.py         record of all these, and the disk space that a run needs
 
     configuration -> sizes, mesh, settings -> bytes and seconds           no torch, no GPU
