@@ -38,7 +38,7 @@ CELLS = {
     "compare": "api.compare([plain.folder, goldfish.folder], out='compared')",
     "refused": """
         try:
-            api.audit(plain.folder, seed=None)
+            api.audit(plain.folder, seed='one')
         except Exception as error:
             print(error)
     """,
@@ -97,7 +97,7 @@ def test_a_result_is_a_line_and_a_card(name: str, outputs: dict[str, list[dict[s
 
 def test_a_refused_call_shows_no_bar(outputs: dict[str, list[dict[str, Any]]]) -> None:
     (stream,) = outputs["refused"]
-    assert stream["text"] == "'seed' should be a valid integer; got None\n"
+    assert stream["text"] == "'seed' should be a valid integer; got the text 'one'\n"
     (printed,) = (o["text"] for o in outputs["train again"] if o.get("name") == "stdout")
     (line,) = printed.splitlines()
     assert line.startswith("<TrainResult goldfish: ")
