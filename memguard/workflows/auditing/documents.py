@@ -115,6 +115,7 @@ def plan_foreign(
             raise missing
         console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
     vocab_size = getattr(configs[0].get_text_config(), "vocab_size", None)
+    day = given.form.chat_date or date.today()
     tokenized = [
         list(
             tokenize_documents(
@@ -124,16 +125,15 @@ def plan_foreign(
                 max_tokens=None,
                 setting=f"--{side.name}",
                 vocab_size=vocab_size,
-                day=given.form.chat_date,
+                day=day,
             )
         )
         for side in sides
     ]
     chats = any(document.format != "text" for side in sides for document in side.documents)
     if chats and given.form.chat_date is None and writes_today(tokenizer):
-        today = date.today()
         console.warn(
-            f"the chat template writes today's date: on another day, give 'chat_date: {today}' in "
+            f"the chat template writes today's date: on another day, give 'chat_date: {day}' in "
             "--format for the same tokens"
         )
     read = [tokens for of_side in tokenized for tokens in of_side]
