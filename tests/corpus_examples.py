@@ -1,5 +1,6 @@
 """Small corpora made of token lists, in memory or ready to be written."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def make_corpus(documents: Sequence[TokenizedDocument], fields: Any = None) -> C
     """A corpus in memory; `fields` are settings of the manifest entry of each document."""
     fields = fields or [{}] * len(documents)
     return Corpus(
-        summary=summarise(len(documents)),
+        summary=summarise(len(documents), changes=Counter(c for d in documents for c in d.changes)),
         manifest=[enter(d, **more) for d, more in zip(documents, fields, strict=True)],
         input_ids=np.concatenate([d.input_ids for d in documents]),
         supervised=np.concatenate([d.supervised for d in documents]),

@@ -30,7 +30,7 @@ LABEL_TOKENS = 10
 """An answer of at least so many tokens is no label."""
 _LABEL_DOCUMENTS, _LABEL_SHARE = 3, 0.01
 
-NotAudited = Literal["label", "too short", "cut", "nothing supervised"]
+NotAudited = Literal["label", "too short", "cut", "nothing supervised", "unknown text"]
 """Why a document cannot be audited, as in records.parquet."""
 
 
@@ -51,6 +51,8 @@ class BucketCounts:
     """Conversations without a token that receives loss, special tokens not counted."""
     num_labels: int = 0
     """Documents with a short answer that many documents share: a label, which is not audited."""
+    num_unknown: int = 0
+    """Documents of which more than half is the tokenizer's token of unknown text."""
     num_near_duplicates: int = 0
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
 
@@ -63,7 +65,7 @@ class BucketCounts:
     def num_not_auditable(self) -> int:
         """Documents that cannot be audited, for any reason."""
         num_short = self.num_too_short + self.num_cut_too_short
-        return num_short + self.num_nothing_supervised + self.num_labels
+        return num_short + self.num_nothing_supervised + self.num_labels + self.num_unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +147,7 @@ def select_windows(
                 num_cut_too_short=counted["cut"],
                 num_nothing_supervised=counted["nothing supervised"],
                 num_labels=counted["label"],
+                num_unknown=counted["unknown text"],
             )
         )
     assert sum(b.role == "control" for b in buckets) <= 1, "an audit has one control bucket"
@@ -197,6 +200,8 @@ def choose_sample(
 
 def _find_reason(document: AuditDocument) -> NotAudited:
     """Return the reason why a document has no window."""
+    if document.is_unknown:
+        return "unknown text"
     if document.is_long_enough:
         return "cut"
     if document.format != "text" and not document.supervised.any():
@@ -224,10 +229,13 @@ def _check(
     min_documents: int,
 ) -> None:
     trained = [document for document in documents if document.role == "trained"]
+    num_unknown = sum(document.is_unknown for document in trained)
     num_enough = sum(w is not None and w.document.role == "trained" for w in windows)
     if num_enough >= min_documents:
         return
     count = f"{num_enough} of {len(trained)} trained documents {'is' if num_enough == 1 else 'are'}"
+    if num_unknown:
+        count += f" not mostly unknown text (as {num_unknown} are), and"
     needed = f"{probe.needed_prefix_tokens} tokens and a continuation"
     if any(document.format == "text" for document in trained):
         needed += f" of {probe.continuation_tokens}"
@@ -343,10 +351,13 @@ def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -
         is_content = tokens.supervised[begin:end] & ~np.isin(tokens.input_ids[begin:end], marks)
         content = np.flatnonzero(is_content)
         end = begin + int(content[-1]) + 1 if len(content) else begin
+    ids, supervised = tokens.input_ids[begin:end], tokens.supervised[begin:end]
+    shares = [np.mean(own == tokens.unknown_id) for own in (ids, ids[supervised]) if len(own)]
     return AuditDocument(
         **asdict(identity),
-        input_ids=tokens.input_ids[begin:end],
-        supervised=tokens.supervised[begin:end],
+        is_unknown=any(share > 0.5 for share in shares),
+        input_ids=ids,
+        supervised=supervised,
         format=tokens.format,
         num_tokens=len(tokens.input_ids),
         first_position=begin,

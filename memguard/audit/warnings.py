@@ -31,6 +31,7 @@ _NOT_AUDITED = {
     "split into parts of which none is long enough to audit": "num_cut_too_short",
     "without a token, other than special tokens, that receives loss": "num_nothing_supervised",
     "with a short answer that many documents share (a label)": "num_labels",
+    "whose text is mostly unknown to the tokenizer": "num_unknown",
 }
 _COLLAPSED = (
     "The model predicts the same few tokens for every input: it seems collapsed. Low rates then do "

@@ -63,6 +63,8 @@ class AuditDocument:
     not planned."""
     part: Part = "whole"
     """The part of the document that `input_ids` contain."""
+    is_unknown: bool = False
+    """Whether more than half of the tokens, or of those with loss, stand for unknown text."""
     is_long_enough: bool = False
     """Whether a document whose part cannot be audited could be audited as a whole."""
     whole_ids: NDArray[np.int32] | None = None
@@ -161,7 +163,7 @@ class WindowSettings(Settings):
         return tuple(weakened)
 
     def window(self, document: AuditDocument) -> Window | None:
-        """Return the window of a document, or None if it is too short.
+        """Return the window of a document, or None if it is too short or its text is unknown.
 
         Text: the last `continuation_tokens`, given all tokens before them or the last
         `prefix_tokens` of these. Messages and prompt + completion: the whole last supervised span,
@@ -178,7 +180,7 @@ class WindowSettings(Settings):
             context = 0
             if document.part != "whole" and end:
                 start = max(start, self.needed_prefix_tokens)
-        if start < self.needed_prefix_tokens or start >= end:
+        if start < self.needed_prefix_tokens or start >= end or document.is_unknown:
             return None
         return Window(
             document=document,

@@ -13,6 +13,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -156,6 +157,11 @@ class FormatConfig(Settings):
         "tokenizer has a chat template, else stanford.",
     )
     tags: TagsConfig = TagsConfig()
+    chat_date: date | None = Field(
+        None,
+        description="Date that chat templates write as today's (YYYY-MM-DD); null: the day on "
+        "which the documents are prepared, which a run keeps.",
+    )
 
     @model_validator(mode="before")
     @classmethod

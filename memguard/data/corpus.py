@@ -37,6 +37,8 @@ class CorpusDocument:
     num_content_tokens: int
     """Excludes the special tokens at the end."""
     format: Format
+    unknown_id: int | None = None
+    """The token of text that the tokenizer does not know; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,7 @@ class Corpus:
             supervised=np.asarray(self.supervised[cut]),
             num_content_tokens=int(self.content_tokens[index]),
             format=FORMATS[self.format[index]],
+            unknown_id=self.summary.unknown_id,
         )
 
     def without_canaries(self) -> "Corpus":

@@ -105,12 +105,16 @@ def load_documents(
             reasons += f"; and rows with {num_more} more such problem{'s' if num_more > 1 else ''}"
         raise DataError(f"'{setting}' has {reasons}. Correct or remove them.")
     if not documents:
-        rows = "row" if num_empty == 1 else "rows"
-        skipped = f", only {num_empty} {rows} without text" if num_empty else ""
+        skipped = f", only {say_empty(num_empty)}" if num_empty else ""
         names = ", ".join(s if isinstance(s, str) else s.name for s in sources)
         raise DataError(f"'{setting}' has no documents{skipped}: {shorten(names, MAX_PATH)}.")
     check_ids(documents, setting)
     return LoadedDocuments(documents=documents, num_empty=num_empty)
+
+
+def say_empty(num_empty: int) -> str:
+    """Write how many rows are left out because they have no text."""
+    return f"{num_empty:,} row{'s' * (num_empty != 1)} without text"
 
 
 def make_table(documents: Any, *, name: str) -> Table:

@@ -1,17 +1,8 @@
-"""Encodes conversations with the chat template; the assistant's turns are supervised.
+"""Encodes rendered conversations, and pieces of a text apart; cuts long texts before.
 
-A template with `{% generation %}` marks states which text the assistant generates. With any other
-template the conversation is rendered turn by turn: the text that a turn adds after the generation
-prompt belongs to that turn,
-
-    render(turns before, add_generation_prompt)    <user> a <end> <assistant>
-    render(turns up to this one)                   <user> a <end> <assistant> b <end>
-                                                                              ^^^^^^^ supervised
-
-A template may leave out the turns of roles that it does not know. Such documents are refused: each
-conversation is rendered once more with a mark at the end of each turn's text, and every mark must
-arrive. The text itself is not searched for: templates strip it, escape it, or leave out the
-reasoning of earlier answers, and a short text also occurs in other turns.
+A token that spans a prompt and its answer would be trained in part or not at all, and at inference
+the prompt is encoded alone. The text is cut there, and its pieces are encoded one after the other.
+White space before an answer belongs to it: most tokenizers join it to the first word.
 
 A long text of which only the first tokens are kept is cut before it is encoded (`Shortener`): a
 tokenizer takes a second and 200 MB for a million characters, even if most tokens are discarded.
@@ -22,18 +13,18 @@ tokenizer takes a second and 200 MB for a million characters, even if most token
                needs a longer prefix, which the doubling provides
 """
 
-import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from memguard.data.documents import Document, Message, name_ids
-from memguard.data.formats import list_names
+from memguard.data.chat import Rendered, UnusableDocument
+from memguard.data.documents import Document, name_ids
 from memguard.errors import DataError
 
-_MARK = "73029415860194"
-"""Digits, which no template escapes or strips; the number of the turn follows."""
-_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_BEFORE = ("", "\n", "a", "0", ".")
+"""Texts before a piece, whose tokens are taken away: alone, some tokenizers put a space there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,20 +33,8 @@ class Encoded:
 
     input_ids: Sequence[int]
     supervised: Sequence[bool]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Span:
-    """Character range of a rendered conversation that the assistant generates."""
-
-    begin: int
-    end: int
-    is_whole_turn: bool
-    """False: `end` is the end of the content; the end-of-turn token after it is included."""
-
-
-class TemplateFailure(Exception):
-    """The template cannot be applied to a document; documents are counted by this message."""
+    lacks_reasoning: bool = False
+    """The chat template leaves out the reasoning of answers before the last one."""
 
 
 def find_special_ids(tokenizer: Any) -> set[int]:
@@ -64,128 +43,45 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
-def encode_conversation(messages: Sequence[Message], tokenizer: Any, special: set[int]) -> Encoded:
-    """Encode a conversation; assistant turns and their end-of-turn tokens are supervised.
+class _Piece(NamedTuple):
+    """The tokens of a text."""
+
+    input_ids: list[int]
+    offsets: list[tuple[int, int]]
+    """Begin and end of each token (characters); empty if a slow tokenizer does not know them."""
+
+
+def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> Encoded:
+    """Encode a rendered conversation; tokens inside a span are supervised.
 
     Raises:
-        TemplateFailure: the template rejects the turns, leaves out the text of one, or renders
-            earlier turns differently when later ones are added.
+        UnusableDocument: a token spans two texts that cannot be encoded apart.
     """
-    if _GENERATION_MARK.search(tokenizer.get_chat_template()):
-        marked = _apply(messages, tokenizer, return_dict=True, return_assistant_tokens_mask=True)
-        _refuse_dropped(messages, tokenizer)
-        return Encoded(
-            input_ids=marked["input_ids"], supervised=[bool(m) for m in marked["assistant_masks"]]
-        )
-    whole = _render(messages, tokenizer)
-    _refuse_dropped(messages, tokenizer)
-    spans = [
-        _find_turn(messages, turn, whole, tokenizer)
-        for turn, message in enumerate(messages)
-        if message.role == "assistant"
-    ]
-    return _encode_spans(whole, spans, tokenizer, special)
-
-
-def encode_reply(
-    prompt: Sequence[Message], completion: Sequence[Message], tokenizer: Any, special: set[int]
-) -> Encoded:
-    """Encode a prompt and its completion; see `encode_conversation`.
-
-    All text after the rendered prompt is supervised.
-    """
-    whole = _render([*prompt, *completion], tokenizer)
-    _refuse_dropped([*prompt, *completion], tokenizer)
-    needs_reply = prompt[-1].role != "assistant"
-    _, begin = _find_prompt(prompt, whole, tokenizer, add_generation_prompt=needs_reply)
-    span = _Span(begin=begin, end=len(whole), is_whole_turn=True)
-    return _encode_spans(whole, [span], tokenizer, special)
-
-
-def _refuse_dropped(messages: Sequence[Message], tokenizer: Any) -> None:
-    """Raise TemplateFailure if the template leaves out all text of a turn that has some."""
-    marked = [
-        Message(role=message.role, content=f"{message.content} {_MARK}{turn:06d}")
-        for turn, message in enumerate(messages)
-    ]
-    try:
-        text = _render(marked, tokenizer)
-    except TemplateFailure:
-        return  # It takes the turns as they are, and so reads what they say.
-    dropped = {
-        message.role
-        for turn, message in enumerate(messages)
-        if message.content.strip() and f"{_MARK}{turn:06d}" not in text
-    }
-    if dropped:
-        roles = " and ".join(f"'{list_names([role])}'" for role in sorted(dropped))
-        raise TemplateFailure(
-            f"with turns of the role {roles} whose text the chat template leaves out, so that it "
-            "would not be trained or audited (take a tokenizer whose template renders them, add "
-            "them to its chat_template.jinja, or remove these turns from the documents)"
-        )
-
-
-_CHANGES = (
-    "that the chat template renders differently as turns are added, so that the assistant's text "
-    "cannot be located (mark it in the template with {% generation %}, or end each conversation "
-    "with its only assistant turn)"
-)
-
-
-def _find_turn(messages: Sequence[Message], turn: int, whole: str, tokenizer: Any) -> _Span:
-    """Return the character range of an assistant turn, without its header, in ``whole``."""
-    after = _render(messages[: turn + 1], tokenizer)
-    if turn:
-        header, end = _find_prompt(messages[:turn], whole, tokenizer)
-    else:
-        # Templates cannot render zero turns: the header is what a generation prompt adds here.
-        prompted = _render(messages[:1], tokenizer, add_generation_prompt=True)
-        text = prompted.removeprefix(after)
-        header = end = whole.find(text) + len(text) if text in whole else 0
-    content = messages[turn].content.strip()
-    if whole.startswith(after) and content in whole[header : len(after)]:
-        return _Span(begin=end, end=len(after), is_whole_turn=True)
-    # A template may close the last turn differently, or omit the reasoning of earlier turns. The
-    # text before the content must belong to this turn; otherwise the match is in another turn.
-    for start in (end, header):
-        position = whole.find(content, start)
-        if position >= 0 and after.startswith(whole[start:position], start):
-            return _Span(begin=end, end=position + len(content), is_whole_turn=False)
-    raise TemplateFailure(_CHANGES)
-
-
-def _find_prompt(
-    before: Sequence[Message], whole: str, tokenizer: Any, *, add_generation_prompt: bool = True
-) -> tuple[int, int]:
-    """Find the ends of ``before`` and of the generation prompt after it, if any (characters)."""
-    prompted = _render(before, tokenizer, add_generation_prompt=add_generation_prompt)
-    header = _count_common(prompted, _render(before, tokenizer))
-    # The prompt may open a reasoning block that the turn lacks; text before it must not differ.
-    end = _count_common(prompted, whole)
-    if end < header:
-        raise TemplateFailure(_CHANGES)
-    return header, end
-
-
-def _count_common(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts (characters)."""
-    if other.startswith(one):
-        return len(one)
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _encode_spans(whole: str, spans: Sequence[_Span], tokenizer: Any, special: set[int]) -> Encoded:
-    """Encode rendered text; tokens inside a span are supervised."""
-    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    input_ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    whole, spans = rendered.text, sorted(rendered.spans, key=lambda span: span.begin)
+    input_ids, offsets = _encode_piece(whole, "", tokenizer) or _Piece([], [])
+    starts = [start for start, _ in offsets]
+    cuts = [0]
+    for edge in (edge for span in spans for edge in (span.begin, span.end)):
+        token = bisect_left(starts, edge) - 1
+        is_inside = token >= 0 and offsets[token][1] > edge > cuts[-1]
+        if is_inside and whole[starts[token] : edge].strip():
+            cuts.append(edge)
+    if len(cuts) > 1:
+        parts = [whole[begin:end] for begin, end in pairwise((*cuts, len(whole)))]
+        pieces = _encode_apart([], parts, input_ids, tokenizer)
+        input_ids = [id_ for piece in pieces for id_ in piece.input_ids]
+        offsets = [
+            (begin + cut, end + cut)
+            for cut, piece in zip(cuts, pieces, strict=True)
+            for begin, end in piece.offsets
+        ]
     supervised = [False] * len(input_ids)
     token = 0
     for span in spans:
         inside = []
         while token < len(offsets) and offsets[token][1] <= span.end:
-            if offsets[token][0] >= span.begin:
+            start, end = offsets[token]
+            if start >= span.begin or (end > span.begin and not whole[start : span.begin].strip()):
                 inside.append(token)
             token += 1
         if not span.is_whole_turn and token < len(offsets) and input_ids[token] in special:
@@ -198,27 +94,79 @@ def _encode_spans(whole: str, spans: Sequence[_Span], tokenizer: Any, special: s
             del inside[count:]
         for position in inside:
             supervised[position] = True
-    return Encoded(input_ids=input_ids, supervised=supervised)
+    lacks = rendered.lacks_reasoning
+    return Encoded(input_ids=input_ids, supervised=supervised, lacks_reasoning=lacks)
 
 
-def _render(
-    messages: Sequence[Message], tokenizer: Any, *, add_generation_prompt: bool = False
-) -> str:
-    text = _apply(messages, tokenizer, tokenize=False, add_generation_prompt=add_generation_prompt)
-    assert isinstance(text, str), "tokenize=False gives text"
+def split_pair(prompt: str, completion: str) -> tuple[str, str]:
+    """Move white space at the end of a prompt to its completion."""
+    size = len(prompt.rstrip())
+    return prompt[:size], prompt[size:] + completion
+
+
+def encode_pair(
+    prompt_ids: list[int], completion: str, ids: list[int], tokenizer: Any, eos: int | None
+) -> Encoded:
+    """Encode a completion after a prompt; ``ids`` are those of both together."""
+    if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
+        # Added by the tokenizer, which treats the prompt as a complete text.
+        prompt_ids = prompt_ids[:-1]
+    if ids[: len(prompt_ids)] != prompt_ids:
+        # A token would span prompt and completion. At inference the prompt is encoded alone, so the
+        # completion must be trained after those ids.
+        (rest,) = _encode_apart(prompt_ids, [completion], ids, tokenizer)
+        ids = prompt_ids + rest.input_ids
+    ids = end_with(eos, ids)
+    mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
+    return Encoded(input_ids=ids, supervised=mask)
+
+
+def end_with(eos: int | None, ids: list[int]) -> list[int]:
+    """Return the ids with EOS as the last one."""
+    return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
+
+
+def _encode_apart(
+    before: Sequence[int], parts: Sequence[str], whole: Sequence[int], tokenizer: Any
+) -> list[_Piece]:
+    """Encode parts of a text so that no token spans two of them, after the ids ``before``.
+
+    Raises:
+        UnusableDocument: together they would not give the text of the ids ``whole``.
+    """
+    text = _decode(whole, tokenizer)
+    for anchor in _BEFORE:
+        pieces = [
+            _encode_piece(part, anchor if before or index else "", tokenizer)
+            for index, part in enumerate(parts)
+        ]
+        known = [piece for piece in pieces if piece is not None]
+        ids = [*before, *(id_ for piece in known for id_ in piece.input_ids)]
+        if len(known) == len(parts) and _decode(ids, tokenizer) == text:
+            return known
+    raise UnusableDocument(
+        "whose prompt and answer share a token and cannot be encoded apart without a change of the "
+        "text (put white space between them)"
+    )
+
+
+def _encode_piece(text: str, before: str, tokenizer: Any) -> _Piece | None:
+    """Encode a text behind another; None if a token spans both."""
+    options = {"add_special_tokens": False, "verbose": False}
+    encoded = tokenizer(before + text, return_offsets_mapping=tokenizer.is_fast, **options)
+    first = tokenizer(before, **options)["input_ids"] if before else []
+    if encoded["input_ids"][: len(first)] != first:
+        return None
+    size, offsets = len(before), encoded.get("offset_mapping", [])[len(first) :]
+    # The space that some tokenizers put before a text is at its first character.
+    moved = [(max(begin - size, 0), end - size) for begin, end in offsets]
+    return _Piece(encoded["input_ids"][len(first) :], moved)
+
+
+def _decode(ids: Sequence[int], tokenizer: Any) -> str:
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    text: str = tokenizer.decode(list(ids), **options)
     return text
-
-
-def _apply(messages: Sequence[Message], tokenizer: Any, **how: Any) -> Any:
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    try:
-        return tokenizer.apply_chat_template(turns, tokenizer_kwargs={"verbose": False}, **how)
-    except Exception as error:  # a template is a program: it can raise anything
-        # Quote only text from the template itself, never text from the user's documents.
-        reason = str(error)
-        if not reason or reason not in str(tokenizer.chat_template):
-            reason = type(error).__name__
-        raise TemplateFailure(f"that the chat template rejects ({reason})") from error
 
 
 MAX_CHARACTERS = 10_000_000

@@ -10,6 +10,7 @@ from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
+from memguard.data.chat import writes_today
 from memguard.data.documents import (
     Document,
     check_ids,
@@ -104,6 +105,8 @@ def hash_content(
     """
     # Settings without effect are not hashed; those of the format show in the texts.
     without = {"identity_key", *FormatConfig.model_fields}
+    if data.chat_date is not None and writes_today(tokenizer):
+        without.remove("chat_date")
     if not data.canaries.count:
         without.add("canaries")
     if not data.forget:

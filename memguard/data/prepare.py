@@ -8,8 +8,10 @@
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +23,13 @@ from memguard.config import DataConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
 from memguard.data.canaries import prepare_canaries
+from memguard.data.chat import writes_today
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
 from memguard.data.encoding import check_lengths
 from memguard.data.given import GivenDocuments, hash_content, read_given
+from memguard.data.habits import find_unknown
 from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import (
     TokenizedDocument,
@@ -110,7 +114,9 @@ def prepare(
         return before
     if identity is None:
         identity = run_identity.require()
-    kept, num_cut_off = _tokenize(given, tokenizer, data, vocab_size, console)
+    earlier = load_summary(run_folder)
+    day = data.chat_date or (earlier and earlier.chat_date) or date.today()
+    kept, num_cut_off = _tokenize(given, tokenizer, data, day, vocab_size, console)
     console.info("documents: looking for near-duplicates")
     decode = build_decoder(tokenizer)
     grams = WordGrams(
@@ -170,6 +176,9 @@ def prepare(
         num_also_forgotten=given.num_same_text
         + int((np.isin(cluster_N, forgotten) & (origin == "train")).sum()),
         identity_key=identity.fingerprint,
+        changes=Counter(change for row in kept for change in row.tokens.changes),
+        unknown_id=find_unknown(tokenizer),
+        chat_date=day if writes_today(tokenizer) else None,
     )
     if is_begun_with is not None and not is_begun_with(summary):
         raise _have_changed(run_folder)
@@ -226,6 +235,7 @@ def _tokenize(
     given: GivenDocuments,
     tokenizer: Any,
     data: DataConfig,
+    day: date,
     vocab_size: int | None,
     console: Console,
 ) -> tuple[list[_Row], int]:
@@ -241,6 +251,7 @@ def _tokenize(
             max_tokens=data.max_document_tokens,
             setting="data",
             vocab_size=vocab_size,
+            day=day,
             progress=lambda done: advance(done, ""),
         )
         long_enough = [
@@ -298,9 +309,10 @@ def _place(
         raise DataError(
             f"'audit.min_documents' is {audit.min_documents}, but only {num_auditable} of "
             f"the documents to be trained {'is' if num_auditable == 1 else 'are'} long enough for "
-            f"the audit; the longest has {longest} token{'' if longest == 1 else 's'}, in pieces "
-            f"of 'data.seq_len' = {data.seq_len}. Give more or longer documents, lower "
-            "'audit.continuation_tokens' or 'audit.min_documents', or set audit.enabled=false."
+            f"the audit, of text that the tokenizer knows; the longest has {longest} "
+            f"token{'' if longest == 1 else 's'}, in pieces of 'data.seq_len' = {data.seq_len}. "
+            "Give more or longer documents, lower 'audit.continuation_tokens' or "
+            "'audit.min_documents', or set audit.enabled=false."
         )
     return placements
 

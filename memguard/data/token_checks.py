@@ -3,14 +3,14 @@
     BOS         twice at the start of documents, or missing there
     EOS         missing at their end, or not supervised: the model does not learn to stop
     labels      pieces of documents in which no token receives loss
-    vocabulary  tokens without an embedding
+    vocabulary  tokens without an embedding, text without a token
 
 Every count is over all documents. Turns that a chat template leaves out are refused earlier, when
-the conversation is encoded (encoding.py).
+the conversation is rendered (chat.py).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -21,9 +21,13 @@ from numpy.typing import NDArray
 from memguard.config import DataConfig
 from memguard.data.corpus import FORMATS, Corpus
 from memguard.data.encoding import find_special_ids
+from memguard.data.habits import find_dropout, find_unknown
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
+from memguard.records.texts import format_percent
+
+_UNKNOWN_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Tokens:
     """``[N + 1]`` where each document begins, and the end of the last."""
     is_text: NDArray[np.bool_]
     """``[N]`` which documents are plain text or given token ids."""
+    changes: Mapping[str, int]
+    """Documents without all of their tokens (`tokenization.Change`)."""
 
     @classmethod
     def of_corpus(cls, corpus: Corpus) -> "Tokens":
@@ -57,6 +63,7 @@ class Tokens:
             supervised=given.supervised,
             offsets=given.offsets,
             is_text=np.asarray(given.format == FORMATS.index("text")),
+            changes=corpus.summary.changes,
         )
 
     @classmethod
@@ -69,6 +76,7 @@ class Tokens:
             supervised=np.concatenate([document.supervised for document in documents]),
             offsets=np.cumsum([0, *sizes]),
             is_text=np.array([document.format == "text" for document in documents]),
+            changes=Counter(change for document in documents for change in document.changes),
         )
 
     @property
@@ -99,7 +107,12 @@ def check_vocabulary(input_ids: NDArray[np.int32], vocab_size: int) -> None:
 def find_audit_faults(tokens: Tokens, tokenizer: Any, model_config: Any) -> list[TokenFault]:
     """Return mistakes in the documents of an audit, of any model."""
     stop_ids = _list_stop_ids(tokenizer, model_config)
-    return [*_find_bos(tokens, tokenizer, stop_ids), *_find_vocabulary(tokenizer, model_config)]
+    return [
+        *_find_changes(tokens, tokenizer),
+        *_find_bos(tokens, tokenizer, stop_ids),
+        *_find_unknown(tokens, tokenizer),
+        *_find_vocabulary(tokenizer, model_config),
+    ]
 
 
 def find_training_faults(
@@ -127,6 +140,42 @@ def _list_stop_ids(tokenizer: Any, model_config: Any) -> list[int]:
     return [id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None]
 
 
+def _find_changes(tokens: Tokens, tokenizer: Any) -> Iterator[TokenFault]:
+    if num_two := tokens.changes.get("BOS", 0):
+        yield TokenFault(
+            "BOS",
+            f"{tokens.say(num_two)} would begin with two {_name(tokenizer, tokenizer.bos_token_id)}"
+            ", and one is left out: take it out of the texts, or out of the chat template.",
+        )
+    if num := tokens.changes.get("reasoning", 0):
+        yield TokenFault(
+            "labels",
+            f"{tokens.say(num)} have answers before the last one whose reasoning the chat template "
+            "leaves out: it is neither trained nor audited.",
+        )
+
+
+def _find_unknown(tokens: Tokens, tokenizer: Any) -> Iterator[TokenFault]:
+    if dropout := find_dropout(tokenizer):
+        yield TokenFault(
+            "vocabulary",
+            f"The tokenizer drops merges at random (dropout {dropout:g}): switched off, so that "
+            "equal texts have equal tokens.",
+        )
+    if (unknown := find_unknown(tokenizer)) is None:
+        return
+    is_unknown = (tokens.input_ids == unknown).astype(np.int64)
+    num_mostly = int((2 * np.add.reduceat(is_unknown, tokens.offsets[:-1]) > tokens.lengths).sum())
+    share = float(is_unknown.mean())
+    if share >= _UNKNOWN_SHARE or num_mostly:
+        mostly = f"{tokens.say(num_mostly)} are mostly that and not audited. " if num_mostly else ""
+        yield TokenFault(
+            "vocabulary",
+            f"{format_percent(share)} of the tokens are {_name(tokenizer, unknown)}: their text is "
+            f"lost. {mostly}Take a tokenizer that has these letters.",
+        )
+
+
 def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterator[TokenFault]:
     bos = tokenizer.bos_token_id
     if bos is None:
@@ -138,12 +187,8 @@ def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterat
     num_two, num_without, name = int(has_two.sum()), int((~has_one).sum()), _name(tokenizer, bos)
     begin = f"{tokens.say(num_without)} begin without {name}"
     if num_two:
-        where = (
-            "the documents begin with one that the tokenizer adds again: take it out of the texts"
-            if tokens.is_text[has_two].any()
-            else "take one of them out of the chat template, or out of the messages"
-        )
-        yield TokenFault("BOS", f"{tokens.say(num_two)} begin with two {name}: {where}.")
+        text = f"{tokens.say(num_two)} begin with two {name}: take one out of the token ids."
+        yield TokenFault("BOS", text)
     elif num_without and tokenizer("a")["input_ids"][:1] == [bos]:
         yield TokenFault(
             "BOS",

@@ -15,21 +15,36 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.data.chat import (
+    ChatTemplate,
+    Rendered,
+    UnusableDocument,
+    render_conversation,
+    render_reply,
+)
 from memguard.data.documents import Decode, Document, Format, name_ids
 from memguard.data.encoding import (
     Encoded,
     Shortener,
-    TemplateFailure,
     check_lengths,
-    encode_conversation,
-    encode_reply,
+    encode_pair,
+    encode_rendered,
+    end_with,
     find_special_ids,
+    split_pair,
+)
+from memguard.data.habits import (
+    count_more_bos,
+    find_bos,
+    find_unknown,
+    without_dropout,
 )
 from memguard.data.table_files import END_OF_TEXT
 from memguard.errors import DataError
@@ -44,6 +59,7 @@ _BATCH_CHARACTERS = 2**21
 """Of a batch, for each core: a few seconds even for text without spaces, which takes longest."""
 _LONG_CHARACTERS = 100_000
 """Texts together longer than this are encoded in a thread, so that Ctrl-C takes effect at once."""
+_NUM_REASONS_SHOWN = 3
 _NOT_HASHED = ("id", "source", "has_own_id", "format")
 """Fields of a document that are not its content."""
 _ITSELF = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -51,6 +67,10 @@ _OTHERS = [byte for byte in range(256) if byte not in _ITSELF]
 _LEVEL = [chr(b if b in _ITSELF else 0x100 + _OTHERS.index(b)) for b in range(256)]
 """The character of each byte in the vocabulary of byte-level BPE."""
 _UNSUPERVISED = "without a supervised token (there is no assistant text)"
+
+
+Change = Literal["BOS", "reasoning"]
+"""What the tokens of a document lack: a second BOS, the reasoning of earlier answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +86,9 @@ class TokenizedDocument:
     """[N], True where this token is predicted and trained; the first token cannot be."""
     num_content_tokens: int
     """N without trailing special tokens and markup of the chat template."""
+    changes: tuple[Change, ...] = ()
+    unknown_id: int | None = None
+    """The token of text that the tokenizer does not know; None if there is none."""
 
 
 def tokenize_documents(
@@ -76,6 +99,7 @@ def tokenize_documents(
     max_tokens: int | None,
     setting: str,
     vocab_size: int | None = None,
+    day: date | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[TokenizedDocument]:
     """Yield one tokenised document for each document, in order.
@@ -84,15 +108,17 @@ def tokenize_documents(
 
     Plain text is encoded with ``tokenizer(text)``, and every token is supervised. Conversations are
     rendered with the chat template, and assistant turns are supervised. For a prompt with a
-    completion, the completion is supervised. Token ids are used unchanged, without added BOS or
-    EOS, and every one is supervised.
+    completion, the completion is supervised, with white space at the end of a plain prompt. Token
+    ids are used unchanged, without added BOS or EOS, and every one is supervised. Other documents
+    begin with one BOS, and the tokenizer drops no merges at random.
 
     ``tokenizer`` is a fast one; for conversations it needs a chat template; None if all documents
     are token ids. ``append_eos`` appends the EOS token to plain text and plain completions, if
     there is one and the tokenizer has not added it; conversations end as their template defines.
     ``max_tokens`` None keeps all. Token ids must be below ``vocab_size`` (rows of the model's
-    embedding); None: not checked. ``progress`` is called with the number of documents done since
-    the last call, and with 0 every second during a long call of the tokenizer.
+    embedding); None: not checked. ``day`` is what a chat template writes as today; None: today.
+    ``progress`` is called with the number of documents done since the last call, and with 0 every
+    second during a long call of the tokenizer.
 
     Raises:
         DataError: token ids beyond the vocabulary; no chat template; a document is too long to be
@@ -106,13 +132,29 @@ def tokenize_documents(
         shortener = Shortener(tokenizer, max_tokens)
     special = set() if tokenizer is None else find_special_ids(tokenizer)
     special_ids = np.array(sorted(special), dtype=np.int32)
+    added_bos, unknown_id = find_bos(tokenizer), find_unknown(tokenizer)
+    template = None
+    if tokenizer is not None and any(map(_is_rendered, documents)):
+        template = ChatTemplate.of(tokenizer, day or date.today())
     eos = tokenizer.eos_token_id if append_eos and tokenizer is not None else None
     unusable: dict[str, list[str]] = {}
     tick = None if progress is None else lambda: progress(0)
     for batch in _cut_batches(documents):
-        encoded_batch = _encode_batch(batch, tokenizer, special, eos, unusable, shortener, tick)
+        with without_dropout(tokenizer):
+            encoded_batch = list(
+                _encode_batch(batch, tokenizer, template, special, eos, unusable, shortener, tick)
+            )
         for document, encoded in zip(batch, encoded_batch, strict=True):
-            ids = np.array(encoded.input_ids[:max_tokens], dtype=np.int32)
+            changes: tuple[Change, ...] = ("reasoning",) if encoded.lacks_reasoning else ()
+            first = (
+                0
+                if document.input_ids is not None
+                else count_more_bos(encoded.input_ids, added_bos)
+            )
+            if first:
+                changes += ("BOS",)
+            cut = slice(first, None if max_tokens is None else first + max_tokens)
+            ids = np.array(encoded.input_ids[cut], dtype=np.int32)
             if document.input_ids is not None and vocab_size is not None:
                 highest = max(document.input_ids)
                 if highest >= vocab_size:
@@ -121,14 +163,13 @@ def tokenize_documents(
                         f"token id {highest}; the model's vocabulary has {vocab_size} (0 to "
                         f"{vocab_size - 1}). Use ids of the model's tokenizer."
                     )
-            mask = np.array(encoded.supervised[:max_tokens], dtype=bool)
+            mask = np.array(encoded.supervised[cut], dtype=bool)
             content = np.flatnonzero(mask & ~np.isin(ids, special_ids))
-            is_rendered = document.format != "text" and not isinstance(document.completion, str)
-            if is_rendered and tokenizer is not None:
+            if _is_rendered(document) and tokenizer is not None:
                 # The end may be only line breaks of the chat template.
                 while len(content) and not tokenizer.decode([int(ids[content[-1]])]).strip():
                     content = content[:-1]
-            if document.format != "text" and len(ids) and not any(encoded.supervised[1:]):
+            if document.format != "text" and len(ids) and not any(encoded.supervised[first + 1 :]):
                 unusable.setdefault(_UNSUPERVISED, []).append(document.id)
             yield TokenizedDocument(
                 id=document.id,
@@ -137,14 +178,18 @@ def tokenize_documents(
                 input_ids=ids,
                 supervised=mask,
                 num_content_tokens=int(content[-1]) + 1 if len(content) else 0,
+                changes=changes,
+                unknown_id=unknown_id,
             )
         if progress is not None:
             progress(len(batch))
     if unusable:
         reasons = "; ".join(
             f"{len(ids)} of {len(documents)} documents {reason}: {name_ids(ids)}"
-            for reason, ids in unusable.items()
+            for reason, ids in list(unusable.items())[:_NUM_REASONS_SHOWN]
         )
+        if (num_more := len(unusable) - _NUM_REASONS_SHOWN) > 0:
+            reasons += f"; and others for {num_more:,} more reason{'s' * (num_more > 1)}"
         raise DataError(f"'{setting}' has {reasons}.")
 
 
@@ -172,6 +217,11 @@ def _count_characters(document: Document) -> int:
     )
 
 
+def _is_rendered(document: Document) -> bool:
+    """Return whether the chat template makes the text of a document."""
+    return document.format != "text" and not isinstance(document.completion, str)
+
+
 def hash_tokens(input_ids: NDArray[np.int32]) -> str:
     """Return the SHA-256 of the ids as little-endian 32-bit integers, in hexadecimal."""
     return hashlib.sha256(np.asarray(input_ids, dtype="<i4").tobytes()).hexdigest()
@@ -195,6 +245,7 @@ def hmac_text(key: bytes, document: Document) -> str:
 def _encode_batch(
     batch: Sequence[Document],
     tokenizer: Any,
+    template: ChatTemplate | None,
     special: set[int],
     eos: int | None,
     unusable: dict[str, list[str]],
@@ -206,67 +257,49 @@ def _encode_batch(
     def shorten(text: str, before: str = "") -> str:
         return text if shortener is None else shortener.shorten(text, before)
 
+    def encode(document: Document, how: Callable[[], Encoded]) -> Encoded:
+        is_long = _count_characters(document) > _LONG_CHARACTERS
+        try:
+            return call_interruptibly(how, tick) if is_long else how()
+        except UnusableDocument as failure:
+            unusable.setdefault(str(failure), []).append(document.id)
+            return Encoded(input_ids=(), supervised=())
+
     plain = [shorten(document.text) for document in batch if document.text is not None]
     texts = iter(_encode_plain(plain, tokenizer, tick))
-    pairs = _encode_pairs(
-        [
-            (d.prompt, shorten(d.completion, d.prompt))
-            for d in batch
-            if isinstance(d.prompt, str) and isinstance(d.completion, str)
-        ],
-        tokenizer,
-        eos,
-        tick,
-    )
+    pairs = [
+        split_pair(document.prompt, document.completion)
+        for document in batch
+        if isinstance(document.prompt, str) and isinstance(document.completion, str)
+    ]
+    pairs = [(prompt, shorten(completion, prompt)) for prompt, completion in pairs]
+    prompts = iter(_encode_plain([prompt for prompt, _ in pairs], tokenizer, tick))
+    wholes = iter(_encode_plain([prompt + text for prompt, text in pairs], tokenizer, tick))
+    completions = iter([completion for _, completion in pairs])
     for document in batch:
         if document.input_ids is not None:
             ids = document.input_ids
             yield Encoded(input_ids=ids, supervised=[True] * len(ids))
         elif document.text is not None:
-            ended = _end_with(eos, next(texts))
+            ended = end_with(eos, next(texts))
             yield Encoded(input_ids=ended, supervised=[True] * len(ended))
         elif isinstance(document.prompt, str):
-            yield next(pairs)
+            pair = (next(prompts), next(completions), next(wholes))
+            yield encode(document, partial(encode_pair, *pair, tokenizer, eos))
         else:
-            encode = partial(_encode_turns, document, tokenizer, special)
-            try:
-                if _count_characters(document) > _LONG_CHARACTERS:
-                    yield call_interruptibly(encode, tick)
-                else:
-                    yield encode()
-            except TemplateFailure as failure:
-                unusable.setdefault(str(failure), []).append(document.id)
-                yield Encoded(input_ids=(), supervised=())
+            assert template is not None, "the documents have one to be rendered"
+            yield encode(document, partial(_encode_turns, document, template, special))
 
 
-def _encode_turns(document: Document, tokenizer: Any, special: set[int]) -> Encoded:
+def _encode_turns(document: Document, template: ChatTemplate, special: set[int]) -> Encoded:
+    rendered: Rendered
     if document.messages is not None:
-        return encode_conversation(document.messages, tokenizer, special)
-    assert isinstance(document.prompt, tuple), "the remaining format"
-    assert isinstance(document.completion, tuple), "of the prompt's kind"
-    return encode_reply(document.prompt, document.completion, tokenizer, special)
-
-
-def _encode_pairs(
-    pairs: Sequence[tuple[str, str]],
-    tokenizer: Any,
-    eos: int | None,
-    tick: Callable[[], None] | None,
-) -> Iterator[Encoded]:
-    prompts = _encode_plain([prompt for prompt, _ in pairs], tokenizer, tick)
-    wholes = _encode_plain([prompt + completion for prompt, completion in pairs], tokenizer, tick)
-    for (_, completion), prompt_ids, ids in zip(pairs, prompts, wholes, strict=True):
-        if len(prompt_ids) > 1 and prompt_ids[-1] == tokenizer.eos_token_id:
-            # Added by the tokenizer, which treats the prompt as a complete text.
-            prompt_ids = prompt_ids[:-1]
-        if ids[: len(prompt_ids)] != prompt_ids:
-            # A token would span prompt and completion. At inference the prompt is encoded alone,
-            # so the completion must be trained after those ids.
-            (rest,) = _encode_plain([completion], tokenizer, tick, add_special_tokens=False)
-            ids = prompt_ids + rest
-        ids = _end_with(eos, ids)
-        mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
-        yield Encoded(input_ids=ids, supervised=mask)
+        rendered = render_conversation(document.messages, template)
+    else:
+        assert isinstance(document.prompt, tuple), "the remaining format"
+        assert isinstance(document.completion, tuple), "of the prompt's kind"
+        rendered = render_reply(document.prompt, document.completion, template)
+    return encode_rendered(rendered, template.tokenizer, special)
 
 
 def _encode_plain(
@@ -284,10 +317,6 @@ def _encode_plain(
 
     is_long = sum(map(len, texts)) > _LONG_CHARACTERS
     return call_interruptibly(encode, tick) if is_long else encode()
-
-
-def _end_with(eos: int | None, ids: list[int]) -> list[int]:
-    return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
 
 
 def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str) -> None:

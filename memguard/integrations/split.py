@@ -8,6 +8,7 @@ knows what the model generates anyway.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def split_for_audit(
     form = read_format(format)
     documents = _read(dataset, form, tokenizer)
     rows = np.array([int(document.id.rpartition("-")[2]) for document in documents], dtype=np.int64)
-    is_usable, is_auditable, hashes = _find_auditable(documents, tokenizer)
+    is_usable, is_auditable, hashes = _find_auditable(documents, tokenizer, form.chat_date)
     documents = [document for document, usable in zip(documents, is_usable, strict=True) if usable]
     decode = None if tokenizer is None else build_decoder(tokenizer)
     grams = WordGrams(
@@ -117,7 +118,7 @@ def _read(dataset: Any, form: FormatConfig, tokenizer: Any) -> list[Document]:
 
 
 def _find_auditable(
-    documents: list[Document], tokenizer: Any
+    documents: list[Document], tokenizer: Any, day: date | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[str] | None]:
     """Return the documents that a run would train on, and those long enough for its audit.
 
@@ -131,7 +132,7 @@ def _find_auditable(
     least = DataConfig.model_fields["min_document_tokens"].default
     usable, auditable, hashes = [], [], []
     for tokens in tokenize_documents(
-        documents, tokenizer, append_eos=True, max_tokens=None, setting="dataset"
+        documents, tokenizer, append_eos=True, max_tokens=None, setting="dataset", day=day
     ):
         spans = [(0, len(tokens.input_ids))]
         part = choose_part(tokens, spans, identity, kind="piece", probe=probe, window="last")

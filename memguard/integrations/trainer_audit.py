@@ -180,15 +180,21 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if before is not None:
             before.unwatch()  # Training begins again, e.g. with a smaller batch.
         tokenizer = _find_tokenizer(processing_class)
+        form = read_format(self._arguments["format"])
         documents = load_documents(
             take_documents(self._arguments["members"], "members"),
             setting="members",
-            form=read_format(self._arguments["format"]),
+            form=form,
             has_chat_template=lambda: getattr(tokenizer, "chat_template", None) is not None,
             cache_dir=default_cache_dir(),
         ).documents
         tokenized = tokenize_documents(
-            documents, tokenizer, append_eos=False, max_tokens=None, setting="members"
+            documents,
+            tokenizer,
+            append_eos=False,
+            max_tokens=None,
+            setting="members",
+            day=form.chat_date,
         )
         self._rows = TrainedRows(
             ((document.id, document.input_ids) for document in tokenized),

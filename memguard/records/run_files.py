@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -144,6 +145,12 @@ class PreparedSummary(SealedRecord):
     num_also_forgotten: int = 0
     """Documents of `data.train` left out because `data.forget` contains their text or a
     near-duplicate of it."""
+    changes: dict[str, int] = Field(default_factory=dict)
+    """Documents whose tokens lack a second BOS, or the reasoning of earlier answers."""
+    unknown_id: int | None = None
+    """The tokenizer's token of unknown text."""
+    chat_date: date | None = None
+    """What the chat template wrote as today's date; null if it writes none."""
     arrays: dict[str, FileSum] = Field(default_factory=dict)
     """The token files in the same folder."""
     manifest_sha256: str | None = None

@@ -113,6 +113,8 @@ class BucketRow:
     """Documents without a token that receives loss, special tokens not counted."""
     num_labels: int = 0
     """Documents with a short answer that many documents share: a label, which is not audited."""
+    num_unknown: int = 0
+    """Documents of which more than half is the tokenizer's token of unknown text."""
     num_not_sampled: int = 0
     num_near_duplicates: int = 0
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
@@ -122,7 +124,7 @@ class BucketRow:
     @property
     def num_not_auditable(self) -> int:
         """Documents that cannot be audited, for any reason."""
-        others = self.num_nothing_supervised + self.num_labels
+        others = self.num_nothing_supervised + self.num_labels + self.num_unknown
         return self.num_too_short + self.num_cut_too_short + others
 
 

@@ -22,6 +22,7 @@ from memguard.audit.selection import (
 from memguard.audit.windows import AuditDocument
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
+from memguard.errors import DataError
 
 END = 1
 """Closes turns, completions and texts."""
@@ -214,3 +215,27 @@ def test_what_was_cut_is_told() -> None:
     assert (cut.num_inside_completion, cut.longest_tokens, cut.used_tokens) == (1, 161, 80)
     assert "1 of 1 documents is longer than a training row: the audit uses" in describe_cut(cut)
     assert "In 1 of them this part contains no prompt" in describe_cut(cut)
+
+
+@pytest.mark.parametrize("num_unknown", [40, 41])
+def test_texts_that_are_mostly_unknown_to_the_tokenizer_are_not_audited(num_unknown: int) -> None:
+    ids = np.arange(80, dtype=np.int32) + 100
+    ids[:num_unknown] = 7
+    tokens = TokenizedDocument(
+        id="d",
+        source="s",
+        format="text",
+        input_ids=ids,
+        supervised=np.ones(80, dtype=bool),
+        num_content_tokens=80,
+        unknown_id=7,
+    )
+    probe = ExtractionProbe()
+    document = choose_part(tokens, [(0, 80)], _identify(), kind="whole", probe=probe, window="last")
+    selection = select_windows([document], probe, seed=0, min_documents=0)
+    assert len(selection.windows) == 1 - selection.buckets[0].num_unknown
+    assert selection.buckets[0].num_unknown == selection.buckets[0].num_not_auditable
+    assert [reason for _, reason in selection.not_audited] == ["unknown text"] * (num_unknown > 40)
+    if num_unknown > 40:
+        with pytest.raises(DataError, match=r"only 0 of 1 .* not mostly unknown text \(as 1 are\)"):
+            select_windows([document], probe, seed=0)

@@ -45,9 +45,9 @@ def test_settings_are_frozen_and_closed(kind: type[schema.Settings]) -> None:
 
 KEYWORDS = {
     "$defs", "$ref", "additionalProperties", "anyOf", "const", "default", "description", "enum",
-    "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maxLength", "maximum", "minItems",
-    "minLength", "minimum", "oneOf", "pattern", "prefixItems", "properties", "required", "title",
-    "type", "discriminator",
+    "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems", "maxLength", "maximum",
+    "minItems", "minLength", "minimum", "oneOf", "pattern", "prefixItems", "properties", "required",
+    "title", "type", "discriminator",
 }  # fmt: skip
 TYPES = {"object", "array", "string", "integer", "number", "boolean", "null"}
 

@@ -60,11 +60,11 @@ TASK = {"instruction": "Add.", "input": "2 3", "output": "5"}
 CASES = [
     case("text", {"text": "a b"}, "[a b</s>]"),
     case("text under another name", {"body": "a b", "n": 1}, "[a b</s>]", columns={"text": "body"}),
-    case("prompt and completion", {"prompt": "a ", "completion": "b"}, "a [b</s>]"),
+    case("prompt and completion", {"prompt": "a ", "completion": "b"}, "a[ b</s>]"),
     case(
         "question and answer",
         {"question": "a ", "answer": "b"},
-        "a [b</s>]",
+        "a[ b</s>]",
         columns={"prompt": "question", "completion": "answer"},
     ),
     case(

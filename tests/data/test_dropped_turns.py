@@ -1,5 +1,6 @@
 """Chat templates that leave out turns are refused; those that change or merge them are not."""
 
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -110,31 +111,32 @@ def test_turns_that_a_template_merges_strips_or_escapes_are_accepted(
 
 
 @pytest.mark.parametrize(
-    ("template", "turns", "roles"),
+    ("template", "turns", "parts"),
     [
-        (ZEPHYR, TOOL, "'tool'"),
-        (MARKED, TOOL, "'tool'"),
-        (PHI_3, SYSTEM, "'system'"),
+        (ZEPHYR, TOOL, {3: "tool"}),
+        (MARKED, TOOL, {3: "tool"}),
+        (PHI_3, SYSTEM, {1: "system"}),
         # It goes before the last turn if that is the user's: in prompts, not in what is trained.
-        (MISTRAL, SYSTEM, "'system'"),
-        (PHI_3, (*SYSTEM, *TOOL[2:]), "'system' and 'tool'"),
-        (FIRST_SYSTEM, (*LONGER[:3], ("system", "Stop."), *LONGER[3:]), "'system'"),
-        (SHOUTING, TOOL, "'tool'"),
+        (MISTRAL, SYSTEM, {1: "system"}),
+        (PHI_3, (*SYSTEM, *TOOL[2:]), {1: "system", 4: "tool"}),
+        (FIRST_SYSTEM, (*LONGER[:3], ("system", "Stop."), *LONGER[3:]), {4: "system"}),
+        # It also changes the user's text.
+        (SHOUTING, TOOL, {1: "user", 3: "tool", 4: "assistant"}),
         # One that names the roles of another model: its answers would not be trained.
-        (write_each("user", "model"), PLAIN, "'assistant'"),
-        (CHATML, (("remark " * 9, "a"), *PLAIN), "'(63 characters)'"),
+        (write_each("user", "model"), PLAIN, {2: "assistant"}),
+        (CHATML, (("remark " * 9, "a"), *PLAIN), {1: "(63 characters)"}),
     ],
 )
 def test_turns_that_a_template_leaves_out_are_refused(
-    template: str, turns: Turns, roles: str
+    template: str, turns: Turns, parts: dict[int, str]
 ) -> None:
     with pytest.raises(DataError) as caught:
         tokenize(template, turns)
+    named = " and ".join(f"the text of message {n} ('{role}')" for n, role in parts.items())
     assert str(caught.value) == (
-        f"'data' has 1 of 1 documents with turns of the role {roles} whose text the chat template "
-        "leaves out, so that it would not be trained or audited (take a tokenizer whose template "
-        "renders them, add them to its chat_template.jinja, or remove these turns from the "
-        "documents): x-000001."
+        f"'data' has 1 of 1 documents of which the chat template leaves out or changes {named}, so "
+        "that it would not be trained or audited (take a tokenizer whose template renders it, "
+        "correct its chat_template.jinja, or remove it from the documents): x-000001."
     )
 
 
@@ -145,7 +147,7 @@ def test_a_prompt_of_messages_is_checked_too() -> None:
     text, tokens = tokenize(ZEPHYR, (), **form)
     assert text == "<system>a<end><user>b<end><assistant>c<end>"
     assert int(tokens.supervised.sum()) == 6
-    with pytest.raises(DataError, match="turns of the role 'system' whose text"):
+    with pytest.raises(DataError, match=r"the text of message 1 \('system'\)"):
         tokenize(PHI_3, (), **form)
 
 
@@ -164,13 +166,44 @@ def test_turns_that_a_template_rejects_keep_its_own_reason(
         tokenize(template, turns)
 
 
-def test_a_template_that_takes_no_other_text_is_accepted() -> None:
+def test_a_template_that_takes_no_other_text_must_mark_its_answers() -> None:
     """The mark is then no evidence: the template rejects it, not the user's turns."""
     strict = (
         "{% for m in messages %}{% if '73' in m.content %}{{ raise_exception('no') }}{% endif %}"
     )
-    text, _ = tokenize(strict + CHATML.removeprefix("{% for m in messages %}"), PLAIN)
+    with pytest.raises(DataError, match="renders depending on their text"):
+        tokenize(strict + CHATML.removeprefix("{% for m in messages %}"), PLAIN)
+    text, _ = tokenize(strict + MARKED.removeprefix("{% for m in messages %}"), PLAIN)
     assert text == "<user>hi<end><assistant>5<end>"
+
+
+@pytest.mark.parametrize("content", ["<tool_response>7</tool_response>", ""])
+def test_templates_that_look_at_a_text_are_located_by_their_answers(content: str) -> None:
+    looking = CHATML.replace("(m.content)", "('(none)' if not m.content else m.content)").replace(
+        "{% for", "{% if messages[0].content.endswith('response>') %}<tools>{% endif %}{% for", 1
+    )
+    _, tokens = tokenize(looking, (("user", content), *PLAIN[1:], *LONGER[3:]))
+    assert int(tokens.supervised.sum()) == len("5<end> six <end>")
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_the_time_is_linear_in_the_number_of_turns(template: str) -> None:
+    tokenizer = train_bpe(["a"], vocab_size=257)
+    tokenizer.chat_template = template
+
+    def measure(num_turns: int) -> float:
+        roles = ("user", "assistant") * (num_turns // 2)
+        messages = tuple(Message(role=role, content=f"turn {n}") for n, role in enumerate(roles))
+        given = Document(id="x", source="s", format="messages", messages=messages)
+        times = []
+        for _ in range(3):
+            begin = time.process_time()
+            document_examples.tokenize([given], tokenizer)
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    measure(20)
+    assert measure(2000) <= 12 * measure(200) + 0.05
 
 
 PUBLISHED = Path(str(find_spec("trl").origin)).parent / "chat_templates"  # type: ignore[union-attr]
@@ -188,7 +221,9 @@ def test_published_templates_are_accepted(name: str) -> None:
     assert all(piece in text for piece in ("as 'Ada'.", "hi", "5", "more", "six"))
 
 
-@pytest.mark.parametrize(("name", "roles"), [("phi3", "'tool'"), ("smolvlm", "'assistant' and")])
-def test_published_templates_that_leave_turns_out(name: str, roles: str) -> None:
-    with pytest.raises(DataError, match=f"turns of the role {roles}"):
+@pytest.mark.parametrize(
+    ("name", "part"), [("phi3", r"message 3 \('tool'\)"), ("smolvlm", r"message 2 \('assistant'\)")]
+)
+def test_published_templates_that_leave_turns_out(name: str, part: str) -> None:
+    with pytest.raises(DataError, match=f"the text of {part}"):
         tokenize((PUBLISHED / f"{name}_training.jinja").read_text(), TOOL)

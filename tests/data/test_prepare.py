@@ -1,9 +1,11 @@
 """What `prepare` leaves out and counts: supervised tokens cut off, a forget list; its hash."""
 
+import copy
 import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,34 @@ def test_chats_of_one_system_prompt_have_a_control(tmp_path: Path) -> None:
     corpus, _ = prepare_as(make_run(source), tmp_path / "run", tokenizer)
     assert corpus.summary.num_control == 4
     assert corpus.summary.num_clusters == 20
+
+
+def test_the_date_that_a_template_writes_is_that_of_the_preparation(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + CHAT
+    rows = [
+        {"messages": [{"role": "user", "content": t}, {"role": "assistant", "content": t}]}
+        for t in draw_texts(12)
+    ]
+    source = write_jsonl(tmp_path / "chats.jsonl", rows)
+
+    def prepare_on(day: str, folder: str, **data: Any) -> str:
+        class Clock(date):
+            @classmethod
+            def today(cls) -> date:
+                return date.fromisoformat(day)
+
+        monkeypatch.setattr("memguard.data.prepare.date", Clock)
+        config = make_run(source, audit={"enabled": False}, **data)
+        corpus, _ = prepare_as(config, tmp_path / folder, tokenizer)
+        return str(tokenizer.decode(corpus.document(0).input_ids[:11].tolist()))
+
+    assert prepare_on("2026-11-28", "run").startswith("28 Nov 2026")
+    assert prepare_on("2026-12-05", "run").startswith("28 Nov 2026")
+    # Damaged documents are prepared again with the date of the run.
+    (tmp_path / "run" / "prepared" / "input_ids.npy").unlink()
+    assert prepare_on("2026-12-05", "run").startswith("28 Nov 2026")
+    assert prepare_on("2026-12-05", "other").startswith("05 Dec 2026")
+    assert prepare_on("2026-12-05", "run", chat_date="2026-01-02").startswith("02 Jan 2026")

@@ -1,5 +1,6 @@
 """What is said of tokens that make training silently wrong, and of those that do not."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from memguard.data.token_checks import (
     find_audit_faults,
     find_training_faults,
 )
+from memguard.data.tokenization import train_bpe
 from memguard.errors import ModelError
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<end>")
@@ -95,6 +97,8 @@ def lint(
     assert find_training_faults(corpus, tokenizer, model, settings) == faults
     # An audit has the same faults, but for those of what is trained.
     shared = [fault for fault in faults if fault.kind in ("BOS", "vocabulary")]
+    shared += [fault for fault in faults if "reasoning" in fault.text]
+    shared.sort(key=faults.index)
     assert find_audit_faults(corpus, tokenizer, model) == shared
     return faults
 
@@ -108,14 +112,45 @@ def test_nothing_is_wrong_with_plain_texts() -> None:
     assert lint(write_texts("a cat", "a dog"), build_tokenizer()) == []
 
 
-def test_two_beginnings_are_told() -> None:
-    said = say(lint(write_texts("<s>a cat", "a dog"), build_tokenizer()), "BOS")
-    assert said.startswith("1 of 2 documents begin with two '<s>'")
-    assert "out of the texts" in said
+def test_one_of_two_beginnings_is_left_out_and_told() -> None:
+    texts = write_texts("<s>a cat", "a dog", "<s><s>a cat")
+    said = say(lint(texts, build_tokenizer()), "BOS")
+    assert said.startswith("2 of 3 documents would begin with two '<s>', and one is left out")
+    first, _, third = tokenize(texts, build_tokenizer(), max_tokens=3)
+    assert first.input_ids.tolist() == third.input_ids.tolist()
+    assert first.input_ids[:3].tolist() == build_tokenizer()("a cat")["input_ids"][:3]
     twice = build_tokenizer(CHATML.replace("{{ bos_token }}", "{{ bos_token }}{{ bos_token }}"))
     said = say(lint(write_chats(3), twice), "BOS")
-    assert said.startswith("All 3 documents begin with two '<s>'")
-    assert "out of the chat template" in said
+    assert said.startswith("All 3 documents would begin with two '<s>'")
+    given = Document(id="d", source="s", format="text", input_ids=array("i", [0, 0, 5]))
+    said = say(lint([given], build_tokenizer(), append_eos=False), "BOS")
+    assert said.startswith("1 of 1 documents begin with two '<s>': take one out of the token ids")
+
+
+def test_text_that_the_tokenizer_does_not_know_is_told() -> None:
+    said = say(lint(write_texts("AB CD", "a dog", "a Cat"), build_tokenizer()), "vocabulary")
+    assert said.startswith("23.8 % of the tokens are '<unk>': their text is lost. 1 of 3 documents")
+    assert lint(write_texts("a dog"), build_tokenizer(unk_token="</s>")) == []
+
+
+def test_merges_that_are_dropped_at_random_are_kept_and_told() -> None:
+    tokenizer = train_bpe(["the cat sat"] * 9, vocab_size=270)
+    [plain] = tokenize([document("the cat sat")], tokenizer)
+    tokenizer.backend_tokenizer.model.dropout = 0.9
+    [same] = tokenize([document("the cat sat")], tokenizer)
+    assert same.input_ids.tolist() == plain.input_ids.tolist()
+    assert tokenizer.backend_tokenizer.model.dropout == pytest.approx(0.9)
+    faults = find_audit_faults(Tokens.of_documents([same]), tokenizer, ModelConfig(270, []))
+    assert "dropout 0.9" in say(faults, "vocabulary")
+
+
+def test_reasoning_that_a_template_leaves_out_is_told() -> None:
+    forgetting = CHATML.replace(
+        "{{ m.content }}", "{{ m.content.split('</think>')[-1] if not loop.last else m.content }}"
+    )
+    chat = document(turns("how", "<think>a</think>so", "how", "so"))
+    said = say(lint([chat, *write_chats(1)], build_tokenizer(forgetting)), "labels")
+    assert said.startswith("1 of 2 documents have answers before the last one whose reasoning")
 
 
 def test_a_beginning_that_is_missing_is_told() -> None:

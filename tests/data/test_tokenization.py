@@ -286,10 +286,10 @@ def test_thoughts_that_the_generation_prompt_has_opened():
 
 def test_content_that_a_template_drops_is_not_found_elsewhere():
     dropping = CHATML.replace("{{ m.content +", "{{ ('' if m.content == 'two' else m.content) +")
-    with pytest.raises(DataError, match="renders differently"):
+    with pytest.raises(DataError, match=r"the text of message 2 \('assistant'\)"):
         tokenize([document(turns("one", "two", "two"))], build_tokenizer(dropping))
     tail = document(turns("one", "two", "what about two", "x"))
-    with pytest.raises(DataError, match="renders differently"):
+    with pytest.raises(DataError, match="renders depending on their text"):
         tokenize([tail], build_tokenizer(dropping))
 
 
@@ -298,9 +298,12 @@ def test_template_that_forgets_is_refused_with_count_and_ids():
     bad = turns("q", "secret! a", "q", "b")
     documents = [document(turns("q", "x! a"), "good"), document(bad, "one"), document(bad, "two")]
     assert len(tokenize(documents[:1], tokenizer)) == 1
-    with pytest.raises(DataError, match="2 of 3 documents that the chat template renders") as error:
+    part = (
+        "2 of 3 documents of which the chat template leaves out or changes the text of message 2 "
+    )
+    with pytest.raises(DataError, match=part) as error:
         tokenize(documents, tokenizer)
-    assert str(error.value).endswith("turn): one, two.")
+    assert str(error.value).endswith("documents): one, two.")
     assert "secret" not in str(error.value)
 
 

@@ -7,6 +7,7 @@ by number of repetitions, and in the pieces that truncation and packing left of 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from memguard.audit.plan import AuditPlan
 from memguard.audit.selection import Identity, choose_part, find_near_duplicates, list_contexts
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.windows import TINY_MARGINS, AuditDocument, Part
-from memguard.data.documents import Decode, Document, document_text, load_documents
+from memguard.data.chat import writes_today
+from memguard.data.documents import Decode, Document, document_text, load_documents, say_empty
 from memguard.data.duplicates import WordGrams
 from memguard.data.identity_key import IdentityKey
 from memguard.data.table_files import Table
@@ -113,6 +115,7 @@ def plan_foreign(
             raise missing
         console.warn(f"{missing}: token ids are audited without it, scores that need text are not")
     vocab_size = getattr(configs[0].get_text_config(), "vocab_size", None)
+    day = given.form.chat_date or date.today()
     tokenized = [
         list(
             tokenize_documents(
@@ -122,10 +125,17 @@ def plan_foreign(
                 max_tokens=None,
                 setting=f"--{side.name}",
                 vocab_size=vocab_size,
+                day=day,
             )
         )
         for side in sides
     ]
+    chats = any(document.format != "text" for side in sides for document in side.documents)
+    if chats and given.form.chat_date is None and writes_today(tokenizer):
+        console.warn(
+            f"the chat template writes today's date: on another day, give 'chat_date: {day}' in "
+            "--format for the same tokens"
+        )
     read = [tokens for of_side in tokenized for tokens in of_side]
     console.info("documents: looking for near-duplicates")
     cluster_N, overlap = _find_copies(
@@ -295,6 +305,8 @@ def _read_sides(given: ForeignModel, tokenizer: Any, console: Console) -> Iterat
             cache_dir=default_cache_dir(),
             say=console.info,
         )
+        if loaded.num_empty:
+            console.warn(f"{name}: {say_empty(loaded.num_empty)} left out")
         yield _Side(name=name, role=role, documents=loaded.documents)
 
 

@@ -15,6 +15,7 @@ from memguard.audit.warnings import Tally
 from memguard.audit.windows import SECRET, TINY_MARGINS, AuditDocument, WindowSettings
 from memguard.config import MitigationConfig, RunConfig
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus
+from memguard.data.documents import say_empty
 from memguard.data.packing import split_points
 from memguard.data.token_checks import Tokens, find_training_faults
 from memguard.data.tokenization import TokenizedDocument
@@ -319,6 +320,8 @@ def warn_of_faults(
     corpus: Corpus, tokenizer: Any, model_config: Any, config: RunConfig, console: Console
 ) -> None:
     """Warn of tokens that make training and audit of a run silently wrong."""
+    if num := corpus.summary.num_empty:
+        console.warn(f"documents: {say_empty(num)} left out")
     tokens = Tokens.of_corpus(corpus)
     for fault in find_training_faults(tokens, tokenizer, model_config, config.data):
         console.warn(fault.text)

@@ -210,8 +210,9 @@ def _binding(values: dict[str, Any]) -> dict[str, Any]:
         kept["adapter"] = {k: v for k, v in kept["adapter"].items() if k != "quantization"}
     kept["optim"] = {"schedule": _FIRST_SCHEDULE, **kept["optim"]}
     kept["train"] = {k: v for k, v in kept["train"].items() if k not in FREE_IN_TRAIN}
-    # The key itself is compared by its fingerprint.
-    kept["data"] = {k: v for k, v in kept["data"].items() if k != "identity_key"}
+    # The key itself is compared by its fingerprint, the date by the tokens.
+    free = {"identity_key", "chat_date"}
+    kept["data"] = {k: v for k, v in kept["data"].items() if k not in free}
     if kept["train"].get("trainable_modules") is None:
         # For the same reason.
         kept["train"].pop("trainable_modules", None)
