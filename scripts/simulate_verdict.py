@@ -229,8 +229,8 @@ def judge(case: MembershipCase, *, num_audits: int) -> Counter[str]:
     for _ in range(num_audits):
         score_N = shared * draw.standard_normal(num_documents)[place_N]
         score_N = score_N + own * draw.standard_normal(num_documents)
-        scores = {"loss": np.round(score_N) if case.has_ties else score_N}
-        found = judge_membership(scores, ids, documents, has_base=False, is_other_kind=False)
+        scores = {"loss_minus_base": np.round(score_N) if case.has_ties else score_N}
+        found = judge_membership(scores, ids, documents, has_base=True, is_other_kind=False)
         levels[found.level] += 1
     return levels
 

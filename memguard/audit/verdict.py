@@ -22,7 +22,7 @@ trained or forgotten document or trained canary. **None found**: else, 30 texts,
 generated, not collapsed, prefix and lengths no weaker than the defaults, and true share, unaudited
 counted as extracted, at most 20 %. **Inconclusive**: else.
 
-Membership: **can be told / no sign / not judged**.
+Membership: **can be told / no sign (with a base) / not judged**.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -332,7 +332,8 @@ def count_documents(
 #     cannot-be-judged   else, below 30 control clusters, below two trained ones, or (also instead
 #                        of told-apart) a given control of another kind
 #     slightly           else, the interval does not contain 0.5
-#     cannot-be-judged   else, below 30 trained clusters
+#     cannot-be-judged   else, below 30 trained clusters, or without the base model's losses: a
+#                        sign is often seen only beside them
 #     not-seen           else
 #
 # Nearly every fine-tune that learned something has an interval above 0.5.
@@ -381,14 +382,16 @@ def judge_membership(
         for where_N in (documents.is_trained_N, documents.is_control_N)
     )
     auc = compute_auc(members, nonmembers) if min(len(members), len(nonmembers)) >= 2 else None
-    level = _rate_auc(auc, len(members), len(nonmembers), is_other_kind=is_other_kind)
+    counts = (len(members), len(nonmembers))
+    level = _rate_auc(auc, *counts, has_base=has_base, is_other_kind=is_other_kind)
     lack: MembershipLack | None = None
     if level == "cannot-be-judged":
-        lack = "unseen-texts" if len(nonmembers) < MIN_UNSEEN else "trained-texts"
+        lack = "no-base" if len(members) >= MIN_TRAINED else "trained-texts"
+        lack = "unseen-texts" if len(nonmembers) < MIN_UNSEEN else lack
         lack = "other-kind" if is_other_kind else lack
     return MembershipVerdict(
         level=level,
-        sentence=_write_cannot(lack, len(members), len(nonmembers))
+        sentence=_write_cannot(lack, *counts)
         if auc is None or lack is not None
         else _write_auc(level, auc),
         score=name,
@@ -408,7 +411,12 @@ def _take_one_of_each_cluster(
 
 
 def _rate_auc(
-    auc: Interval | None, num_members: int, num_nonmembers: int, *, is_other_kind: bool
+    auc: Interval | None,
+    num_members: int,
+    num_nonmembers: int,
+    *,
+    has_base: bool,
+    is_other_kind: bool,
 ) -> MembershipLevel:
     if auc is None or auc.ci is None or is_other_kind:
         return "cannot-be-judged"
@@ -420,12 +428,14 @@ def _rate_auc(
         return "cannot-be-judged"
     if not low <= 0.5 <= high:
         return "slightly"
-    return "not-seen" if num_members >= MIN_TRAINED else "cannot-be-judged"
+    return "not-seen" if num_members >= MIN_TRAINED and has_base else "cannot-be-judged"
 
 
 def _write_cannot(lack: MembershipLack | None, num_members: int, num_nonmembers: int) -> str:
     if lack == "other-kind":
         return f"{_QUESTION} was not judged: the control is another kind of text."
+    if lack == "no-base":
+        return f"{_QUESTION} was not judged: losses of a base model were not compared."
     number, needed, kind = num_nonmembers, MIN_UNSEEN, "unseen"
     if lack == "trained-texts":
         number, needed, kind = num_members, MIN_TRAINED, "trained"

@@ -41,9 +41,12 @@ OtherMethod = Literal["attacked", "generated", "windows"]
 ComparedTexts = Literal["all", "own", "others"]
 """Texts that a test compares; see `VerdictTest`."""
 MembershipLevel = Literal["told-apart", "slightly", "not-seen", "cannot-be-judged", "not-measured"]
-MembershipLack = Literal["unseen-texts", "trained-texts", "other-kind", "no-unseen", "no-score"]
+MembershipLack = Literal[
+    "unseen-texts", "trained-texts", "other-kind", "no-base", "no-unseen", "no-score"
+]
 """Why membership is not judged: fewer than `MIN_UNSEEN` unseen texts, too few trained ones, a
-control of another kind, no unseen text at all, or a suite without a membership score."""
+control of another kind, no sign and no base model to compare with, no unseen text at all, or a
+suite without a membership score."""
 Colour = Literal["red", "amber", "violet", "green", "grey"]
 """red: memorized; amber: extracted; violet: membership can be told; green: tested, and nothing was
 found; grey: not decided by a test."""
@@ -239,6 +242,7 @@ def _detail_membership(membership: MembershipVerdict) -> str:
         "unseen-texts": f"{membership.num_nonmembers:,} of {MIN_UNSEEN} unseen texts",
         "trained-texts": f"{membership.num_members:,} of {MIN_TRAINED} trained texts",
         "other-kind": "unseen texts are of another kind",
+        "no-base": "no base model was compared",
         "no-unseen": "no unseen text",
         "no-score": "the suite has no membership score",
     }[membership.lack]

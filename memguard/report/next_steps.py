@@ -189,6 +189,8 @@ def _ask_for_membership(
         return "audit with a suite that has the probe 'membership', such as 'extraction'"
     if membership.lack == "other-kind":
         return f"give {MIN_UNSEEN} unseen documents of the same source, form and length"
+    if membership.lack == "no-base":
+        return "give the model before training ('--base'), whose losses differ from this model's"
     if membership.lack == "trained-texts":
         return _ask_for_trained(report, run_path, membership.num_members)
     left = sum(row.num_not_sampled for row in report.tables.buckets if row.role == "control")

@@ -300,8 +300,13 @@ def test_levels_of_membership_by_hand(
     members: list[float], nonmembers: list[float], level: str
 ) -> None:
     groups = [trained(0, len(members)), control(0, len(nonmembers))]
-    found = _judge(groups, members + nonmembers)
+    scores = {"loss_minus_base": np.array(members + nonmembers)}
+    found = _judge(groups, scores, has_base=True)
     assert found.level == level
+    # Without a base, scores that show nothing are no sign of anything.
+    alone = _judge(groups, members + nonmembers)
+    assert alone.level == ("cannot-be-judged" if level == "not-seen" else level)
+    assert (alone.lack == "no-base") == (level == "not-seen")
     assert (found.num_members, found.num_nonmembers) == (len(members), len(nonmembers))
     if len(members) > 1:
         assert found.auc == compute_auc(members, nonmembers)
@@ -326,7 +331,12 @@ def test_sentences_of_membership() -> None:
     assert few.endswith(" was not judged: 9 of 30 unseen texts.")
     one = _judge([trained(0, 1), control(0, 40)], far[:1] + near).sentence
     assert one.endswith(" was not judged: 1 of 30 trained texts.")
-    same = _judge([trained(0, 40), control(0, 40)], near + near).sentence
+    groups = [trained(0, 40), control(0, 40)]
+    assert _judge(groups, near + near).sentence.endswith(
+        " was not judged: losses of a base model were not compared."
+    )
+    scores = {"loss_minus_base": np.array(near + near)}
+    same = _judge(groups, scores, has_base=True).sentence
     assert same.startswith("No sign of which documents were trained: AUC 0.50 (")
     shifted = [value + 0.12 for value in _spread(400, 0, 1)]
     slightly = _judge([trained(0, 400), control(0, 400)], shifted + _spread(400, 0, 1)).sentence

@@ -2,7 +2,7 @@
 
 green      of the text: nothing that counts was extracted, all near-verbatim text was generated, of
            30 trained texts, most of them audited, by settings no weaker than the defaults; of
-           membership: 30 texts on either side, of one kind, have the score
+           membership: a base ran, and 30 texts on either side, of one kind, have the score
 finding    one more never makes the badge of the text milder
 evidence   taken away turns no badge green, and leaves the badge of the text as loud while anything
            is extracted
@@ -105,6 +105,7 @@ def list_gaps(audit: Audit, scores: Scores, badges: tuple[Badge, Badge]) -> Iter
     if membership.colour == "green":
         score_N = scores.get("loss_minus_base" if coverage.has_base else "loss")
         yield from ["membership: no score"] if score_N is None else []
+        yield from [] if coverage.has_base else ["membership: no base"]
         yield from ["membership: other kind"] if coverage.control == "other-kind" else []
         for side, side_N in (("trained", trained_N), ("unseen", documents.is_control_N)):
             known_N = side_N if score_N is None else side_N & np.isfinite(score_N)
