@@ -283,9 +283,7 @@ def audit(
     from memguard.workflows.auditing.audit import audit as audit_checked
 
     report = audit_checked(checked)
-    print_result(
-        as_json, report.model_dump(mode="json", by_alias=True), checked.out / "report.html"
-    )
+    print_result(as_json, report.model_dump(mode="json"), checked.out / "report.html")
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -347,7 +345,7 @@ def compare(
     from memguard.workflows.compare import compare as compare_request
 
     page, result = compare_request(request)
-    print_result(as_json, result and result.model_dump(mode="json", by_alias=True), page)
+    print_result(as_json, result and result.model_dump(mode="json"), page)
 
 
 def _write_next_steps(path: Path) -> str:

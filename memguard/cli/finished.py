@@ -198,7 +198,7 @@ def diff(
 
     result = diff_folders(old, new)
     if as_json:
-        print_json(result.model_dump(mode="json", by_alias=True))
+        print_json(result.model_dump(mode="json"))
         return
     import rich.console
 
@@ -254,7 +254,7 @@ def gate(
     with shown_reading() as on_read:
         target, result = gate_folder(folder, policy, out=out, weights=weights, on_read=on_read)
     if as_json:
-        typer.echo(result.model_dump_json(by_alias=True, indent=2))
+        typer.echo(result.model_dump_json(indent=2))
     else:
         render_gate(result, target, rich.console.Console(highlight=False))
     raise typer.Exit(result.exit_code)

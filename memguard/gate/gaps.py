@@ -77,7 +77,7 @@ def load_audited(folder: Path, *, with_card: bool = True) -> Audited:
     return Audited(
         folder=folder,
         report=report,
-        report_sha256=load_audit_files(folder).report.sha256,
+        report_sha256=load_audit_files(folder).files[REPORT].sha256,
         documents=documents,
         gaps=tuple(list_gaps(report, documents)),
     )

@@ -220,10 +220,15 @@ RecordT = TypeVar("RecordT", bound="Record")
 
 
 class Record(BaseModel):
-    """Frozen model without unknown fields and without NaN."""
+    """Frozen model without unknown fields and without NaN; `schema_name` is stored as `schema`."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
 
 
@@ -243,7 +248,7 @@ def format_now() -> str:
 
 def save_record(record: Record, path: Path) -> None:
     """Write a record as indented JSON, whole or not at all."""
-    values = record.model_dump(mode="json", by_alias=True)
+    values = record.model_dump(mode="json")
     write_atomically(path, f"{format_json(values)}\n".encode())
 
 
