@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
+from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, plural, shorten
 from memguard.records import AuditReport
 from memguard.records.audit_files import (
     CANARIES,
@@ -116,8 +116,7 @@ def list_gaps(report: AuditReport, documents: DocumentTable | None) -> Iterator[
     tables = report.tables
     twice = [key for key, count in Counter(row.key for row in tables.results).items() if count > 1]
     if twice:
-        noun = "key" if len(twice) == 1 else "keys"
-        yield f"the results table has {len(twice):,} {noun} twice: rows cannot be told apart"
+        yield f"the results table has {plural(len(twice), 'key')} twice: rows cannot be told apart"
     named = [str(probe.get("name")) for probe in report.method.probes]
     if report.method.utility:
         named.append(UTILITY)  # The tasks of an audit are no part of its suite.

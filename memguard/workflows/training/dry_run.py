@@ -22,7 +22,7 @@ from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, DataError, RecordError, list_first
 from memguard.planner.drop_shares import check_drop_shares
 from memguard.planner.dry_run import (
     BucketPrediction,
@@ -127,11 +127,10 @@ def remark_on_audit(
     remarks.append(remark_on_control(config, corpus, num_control))
     few = [b for b in buckets if b.role == "trained" and 0 < (b.num_audited or 0) < FEW_DOCUMENTS]
     if few:
-        names = ", ".join(f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few[:4])
-        others = f" and {len(few) - 4} more" if len(few) > 4 else ""
+        names = [f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few]
         text = (
             f"Confidence intervals are wide below {FEW_DOCUMENTS} documents, as in "
-            f"{names}{others}; more documents, or more steps, make them narrower."
+            f"{list_first(names, 4)}; more documents, or more steps, make them narrower."
         )
         remarks.append(warn("audit", text))
     most = max((b.num_audited or 0 for b in buckets if b.role == "trained"), default=0)
