@@ -18,7 +18,7 @@ import numpy as np
 
 from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings, list_clusters
 from memguard.errors import DataError
-from memguard.records import CutDocuments, Role
+from memguard.records import BucketRow, CutDocuments, Role
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
@@ -34,38 +34,7 @@ NotAudited = Literal["label", "too short", "cut", "nothing supervised", "unknown
 """Why a document cannot be audited, as in records.parquet."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketCounts:
-    """Documents of one bucket, and those of it that are left out, by reason."""
-
-    bucket: str
-    role: Role
-    num_repetitions: int | None
-    """None if it is unknown or differs between the documents."""
-    num_too_short: int
-    """Documents with too few tokens for a prefix and a continuation."""
-    num_not_sampled: int
-    num_cut_too_short: int = 0
-    """Documents that are long enough, but of whose parts none is."""
-    num_nothing_supervised: int = 0
-    """Conversations without a token that receives loss, special tokens not counted."""
-    num_labels: int = 0
-    """Documents with a short answer that many documents share: a label, which is not audited."""
-    num_unknown: int = 0
-    """Documents of which more than half is the tokenizer's token of unknown text."""
-    num_near_duplicates: int = 0
-    """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
-
-    @property
-    def was_trained(self) -> bool:
-        """Whether its documents were trained; a bucket that training never reached was not."""
-        return self.role == "trained" and self.num_repetitions != 0
-
-    @property
-    def num_not_auditable(self) -> int:
-        """Documents that cannot be audited, for any reason."""
-        num_short = self.num_too_short + self.num_cut_too_short
-        return num_short + self.num_nothing_supervised + self.num_labels + self.num_unknown
+BucketCounts: TypeAlias = BucketRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +42,7 @@ class Selection:
     """The windows that are audited, and the buckets with their excluded documents."""
 
     windows: tuple[Window, ...]
-    buckets: tuple[BucketCounts, ...]
+    buckets: tuple[BucketRow, ...]
     """Control first, then trained buckets by ascending num_repetitions, then the rest."""
     not_audited: tuple[tuple[AuditDocument, NotAudited], ...] = ()
     """Documents that cannot be audited, without control documents near trained ones."""
@@ -137,10 +106,11 @@ def select_windows(
         counts = {document.num_repetitions for document in members}
         counted = Counter(reasons.get(document.id) for document in members)
         buckets.append(
-            BucketCounts(
+            BucketRow(
                 bucket=name,
                 role=members[0].role,
                 num_repetitions=counts.pop() if len(counts) == 1 else None,
+                num_documents=len(sample),
                 num_too_short=counted["too short"],
                 num_not_sampled=len(eligible) - len(sample),
                 num_near_duplicates=sum(d.id in near_duplicates for d in members),
@@ -209,7 +179,7 @@ def _find_reason(document: AuditDocument) -> NotAudited:
     return "too short"
 
 
-def _order(outline: BucketCounts) -> tuple[int, float, str]:
+def _order(outline: BucketRow) -> tuple[int, float, str]:
     place = {"control": 0, "trained": 1}.get(outline.role, 2)
     count = outline.num_repetitions
     return place, float("inf") if count is None else count, outline.bucket

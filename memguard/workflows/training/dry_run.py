@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.audit.selection import BucketCounts, Selection
+from memguard.audit.selection import Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
@@ -45,6 +45,7 @@ from memguard.planner.rows import (
     remark_on_reference_hash,
     remark_on_rows,
 )
+from memguard.records import BucketRow
 from memguard.records.texts import format_percent
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.auditing.target import name_buckets, plan_training
@@ -99,7 +100,7 @@ def predict_audit_intervals(
     )
 
 
-def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketCounts]]:
+def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketRow]]:
     """Return the number of audited documents of each bucket, and the counts of excluded ones."""
     names = [window.document.bucket for window in selection.windows]
     return {outline.bucket: (names.count(outline.bucket), outline) for outline in selection.buckets}
