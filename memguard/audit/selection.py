@@ -10,15 +10,15 @@ Near-duplicates count once: copies of one secret are no label.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings, list_clusters
 from memguard.errors import DataError
-from memguard.records import BucketRow, CutDocuments, Role
+from memguard.records import BucketRow, CutDocuments
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
@@ -248,20 +248,8 @@ Tokens: TypeAlias = "CorpusDocument | TokenizedDocument"
 """A document of N tokens, as `data` makes or stores it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Attributes of a document other than its tokens; see `AuditDocument`."""
-
-    id: str
-    bucket: str
-    role: Role
-    source: str
-    num_repetitions: int | None = None
-    text_hmac: str | None = None
-    has_own_id: bool = False
-    cluster: int | None = None
-    num_copies: int | None = None
-    dose: int = 0
+Identify = Callable[..., AuditDocument]
+"""Makes a document of its tokens: `AuditDocument` given all else, see `functools.partial`."""
 
 
 def list_pieces(ends: Sequence[int]) -> list[tuple[int, int]]:
@@ -280,7 +268,7 @@ def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
 def choose_part(
     tokens: Tokens,
     spans: Sequence[tuple[int, int]],
-    identity: Identity,
+    identify: Identify,
     *,
     kind: Part,
     probe: WindowSettings,
@@ -291,7 +279,7 @@ def choose_part(
     Args:
         tokens: the whole document.
         spans: begin and end of its parts, in order; a single one if the document is not split.
-        identity: attributes of the document.
+        identify: makes the document.
         kind: kind of the parts, if there are several.
         probe: decides whether a part can be audited.
         window: whether the first or the last auditable part is used.
@@ -300,7 +288,7 @@ def choose_part(
     order = spans if window == "first" else reversed(spans)
     parts = []
     for begin, end in order:
-        part = _cut(tokens, begin, end, identity, kind)
+        part = _cut(tokens, begin, end, identify, kind)
         if kind == "context" and tokens.format == "text":
             part = replace(part, whole_ids=tokens.input_ids[: tokens.num_content_tokens])
         if probe.window(part) is not None:
@@ -308,11 +296,11 @@ def choose_part(
         parts.append(part)
     # No part can be audited: a part with supervised tokens, if any, gives the reason.
     part = next((part for part in parts if part.supervised.any()), parts[0])
-    whole = _cut(tokens, 0, len(tokens.input_ids), identity, "whole")
+    whole = _cut(tokens, 0, len(tokens.input_ids), identify, "whole")
     return replace(part, is_long_enough=kind != "whole" and probe.window(whole) is not None)
 
 
-def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -> AuditDocument:
+def _cut(tokens: Tokens, begin: int, end: int, identify: Identify, kind: Part) -> AuditDocument:
     end = max(begin, min(end, tokens.num_content_tokens))
     if tokens.format != "text":
         # A part may end in an earlier turn, which has the same closing tokens as the last one.
@@ -323,8 +311,7 @@ def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -
         end = begin + int(content[-1]) + 1 if len(content) else begin
     ids, supervised = tokens.input_ids[begin:end], tokens.supervised[begin:end]
     shares = [np.mean(own == tokens.unknown_id) for own in (ids, ids[supervised]) if len(own)]
-    return AuditDocument(
-        **asdict(identity),
+    return identify(
         is_unknown=any(share > 0.5 for share in shares),
         input_ids=ids,
         supervised=supervised,

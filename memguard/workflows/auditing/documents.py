@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.plan import AuditPlan
-from memguard.audit.selection import Identity, choose_part, find_near_duplicates, list_contexts
+from memguard.audit.selection import choose_part, find_near_duplicates, list_contexts
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.windows import TINY_MARGINS, AuditDocument, Part
 from memguard.data.chat import writes_today
@@ -161,7 +162,8 @@ def plan_foreign(
                 choose_part(
                     tokens,
                     parts,
-                    Identity(
+                    partial(
+                        AuditDocument,
                         id=id,
                         bucket=training.name_bucket(side, count),
                         role=side.role,

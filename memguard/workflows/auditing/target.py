@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.canary_results import AuditCanary
-from memguard.audit.selection import Identity, WhichWindow, choose_part, list_pieces
+from memguard.audit.selection import Identify, WhichWindow, choose_part, list_pieces
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.warnings import Tally
@@ -76,7 +77,7 @@ class Subject:
 
 def choose_piece(
     tokens: CorpusDocument | TokenizedDocument,
-    identity: Identity,
+    identify: Identify,
     *,
     seq_len: int,
     probe: WindowSettings,
@@ -87,7 +88,7 @@ def choose_piece(
     ``probe`` decides which pieces can be audited, ``window`` which of them is chosen.
     """
     pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
-    return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
+    return choose_part(tokens, pieces, identify, kind="piece", probe=probe, window=window)
 
 
 def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
@@ -127,7 +128,8 @@ def list_audited(
     return [
         choose_piece(
             corpus.document(index),
-            Identity(
+            partial(
+                AuditDocument,
                 id=entry.id,
                 bucket=name,
                 role=entry.role,
@@ -158,7 +160,8 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
         AuditCanary(
             document=choose_piece(
                 corpus.document(index),
-                Identity(
+                partial(
+                    AuditDocument,
                     id=entry.id,
                     bucket=entry.bucket,
                     role=entry.role,
