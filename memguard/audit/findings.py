@@ -22,7 +22,13 @@ from memguard.audit.document_scores import DocumentScores
 from memguard.errors import plural
 from memguard.records import PRIVATE_MODE, Finding, write_atomically
 from memguard.records.audit import METHODS
-from memguard.records.documents import EXTRACTED, OTHER_WINDOW, find_came_out, find_trained
+from memguard.records.documents import (
+    EXTRACTED,
+    OTHER_WINDOW,
+    find_came_out,
+    find_trained,
+    list_own,
+)
 from memguard.records.texts import format_percent
 
 Severity = Literal["high", "medium", "low", "info"]
@@ -64,9 +70,8 @@ class FindingList:
     def of(cls, scores: DocumentScores) -> "FindingList":
         """Return the findings of an audit."""
         extracted = {
-            name.removesuffix(EXTRACTED): column.values
-            for name, column in scores.columns.items()
-            if name.endswith(EXTRACTED) and not name.startswith(("base.", "reference."))
+            name.removesuffix(EXTRACTED): scores[name]
+            for name in list_own(scores.columns, EXTRACTED)
         }
         verbatim_N = scores["extraction.verbatim"] == 1
         is_known_N = scores["base.extraction.verbatim"] == 1
@@ -153,11 +158,7 @@ def _list_methods(
 ) -> dict[str, NDArray[np.bool_]]:
     """Return the methods, those of memguard in the order of `METHODS`."""
     verbatim_N = scores["extraction.verbatim"] == 1
-    windows = [
-        column.values == 1
-        for name, column in scores.columns.items()
-        if name.endswith(OTHER_WINDOW) and not name.startswith(("base.", "reference."))
-    ]
+    windows = [scores[name] == 1 for name in list_own(scores.columns, OTHER_WINDOW)]
     none_N = np.zeros(len(scores), dtype=bool)
     ways = (
         verbatim_N,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memguard.cli.options import Json, print_json, print_result, say
+from memguard.cli.options import AuditedFolder, Json, print_json, print_result, say
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -208,9 +208,7 @@ def diff(
 
 
 def gate(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
+    folder: AuditedFolder,
     policy: Annotated[
         Path | None, typer.Option(help="The policy's YAML; with --init the file to write.")
     ] = None,
@@ -261,9 +259,7 @@ def gate(
 
 
 def accept(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
+    folder: AuditedFolder,
     document: Annotated[
         str,
         typer.Argument(
@@ -306,9 +302,7 @@ def accept(
 
 
 def bundle(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
+    folder: AuditedFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT.zip", help="File to write; must not exist.")],
     gate: Annotated[
         Path | None,

@@ -41,7 +41,7 @@ FINDINGS: Final = "findings.csv"
 PAGE = "report.html"
 AUDITED: Final = (REPORT, SCORES, RESULTS, CANARIES, ITEM_SCORES, FINDINGS, PAGE)
 """Files in the folder of an audit whose hashes `audit.json` has."""
-_MAY_LACK: Final = {CANARIES, ITEM_SCORES}
+MAY_LACK: Final = {CANARIES, ITEM_SCORES}
 """Those of audits with canaries, or with benchmark tasks."""
 CARDS = ("model/README.md", "adapter/README.md")
 """Model cards, relative to the run folder; a run has one of them."""
@@ -59,7 +59,7 @@ class AuditFiles(SealedRecord):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if missing := set(AUDITED) - _MAY_LACK - self.files.keys():
+        if missing := set(AUDITED) - MAY_LACK - self.files.keys():
             raise ValueError(f"an audit has the files {', '.join(sorted(missing))}")
         return self
 
@@ -69,7 +69,7 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
 
     With ``has_card`` the run folder around it has a model card that shows this audit.
     """
-    left_out = {name for name in _MAY_LACK if not (folder / name).exists()}
+    left_out = {name for name in MAY_LACK if not (folder / name).exists()}
     files = {name: sum_file(folder / name) for name in AUDITED if name not in left_out}
     card = sum_file(find_card(folder.resolve().parent)) if has_card else None
     save_sealed(AuditFiles(files=files, card=card), folder / AUDIT_FILES)

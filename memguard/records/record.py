@@ -60,6 +60,13 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file of the user's; ConfigError if it exists."""
+    if path.exists():
+        raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+    write_atomically(path, text.encode())
+
+
 def open_private(path: Path) -> BinaryIO:
     """Create a file that only its owner can read, and open it for writing."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)

@@ -35,6 +35,14 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
     return Column(heading, show, show)
 
 
+def _name_setting(comparison: Comparison) -> Column[Setting]:
+    return Column(
+        "Setting",
+        lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
+        lambda base: show_name(base.name, means.label_base(comparison)),
+    )
+
+
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: badges, risk and utility of each setting, base model last."""
     utility = comparison.utility
@@ -47,11 +55,7 @@ def build_headline(comparison: Comparison) -> Table:
         return Cell(value, detail="reference" if is_first else change, note=ends)
 
     columns: tuple[Column[Setting], ...] = (
-        Column(
-            "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
-            lambda base: show_name(base.name, means.label_base(comparison)),
-        ),
+        _name_setting(comparison),
         Column(("Text", "of its own report"), lambda s: _show_badge(s, 0)),
         Column(("Membership", "of its own report"), lambda s: _show_badge(s, 1)),
         Column(
@@ -216,11 +220,7 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
         ("Membership AUC", name_score(score)), lambda s: means.show_membership(s, score)
     )
     columns: tuple[Column[Setting], ...] = (
-        Column(
-            "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
-            lambda base: show_name(base.name, means.label_base(comparison)),
-        ),
+        _name_setting(comparison),
         _both(("Verbatim", "documents"), lambda s: means.show_mean_share(s, "verbatim")),
         _both(("Near-verbatim", "documents"), lambda s: means.show_mean_share(s, "near_verbatim")),
         _both(("Token accuracy", "teacher-forced"), means.show_accuracy),

@@ -45,7 +45,6 @@ from memguard.planner.rows import (
     remark_on_reference_hash,
     remark_on_rows,
 )
-from memguard.records import BucketRow
 from memguard.records.texts import format_percent
 from memguard.runtime import Console, detect_runtime
 from memguard.workflows.auditing.target import name_buckets, plan_training
@@ -59,6 +58,8 @@ from memguard.workflows.training.memory import resolve_auto_for_documents
 _BORROWED = ("manifest.jsonl", "metrics.jsonl")
 _COUNTS = tuple(name for name in DocumentCounts.model_fields if name != "num_tokens")
 """Counts that the summary of the prepared documents has too."""
+_LEFT_OUT = ("num_too_short", "num_not_auditable", "num_labels", "num_near_duplicates")
+"""Counts that the selection of the audit has too."""
 _RARE = 0.01
 """An extraction rate so low that a small sample may show no extracted document."""
 
@@ -70,10 +71,11 @@ def predict_audit_intervals(
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
     outlook = []
-    audited = {} if selection is None else _count_audited(selection)
+    outlines = {} if selection is None else {one.bucket: one for one in selection.buckets}
     for name in dict.fromkeys(names):
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
-        num_audited, outline = audited.get(name, (None, None))
+        outline = outlines.get(name)
+        num_audited = None if outline is None else outline.num_documents
         outlook.append(
             BucketPrediction(
                 bucket=name,
@@ -81,10 +83,7 @@ def predict_audit_intervals(
                 planned_repetitions=members[0].planned_repetitions,
                 num_documents=len(members),
                 num_tokens=sum(entry.num_tokens for entry in members),
-                num_too_short=None if outline is None else outline.num_too_short,
-                num_not_auditable=None if outline is None else outline.num_not_auditable,
-                num_labels=None if outline is None else outline.num_labels,
-                num_near_duplicates=None if outline is None else outline.num_near_duplicates,
+                **{count: getattr(outline, count, None) for count in _LEFT_OUT},
                 num_audited=num_audited,
                 if_none=None if num_audited is None else clopper_pearson(0, num_audited),
             )
@@ -98,12 +97,6 @@ def predict_audit_intervals(
             reached[bucket.bucket],
         ),
     )
-
-
-def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketRow]]:
-    """Return the number of audited documents of each bucket, and the counts of excluded ones."""
-    names = [window.document.bucket for window in selection.windows]
-    return {outline.bucket: (names.count(outline.bucket), outline) for outline in selection.buckets}
 
 
 def remark_on_audit(
