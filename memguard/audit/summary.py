@@ -114,7 +114,7 @@ def collect_tables(evidence: Evidence, summaries: Mapping[str, Summary], suite: 
     return Tables(
         results=tuple(row for part in parts for row in part.rows),
         metrics=tuple(
-            metric if metric.probe in counted else metric.without_risk()
+            metric if metric.probe in counted else replace(metric, risk_rank=None)
             for part in parts
             for metric in part.metrics
         ),

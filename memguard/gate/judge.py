@@ -44,7 +44,7 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
             earlier audit or a triage file that is not there.
     """
     policy, report = loaded.policy, audited.report
-    triage = None if policy.triage is None else load_triage(loaded.find_path(policy.triage))
+    triage = None if policy.triage is None else load_triage(loaded.folder / policy.triage)
     created = format_now()
     came_out = list_came_out(audited)
     today = date.fromisoformat(created[:10])
@@ -115,7 +115,7 @@ def _load_earlier(loaded: LoadedPolicy) -> dict[str, Audited]:
             continue
         place = loaded.document.locate(("gate", number, "than"))
         try:
-            audits[rule.than] = load_audited(find_audit_folder(loaded.find_path(rule.than)))
+            audits[rule.than] = load_audited(find_audit_folder(loaded.folder / rule.than))
         except ConfigError as error:
             raise ConfigError(f"{place} 'gate[{number}].than': {error}") from error
     return audits

@@ -139,16 +139,13 @@ class Policy(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedPolicy:
-    """A policy, its text, and where its paths begin."""
+    """A policy and its text."""
 
     policy: Policy
     text: str
     folder: Path
+    """Where the paths that it names begin."""
     document: Document
-
-    def find_path(self, name: str) -> Path:
-        """Return a path that the policy names."""
-        return self.folder / name
 
 
 def load_policy(path: Path) -> LoadedPolicy:

@@ -79,10 +79,6 @@ class MetricRow:
         known = next((name for name, known in RISK_PLACES.items() if known == place), None)
         return known or f"{self.probe}.{self.metric}"
 
-    def without_risk(self) -> "MetricRow":
-        """Return the metric as one that is no extraction risk."""
-        return replace(self, risk_rank=None)
-
 
 RISK_PLACES: Mapping[RiskName, tuple[str, str, str]] = {
     "verbatim": ("extraction", "verbatim", ""),

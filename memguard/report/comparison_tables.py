@@ -10,7 +10,7 @@ from memguard.pages.page import Cell, Section, Table
 from memguard.records import BLIND, ComparedRun, Comparison, ResultRow
 from memguard.records.comparison import MOST_SENTENCES
 from memguard.report import seed_means as means
-from memguard.report.audit_training import describe_dropped
+from memguard.report.audit_training import describe_dropped, name_mitigations
 from memguard.report.comparison_front import describe_unshared, show_risk
 from memguard.report.comparison_utility import (
     describe_chance,
@@ -145,10 +145,6 @@ def _write_share(row: ResultRow | None = None) -> str:
 def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
 
-    def name_mitigations(run: ComparedRun) -> str:
-        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations)
-        return named or "none (plain loss)"
-
     def show_training(run: ComparedRun) -> Cell:
         labels = fmt.count(run.cost.num_supervised_tokens)
         return Cell(fmt.duration(run.cost.train_s), detail=labels)
@@ -157,7 +153,7 @@ def build_settings(comparison: Comparison) -> Table:
         Column("Setting", lambda run: fmt.clean_name(run.setting)),
         Column("Seed", lambda run: str(run.seed)),
         Column("Run", lambda run: show_name(fmt.clean_name(run.run))),
-        Column("Mitigations", lambda run: show_name(name_mitigations(run))),
+        Column("Mitigations", lambda run: show_name(name_mitigations(run.mitigations))),
         Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
         Column(
             ("Labels dropped", "measured"),

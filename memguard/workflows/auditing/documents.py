@@ -57,10 +57,6 @@ class _Side:
     role: Role
     documents: Sequence[Document]
 
-    def name_document(self, id: str) -> str:
-        """Return an id that is unique in the audit; both sides may use the same row numbers."""
-        return id if self.role == "trained" else f"{self.name}:{id}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Training:
@@ -106,7 +102,11 @@ def plan_foreign(
     given, settings = checked.source, checked.settings
     assert isinstance(given, ForeignModel), "the audit is not of a run"
     # Load the base's configuration too, so that a missing base fails before documents are read.
-    configs = [_load_config(model) for model in (given.model, given.base) if model is not None]
+    configs = [
+        load_config(model) if isinstance(model, str) else model.model.config
+        for model in (given.model, given.base)
+        if model is not None
+    ]
     seq_len = find_positions(configs[0]) or _DEFAULT_SEQ_LEN
     tokenizer, missing = _load_tokenizer(given.model)
     sides = list(_read_sides(given, tokenizer, console))
@@ -151,7 +151,8 @@ def plan_foreign(
         for tokens, document in zip(of_side, side.documents, strict=True):
             text_hmac = hmac_text(identity.key, document)
             text_hmacs.add(text_hmac)
-            id = side.name_document(tokens.id)
+            # Both sides may use the same row numbers.
+            id = tokens.id if side.role == "trained" else f"{side.name}:{tokens.id}"
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             cluster, count = next(clusters), training.count(side, tokens.id)
             if count == 0:  # Neither trained nor a fair control.
@@ -270,10 +271,6 @@ def _describe_overlap(overlap: Rate, num_left_out: int) -> str:
         return f"{text}All are near-duplicates of members and left out: no control remains"
     is_or_are = "is a near-duplicate" if num_left_out == 1 else "are near-duplicates"
     return f"{text}{num_left_out:,} {is_or_are} of members and left out of the control"
-
-
-def _load_config(model: str | ModelInMemory) -> Any:
-    return load_config(model) if isinstance(model, str) else model.model.config
 
 
 def _load_tokenizer(model: str | ModelInMemory) -> tuple[Any, ModelError | None]:
