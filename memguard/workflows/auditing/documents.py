@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.audit.plan import AuditPlan
 from memguard.audit.selection import choose_part, find_near_duplicates, list_contexts
 from memguard.audit.statistics import clopper_pearson
@@ -40,9 +41,6 @@ from memguard.workflows.auditing.checks import CheckedAudit, ForeignModel
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.target import Subject
 from memguard.workflows.auditing.trained_counts import TrainedCounts
-
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
 
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096
@@ -96,7 +94,7 @@ def plan_foreign(
     checked: CheckedAudit,
     identity: IdentityKey,
     console: Console,
-    tasks: "Sequence[OpenedTask]" = (),
+    tasks: Sequence[OpenedTask] = (),
 ) -> tuple[AuditPlan, Subject]:
     """Return what to audit of a model that memguard did not train."""
     given, settings = checked.source, checked.settings
