@@ -18,6 +18,7 @@ import signal
 import sys
 import traceback
 import unicodedata
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -51,6 +52,17 @@ def shorten(text: str, most: int = _MOST) -> str:
         return text
     tail = most // 4
     return f"{text[: most - tail - 3]}...{text[-tail:]}"
+
+
+def list_first(parts: Sequence[str], most: int, *, join: str = ", ") -> str:
+    """Return the first of some names or clauses, and how many more there are."""
+    more = f" and {len(parts) - most:,} more" if len(parts) > most else ""
+    return f"{join.join(parts[:most])}{more}"
+
+
+def plural(number: int, what: str) -> str:
+    """Return a number of things: ``1 file``, ``2,300 files``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def spell_controls(text: str) -> str:

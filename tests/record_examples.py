@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from memguard.audit.selection import BucketCounts
 from memguard.audit.windows import AuditDocument
-from memguard.records import ManifestEntry
+from memguard.records import BucketRow, ManifestEntry
 
 
 def make_entry(identifier: str = "a", **fields: Any) -> ManifestEntry:
@@ -43,7 +42,7 @@ def make_document(ids: Any, *, name: str = "d", **fields: Any) -> AuditDocument:
 
 def make_outline(
     bucket: str, role: Any = "trained", num_repetitions: int | None = None, **counts: int
-) -> BucketCounts:
+) -> BucketRow:
     """Return a bucket of which every document is audited, unless ``counts`` say otherwise."""
     values = {"num_too_short": 0, "num_not_sampled": 0, **counts}
-    return BucketCounts(bucket=bucket, role=role, num_repetitions=num_repetitions, **values)
+    return BucketRow(bucket=bucket, role=role, num_repetitions=num_repetitions, **values)

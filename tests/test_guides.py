@@ -223,7 +223,7 @@ def test_the_policy_of_the_guide_is_valid(tmp_path: Path) -> None:
     (tmp_path / "triage.yaml").write_text(triage)
     loaded = load_policy(tmp_path / "policy.yaml")
     assert len(loaded.policy.gate) == 4
-    assert len(load_triage(loaded.find_path(str(loaded.policy.triage))).accepted) == 1
+    assert len(load_triage(loaded.folder / str(loaded.policy.triage)).accepted) == 1
 
 
 def test_the_ci_example_ends_with_the_code_of_the_gate(folder: Path, tmp_path: Path) -> None:

@@ -19,9 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.document_scores import DocumentScores
+from memguard.errors import plural
 from memguard.records import PRIVATE_MODE, Finding, write_atomically
 from memguard.records.audit import METHODS
-from memguard.records.documents import EXTRACTED, OTHER_WINDOW, find_came_out, find_trained
+from memguard.records.documents import (
+    EXTRACTED,
+    OTHER_WINDOW,
+    find_came_out,
+    find_trained,
+    list_own,
+)
 from memguard.records.texts import format_percent
 
 Severity = Literal["high", "medium", "low", "info"]
@@ -63,9 +70,8 @@ class FindingList:
     def of(cls, scores: DocumentScores) -> "FindingList":
         """Return the findings of an audit."""
         extracted = {
-            name.removesuffix(EXTRACTED): column.values
-            for name, column in scores.columns.items()
-            if name.endswith(EXTRACTED) and not name.startswith(("base.", "reference."))
+            name.removesuffix(EXTRACTED): scores[name]
+            for name in list_own(scores.columns, EXTRACTED)
         }
         verbatim_N = scores["extraction.verbatim"] == 1
         is_known_N = scores["base.extraction.verbatim"] == 1
@@ -152,11 +158,7 @@ def _list_methods(
 ) -> dict[str, NDArray[np.bool_]]:
     """Return the methods, those of memguard in the order of `METHODS`."""
     verbatim_N = scores["extraction.verbatim"] == 1
-    windows = [
-        column.values == 1
-        for name, column in scores.columns.items()
-        if name.endswith(OTHER_WINDOW) and not name.startswith(("base.", "reference."))
-    ]
+    windows = [scores[name] == 1 for name in list_own(scores.columns, OTHER_WINDOW)]
     none_N = np.zeros(len(scores), dtype=bool)
     ways = (
         verbatim_N,
@@ -196,18 +198,18 @@ def _sort(
 
 def _describe(method: str, scores: DocumentScores, index: int) -> str:
     """Return what a method shows of one document."""
-    tokens = _count(int(scores["continuation_tokens"][index]), "token")
+    tokens = plural(int(scores["continuation_tokens"][index]), "token")
     if method == "greedy":
         return f"{tokens} exactly"
     if method == "near-verbatim":
-        return f"{tokens} with {_count(int(scores['extraction.num_edits'][index]), 'edit')}"
+        return f"{tokens} with {plural(int(scores['extraction.num_edits'][index]), 'edit')}"
     if method == "sampling":
         queries = max(1, round(10 ** float(scores["sampling.log10_queries"][index])))
         return f"about {queries:,} {'query' if queries == 1 else 'queries'}"
     if method == "another window":
         if scores[f"extraction{OTHER_WINDOW}"][index] == 1:
             longest = int(scores["extraction.longest_run_anywhere"][index])
-            return f"{_count(longest, 'token')} in a row"
+            return f"{plural(longest, 'token')} in a row"
         is_grid = scores[f"grid{OTHER_WINDOW}"][index] == 1
         return "a cell of the grid" if is_grid else "generated text"
     names = [
@@ -216,7 +218,3 @@ def _describe(method: str, scores: DocumentScores, index: int) -> str:
         if name.startswith("attacks.") and name.endswith(".any") and column.values[index] == 1
     ]
     return ", ".join(names) if method == "attacks" else "extracted"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from memguard.audit.own_text import OwnText
 from memguard.audit.requests import Inputs, Measured
-from memguard.audit.selection import BucketCounts
 from memguard.audit.statistics import (
     compute_difference,
     compute_mean,
@@ -31,7 +30,15 @@ from memguard.audit.statistics import (
     subtract,
 )
 from memguard.audit.windows import AuditDocument, is_member, list_clusters
-from memguard.records import NO_DOCUMENTS, ONE_TEXT, Interval, Rate, ResultRow, fill_row
+from memguard.records import (
+    NO_DOCUMENTS,
+    ONE_TEXT,
+    BucketRow,
+    Interval,
+    Rate,
+    ResultRow,
+    fill_row,
+)
 from memguard.records.results import Method
 
 
@@ -148,7 +155,7 @@ class Evidence:
     """The measurements of an audit, by probe, and the documents that they are of; N windows."""
 
     inputs: Inputs
-    buckets: Sequence[BucketCounts]
+    buckets: Sequence[BucketRow]
     """Buckets in the report's order, including those without documents."""
     trained: Mapping[str, Measured]
     """Results of the audited model."""
@@ -192,7 +199,7 @@ class Evidence:
         return OwnText(self.documents, self.inputs.windows, self.inputs.codec)
 
     @property
-    def control(self) -> BucketCounts | None:
+    def control(self) -> BucketRow | None:
         """The bucket of documents that were never trained."""
         return next((outline for outline in self.buckets if outline.role == "control"), None)
 

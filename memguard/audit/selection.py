@@ -10,15 +10,15 @@ Near-duplicates count once: copies of one secret are no label.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings, list_clusters
 from memguard.errors import DataError
-from memguard.records import CutDocuments, Role
+from memguard.records import BucketRow, CutDocuments
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
@@ -34,38 +34,7 @@ NotAudited = Literal["label", "too short", "cut", "nothing supervised", "unknown
 """Why a document cannot be audited, as in records.parquet."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketCounts:
-    """Documents of one bucket, and those of it that are left out, by reason."""
-
-    bucket: str
-    role: Role
-    num_repetitions: int | None
-    """None if it is unknown or differs between the documents."""
-    num_too_short: int
-    """Documents with too few tokens for a prefix and a continuation."""
-    num_not_sampled: int
-    num_cut_too_short: int = 0
-    """Documents that are long enough, but of whose parts none is."""
-    num_nothing_supervised: int = 0
-    """Conversations without a token that receives loss, special tokens not counted."""
-    num_labels: int = 0
-    """Documents with a short answer that many documents share: a label, which is not audited."""
-    num_unknown: int = 0
-    """Documents of which more than half is the tokenizer's token of unknown text."""
-    num_near_duplicates: int = 0
-    """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
-
-    @property
-    def was_trained(self) -> bool:
-        """Whether its documents were trained; a bucket that training never reached was not."""
-        return self.role == "trained" and self.num_repetitions != 0
-
-    @property
-    def num_not_auditable(self) -> int:
-        """Documents that cannot be audited, for any reason."""
-        num_short = self.num_too_short + self.num_cut_too_short
-        return num_short + self.num_nothing_supervised + self.num_labels + self.num_unknown
+BucketCounts: TypeAlias = BucketRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +42,7 @@ class Selection:
     """The windows that are audited, and the buckets with their excluded documents."""
 
     windows: tuple[Window, ...]
-    buckets: tuple[BucketCounts, ...]
+    buckets: tuple[BucketRow, ...]
     """Control first, then trained buckets by ascending num_repetitions, then the rest."""
     not_audited: tuple[tuple[AuditDocument, NotAudited], ...] = ()
     """Documents that cannot be audited, without control documents near trained ones."""
@@ -137,10 +106,11 @@ def select_windows(
         counts = {document.num_repetitions for document in members}
         counted = Counter(reasons.get(document.id) for document in members)
         buckets.append(
-            BucketCounts(
+            BucketRow(
                 bucket=name,
                 role=members[0].role,
                 num_repetitions=counts.pop() if len(counts) == 1 else None,
+                num_documents=len(sample),
                 num_too_short=counted["too short"],
                 num_not_sampled=len(eligible) - len(sample),
                 num_near_duplicates=sum(d.id in near_duplicates for d in members),
@@ -209,7 +179,7 @@ def _find_reason(document: AuditDocument) -> NotAudited:
     return "too short"
 
 
-def _order(outline: BucketCounts) -> tuple[int, float, str]:
+def _order(outline: BucketRow) -> tuple[int, float, str]:
     place = {"control": 0, "trained": 1}.get(outline.role, 2)
     count = outline.num_repetitions
     return place, float("inf") if count is None else count, outline.bucket
@@ -278,20 +248,8 @@ Tokens: TypeAlias = "CorpusDocument | TokenizedDocument"
 """A document of N tokens, as `data` makes or stores it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Attributes of a document other than its tokens; see `AuditDocument`."""
-
-    id: str
-    bucket: str
-    role: Role
-    source: str
-    num_repetitions: int | None = None
-    text_hmac: str | None = None
-    has_own_id: bool = False
-    cluster: int | None = None
-    num_copies: int | None = None
-    dose: int = 0
+Identify = Callable[..., AuditDocument]
+"""Makes a document of its tokens: `AuditDocument` given all else, see `functools.partial`."""
 
 
 def list_pieces(ends: Sequence[int]) -> list[tuple[int, int]]:
@@ -310,7 +268,7 @@ def list_contexts(tokens: Tokens, max_tokens: int) -> list[tuple[int, int]]:
 def choose_part(
     tokens: Tokens,
     spans: Sequence[tuple[int, int]],
-    identity: Identity,
+    identify: Identify,
     *,
     kind: Part,
     probe: WindowSettings,
@@ -321,7 +279,7 @@ def choose_part(
     Args:
         tokens: the whole document.
         spans: begin and end of its parts, in order; a single one if the document is not split.
-        identity: attributes of the document.
+        identify: makes the document.
         kind: kind of the parts, if there are several.
         probe: decides whether a part can be audited.
         window: whether the first or the last auditable part is used.
@@ -330,7 +288,7 @@ def choose_part(
     order = spans if window == "first" else reversed(spans)
     parts = []
     for begin, end in order:
-        part = _cut(tokens, begin, end, identity, kind)
+        part = _cut(tokens, begin, end, identify, kind)
         if kind == "context" and tokens.format == "text":
             part = replace(part, whole_ids=tokens.input_ids[: tokens.num_content_tokens])
         if probe.window(part) is not None:
@@ -338,11 +296,11 @@ def choose_part(
         parts.append(part)
     # No part can be audited: a part with supervised tokens, if any, gives the reason.
     part = next((part for part in parts if part.supervised.any()), parts[0])
-    whole = _cut(tokens, 0, len(tokens.input_ids), identity, "whole")
+    whole = _cut(tokens, 0, len(tokens.input_ids), identify, "whole")
     return replace(part, is_long_enough=kind != "whole" and probe.window(whole) is not None)
 
 
-def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -> AuditDocument:
+def _cut(tokens: Tokens, begin: int, end: int, identify: Identify, kind: Part) -> AuditDocument:
     end = max(begin, min(end, tokens.num_content_tokens))
     if tokens.format != "text":
         # A part may end in an earlier turn, which has the same closing tokens as the last one.
@@ -353,8 +311,7 @@ def _cut(tokens: Tokens, begin: int, end: int, identity: Identity, kind: Part) -
         end = begin + int(content[-1]) + 1 if len(content) else begin
     ids, supervised = tokens.input_ids[begin:end], tokens.supervised[begin:end]
     shares = [np.mean(own == tokens.unknown_id) for own in (ids, ids[supervised]) if len(own)]
-    return AuditDocument(
-        **asdict(identity),
+    return identify(
         is_unknown=any(share > 0.5 for share in shares),
         input_ids=ids,
         supervised=supervised,

@@ -1,7 +1,7 @@
 """The measurements -> tables, verdict, banners, findings, probe runs; and rows of the training."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -29,7 +29,6 @@ from memguard.records import (
     REFERENCE_SECRETS,
     SECRETS,
     AuditResults,
-    BucketRow,
     CutDocuments,
     LoadAs,
     MetricRow,
@@ -115,12 +114,12 @@ def collect_tables(evidence: Evidence, summaries: Mapping[str, Summary], suite: 
     return Tables(
         results=tuple(row for part in parts for row in part.rows),
         metrics=tuple(
-            metric if metric.probe in counted else metric.without_risk()
+            metric if metric.probe in counted else replace(metric, risk_rank=None)
             for part in parts
             for metric in part.metrics
         ),
         buckets=tuple(
-            BucketRow(num_documents=int((evidence.bucket_N == b.bucket).sum()), **asdict(b))
+            replace(b, num_documents=int((evidence.bucket_N == b.bucket).sum()))
             for b in evidence.buckets
         ),
         tests=tuple(row for part in parts for row in part.tests),

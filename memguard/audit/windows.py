@@ -39,7 +39,7 @@ class AuditDocument:
     bucket: str
     role: Role
     source: str
-    num_repetitions: int | None
+    num_repetitions: int | None = None
     input_ids: NDArray[np.int32]
     """Tokens of one context window, with BOS as in training, without trailing EOS and other special
     tokens. The offsets of a grid count from the first of `grid_ids`."""
@@ -48,7 +48,7 @@ class AuditDocument:
     format: Literal["text", "messages", "prompt_completion"]
     num_tokens: int
     """Number of tokens of the whole document."""
-    text_hmac: str | None
+    text_hmac: str | None = None
     """Keyed hash of the whole text; None without a key."""
     has_own_id: bool = False
     """Whether the user's data gave the id; else it is made of file name and row number."""

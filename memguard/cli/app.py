@@ -21,7 +21,6 @@ from memguard.cli.options import (
     refuse_split_settings,
     say,
 )
-from memguard.errors import ConfigError
 from memguard.runtime.children import own_rank
 from memguard.workflows.common.launch import run_on_processes
 
@@ -72,7 +71,7 @@ def init(
 ) -> None:
     """Write the usual settings of a run, each with a comment, to fill in."""
     from memguard.config import RunConfig, render_template
-    from memguard.records import write_atomically
+    from memguard.records.record import write_new
 
     text = render_template(with_all=every)
     if schema:
@@ -80,9 +79,7 @@ def init(
     if path is None:
         typer.echo(text, nl=False)
         return
-    if path.exists():
-        raise ConfigError(f"'{path}' exists already; choose another name or delete it")
-    write_atomically(path, text.encode())
+    write_new(path, text)
     typer.echo(f"wrote {path}" if schema else _write_next_steps(path))
 
 
@@ -283,9 +280,7 @@ def audit(
     from memguard.workflows.auditing.audit import audit as audit_checked
 
     report = audit_checked(checked)
-    print_result(
-        as_json, report.model_dump(mode="json", by_alias=True), checked.out / "report.html"
-    )
+    print_result(as_json, report.model_dump(mode="json"), checked.out / "report.html")
 
 
 @app.command(context_settings=TAKES_SETTINGS)
@@ -347,7 +342,7 @@ def compare(
     from memguard.workflows.compare import compare as compare_request
 
     page, result = compare_request(request)
-    print_result(as_json, result and result.model_dump(mode="json", by_alias=True), page)
+    print_result(as_json, result and result.model_dump(mode="json"), page)
 
 
 def _write_next_steps(path: Path) -> str:

@@ -56,7 +56,7 @@ def run_app() -> NoReturn:
     Exit codes: 0 success, 1 internal error, 2 usage or configuration, 3 data or model, 130/143
     interrupted.
     """
-    warnings.showwarning = _show_warning
+    warnings.showwarning = lambda message, *_, **__: Console().info(f"memguard: warning: {message}")
     # Before torch is imported, and for all ranks that this process starts.
     set_allocator_defaults()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -163,7 +163,3 @@ def _find_message(error: BaseException) -> tuple[int, str]:
             f"the connection to another rank broke ({reason}); see its message, or it was killed"
         )
     return 1, _BUG
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    Console().info(f"memguard: warning: {message}")

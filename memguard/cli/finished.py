@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memguard.cli.options import Json, print_json, print_result, say
+from memguard.cli.options import AuditedFolder, Json, print_json, print_result, say
 from memguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def diff(
 
     result = diff_folders(old, new)
     if as_json:
-        print_json(result.model_dump(mode="json", by_alias=True))
+        print_json(result.model_dump(mode="json"))
         return
     import rich.console
 
@@ -208,9 +208,7 @@ def diff(
 
 
 def gate(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
+    folder: AuditedFolder,
     policy: Annotated[
         Path | None, typer.Option(help="The policy's YAML; with --init the file to write.")
     ] = None,
@@ -254,16 +252,14 @@ def gate(
     with shown_reading() as on_read:
         target, result = gate_folder(folder, policy, out=out, weights=weights, on_read=on_read)
     if as_json:
-        typer.echo(result.model_dump_json(by_alias=True, indent=2))
+        typer.echo(result.model_dump_json(indent=2))
     else:
         render_gate(result, target, rich.console.Console(highlight=False))
     raise typer.Exit(result.exit_code)
 
 
 def accept(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
+    folder: AuditedFolder,
     document: Annotated[
         str,
         typer.Argument(
@@ -306,9 +302,7 @@ def accept(
 
 
 def bundle(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
-    ],
+    folder: AuditedFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT.zip", help="File to write; must not exist.")],
     gate: Annotated[
         Path | None,

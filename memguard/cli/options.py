@@ -45,6 +45,9 @@ Overrides = Annotated[
 ]
 # `--optim.lr=1e-4`, the style of other trainers, is accepted as a setting.
 TAKES_SETTINGS = {"ignore_unknown_options": True}
+AuditedFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an audit with --out.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Nproc = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Run on this many processes of this machine.")

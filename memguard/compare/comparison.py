@@ -22,7 +22,7 @@ from memguard.compare.runs import (
 )
 from memguard.compare.sweep import Sweep, is_finished
 from memguard.compare.utility import find_shared_tasks
-from memguard.errors import RecordError
+from memguard.errors import RecordError, list_first
 from memguard.records import ComparedRun, Comparison, Cost, MetricRow, ResultRow, Tables, format_now
 from memguard.records.audit_files import RESULTS, check_audit_file
 from memguard.records.comparison import HELDOUT_LOSS
@@ -149,15 +149,10 @@ def describe_compiled(runs: Sequence[ComparedRun]) -> str | None:
     if not (names[True] and names[False]):
         return None
     return (
-        f"settings differ in '{COMPILE}': {_enumerate(names[True])} were compiled, "
-        f"{_enumerate(names[False])} were not. Compiled kernels round in other places; set "
+        f"settings differ in '{COMPILE}': {list_first(names[True], _NAMED)} were compiled, "
+        f"{list_first(names[False], _NAMED)} were not. Compiled kernels round in other places; set "
         f"'{COMPILE}' for all runs to exclude that"
     )
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _build_run(run: AuditedRun, *, differ: bool) -> ComparedRun:

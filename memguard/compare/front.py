@@ -158,10 +158,8 @@ def _dominates(one: FrontPoint, other: FrontPoint, axis: Axis) -> bool:
 
 def _is_apart(one: FrontPoint, other: FrontPoint, axis: Axis) -> bool:
     """Return whether a dominating point does so beyond the intervals."""
-    risk = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
-    if one.utility == other.utility:
-        return risk
-    return risk and axis.is_better(one.name, other.name)
+    is_safer = one.risk == other.risk or is_below(one.risk_ci, other.risk_ci)
+    return is_safer and (one.utility == other.utility or axis.is_better(one.name, other.name))
 
 
 def _build_point(

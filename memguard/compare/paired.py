@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.benchmarks.items import Difference, find_kind, subtract_items
+from memguard.audit.benchmarks.items import find_kind, subtract_items
 from memguard.audit.benchmarks.rows import DIFFERENCE_METHODS, NO_ITEM_NUMBERS
+from memguard.audit.metrics import count_clusters
 from memguard.audit.statistics import compute_mcnemar, compute_paired_difference, correct_holm
 from memguard.compare.runs import AuditedRun
 from memguard.records import SECRETS, CanaryScore, ComparedTask, ResultRow, TestRow, fill_row
@@ -46,6 +48,10 @@ def pair_settings(
     ]
 
 
+_PLACE = (
+    *("setting", "seed", "against", "probe", "metric", "parameters", "bucket"),
+    "num_documents",
+)
 _Paired = Iterator[tuple[ResultRow, TestRow | None]]
 """Differences, those of rates with their test; p values are not corrected yet."""
 
@@ -69,12 +75,8 @@ def _pair_documents(against: AuditedRun, setting: AuditedRun) -> _Paired:
         difference = compute_paired_difference(
             mine.token_accuracy, other.token_accuracy, bounds=(0, 1), clusters=mine.clusters
         )
-        num_clusters = len(np.unique(mine.clusters))
-        accuracy = replace(
-            row,
-            metric="token_accuracy",
-            num_clusters=num_clusters if num_clusters < len(mine.ids) else None,
-        )
+        num_clusters = count_clusters(mine.clusters)
+        accuracy = replace(row, metric="token_accuracy", num_clusters=num_clusters)
         yield fill_row(accuracy, difference, "jackknife"), None
 
 
@@ -148,7 +150,17 @@ def _pair_items(against: AuditedRun, setting: AuditedRun, task: ComparedTask) ->
         if difference is None or metric != detail.headline:
             yield filled, None
         else:
-            yield filled, _test_items(row, difference)
+            yield (
+                filled,
+                _make_test(
+                    row,
+                    test=difference.test,
+                    num_only_here=difference.num_only_first,
+                    num_only_against=difference.num_only_second,
+                    statistic=difference.statistic,
+                    p_value=difference.p_value,
+                ),
+            )
 
 
 def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:
@@ -158,29 +170,9 @@ def _is_of_report(run: AuditedRun, task: ComparedTask, metric: str) -> bool:
     return row is not None and row.value is not None and items.is_as(row.value)
 
 
-def _test_items(row: ResultRow, difference: Difference) -> TestRow:
-    return replace(
-        _start_test(row),
-        test=difference.test,
-        num_only_here=difference.num_only_first,
-        num_only_against=difference.num_only_second,
-        statistic=difference.statistic,
-        p_value=difference.p_value,
-    )
-
-
-def _start_test(row: ResultRow) -> TestRow:
-    return TestRow(
-        setting=row.setting,
-        seed=row.seed,
-        against=row.against,
-        probe=row.probe,
-        metric=row.metric,
-        parameters=row.parameters,
-        bucket=row.bucket,
-        test="mcnemar",
-        num_documents=row.num_documents,
-    )
+def _make_test(row: ResultRow, **values: Any) -> TestRow:
+    """Return the test of a row's difference, in the same place."""
+    return TestRow(**{name: getattr(row, name) for name in _PLACE}, **values)
 
 
 def _compare(
@@ -189,8 +181,9 @@ def _compare(
     """Return the difference of two rates on the same documents, and its test."""
     num_only_against = int((against & ~setting).sum())
     num_only_here = int((setting & ~against).sum())
-    test = replace(
-        _start_test(row),
+    test = _make_test(
+        row,
+        test="mcnemar",
         num_only_here=num_only_here,
         num_only_against=num_only_against,
         p_value=compute_mcnemar(num_only_against, num_only_here),

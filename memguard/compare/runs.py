@@ -166,7 +166,7 @@ def find_shared_seeds(runs: Sequence[AuditedRun]) -> set[int]:
 
 
 def _load_trained_canaries(audit: Path) -> dict[str, CanaryScore]:
-    if load_audit_files(audit).canaries is None:
+    if CANARIES not in load_audit_files(audit).files:
         return {}
     check_audit_file(audit, CANARIES)
     return {canary.id: canary for canary in load_canaries(audit / CANARIES) if canary.was_trained}

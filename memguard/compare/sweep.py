@@ -28,7 +28,7 @@ from memguard.compare.expansion import (
 )
 from memguard.config import Document, RunConfig, SweepConfig, apply_overrides, load_yaml, validate
 from memguard.data.source_files import list_files
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, DataError, RecordError, list_first
 from memguard.records.folders import AuditFolder, RunFiles
 from memguard.records.run_files import has_trained
 from memguard.records.sealed import SealedRecord, load_sealed, save_sealed
@@ -296,8 +296,7 @@ def describe_sweep(sweep: Sweep) -> tuple[str, ...]:
     for state, sentence in _SENTENCES.items():
         names = [name for name, of_run in states.items() if of_run == state]
         if names:
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            listed = ", ".join(names[:_NAMED]) + more
+            listed = list_first(names, _NAMED)
             lines.append(f"{len(names)} of {len(states)} runs {sentence}: {listed}")
     return tuple(lines)
 

@@ -50,30 +50,27 @@ def parse_json(file: IO[bytes]) -> list[dict[str, Any]]:
         UnusableSource: it is neither.
         UnicodeDecodeError: it is not UTF-8.
     """
-    unit, rows = "line", []
     start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
     file.seek(start)
     while (first := file.read(1)).isspace():
         pass
     file.seek(start)
-    if first == b"[":
-        unit, rows = "entry", _load(file.read())
-    else:
+    unit, rows = "entry", dict(enumerate(_load(file.read()), 1)) if first == b"[" else {}
+    if first != b"[":
+        unit = "line"
         for number, line in enumerate(file, start=1):
-            is_blank = line.isspace()
+            if line.isspace():
+                continue
             try:
-                # A blank line is kept here for its line number and removed below.
-                rows.append(None if is_blank else _load(line, number))
+                rows[number] = _load(line, number)
             except BrokenFile:
-                if any(row is not None for row in rows):
+                if rows:
                     raise
-                rows.append(_load(line + file.read(), number, f"text of lines {number} to"))
-            if rows[-1] is None and not is_blank:
-                raise BrokenFile(f"line {number} is not a JSON object")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) and (row is not None or unit == "entry"):
+                rows[number] = _load(line + file.read(), number, f"text of lines {number} to")
+    for number, row in rows.items():
+        if not isinstance(row, dict):
             raise BrokenFile(f"{unit} {number} is not a JSON object")
-    return [row for row in rows if row is not None]
+    return list(rows.values())
 
 
 def _load(content: bytes, first: int = 1, what: str = "line") -> Any:

@@ -8,6 +8,7 @@ decides; without it nothing does, because no lower bound shows that epsilon is l
 
 from collections.abc import Sequence
 
+from memguard.errors import plural
 from memguard.gate.deciding import end_sentence
 from memguard.gate.gaps import Audited
 from memguard.gate.policy import Rule
@@ -85,12 +86,12 @@ def judge_findings(
     parts = [f"{count:,} {what}" for what, count in counts.items() if count or what == "accepted"]
     if not_run and rule.probe is None:
         parts.append(f"not run: {', '.join(not_run)}")
-    noun = "document" if len(texts) == 1 else "documents"
+    came_out = f"{plural(len(texts), 'document')} came out{by_probe} ({'; '.join(parts)})"
     side = "within" if num_open <= limit else "above"
     return answer(
         "pass" if num_open <= limit else "fail",
-        f"{len(texts):,} {noun} came out{by_probe} ({'; '.join(parts)}): {num_open:,} open, {side} "
-        f"the limit of {limit:,}{f', listed in {FINDINGS}' if texts else ''}.",
+        f"{came_out}: {num_open:,} open, {side} the limit of {limit:,}"
+        f"{f', listed in {FINDINGS}' if texts else ''}.",
         num_open,
     )
 

@@ -24,6 +24,7 @@ from scipy import special
 
 from memguard.audit.statistics import compute_exact_interval
 from memguard.audit.statistics.rates import TAIL
+from memguard.errors import plural
 from memguard.pages.judgements import OUTCOME_NAMES, count_outcomes
 from memguard.records import ResultRow
 from memguard.records.gate import GateResult, Outcome
@@ -153,9 +154,8 @@ class Unit:
 
 def count_documents(num_matched: int | None, num_documents: int) -> str:
     """Return ``2 of 40 documents``, or ``40 documents`` of another statistic than a rate."""
-    noun = "document" if num_documents == 1 else "documents"
     of = "" if num_matched is None else f"{num_matched:,} of "
-    return f"{of}{num_documents:,} {noun}"
+    return f"{of}{plural(num_documents, 'document')}"
 
 
 def say_undecided(needed: int | None, *, is_rate: bool, is_on_limit: bool) -> str:

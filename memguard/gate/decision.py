@@ -11,6 +11,7 @@ audit knows them.
 
 from collections.abc import Iterator, Sequence
 
+from memguard.errors import list_first, plural
 from memguard.pages import formatting as fmt
 from memguard.records import LEVEL_NAMES, AuditReport
 from memguard.records.audit_files import FINDINGS
@@ -37,7 +38,7 @@ def write_decision(
         came_out = "" if is_why else came_out
     elif outcome == "inconclusive":
         parts = dict.fromkeys(describe_needed(judgement, report) for judgement in decisive)
-        start = f"Not decided: {_list_first(list(parts))}"
+        start = f"Not decided: {list_first(list(parts), _MOST, join='; ')}"
     elif outcome == "cannot-be-judged":
         why = decisive[0].sentence.rstrip(".")
         more = f" (and {len(decisive) - 1:,} more)" if len(decisive) > 1 else ""
@@ -59,9 +60,8 @@ def _is_of_text(judgement: Judgement, report: AuditReport) -> bool:
 def _say_came_out(number: int | None, num_accepted: int) -> str:
     if not number:
         return "The documents that came out could not be counted" if number is None else ""
-    noun = "document" if number == 1 else "documents"
     accepted = f" ({num_accepted:,} accepted)" if num_accepted else ""
-    return f"{number:,} {noun} can be extracted{accepted}, listed in {FINDINGS}"
+    return f"{plural(number, 'document')} can be extracted{accepted}, listed in {FINDINGS}"
 
 
 def _name_failed(failed: Sequence[Judgement], report: AuditReport) -> str:
@@ -80,12 +80,8 @@ def _say_not_run(report: AuditReport) -> str:
         for name, why in reasons.items()
         if why is not None
     ]
-    return f"Not run: {_list_first(names)}" if names else "Every probe of the suite ran"
-
-
-def _list_first(parts: Sequence[str]) -> str:
-    more = f"; and {len(parts) - _MOST:,} more" if len(parts) > _MOST else ""
-    return "; ".join(parts[:_MOST]) + more
+    listed = list_first(names, _MOST, join="; ")
+    return f"Not run: {listed}" if names else "Every probe of the suite ran"
 
 
 def describe_needed(judgement: Judgement, report: AuditReport) -> str:

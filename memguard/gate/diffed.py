@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from memguard.records.record import Record
 from memguard.records.results import Interval
@@ -87,8 +87,6 @@ class AuditDiff(Record):
     probes: list[DiffedProbe]
     documents: list[DiffedDocument]
     """Worst first."""
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     def select(self, kind: FindingKind, found_by: FoundBy | None = None) -> list[DiffedDocument]:
         """Return the documents of a kind, worst first; None: found by either."""

@@ -153,15 +153,10 @@ def _pair(
             else "the audits have no text in common"
         )
     # Equal texts have one id: within one id the order cannot matter but for its own copies.
-    first, second = (
-        sorted(zip(names, values.tolist(), places, strict=True))
-        for names, values, places in (
-            (ids, yes_N, range(len(ids))),
-            (other_ids, other_N, range(len(other_ids))),
-        )
+    ones, others = (
+        answers_N[np.lexsort((answers_N, np.array(names)))]
+        for names, answers_N in ((ids, yes_N), (other_ids, other_N))
     )
-    ones = np.array([yes for _, yes, _ in first], dtype=bool)
-    others = np.array([yes for _, yes, _ in second], dtype=bool)
     only_now, only_before = int((ones & ~others).sum()), int((others & ~ones).sum())
     _, size_C = find_clusters(len(ids), clusters_N)
     ci = compute_paired_interval(only_now, only_before, len(ids), count_effective(size_C))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, shorten
+from memguard.errors import MAX_PATH, ConfigError, RecordError, UnreadableError, plural, shorten
 from memguard.records import AuditReport
 from memguard.records.audit_files import (
     CANARIES,
@@ -77,7 +77,7 @@ def load_audited(folder: Path, *, with_card: bool = True) -> Audited:
     return Audited(
         folder=folder,
         report=report,
-        report_sha256=load_audit_files(folder).report.sha256,
+        report_sha256=load_audit_files(folder).files[REPORT].sha256,
         documents=documents,
         gaps=tuple(list_gaps(report, documents)),
     )
@@ -116,8 +116,7 @@ def list_gaps(report: AuditReport, documents: DocumentTable | None) -> Iterator[
     tables = report.tables
     twice = [key for key, count in Counter(row.key for row in tables.results).items() if count > 1]
     if twice:
-        noun = "key" if len(twice) == 1 else "keys"
-        yield f"the results table has {len(twice):,} {noun} twice: rows cannot be told apart"
+        yield f"the results table has {plural(len(twice), 'key')} twice: rows cannot be told apart"
     named = [str(probe.get("name")) for probe in report.method.probes]
     if report.method.utility:
         named.append(UTILITY)  # The tasks of an audit are no part of its suite.

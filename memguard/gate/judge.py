@@ -30,14 +30,7 @@ from memguard.gate.measured import (
     measure_row,
     select_rows,
 )
-from memguard.gate.policy import (
-    EPSILON,
-    FINDINGS,
-    LIMITS,
-    RISK,
-    LoadedPolicy,
-    Rule,
-)
+from memguard.gate.policy import EPSILON, FINDINGS, RISK, LoadedPolicy, Rule
 from memguard.gate.triage import apply_triage, load_triage
 from memguard.records import AuditReport, format_now
 from memguard.records.gate import GateResult, Judgement, Outcome, decide
@@ -51,7 +44,7 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
             earlier audit or a triage file that is not there.
     """
     policy, report = loaded.policy, audited.report
-    triage = None if policy.triage is None else load_triage(loaded.find_path(policy.triage))
+    triage = None if policy.triage is None else load_triage(loaded.folder / policy.triage)
     created = format_now()
     came_out = list_came_out(audited)
     today = date.fromisoformat(created[:10])
@@ -122,7 +115,7 @@ def _load_earlier(loaded: LoadedPolicy) -> dict[str, Audited]:
             continue
         place = loaded.document.locate(("gate", number, "than"))
         try:
-            audits[rule.than] = load_audited(find_audit_folder(loaded.find_path(rule.than)))
+            audits[rule.than] = load_audited(find_audit_folder(loaded.folder / rule.than))
         except ConfigError as error:
             raise ConfigError(f"{place} 'gate[{number}].than': {error}") from error
     return audits
@@ -133,7 +126,7 @@ def _check_limit(number: int, rule: Rule, audited: Audited, loaded: LoadedPolicy
     metrics = [item.metric for item in select_rows(rule, audited.report) if item.metric]
     if not metrics or not all(map(is_bounded, metrics)):
         return
-    name = next(name for name in LIMITS if getattr(rule, name) is not None)
+    name = rule.limit_name
     low = -1.0 if name.startswith("above") or rule.than is not None else 0.0
     is_useful = low < rule.limit <= 1 if name == "at_least" else low <= rule.limit < 1
     if not is_useful:
@@ -198,17 +191,11 @@ def _choose_risk(judged: Sequence[_Judged]) -> _Judged:
 
     One that surely fails, else one that cannot be judged, else the one with the highest upper end.
     """
-    known = sorted(
-        (item for item in judged if item.measured is not None),
-        key=lambda item: item.measured.high if item.measured is not None else 0.0,
-        reverse=True,
+    outcome = decide([item.outcome for item in judged])
+    return max(
+        (item for item in judged if item.outcome == outcome),
+        key=lambda item: 0.0 if item.measured is None else item.measured.high,
     )
-    unknown = [item for item in judged if item.measured is None]
-    for outcome in ("fail", "cannot-be-judged", "inconclusive", "pass"):
-        chosen = next((item for item in (*known, *unknown) if item.outcome == outcome), None)
-        if chosen is not None:
-            return chosen
-    raise AssertionError("a bucket has at least one entry")
 
 
 def _record(
@@ -247,7 +234,6 @@ def _name(rule: Rule, selected: Selected, report: AuditReport, *, names_probe: b
     if rule.model != "trained":
         parts.append(f"of the {rule.model} model")
     parts.append(f"on {name_group(selected.bucket or rule.on, report)}")
-    name = next(name for name in LIMITS if getattr(rule, name) is not None)
     shares = is_risk or (metric is not None and is_share(metric))
     bound = Unit(is_share=shares).write(rule.limit)
     limit = {
@@ -255,7 +241,7 @@ def _name(rule: Rule, selected: Selected, report: AuditReport, *, names_probe: b
         "at_least": f"at least {bound}",
         "above_control": f"at most {bound} above the control",
         "above_base": f"at most {bound} above the base model",
-    }[name]
+    }[rule.limit_name]
     parts.append(limit if rule.than is None else f"at most {bound} more than {rule.than}")
     return " ".join(parts)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from memguard.audit.statistics import compute_exact_interval
 from memguard.config.loading import suggest_near
+from memguard.errors import list_first
 from memguard.gate.deciding import (
     Unit,
     count_documents,
@@ -192,9 +193,8 @@ def _find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -
         return answer(None, f"the results table has no row of {what}{of_whom} on {bucket}")
     if not row.is_known:
         return answer(None, f"not measured: {row.missing_because or 'no reason is recorded'}")
-    for name, wanted in (("control", rule.above_control), ("base", rule.above_base)):
-        other = others.get(name)
-        if wanted is not None and (other is None or not other.is_known):
+    for name, other in others.items():
+        if other is None or not other.is_known:
             return answer(None, f"the results table has no value of {what} of the {name}")
     return answer(row, None)
 
@@ -216,9 +216,7 @@ def _split(parameters: str) -> Sequence[str]:
 
 
 def _enumerate(names: Iterable[str]) -> str:
-    listed = list(dict.fromkeys(names))
-    more = f" and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
-    return ", ".join(listed[:_MOST_NAMES]) + more if listed else "none"
+    return list_first(list(dict.fromkeys(names)), _MOST_NAMES) or "none"
 
 
 _ROUNDING = 1e-9

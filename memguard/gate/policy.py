@@ -107,10 +107,14 @@ class Rule(Settings):
         return self
 
     @property
+    def limit_name(self) -> str:
+        """Which of `LIMITS` it has."""
+        return next(name for name in LIMITS if getattr(self, name) is not None)
+
+    @property
     def limit(self) -> float:
         """The limit, whichever kind it is."""
-        values = (self.at_most, self.at_least, self.above_control, self.above_base)
-        return next(value for value in values if value is not None)
+        return float(getattr(self, self.limit_name))
 
 
 class Policy(Settings):
@@ -135,16 +139,13 @@ class Policy(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedPolicy:
-    """A policy, its text, and where its paths begin."""
+    """A policy and its text."""
 
     policy: Policy
     text: str
     folder: Path
+    """Where the paths that it names begin."""
     document: Document
-
-    def find_path(self, name: str) -> Path:
-        """Return a path that the policy names."""
-        return self.folder / name
 
 
 def load_policy(path: Path) -> LoadedPolicy:

@@ -23,7 +23,7 @@ gate did not pass.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -67,9 +67,10 @@ def code(name: str, limit: int = fmt.NAME_LIMIT) -> str:
     return f"`{cleaned}`" if cleaned.strip() else "`(empty)`"
 
 
-def build_row(cells: Iterable[str]) -> str:
-    """Return a row of a table; its cells are escaped already."""
-    return f"| {' | '.join(cells)} |"
+def build_table(*rows: Sequence[str]) -> str:
+    """Return a table, its heads first; cells are escaped already."""
+    lines = (f"| {' | '.join(cells)} |" for cells in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+    return "\n".join(lines)
 
 
 _MOST_JUDGEMENTS, _MOST_SENTENCES, _MOST_ACCEPTED, _MOST_PROBES = 60, 20, 30, 30
@@ -88,36 +89,29 @@ _COLUMNS = (
 
 def render_summary(result: GateResult, report: AuditReport) -> str:
     """Render a result as Markdown."""
-    return "\n".join(_write_lines(result, report)) + "\n"
+    return "\n\n".join(_write_blocks(result, report)) + "\n"
 
 
-def _write_lines(result: GateResult, report: AuditReport) -> Iterator[str]:
+def _write_blocks(result: GateResult, report: AuditReport) -> Iterator[str]:
     outcome = OUTCOME_NAMES[result.outcome]
     yield f"## memguard gate: {outcome.lower()} (exit code {result.exit_code})"
-    yield ""
     yield f"**{escape(result.decision)}**"
-    yield ""
     yield f"Audit {code(result.audit)}, {escape(count_outcomes(result))}."
-    yield ""
     states = (escape(text, _VERDICT_LIMIT) for text in (*result.badges, result.verdict))
-    yield build_row(("Gate", "Text", "Membership", "Verdict of the audit"))
-    yield build_row(["---"] * 4)
-    yield build_row((f"{_SIGNS[result.outcome]} **{outcome}**", *states))
-    yield ""
-    contrast = write_contrast(result)
-    if contrast:
+    yield build_table(
+        ("Gate", "Text", "Membership", "Verdict of the audit"),
+        (f"{_SIGNS[result.outcome]} **{outcome}**", *states),
+    )
+    if contrast := write_contrast(result):
         yield f"> ⚠️ **{escape(contrast)}**"
-        yield ""
     yield from _write_judgements(result, report)
     yield from _write_not_run(report)
     yield from _write_accepted(result)
     yield "### How to read this"
-    yield ""
     yield (
         f"{escape(INTERVAL_NOTE)} 'Documents needed' is the least number of documents, at or above "
         "today's, that would decide at today's rate."
     )
-    yield ""
     yield (
         f"Judged: `report.json` with SHA-256 {code(result.report_sha256)}, by memguard "
         f"{code(result.tool_version)}. All numbers are in `{GATE}`."
@@ -127,67 +121,61 @@ def _write_lines(result: GateResult, report: AuditReport) -> Iterator[str]:
 def _write_judgements(result: GateResult, report: AuditReport) -> Iterator[str]:
     judgements = worst_first(result)
     yield "### Judgements"
-    yield ""
-    yield build_row(_COLUMNS)
-    yield build_row(["---"] * len(_COLUMNS))
-    for judgement in judgements[:_MOST_JUDGEMENTS]:
-        text = describe_judgement(judgement, report.tables, _NAME_LIMIT)
-        yield build_row(
-            (
-                f"{_SIGNS[judgement.outcome]} {text.outcome}",
-                code(text.name, _NAME_LIMIT),
-                *map(escape, (text.counts, text.value, text.interval or fmt.MISSING, text.limit)),
-                escape(text.needed),
-            )
-        )
-    yield ""
+    yield build_table(
+        _COLUMNS, *(_show_judgement(one, report) for one in judgements[:_MOST_JUDGEMENTS])
+    )
     if len(judgements) > _MOST_JUDGEMENTS:
         yield f"And {len(judgements) - _MOST_JUDGEMENTS:,} more in `{GATE}`."
-        yield ""
-    yield from _explain([j for j in judgements if j.outcome != "pass"])
+    sentences = [
+        f"{code(one.name, _NAME_LIMIT)}: {escape(one.sentence, _SENTENCE_LIMIT)}"
+        for one in judgements
+        if one.outcome != "pass"
+    ]
+    if sentences:
+        yield _list_first(sentences, _MOST_SENTENCES, f"in `{GATE}`")
 
 
-def _explain(judgements: Sequence[Judgement]) -> Iterator[str]:
-    """Write the sentences of judgements that do not pass."""
-    for judgement in judgements[:_MOST_SENTENCES]:
-        name = code(judgement.name, _NAME_LIMIT)
-        yield f"- {name}: {escape(judgement.sentence, _SENTENCE_LIMIT)}"
-    if len(judgements) > _MOST_SENTENCES:
-        yield f"- and {len(judgements) - _MOST_SENTENCES:,} more in `{GATE}`"
-    if judgements:
-        yield ""
+def _list_first(items: Sequence[str], most: int, which: str) -> str:
+    """Return a list of the first items, and how many more there are."""
+    rest = [f"and {len(items) - most:,} more {which}"] if len(items) > most else []
+    return "\n".join(f"- {item}" for item in [*items[:most], *rest])
+
+
+def _show_judgement(judgement: Judgement, report: AuditReport) -> tuple[str, ...]:
+    text = describe_judgement(judgement, report.tables, _NAME_LIMIT)
+    return (
+        f"{_SIGNS[judgement.outcome]} {text.outcome}",
+        code(text.name, _NAME_LIMIT),
+        *map(escape, (text.counts, text.value, text.interval or fmt.MISSING, text.limit)),
+        escape(text.needed),
+    )
 
 
 def _write_not_run(report: AuditReport) -> Iterator[str]:
-    not_run = [run for run in report.probe_runs if run.reason_not_run is not None]
+    reasons = [
+        f"{code(run.name)}: {escape(fmt.hide_paths(run.reason_not_run))}"
+        for run in report.probe_runs
+        if run.reason_not_run is not None
+    ]
     yield "### Not run"
-    yield ""
-    for run in not_run[:_MOST_PROBES]:
-        yield f"- {code(run.name)}: {escape(fmt.hide_paths(run.reason_not_run or ''))}"
-    if len(not_run) > _MOST_PROBES:
-        yield f"- and {len(not_run) - _MOST_PROBES:,} more probes"
-    if not not_run:
+    if reasons:
+        yield _list_first(reasons, _MOST_PROBES, "probes")
+    else:
         ran = ", ".join(code(run.name) for run in report.probe_runs[:_MOST_PROBES]) or "none"
         yield f"Every probe of the suite ran: {ran}. Other attacks were not tried."
-    yield ""
 
 
 def _write_accepted(result: GateResult) -> Iterator[str]:
     yield "### Documents that were accepted"
-    yield ""
     yield escape(write_acceptances(result))
-    yield ""
     accepted = sort_acceptances(result)
-    if not accepted:
-        return
-    yield build_row(("State", "Document", "By", "Until", "Why"))
-    yield build_row(["---"] * 5)
-    for entry in accepted[:_MOST_ACCEPTED]:
-        yield build_row(_show_acceptance(entry))
-    yield ""
+    if accepted:
+        yield build_table(
+            ("State", "Document", "By", "Until", "Why"),
+            *map(_show_acceptance, accepted[:_MOST_ACCEPTED]),
+        )
     if len(accepted) > _MOST_ACCEPTED:
         yield f"And {len(accepted) - _MOST_ACCEPTED:,} more in `{GATE}`."
-        yield ""
 
 
 def _show_acceptance(entry: Acceptance) -> tuple[str, ...]:

@@ -135,10 +135,7 @@ def apply_triage(triage: Triage, texts: Sequence[str | None], today: date) -> li
     present = set(texts)
     return [
         Acceptance(
-            document=entry.document,
-            by=entry.by,
-            reason=entry.reason,
-            until=None if entry.until is None else entry.until.isoformat(),
+            **entry.model_dump(mode="json"),
             state=(
                 "not-found"
                 if entry.document not in present

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from memguard.errors import ModelError
+from memguard.errors import ModelError, list_first
 from memguard.hf.adapter_config import AdapterConfig, find_base, read_config
 from memguard.hf.checkpoint_files import (
     ADAPTER_CONFIG,
@@ -108,10 +108,9 @@ class AdapterFolder:
             else:
                 matched[name] = layer
         if wrong:
-            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise ModelError(
                 f"adapter '{self.folder}' does not match its base model '{self.base}', which has "
-                f"{', '.join(wrong[:3])}{more}: it belongs to another model. Correct "
+                f"{list_first(wrong, 3)}: it belongs to another model. Correct "
                 f"'base_model_name_or_path' in {ADAPTER_CONFIG}"
             )
         return matched

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memguard.errors import ModelError
+from memguard.errors import ModelError, list_first
 from memguard.hf.config_fields import check_fields
 
 SINGLE = "model.safetensors"
@@ -25,7 +25,7 @@ RECOMPUTED = (
     ".attention.masked_bias",
     ".position_ids",
 )
-_NUM_SHOWN = 8
+NUM_SHOWN = 8
 ADAPTER_CONFIG = "adapter_config.json"
 SEPARATE_ADAPTER = (
     "Move adapter_config.json and adapter_model.safetensors to a folder of their own, and give that"
@@ -277,13 +277,7 @@ def read_json(path: Path, *, name: str, most_bytes: int = _MAX_JSON_BYTES) -> An
 
 def shorten(names: Sequence[str]) -> str:
     """Return a list of the first names of a file, each cut, and the number of the others."""
-    return list_first([cut(name, 200) for name in names[:_NUM_SHOWN]], len(names))
-
-
-def list_first(entries: Sequence[str], count: int) -> str:
-    """Return a comma-separated list of the first of ``count`` entries, and how many more exist."""
-    more = f" and {count - _NUM_SHOWN} more" if count > _NUM_SHOWN else ""
-    return f"{', '.join(entries[:_NUM_SHOWN])}{more}"
+    return list_first([cut(name, 200) for name in names], NUM_SHOWN)
 
 
 def quote(value: Any) -> str:

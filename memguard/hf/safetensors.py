@@ -25,8 +25,8 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import safe_open
 from torch import Tensor
 
-from memguard.errors import ModelError
-from memguard.hf.checkpoint_files import RECOMPUTED, cut, list_first, read_headers, shorten
+from memguard.errors import ModelError, list_first
+from memguard.hf.checkpoint_files import NUM_SHOWN, RECOMPUTED, cut, read_headers, shorten
 from memguard.parallel.layout import ShardSlice
 
 _BLOCK_ROWS = 1024
@@ -168,7 +168,7 @@ def refuse_weights(model: str, table: list[str], num_wrong: int) -> None:
     """
     raise ModelError(
         f"model '{model}': {num_wrong} weights are missing from its files or do not match its "
-        f"configuration ({list_first(table, len(table))}); they would be random. Is it a causal "
+        f"configuration ({list_first(table, NUM_SHOWN)}); they would be random. Is it a causal "
         "language model, and is the copy complete?"
     )
 

@@ -9,13 +9,15 @@ knows what the model generates anyway.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.selection import Identity, choose_part
+from memguard.audit.selection import choose_part
 from memguard.audit.suite import load_audit_suite
+from memguard.audit.windows import AuditDocument
 from memguard.config import AuditConfig, DataConfig, FormatConfig
 from memguard.data.buckets import place_for_training, size_control
 from memguard.data.documents import Document, document_text, load_documents, make_table
@@ -128,14 +130,14 @@ def _find_auditable(
     if tokenizer is None:
         return everything, everything, None
     probe = load_audit_suite(AuditConfig()).extraction
-    identity = Identity(id="", bucket="", role="trained", source="")
+    identify = partial(AuditDocument, id="", bucket="", role="trained", source="")
     least = DataConfig.model_fields["min_document_tokens"].default
     usable, auditable, hashes = [], [], []
     for tokens in tokenize_documents(
         documents, tokenizer, append_eos=True, max_tokens=None, setting="dataset", day=day
     ):
         spans = [(0, len(tokens.input_ids))]
-        part = choose_part(tokens, spans, identity, kind="piece", probe=probe, window="last")
+        part = choose_part(tokens, spans, identify, kind="piece", probe=probe, window="last")
         usable.append(len(tokens.input_ids) >= least and bool(tokens.supervised[1:].any()))
         auditable.append(probe.window(part) is not None)
         if usable[-1]:

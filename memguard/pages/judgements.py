@@ -169,9 +169,9 @@ _LOOKS: dict[Outcome, tuple[PageColour, str]] = {
 }
 """Colour of an outcome, and the level whose icon it has."""
 _STATES = {
-    "accepted": ("accepted", "low"),
-    "expired": ("expired: counts again", "warning"),
-    "not-found": ("not in this audit", "low"),
+    "accepted": Cell("accepted", kind="level", level="low"),
+    "expired": Cell("expired: counts again", kind="level", level="warning"),
+    "not-found": Cell("not in this audit", kind="level", level="low"),
 }
 _RELEASES: dict[ReleaseContext | None, tuple[str, str]] = {
     "internal": (
@@ -255,12 +255,12 @@ def _build_judgements(result: GateResult, report: AuditReport) -> Table:
         why = fmt.clean_text(fmt.hide_paths(judgement.sentence)) if is_told else ""
         return show_name(text.name, why)
 
-    def show_outcome(pair: tuple[Judgement, JudgementText]) -> Cell:
-        return Cell(pair[1].outcome, kind="level", level=_LOOKS[pair[0].outcome][1])
-
     columns: tuple[Column[tuple[Judgement, JudgementText]], ...] = (
         Column("Rule", name),
-        Column("Outcome", show_outcome),
+        Column(
+            "Outcome",
+            lambda pair: Cell(pair[1].outcome, kind="level", level=_LOOKS[pair[0].outcome][1]),
+        ),
         Column("Counts", lambda pair: pair[1].counts),
         Column("Value", lambda pair: pair[1].value),
         Column("Interval", lambda pair: pair[1].interval or fmt.MISSING),
@@ -273,18 +273,11 @@ def _build_judgements(result: GateResult, report: AuditReport) -> Table:
 
 
 def _build_accepted(result: GateResult) -> Table | None:
-    def show_state(entry: Acceptance) -> Cell:
-        state, level = _STATES[entry.state]
-        return Cell(state, kind="level", level=level)
-
-    def show_until(entry: Acceptance) -> Cell:
-        return show_name("without end" if entry.until is None else fmt.clean_text(entry.until, 40))
-
     columns: tuple[Column[Acceptance], ...] = (
         Column("Document", lambda one: Cell(fmt.hash(one.document), kind="hash")),
-        Column("State", show_state),
+        Column("State", lambda one: _STATES[one.state]),
         Column("By", lambda one: show_name(fmt.clean_name(one.by, 80))),
-        Column("Until", show_until),
+        Column("Until", lambda one: show_name(fmt.clean_text(one.until or "without end", 40))),
         Column("Why", lambda one: show_name(fmt.clean_text(one.reason, 200))),
     )
     accepted = sort_acceptances(result)

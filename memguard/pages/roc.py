@@ -38,7 +38,6 @@ def build_roc(
         return None
     least = 1 / max(curve.num_control for curve in curves)
     shares = (least, *(share for share in _SHARES if share > least * (1 + 1e-9)))
-    styles = _list_styles(curves)
     table = _build_table(curves, shares, name)
     first, marks = curves[0], _list_marks(report, curves[0])
     others = "; ".join(_describe(curve, shares, name) for curve in curves)
@@ -51,8 +50,12 @@ def build_roc(
             least=least,
             ticks=_list_ticks(least),
             lines=tuple(
-                Line(label=_name(curve, name), style=style, points=_list_points(curve))
-                for curve, style in zip(curves, styles, strict=True)
+                Line(
+                    label=_name(curve, name),
+                    style="blind" if curve.score == BLIND else str(number),
+                    points=_list_points(curve),
+                )
+                for number, curve in enumerate(curves)
             ),
             marks=marks,
             x_label="false-positive rate (control documents)",
@@ -84,10 +87,6 @@ def _choose_curves(report: AuditReport, aucs: Sequence[ResultRow]) -> list[RocCu
     others = others[: _MOST_OTHERS if first in curves else _MOST_OTHERS + 1]
     chosen = [curves[score] for score in (first, *others) if score in curves]
     return [*chosen, curves[BLIND]] if chosen and BLIND in curves else chosen
-
-
-def _list_styles(curves: Sequence[RocCurve]) -> list[str]:
-    return ["blind" if curve.score == BLIND else f"{n}" for n, curve in enumerate(curves)]
 
 
 def _list_points(curve: RocCurve) -> tuple[Point, ...]:

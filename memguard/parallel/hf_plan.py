@@ -42,7 +42,7 @@ from torch import nn
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from transformers.pytorch_utils import Conv1D
 
-from memguard.errors import ModelError
+from memguard.errors import ModelError, list_first
 from memguard.parallel.embedding import is_scaled_lookup
 from memguard.parallel.experts import alternates, has_halves
 from memguard.parallel.family_styles import PARTS_OF_FAMILY, ROLES_OF_FAMILY, Role
@@ -208,7 +208,7 @@ def plan_storage(model: Any) -> ShardingPlan:
     if scalars:
         raise ModelError(
             f"{type(model).__name__} has parameters without dimensions, whose storage cannot be "
-            f"shared: {_join(scalars)}. It can run on one process."
+            f"shared: {list_first(scalars, _NUM_LISTED)}. It can run on one process."
         )
     blocks = find_blocks(model)
     owners = [{id(p) for p in model.get_submodule(name).parameters()} for name in blocks]
@@ -285,7 +285,7 @@ def _find_obstacle(
     """
     cannot = "cannot be split over x and y:"
     if unknown:
-        listed = _join([f"{name} ({style})" for name, style in unknown.items()])
+        listed = list_first([f"{name} ({style})" for name, style in unknown.items()], _NUM_LISTED)
         plan = "its plan for tensor parallelism has styles that memguard does not support"
         return f"{cannot} {plan}: {listed}"
     leaves = [(name, *name.rpartition(".")[::2]) for name, _ in model.named_parameters()]
@@ -295,14 +295,14 @@ def _find_obstacle(
         if module not in roles or (roles[module], leaf) not in PLACEMENTS
     ]
     if uncovered:
-        return f"{cannot} no role is defined for {_join(uncovered)}"
+        return f"{cannot} no role is defined for {list_first(uncovered, _NUM_LISTED)}"
     unsupported = [
         f"{name} ({type(module).__name__})"
         for name, module in names.items()
         if not _is_reproduced(roles.get(name), module)
     ]
     if unsupported:
-        return f"{cannot} memguard has no sharded form of {_join(unsupported)}"
+        return f"{cannot} memguard has no sharded form of {list_first(unsupported, _NUM_LISTED)}"
     if getattr(model.config.get_text_config(), "alibi", False):
         return f"{cannot} its biases of attention (ALiBi) are those of all heads"
     return ""
@@ -314,11 +314,6 @@ def _is_reproduced(role: Role | None, module: nn.Module) -> bool:
         return "Norm" not in type(module).__name__
     checks = (_REPRODUCED.get(role), _LAYOUT_OF_ROLE.get(role))
     return all(check is None or check(module) for check in checks)
-
-
-def _join(items: list[str]) -> str:
-    more = len(items) - _NUM_LISTED
-    return ", ".join(items[:_NUM_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _find_key_value(roles: dict[str, Role]) -> Iterator[str]:

@@ -7,7 +7,7 @@ tables   every number, see `tables.py`
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from memguard.records.record import Record
 from memguard.records.results import Rate, ResultRow
@@ -312,8 +312,6 @@ class AuditHeader(Record):
     training: TrainingSummary | None
     method: Method
     environment: dict[str, str]
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     @property
     def subject(self) -> str:

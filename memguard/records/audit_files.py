@@ -13,9 +13,9 @@ An audit without an intact `audit.json` is incomplete: its report is not read.
 """
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, model_validator
 
 from memguard.errors import RecordError, UnreadableError
 from memguard.records.audit import AuditReport
@@ -41,6 +41,8 @@ FINDINGS: Final = "findings.csv"
 PAGE = "report.html"
 AUDITED: Final = (REPORT, SCORES, RESULTS, CANARIES, ITEM_SCORES, FINDINGS, PAGE)
 """Files in the folder of an audit whose hashes `audit.json` has."""
+MAY_LACK: Final = {CANARIES, ITEM_SCORES}
+"""Those of audits with canaries, or with benchmark tasks."""
 CARDS = ("model/README.md", "adapter/README.md")
 """Model cards, relative to the run folder; a run has one of them."""
 AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
@@ -49,33 +51,17 @@ AGAIN = "Run 'memguard audit' again: it reuses the cached scores"
 class AuditFiles(SealedRecord):
     """`audit/audit.json`."""
 
-    schema_name: Literal["memguard.audit_files/4"] = Field("memguard.audit_files/4", alias="schema")
-    report: FileSum
-    scores: FileSum
-    results: FileSum
-    findings: FileSum
-    page: FileSum
-    canaries: FileSum | None
-    """null if there were no canaries."""
-    utility: FileSum | None
-    """null if no benchmark task ran."""
+    schema_name: Literal["memguard.audit_files/5"] = Field("memguard.audit_files/5", alias="schema")
+    files: dict[str, FileSum]
+    """The files in the audit folder, by name."""
     card: FileSum | None
     """null if the audit is not the run's own: with --out, or of a model without a run folder."""
 
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    @property
-    def files(self) -> dict[str, FileSum]:
-        """The files in the audit folder, by name."""
-        sums = (
-            *(self.report, self.scores, self.results, self.canaries, self.utility),
-            *(self.findings, self.page),
-        )
-        return {
-            name: written
-            for name, written in zip(AUDITED, sums, strict=True)
-            if written is not None
-        }
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if missing := set(AUDITED) - MAY_LACK - self.files.keys():
+            raise ValueError(f"an audit has the files {', '.join(sorted(missing))}")
+        return self
 
 
 def save_audit_files(folder: Path, *, has_card: bool) -> None:
@@ -83,29 +69,18 @@ def save_audit_files(folder: Path, *, has_card: bool) -> None:
 
     With ``has_card`` the run folder around it has a model card that shows this audit.
     """
-    written = AuditFiles(
-        report=sum_file(folder / REPORT),
-        scores=sum_file(folder / SCORES),
-        results=sum_file(folder / RESULTS),
-        findings=sum_file(folder / FINDINGS),
-        page=sum_file(folder / PAGE),
-        canaries=_sum_if_there(folder / CANARIES),
-        utility=_sum_if_there(folder / ITEM_SCORES),
-        card=sum_file(find_card(folder.resolve().parent)) if has_card else None,
-    )
-    save_sealed(written, folder / AUDIT_FILES)
-
-
-def _sum_if_there(path: Path) -> FileSum | None:
-    return sum_file(path) if path.exists() else None
+    left_out = {name for name in MAY_LACK if not (folder / name).exists()}
+    files = {name: sum_file(folder / name) for name in AUDITED if name not in left_out}
+    card = sum_file(find_card(folder.resolve().parent)) if has_card else None
+    save_sealed(AuditFiles(files=files, card=card), folder / AUDIT_FILES)
 
 
 def save_page_sums(folder: Path) -> None:
     """Update `audit.json` after the pages were rendered again; other entries stay unchanged."""
     written = load_audit_files(folder)
     card = None if written.card is None else sum_file(find_card(folder.resolve().parent))
-    pages = {"page": sum_file(folder / PAGE), "card": card}
-    save_sealed(written.model_copy(update=pages), folder / AUDIT_FILES)
+    files = {**written.files, PAGE: sum_file(folder / PAGE)}
+    save_sealed(AuditFiles(files=files, card=card), folder / AUDIT_FILES)
 
 
 def load_audit_files(folder: Path) -> AuditFiles:

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from memguard.errors import RecordError
 from memguard.records.record import Record
@@ -275,8 +275,6 @@ class Comparison(SealedRecord):
     tables: Tables
     """What the page shows: rows of the runs, paired differences from the first setting with the
     same seed, and shares and losses over seeds. Every row of every run is in the parquet file."""
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -13,7 +13,7 @@ extracts. Its id is its keyed hash; equal texts have one id. All pages, files an
 these documents.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -38,6 +38,12 @@ NOT_AUDITED: Final = "not_audited"
 IDENTITY: Final = ("text_hmac", "id", "bucket", "role", "num_repetitions", "cluster")
 TRAINED_ROLES: Final = ("trained", "forget")
 """Roles of documents that the model was trained on."""
+
+
+def list_own(names: Iterable[str], end: str) -> list[str]:
+    """Return the columns that end so and are of the audited model."""
+    others = ("base.", "reference.")
+    return [name for name in names if name.endswith(end) and not name.startswith(others)]
 
 
 def find_trained(role_N: NDArray[Any], num_repetitions_N: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -157,8 +163,7 @@ class DocumentTable:
         """The answers of each probe: ``[N]`` 1 yes, 0 no, NaN not measured."""
         return {
             name.removesuffix(EXTRACTED): self.numbers(name)
-            for name in self.names
-            if name.endswith(EXTRACTED) and not name.startswith(("base.", "reference."))
+            for name in list_own(self.names, EXTRACTED)
         }
 
     @cached_property

@@ -19,6 +19,7 @@ from typing import Final, Literal
 from memguard.errors import RecordError, UnreadableError, VersionError
 from memguard.records.audit_files import (
     AUDIT_FILES,
+    REPORT,
     AuditFiles,
     find_card,
     load_audit_files,
@@ -274,7 +275,7 @@ class GateFolder(SealedFolder):
         """Whether it judged another report than the present one, which is no damage."""
         try:
             judged = load_sealed(GateResult, self.path / GATE).report_sha256
-            return load_audit_files(self.audit).report.sha256 != judged
+            return load_audit_files(self.audit).files[REPORT].sha256 != judged
         except RecordError:
             return False  # It is damaged, or the audit is, which is listed itself.
 

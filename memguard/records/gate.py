@@ -11,7 +11,7 @@ across it nothing is decided. What a policy names and the audit lacks cannot be 
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from memguard.records.audit_files import PAGE
 from memguard.records.record import Record
@@ -103,8 +103,6 @@ class GateResult(SealedRecord):
     """Documents that came out; null if they could not be counted."""
     files: dict[str, FileSum] = Field(default_factory=dict)
     """The other files in the folder."""
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     @property
     def exit_code(self) -> int:

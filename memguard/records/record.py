@@ -60,6 +60,13 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file of the user's; ConfigError if it exists."""
+    if path.exists():
+        raise ConfigError(f"'{path}' exists already; choose another name or delete it")
+    write_atomically(path, text.encode())
+
+
 def open_private(path: Path) -> BinaryIO:
     """Create a file that only its owner can read, and open it for writing."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
@@ -220,10 +227,15 @@ RecordT = TypeVar("RecordT", bound="Record")
 
 
 class Record(BaseModel):
-    """Frozen model without unknown fields and without NaN."""
+    """Frozen model without unknown fields and without NaN; `schema_name` is stored as `schema`."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
 
 
@@ -243,7 +255,7 @@ def format_now() -> str:
 
 def save_record(record: Record, path: Path) -> None:
     """Write a record as indented JSON, whole or not at all."""
-    values = record.model_dump(mode="json", by_alias=True)
+    values = record.model_dump(mode="json")
     write_atomically(path, f"{format_json(values)}\n".encode())
 
 

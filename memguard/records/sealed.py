@@ -166,7 +166,7 @@ def save_sealed(record: SealedRecord, path: Path, mode: int = 0o644) -> None:
 
     ``mode`` is that of the file, before the umask.
     """
-    values = record.model_dump(mode="json", by_alias=True)
+    values = record.model_dump(mode="json")
     text = format_json({**values, _SEAL: _hash_values(values)})
     write_atomically(path, f"{text}\n".encode(), mode)
 

@@ -79,10 +79,6 @@ class MetricRow:
         known = next((name for name, known in RISK_PLACES.items() if known == place), None)
         return known or f"{self.probe}.{self.metric}"
 
-    def without_risk(self) -> "MetricRow":
-        """Return the metric as one that is no extraction risk."""
-        return replace(self, risk_rank=None)
-
 
 RISK_PLACES: Mapping[RiskName, tuple[str, str, str]] = {
     "verbatim": ("extraction", "verbatim", ""),
@@ -106,9 +102,9 @@ class BucketRow:
     num_documents: int = 0
     """Audited documents."""
     num_too_short: int = 0
-    """Documents that were trained (or held back) but are too short to audit."""
+    """Documents with too few tokens for a prefix and a continuation."""
     num_cut_too_short: int = 0
-    """Documents that are long enough as a whole but were cut into parts that are all too short."""
+    """Documents that are long enough, but of whose parts none is."""
     num_nothing_supervised: int = 0
     """Documents without a token that receives loss, special tokens not counted."""
     num_labels: int = 0
@@ -120,6 +116,11 @@ class BucketRow:
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""
     num_tokens: int | None = None
     """Tokens with loss of documents that are held out; null for other buckets."""
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether its documents were trained; a bucket that training never reached was not."""
+        return self.role == "trained" and self.num_repetitions != 0
 
     @property
     def num_not_auditable(self) -> int:

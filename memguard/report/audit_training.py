@@ -4,9 +4,11 @@ A small task cannot show a small difference, and one that both models answer at 
 of what training changed. Both are said beside the numbers, on the page and in the terminal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from memguard.errors import plural
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, Content, make_table, show_missing, show_name, show_row
 from memguard.pages.page import Cell, Fact, Figure, Line, LineChart, Point, Section, Table
@@ -63,7 +65,6 @@ def _list_brief(report: AuditReport) -> Iterator[Fact]:
 
 def _describe_training(training: TrainingSummary, load_as: LoadAs) -> tuple[Fact, ...]:
     """List mitigations, privacy, cost of training and loss on held-out documents."""
-    mitigations = [fmt.settings(mitigation) for mitigation in training.mitigations]
     heldout = [f"{fmt.count(training.heldout_num_documents)} documents"]
     heldout.append(f"{fmt.count(training.heldout_num_tokens)} tokens")
     if training.heldout_bucket:
@@ -75,7 +76,7 @@ def _describe_training(training: TrainingSummary, load_as: LoadAs) -> tuple[Fact
         bounded = [Fact("Risk budget", f"{limit} per bucket", detail=detail)]
     removed = Fact("Copies removed", f"{fmt.count(training.num_removed or 0)} documents")
     return (
-        Fact("Mitigations", "; ".join(mitigations) or "none (plain loss)"),
+        Fact("Mitigations", name_mitigations(training.mitigations)),
         *bounded,
         *([] if training.num_removed is None else [removed]),
         *_describe_privacy(training),
@@ -120,6 +121,11 @@ def _describe_privacy(training: TrainingSummary) -> tuple[Fact, ...]:
             detail=f"With Poisson sampling of rows, as papers assume: {sampled}. {_PRIVACY_LIMITS}",
         ),
     )
+
+
+def name_mitigations(mitigations: Sequence[Mapping[str, Any]]) -> str:
+    """List the mitigations of a training with their settings."""
+    return "; ".join(map(fmt.settings, mitigations)) or "none (plain loss)"
 
 
 def describe_dropped(share: float | None, mitigated: bool) -> str:
@@ -309,7 +315,7 @@ def _describe_task(detail: TaskDetail, tables: Tables) -> str:
         text += f", base model {write(show_row(of_base, metric))}"
     if change is not None and change.is_known:
         text += f", difference {write(show_row(change, metric))}"
-    items = f"{detail.num_items:,} item{'' if detail.num_items == 1 else 's'}"
+    items = plural(detail.num_items, "item")
     if detail.smallest_difference is not None:
         items += f" can show a difference of {write_smallest(detail, tables)} or more"
     text += f"; {items}"
@@ -401,15 +407,13 @@ def _build_details(details: Sequence[TaskDetail]) -> Table:
             note=f"from the cache: {' and '.join(cached)}" if cached else "",
         )
 
-    def show_items(detail: TaskDetail) -> Content:
-        limited = "" if detail.limit is None else "limited"
-        return Cell(fmt.count(detail.num_items), detail=limited)
-
     return make_table(
         "How the tasks were answered",
         (
             Column("Task", lambda d: show_name(fmt.clean_name(d.task, _LONGEST))),
-            Column("Items", show_items),
+            Column(
+                "Items", lambda d: Cell(fmt.count(d.num_items), detail="limited" if d.limit else "")
+            ),
             Column("Version", lambda d: fmt.clean_name(d.version, 40)),
             Column(("Few-shot", "solved examples"), lambda d: fmt.count(d.num_fewshot)),
             Column("Chat template", lambda d: "used" if d.is_chat else "not used"),

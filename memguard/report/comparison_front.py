@@ -212,7 +212,10 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
         table = _build_table(trends, doses)
         chart = LineChart(
             description=f"Line chart, {title.lower()} by number of repetitions. "
-            + " ".join(_describe_row(row) for row in table.rows[:12]),
+            + " ".join(
+                f"{row.head.text}: {', '.join(cell.text for cell in row.cells)}."
+                for row in table.rows[:_MOST_DESCRIBED]
+            ),
             ticks=tuple(map(str, doses)),
             lines=lines,
             y_label=unit,
@@ -229,10 +232,6 @@ def build_trends(comparison: Comparison) -> tuple[Figure, ...]:
 
 def _average(setting: Setting, dose: int, metric: str) -> float | None:
     return means.average(means.list_values(setting.find("extraction", metric, dose)))
-
-
-def _describe_row(row: Row) -> str:
-    return f"{row.head.text}: {', '.join(cell.text for cell in row.cells)}."
 
 
 _Trend = tuple[Setting, list[float | None]]

@@ -10,7 +10,7 @@ from memguard.pages.page import Cell, Section, Table
 from memguard.records import BLIND, ComparedRun, Comparison, ResultRow
 from memguard.records.comparison import MOST_SENTENCES
 from memguard.report import seed_means as means
-from memguard.report.audit_training import describe_dropped
+from memguard.report.audit_training import describe_dropped, name_mitigations
 from memguard.report.comparison_front import describe_unshared, show_risk
 from memguard.report.comparison_utility import (
     describe_chance,
@@ -35,6 +35,14 @@ def _both(heading: Heading, show: Callable[[Setting], Content]) -> Column[Settin
     return Column(heading, show, show)
 
 
+def _name_setting(comparison: Comparison) -> Column[Setting]:
+    return Column(
+        "Setting",
+        lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
+        lambda base: show_name(base.name, means.label_base(comparison)),
+    )
+
+
 def build_headline(comparison: Comparison) -> Table:
     """Build the main table: badges, risk and utility of each setting, base model last."""
     utility = comparison.utility
@@ -47,11 +55,7 @@ def build_headline(comparison: Comparison) -> Table:
         return Cell(value, detail="reference" if is_first else change, note=ends)
 
     columns: tuple[Column[Setting], ...] = (
-        Column(
-            "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
-            lambda base: show_name(base.name, means.label_base(comparison)),
-        ),
+        _name_setting(comparison),
         Column(("Text", "of its own report"), lambda s: _show_badge(s, 0)),
         Column(("Membership", "of its own report"), lambda s: _show_badge(s, 1)),
         Column(
@@ -141,10 +145,6 @@ def _write_share(row: ResultRow | None = None) -> str:
 def build_settings(comparison: Comparison) -> Table:
     """Build the table of each run's settings."""
 
-    def name_mitigations(run: ComparedRun) -> str:
-        named = "; ".join(fmt.settings(mitigation) for mitigation in run.mitigations)
-        return named or "none (plain loss)"
-
     def show_training(run: ComparedRun) -> Cell:
         labels = fmt.count(run.cost.num_supervised_tokens)
         return Cell(fmt.duration(run.cost.train_s), detail=labels)
@@ -153,7 +153,7 @@ def build_settings(comparison: Comparison) -> Table:
         Column("Setting", lambda run: fmt.clean_name(run.setting)),
         Column("Seed", lambda run: str(run.seed)),
         Column("Run", lambda run: show_name(fmt.clean_name(run.run))),
-        Column("Mitigations", lambda run: show_name(name_mitigations(run))),
+        Column("Mitigations", lambda run: show_name(name_mitigations(run.mitigations))),
         Column("Overrides", lambda run: show_name(fmt.settings(run.overrides))),
         Column(
             ("Labels dropped", "measured"),
@@ -216,11 +216,7 @@ def _build_gains_table(comparison: Comparison, dose: int, score: str) -> Table:
         ("Membership AUC", name_score(score)), lambda s: means.show_membership(s, score)
     )
     columns: tuple[Column[Setting], ...] = (
-        Column(
-            "Setting",
-            lambda s: show_name(fmt.clean_name(s.name), means.describe_setting(s)),
-            lambda base: show_name(base.name, means.label_base(comparison)),
-        ),
+        _name_setting(comparison),
         _both(("Verbatim", "documents"), lambda s: means.show_mean_share(s, "verbatim")),
         _both(("Near-verbatim", "documents"), lambda s: means.show_mean_share(s, "near_verbatim")),
         _both(("Token accuracy", "teacher-forced"), means.show_accuracy),

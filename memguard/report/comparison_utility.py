@@ -191,9 +191,6 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
     def find(run: ComparedRun, **key: str) -> ResultRow | None:
         return detail.find(tables, setting=run.setting, seed=run.seed, **key)
 
-    def show_value(run: ComparedRun) -> Content:
-        return show_row(find(run), metric)
-
     def show_base(run: ComparedRun) -> Content:
         row = find(run, model="base")
         return show_row(row, metric, why_not="not answered" if row is None else "")
@@ -226,7 +223,11 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
             lambda run: show_name(label_run(run, comparison)),
             lambda run: show_name("Base model", "before training"),
         ),
-        Column((fmt.clean_name(detail.headline, 40), f"{better} is better"), show_value, show_base),
+        Column(
+            (fmt.clean_name(detail.headline, 40), f"{better} is better"),
+            lambda run: show_row(find(run), metric),
+            show_base,
+        ),
         Column((f"Minus '{first}'", f"by item ({fmt.CI})"), show_difference),
         *((count(own=False), count(own=True)) if is_counted else ()),
         Column(("p", "Holm"), show_p),

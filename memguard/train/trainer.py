@@ -9,7 +9,7 @@ See `step` for a single step.
 
 import contextlib
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -276,11 +276,7 @@ class Trainer:
             privacy = compute_privacy(clipping.config, trained, batch_size=self.loader.batch_size)
         log.write(
             EndMetrics(
-                step=totals.step,
-                num_rows=totals.num_rows,
-                num_supervised_tokens=totals.num_supervised_tokens,
-                num_kept_tokens=totals.num_kept_tokens,
-                train_s=round(totals.train_s, 3),
+                **asdict(replace(totals, train_s=round(totals.train_s, 3))),
                 **({} if privacy is None else asdict(privacy)),
                 tally_sha256=hash_tally(
                     self.loader.realised_repetitions(), self.loader.count_fed_tokens()

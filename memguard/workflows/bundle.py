@@ -148,7 +148,7 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     members[PAGE] = drop_links(members[PAGE])
     members[form.ANSWERS] = write_answers(answers)
     if request.with_records:
-        members[SCORES] = _read_whole(audit / SCORES, written.scores)
+        members[SCORES] = _read_whole(audit / SCORES, written.files[SCORES])
     if any(text_hmac is None for text_hmac in answers.text_hmac_N):
         notes.append(
             "documents without a keyed id are among the answers: the audit had no key, so that "
@@ -184,7 +184,7 @@ def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
         bundled_by=memguard.__version__,
         bundled_by_code_sha256=hash_code(),
         config_sha256=None if config is None else form.hash_bytes(config),
-        scores_sha256=written.scores.sha256,
+        scores_sha256=written.files[SCORES].sha256,
         has_private_records=request.with_records,
     )
     evidence = form.describe_audit(report, sources)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from memguard.errors import MAX_PATH, RecordError, VersionError, shorten
 from memguard.records.audit import AuditReport
@@ -110,8 +110,6 @@ class Evidence(Record):
     audited_by_code_sha256: str
     sources: Sources
 
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
@@ -177,7 +175,7 @@ def build_statement(members: Mapping[str, bytes], evidence: Evidence) -> bytes:
                 if name in members and name != STATEMENT
             ],
             "predicateType": PREDICATE_TYPE,
-            "predicate": evidence.model_dump(mode="json", by_alias=True),
+            "predicate": evidence.model_dump(mode="json"),
         }
     )
 

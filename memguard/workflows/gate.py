@@ -21,7 +21,7 @@ from memguard.gate.policy import load_policy, read_policy
 from memguard.gate.template import render_policy
 from memguard.records.audit_files import PAGE, load_audit_report
 from memguard.records.gate import GATE, GATE_FILES, GATE_FOLDER, JUNIT, SUMMARY, GateResult
-from memguard.records.record import atomic_folder, clear_left_folders, write_atomically
+from memguard.records.record import atomic_folder, clear_left_folders, write_new
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.workflows.common.folder import RunFolder, check_outside_runs, locked
 from memguard.workflows.verify import OnRead, verify
@@ -81,9 +81,7 @@ def draft_policy(folder: Path, path: Path | None, *, every: bool = False) -> str
     """Return a policy from the metrics of an audit, and write it if a path is given."""
     text = render_policy(load_audited(find_place(folder).audit).report, every=every)
     if path is not None:
-        if path.exists():
-            raise ConfigError(f"'{path}' exists already; choose another name or delete it")
-        write_atomically(path, text.encode())
+        write_new(path, text)
     return text
 
 

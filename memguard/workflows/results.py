@@ -20,8 +20,9 @@ from memguard.errors import MAX_PATH, ConfigError, RecordError, shorten
 from memguard.records import LEVEL_NAMES, AuditReport, Comparison, Verdict, write_atomically
 from memguard.records.audit_files import (
     AUDIT_FILES,
-    CANARIES,
+    AUDITED,
     FINDINGS,
+    MAY_LACK,
     PAGE,
     REPORT,
     RESULTS,
@@ -30,7 +31,6 @@ from memguard.records.audit_files import (
 from memguard.records.comparison import check_results
 from memguard.records.documents import NOT_AUDITED
 from memguard.records.results import read_results
-from memguard.records.utility import ITEM_SCORES
 from memguard.workflows.common.python_arguments import Place, python_call, refusing_places
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class AuditResult:
             ConfigError: the folder cannot be created.
             RecordError: the audit's folder, or a file in it, was deleted.
         """
-        present = [name for name in (CANARIES, ITEM_SCORES) if (self.folder / name).exists()]
-        names = (SCORES, RESULTS, *present, FINDINGS, REPORT, PAGE, AUDIT_FILES)
+        left_out = {name for name in MAY_LACK if not (self.folder / name).exists()}
+        names = [name for name in (*AUDITED, AUDIT_FILES) if name not in left_out]
         return _copy_files(self.folder, names, Path(folder))
 
     @python_call

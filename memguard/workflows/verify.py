@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from memguard.errors import ConfigError, ModelError, RecordError
+from memguard.errors import ConfigError, ModelError, RecordError, plural
 from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.identity import find_base_folder
 from memguard.records import AuditReport, load_record
@@ -218,7 +218,7 @@ def _judge_checkpoints(folder: Path, saves: Mapping[Path, Sequence[Damage]], tra
     repair = f"'{train}' skips damaged checkpoints"
     if has_ended:
         repair = "training has ended and needs no checkpoint: delete the damaged checkpoint folders"
-    note = f"{_plural(len(saves), 'checkpoint')}, {_count(list(saves))}"
+    note = f"{plural(len(saves), 'checkpoint')}, {_count(list(saves))}"
     return _judge(name, damages, repair=repair, note=note)
 
 
@@ -342,11 +342,7 @@ def _measure(paths: Sequence[Path]) -> tuple[int, int]:
 
 def _count(paths: Sequence[Path]) -> str:
     num_files, num_bytes = _measure(paths)
-    return f"{_plural(num_files, 'file')}, {format_bytes(num_bytes)}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{plural(num_files, 'file')}, {format_bytes(num_bytes)}"
 
 
 def format_bytes(count: int) -> str:
@@ -354,4 +350,4 @@ def format_bytes(count: int) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return _plural(count, "byte")
+    return plural(count, "byte")

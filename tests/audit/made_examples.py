@@ -17,13 +17,12 @@ from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Measured
-from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.summary import summarise
 from memguard.audit.verdict import ControlKind
 from memguard.audit.warnings import Tally
 from memguard.audit.windows import Window
-from memguard.records import AuditResults
+from memguard.records import AuditResults, BucketRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,7 @@ def make_control(correct: Sequence[int], **fields: Any) -> list[Made]:
 
 def build_evidence(
     made: Sequence[Made],
-    buckets: Sequence[BucketCounts] | None = None,
+    buckets: Sequence[BucketRow] | None = None,
     *,
     tally: Tally = "complete",
     generated: str = "model base",
@@ -148,7 +147,7 @@ def build_columns(made: Sequence[Made], **fields: Any) -> DocumentScores:
 
 def summarise_made(
     made: Sequence[Made],
-    buckets: Sequence[BucketCounts] | None = None,
+    buckets: Sequence[BucketRow] | None = None,
     *,
     tally: Tally = "complete",
     control: ControlKind = "drawn",

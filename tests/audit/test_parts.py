@@ -1,5 +1,6 @@
 """Which part of a document is audited: none is left out that has a prefix and a continuation."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from record_examples import make_document
 
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.selection import (
-    Identity,
     WhichWindow,
     choose_part,
     describe_cut,
@@ -61,8 +61,8 @@ def _documents(draw: st.DrawFn) -> TokenizedDocument:
     return _build(form, lengths, draw(st.booleans()))
 
 
-def _identify(name: str = "d") -> Identity:
-    return Identity(id=name, bucket="trained", role="trained", source="s")
+def _identify(name: str = "d") -> partial[AuditDocument]:
+    return partial(AuditDocument, id=name, bucket="trained", role="trained", source="s")
 
 
 def _has_place(tokens: TokenizedDocument, spans: list[tuple[int, int]], probe: Any) -> bool:

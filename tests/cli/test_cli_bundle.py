@@ -115,7 +115,7 @@ def test_hashes_are_those_of_the_run(made: Path, tmp_path: Path) -> None:
     assert evidence["model"]["weights_sha256"] == report["model"]["weights_sha256"]
     assert evidence["sources"]["manifest_sha256"] == trained["manifest"]["sha256"]
     assert evidence["data"]["documents_sha256"] == report["data"]["documents_sha256"]
-    assert evidence["sources"]["scores_sha256"] == audit["scores"]["sha256"]
+    assert evidence["sources"]["scores_sha256"] == audit["files"]["records.parquet"]["sha256"]
     assert environment == {
         "audit": report["environment"],
         "training": read_json(made / "run" / "environment.json"),

@@ -35,7 +35,7 @@ def test_a_policy_is_read_with_its_text_and_its_folder(tmp_path: Path) -> None:
     )
     assert (second.parameters, second.on, second.limit) == ("queries=10", "r64", 0.05)
     assert loaded.policy.verdict == ("none-found", "inconclusive")
-    assert loaded.find_path("../triage.yaml") == tmp_path / "../triage.yaml"
+    assert loaded.folder / "../triage.yaml" == tmp_path / "../triage.yaml"
     assert loaded.policy.release == "open-weights"
     assert loaded.text == text
 

@@ -31,11 +31,11 @@ from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated
 from memguard.audit.probes.sampling import SamplingProbe
 from memguard.audit.probes.window_scores import MAIN
 from memguard.audit.requests import Inputs, Measured
-from memguard.audit.selection import BucketCounts
 from memguard.audit.suite import Suite
 from memguard.audit.summary import summarise, tabulate
 from memguard.audit.windows import Window
 from memguard.config.settings import SamplingScheme
+from memguard.records import BucketRow
 from memguard.report.audit_facts import collect_facts
 
 TABLE = Path(__file__).with_suffix(".json")
@@ -180,9 +180,9 @@ def build_report(audit: Audit) -> r.AuditReport:
     )
 
 
-def _make_outline(group: Group) -> BucketCounts:
+def _make_outline(group: Group) -> BucketRow:
     planned = {0} if group.role == "control" else set(group.counts)
-    return BucketCounts(
+    return BucketRow(
         bucket=group.bucket,
         role=group.role,
         num_repetitions=planned.pop() if len(planned) == 1 else None,

@@ -18,15 +18,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.audit.cache import compute_fingerprint, read_parts, write_part
 from memguard.records.utility import TaskMetric, TaskResult, UtilityModel
-
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
 
 FOLDER = "utility"
 """In the cache folder, beside `scores`."""
@@ -74,14 +72,14 @@ class AnswerCache:
         self.folder = folder
         self._is_writable = True
 
-    def load(self, identity: str, task: "OpenedTask", model: UtilityModel) -> Evaluation | None:
+    def load(self, identity: str, task: OpenedTask, model: UtilityModel) -> Evaluation | None:
         """Return the answers of a model; None if there are none, or they are damaged."""
         for content in read_parts(self._place(identity, task), ".json"):
             with suppress(ValueError, TypeError, KeyError, RecursionError):
                 return _read(json.loads(content), model)
         return None
 
-    def store(self, identity: str, task: "OpenedTask", answers: Evaluation) -> None:
+    def store(self, identity: str, task: OpenedTask, answers: Evaluation) -> None:
         """Keep the answers of a model, without text."""
         if not self._is_writable:
             return  # Said once.
@@ -97,7 +95,7 @@ class AnswerCache:
             )
             self._is_writable = False
 
-    def _place(self, identity: str, task: "OpenedTask") -> Path:
+    def _place(self, identity: str, task: OpenedTask) -> Path:
         parts = {
             "version": _VERSION,
             "model": identity,

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.audit.document_scores import save_scores
 from memguard.audit.findings import FindingList, save_findings
 from memguard.audit.run import AuditOutcome, measure
@@ -58,9 +58,6 @@ from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import RunFolder, check_usable, locked
 from memguard.workflows.common.setup import DistributedContext, open_distributed
 
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
-
 
 def audit(checked: CheckedAudit) -> AuditReport:
     """Audit a run, or a model that memguard did not train; the report is in `checked.out`."""
@@ -92,7 +89,7 @@ def audit_on_ranks(
     *,
     command: str,
     check_folder: Callable[[], None] | None,
-    tasks: "Sequence[OpenedTask]",
+    tasks: Sequence[OpenedTask],
     is_trained_here: bool = False,
 ) -> AuditReport:
     """Measure the models of an audit, the same on every rank, and write report and records.
@@ -248,7 +245,7 @@ def is_current(
     report: AuditReport,
     folder: Path,
     config: RunConfig,
-    tasks: "Sequence[OpenedTask] | None" = None,
+    tasks: Sequence[OpenedTask] | None = None,
 ) -> bool:
     """Return whether a report matches a run's current weights and audit settings.
 
@@ -270,7 +267,7 @@ def is_current(
 
 
 def find_current_report(
-    folder: Path, config: RunConfig, console: Console, tasks: "Sequence[OpenedTask] | None" = None
+    folder: Path, config: RunConfig, console: Console, tasks: Sequence[OpenedTask] | None = None
 ) -> AuditReport | None:
     """Return a run's report if its audit is complete and matches the run's settings.
 

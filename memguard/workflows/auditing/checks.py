@@ -1,7 +1,7 @@
 """`CheckedAudit`: an audit whose arguments passed every check that needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -43,25 +43,31 @@ _SETTINGS = "audit.KEY, parallel.KEY, seed and data.identity_key"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AuditArguments:
+class _Known:
+    """What is known of a model that memguard did not train."""
+
+    base: "str | ModelInMemory | None" = None
+    members: tuple[str | Table, ...] = ()
+    """Paths, hub ids, or documents in memory."""
+    nonmembers: tuple[str | Table, ...] = ()
+    form: FormatConfig = field(default_factory=FormatConfig)
+    """How the documents are read."""
+    counts: TrainedCounts | None = None
+    """How often the members were trained, where training was counted; they have its ids."""
+    style: Style = "arguments"
+    """How errors name settings of the format: options, or arguments of a call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditArguments(_Known):
     """The arguments of `memguard audit` and of `api.audit`, as they were given."""
 
     run: Path | None = None
     """A run of memguard, or:"""
     model: "str | ModelInMemory | None" = None
-    base: "str | ModelInMemory | None" = None
-    members: tuple[str | Table, ...] = ()
-    """Paths, hub ids, or documents in memory."""
-    nonmembers: tuple[str | Table, ...] = ()
     out: Path | None = None
-    form: FormatConfig = field(default_factory=FormatConfig)
-    """How the documents are read."""
     load_as: str = "stored"
     """Form in which the audited model is loaded, a `LoadAs`."""
-    counts: TrainedCounts | None = None
-    """How often the members were trained, where training was counted; they have its ids."""
-    style: Style = "arguments"
-    """How errors name settings of the format: options, or arguments of a call."""
     settings: Document = field(default_factory=lambda: Document(path="audit", values={}, places={}))
     """Settings with the names that they have in a run's file: `audit`, `parallel`, `seed`."""
 
@@ -99,16 +105,10 @@ class AuditedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForeignModel:
+class ForeignModel(_Known):
     """A model that memguard did not train, and the documents that are known of it."""
 
     model: "str | ModelInMemory"
-    base: "str | ModelInMemory | None"
-    members: tuple[str | Table, ...]
-    nonmembers: tuple[str | Table, ...]
-    form: FormatConfig
-    style: Style
-    counts: TrainedCounts | None
     seed: int
 
 
@@ -182,12 +182,7 @@ def check_audit(
         assert arguments.model is not None, "checked: there is a run or a model"
         source = ForeignModel(
             model=arguments.model,
-            base=arguments.base,
-            members=arguments.members,
-            nonmembers=arguments.nonmembers,
-            form=arguments.form,
-            style=arguments.style,
-            counts=arguments.counts,
+            **{one.name: getattr(arguments, one.name) for one in fields(_Known)},
             seed=validate(_Seed, {"seed": given.get("seed", 0)}, places).seed,
         )
     checked = CheckedAudit(

@@ -8,14 +8,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.audit.plan import AuditPlan
-from memguard.audit.selection import Identity, choose_part, find_near_duplicates, list_contexts
+from memguard.audit.selection import choose_part, find_near_duplicates, list_contexts
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.windows import TINY_MARGINS, AuditDocument, Part
 from memguard.data.chat import writes_today
@@ -40,9 +42,6 @@ from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.target import Subject
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
-
 # Length of a passage for a model without a stated limit (tokens).
 _DEFAULT_SEQ_LEN = 4096
 _NEAR_DUPLICATE_WORDS = 13
@@ -55,10 +54,6 @@ class _Side:
     name: str
     role: Role
     documents: Sequence[Document]
-
-    def name_document(self, id: str) -> str:
-        """Return an id that is unique in the audit; both sides may use the same row numbers."""
-        return id if self.role == "trained" else f"{self.name}:{id}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +94,17 @@ def plan_foreign(
     checked: CheckedAudit,
     identity: IdentityKey,
     console: Console,
-    tasks: "Sequence[OpenedTask]" = (),
+    tasks: Sequence[OpenedTask] = (),
 ) -> tuple[AuditPlan, Subject]:
     """Return what to audit of a model that memguard did not train."""
     given, settings = checked.source, checked.settings
     assert isinstance(given, ForeignModel), "the audit is not of a run"
     # Load the base's configuration too, so that a missing base fails before documents are read.
-    configs = [_load_config(model) for model in (given.model, given.base) if model is not None]
+    configs = [
+        load_config(model) if isinstance(model, str) else model.model.config
+        for model in (given.model, given.base)
+        if model is not None
+    ]
     seq_len = find_positions(configs[0]) or _DEFAULT_SEQ_LEN
     tokenizer, missing = _load_tokenizer(given.model)
     sides = list(_read_sides(given, tokenizer, console))
@@ -150,7 +149,8 @@ def plan_foreign(
         for tokens, document in zip(of_side, side.documents, strict=True):
             text_hmac = hmac_text(identity.key, document)
             text_hmacs.add(text_hmac)
-            id = side.name_document(tokens.id)
+            # Both sides may use the same row numbers.
+            id = tokens.id if side.role == "trained" else f"{side.name}:{tokens.id}"
             digest.update(f"{id}\0{side.name}\0{hash_tokens(tokens.input_ids)}\n".encode())
             cluster, count = next(clusters), training.count(side, tokens.id)
             if count == 0:  # Neither trained nor a fair control.
@@ -161,7 +161,8 @@ def plan_foreign(
                 choose_part(
                     tokens,
                     parts,
-                    Identity(
+                    partial(
+                        AuditDocument,
                         id=id,
                         bucket=training.name_bucket(side, count),
                         role=side.role,
@@ -268,10 +269,6 @@ def _describe_overlap(overlap: Rate, num_left_out: int) -> str:
         return f"{text}All are near-duplicates of members and left out: no control remains"
     is_or_are = "is a near-duplicate" if num_left_out == 1 else "are near-duplicates"
     return f"{text}{num_left_out:,} {is_or_are} of members and left out of the control"
-
-
-def _load_config(model: str | ModelInMemory) -> Any:
-    return load_config(model) if isinstance(model, str) else model.model.config
 
 
 def _load_tokenizer(model: str | ModelInMemory) -> tuple[Any, ModelError | None]:

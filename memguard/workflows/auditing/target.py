@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.canary_results import AuditCanary
-from memguard.audit.selection import Identity, WhichWindow, choose_part, list_pieces
+from memguard.audit.selection import Identify, WhichWindow, choose_part, list_pieces
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import Suite, load_audit_suite
 from memguard.audit.warnings import Tally
@@ -37,9 +39,6 @@ from memguard.train.metrics import EndMetrics, HeldoutMetrics, MetricsLine, hash
 from memguard.workflows.auditing.checks import CheckedAudit
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.pages import load_former_report
-
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +75,7 @@ class Subject:
 
 def choose_piece(
     tokens: CorpusDocument | TokenizedDocument,
-    identity: Identity,
+    identify: Identify,
     *,
     seq_len: int,
     probe: WindowSettings,
@@ -87,7 +86,7 @@ def choose_piece(
     ``probe`` decides which pieces can be audited, ``window`` which of them is chosen.
     """
     pieces = list_pieces(split_points(len(tokens.input_ids), seq_len))
-    return choose_part(tokens, pieces, identity, kind="piece", probe=probe, window=window)
+    return choose_part(tokens, pieces, identify, kind="piece", probe=probe, window=window)
 
 
 def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]) -> list[str]:
@@ -101,6 +100,11 @@ def name_buckets(manifest: Sequence[ManifestEntry], counts: Sequence[int | None]
         else entry.bucket
         for entry, count in zip(manifest, counts, strict=True)
     ]
+
+
+def _identify(entry: ManifestEntry, **others: Any) -> Identify:
+    same = ("id", "role", "source", "text_hmac", "has_own_id")
+    return partial(AuditDocument, **{name: getattr(entry, name) for name in same}, **others)
 
 
 def list_audited(
@@ -127,14 +131,10 @@ def list_audited(
     return [
         choose_piece(
             corpus.document(index),
-            Identity(
-                id=entry.id,
+            _identify(
+                entry,
                 bucket=name,
-                role=entry.role,
-                source=entry.source,
                 num_repetitions=0 if entry.role == "control" else count,
-                text_hmac=entry.text_hmac,
-                has_own_id=entry.has_own_id,
                 cluster=entry.cluster,
                 num_copies=copies[entry.cluster],
                 dose=dose,
@@ -158,15 +158,7 @@ def list_canaries(corpus: Corpus, *, seq_len: int) -> list[AuditCanary]:
         AuditCanary(
             document=choose_piece(
                 corpus.document(index),
-                Identity(
-                    id=entry.id,
-                    bucket=entry.bucket,
-                    role=entry.role,
-                    source=entry.source,
-                    num_repetitions=entry.num_repetitions,
-                    text_hmac=entry.text_hmac,
-                    has_own_id=entry.has_own_id,
-                ),
+                _identify(entry, bucket=entry.bucket, num_repetitions=entry.num_repetitions),
                 seq_len=seq_len,
                 probe=SECRET,
                 window="last",
@@ -212,7 +204,7 @@ def find_base(folder: Path, config: RunConfig, named: str | None = None) -> str 
 
 
 def plan_run(
-    checked: CheckedAudit, tasks: "Sequence[OpenedTask]" = (), *, console: Console | None = None
+    checked: CheckedAudit, tasks: Sequence[OpenedTask] = (), *, console: Console | None = None
 ) -> tuple[AuditPlan, Subject]:
     """Return what a run's audit measures: its trained and control documents, and its model.
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from memguard.audit.benchmarks.answers import FOLDER, AnswerCache, Evaluation, remove_text
+from memguard.audit.benchmarks.tasks import OpenedTask, open_tasks
 from memguard.audit.requests import CannotGenerate, Model
 from memguard.config import AuditConfig
 from memguard.errors import ModelError, describe_foreign, is_foreign, is_lost_peer
@@ -36,9 +37,6 @@ from memguard.runtime import Console, Runtime, default_cache_dir
 from memguard.workflows.auditing.models import LazyModel
 from memguard.workflows.auditing.resources import ShowStage
 
-if TYPE_CHECKING:
-    from memguard.audit.benchmarks.tasks import OpenedTask
-
 SETTING = "audit.utility"
 SEED = 0
 """Of solved examples and of bootstraps over items."""
@@ -48,7 +46,7 @@ _STAGES: Mapping[UtilityModel, str] = {"trained": "model", "base": "base model"}
 _NAMES: Mapping[UtilityModel, str] = {"trained": "trained model", "base": "base model"}
 
 
-def open_on_all(settings: AuditConfig, runtime: Runtime) -> "tuple[OpenedTask, ...]":
+def open_on_all(settings: AuditConfig, runtime: Runtime) -> tuple[OpenedTask, ...]:
     """Open the tasks of an audit on every rank; the main rank first, which may download."""
     if not settings.utility:
         return ()
@@ -56,19 +54,14 @@ def open_on_all(settings: AuditConfig, runtime: Runtime) -> "tuple[OpenedTask, .
     return open_alone(settings) if opened is None else opened
 
 
-def open_alone(settings: AuditConfig) -> "tuple[OpenedTask, ...]":
+def open_alone(settings: AuditConfig) -> tuple[OpenedTask, ...]:
     """Open the tasks of an audit on one rank."""
-    if not settings.utility:
-        return ()
-    # lm-eval is imported only for an audit with tasks.
-    from memguard.audit.benchmarks.tasks import open_tasks
-
     return tuple(
         open_tasks(settings.utility, allow_download=settings.allow_download, setting=SETTING)
     )
 
 
-def describe_tasks(opened: "Sequence[OpenedTask]") -> list[dict[str, Any]]:
+def describe_tasks(opened: Sequence[OpenedTask]) -> list[dict[str, Any]]:
     """Return the settings of tasks for the method of a report; equal if the same tasks run."""
     return [
         {
@@ -88,7 +81,7 @@ def describe_tasks(opened: "Sequence[OpenedTask]") -> list[dict[str, Any]]:
 class UtilityRun:
     """Runs the tasks of an audit on its models, one after the other, on every rank."""
 
-    tasks: "Sequence[OpenedTask]"
+    tasks: Sequence[OpenedTask]
     settings: AuditConfig
     tokenizer: Any
     models: Mapping[Model, LazyModel]
@@ -128,14 +121,14 @@ class UtilityRun:
             else:
                 self._keep(stored)
 
-    def _load(self, task: "OpenedTask", model: UtilityModel) -> Evaluation | None:
+    def _load(self, task: OpenedTask, model: UtilityModel) -> Evaluation | None:
         identity = self.models[model].identity
         stored = None
         if self.peers.is_main and self._cache is not None and identity is not None:
             stored = self._cache.load(identity, task, model)
         return self.peers.broadcast_object(stored)
 
-    def _evaluate(self, task: "OpenedTask", model: UtilityModel) -> None:
+    def _evaluate(self, task: OpenedTask, model: UtilityModel) -> None:
         from memguard.audit.benchmarks.evaluation import evaluate_task
 
         audited = self.models[model]

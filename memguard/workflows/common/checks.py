@@ -21,6 +21,7 @@ from memguard.errors import (
     ModelError,
     check_name,
     escape_name,
+    list_first,
     shorten,
 )
 from memguard.hf import adapter_files, checkpoint_files
@@ -92,9 +93,7 @@ def check_paths(
     if missing:
         kind = DataError if no_documents else ModelError
         way_out = "Correct the path." if len(missing) == 1 else "Correct the paths."
-        more = len(missing) - _MOST_MISSING
-        listed = "; ".join(missing[:_MOST_MISSING]) + (f" and {more:,} more" if more > 0 else "")
-        raise kind(f"{listed}. {way_out}")
+        raise kind(f"{list_first(missing, _MOST_MISSING, join='; ')}. {way_out}")
     for setting, given in documents.items():
         for source in given:
             sources.check_source(source, setting=setting)

@@ -23,6 +23,7 @@ from memguard.errors import (
     ModelError,
     RecordError,
     check_name,
+    list_first,
     shorten,
 )
 from memguard.hf.checkpoint_files import ADAPTER_CONFIG
@@ -239,9 +240,8 @@ def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> 
     if differences := _differences(old, new):
         differing = [f"{key} ({_short(a)} there, {_short(b)} here)" for key, a, b in differences]
         raise ConfigError(
-            f"'{folder}' holds a run with other settings: {'; '.join(differing[:4])}"
-            f"{f' and {len(differing) - 4} more' if len(differing) > 4 else ''}. "
-            "Choose another 'name', or delete that folder."
+            f"'{folder}' holds a run with other settings: "
+            f"{list_first(differing, 4, join='; ')}. Choose another 'name', or delete that folder."
         )
 
 

@@ -7,13 +7,14 @@ before training what the run's control can show.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memguard.audit.selection import Identity
 from memguard.audit.statistics import clopper_pearson
 from memguard.audit.suite import load_audit_suite
 from memguard.audit.warnings import FEW_DOCUMENTS
+from memguard.audit.windows import AuditDocument
 from memguard.config import DataConfig, RunConfig, dump_yaml
 from memguard.config.mitigations import DeduplicateConfig, DpSgdConfig, find_mitigation
 from memguard.data.buckets import draws_control, size_control
@@ -98,7 +99,7 @@ def list_audit_needs(config: RunConfig) -> AuditNeeds:
         piece = choose_piece(
             document,
             # Neither decides which piece is chosen.
-            Identity(id="", bucket="", role="trained", source=""),
+            partial(AuditDocument, id="", bucket="", role="trained", source=""),
             seq_len=config.data.seq_len,
             probe=probe,
             window=config.audit.window,

@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memguard.audit.selection import BucketCounts, Selection
+from memguard.audit.selection import Selection
 from memguard.audit.statistics import clopper_pearson, num_needed_to_see
 from memguard.audit.warnings import FEW_DOCUMENTS
 from memguard.config import RunConfig
 from memguard.data.corpus import Corpus
 from memguard.data.identity_key import check_key_place, find_key_path
 from memguard.data.token_checks import Tokens, check_vocabulary, find_training_faults
-from memguard.errors import ConfigError, DataError, RecordError
+from memguard.errors import ConfigError, DataError, RecordError, list_first
 from memguard.planner.drop_shares import check_drop_shares
 from memguard.planner.dry_run import (
     BucketPrediction,
@@ -58,6 +58,8 @@ from memguard.workflows.training.memory import resolve_auto_for_documents
 _BORROWED = ("manifest.jsonl", "metrics.jsonl")
 _COUNTS = tuple(name for name in DocumentCounts.model_fields if name != "num_tokens")
 """Counts that the summary of the prepared documents has too."""
+_LEFT_OUT = ("num_too_short", "num_not_auditable", "num_labels", "num_near_duplicates")
+"""Counts that the selection of the audit has too."""
 _RARE = 0.01
 """An extraction rate so low that a small sample may show no extracted document."""
 
@@ -69,10 +71,11 @@ def predict_audit_intervals(
     names = name_buckets(corpus.manifest, counts)
     reached = dict(zip(names, counts, strict=True))
     outlook = []
-    audited = {} if selection is None else _count_audited(selection)
+    outlines = {} if selection is None else {one.bucket: one for one in selection.buckets}
     for name in dict.fromkeys(names):
         members = [e for e, own in zip(corpus.manifest, names, strict=True) if own == name]
-        num_audited, outline = audited.get(name, (None, None))
+        outline = outlines.get(name)
+        num_audited = None if outline is None else outline.num_documents
         outlook.append(
             BucketPrediction(
                 bucket=name,
@@ -80,10 +83,7 @@ def predict_audit_intervals(
                 planned_repetitions=members[0].planned_repetitions,
                 num_documents=len(members),
                 num_tokens=sum(entry.num_tokens for entry in members),
-                num_too_short=None if outline is None else outline.num_too_short,
-                num_not_auditable=None if outline is None else outline.num_not_auditable,
-                num_labels=None if outline is None else outline.num_labels,
-                num_near_duplicates=None if outline is None else outline.num_near_duplicates,
+                **{count: getattr(outline, count, None) for count in _LEFT_OUT},
                 num_audited=num_audited,
                 if_none=None if num_audited is None else clopper_pearson(0, num_audited),
             )
@@ -97,12 +97,6 @@ def predict_audit_intervals(
             reached[bucket.bucket],
         ),
     )
-
-
-def _count_audited(selection: Selection) -> dict[str, tuple[int, BucketCounts]]:
-    """Return the number of audited documents of each bucket, and the counts of excluded ones."""
-    names = [window.document.bucket for window in selection.windows]
-    return {outline.bucket: (names.count(outline.bucket), outline) for outline in selection.buckets}
 
 
 def remark_on_audit(
@@ -127,11 +121,10 @@ def remark_on_audit(
     remarks.append(remark_on_control(config, corpus, num_control))
     few = [b for b in buckets if b.role == "trained" and 0 < (b.num_audited or 0) < FEW_DOCUMENTS]
     if few:
-        names = ", ".join(f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few[:4])
-        others = f" and {len(few) - 4} more" if len(few) > 4 else ""
+        names = [f"'{bucket.bucket}' ({bucket.num_audited})" for bucket in few]
         text = (
             f"Confidence intervals are wide below {FEW_DOCUMENTS} documents, as in "
-            f"{names}{others}; more documents, or more steps, make them narrower."
+            f"{list_first(names, 4)}; more documents, or more steps, make them narrower."
         )
         remarks.append(warn("audit", text))
     most = max((b.num_audited or 0 for b in buckets if b.role == "trained"), default=0)

@@ -124,8 +124,8 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         is_second = HALVE_MICRO_BATCH in os.environ
         settled = resolve_auto_settings(config, runtime, halve=is_second)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
-        # Rank 0 has locked the folder.
-        check_folder = partial(runtime.only_on_main, held or _pass)
+        # Rank 0 has locked the folder; the others have none to check.
+        check_folder = partial(runtime.only_on_main, held or (lambda: None))
         opened = OpenedRun(settled, folder, distributed, console, check_folder)
         may_halve = config.train.micro_batch_size == "auto" and not is_second
         reason = None
@@ -176,10 +176,6 @@ class OpenedRun:
     console: Console
     check_folder: Callable[[], None]
     """Raises, on every rank, if the run's folder is no longer the locked one."""
-
-
-def _pass() -> None:
-    """Do nothing: ranks without the lock have no folder to check."""
 
 
 def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
