@@ -203,8 +203,8 @@ class Batching:
         if len(batch) == 1:
             raise ModelError(
                 f"one document, {batch[0].num_rows} row(s) of {batch[0].num_tokens} tokens, does "
-                "not fit into GPU memory beside the model. Set 'audit.prefix_tokens' to shorten "
-                "it, or 'audit.dtype' to bf16."
+                "not fit into GPU memory beside the model. Set 'audit.dtype' to bf16, or, for "
+                "texts, a smaller 'audit.prefix_tokens'."
             )
         torch.cuda.empty_cache()
         self._batch_tokens = _count_tokens(batch) // 2
@@ -254,7 +254,7 @@ class Batching:
         if isinstance(limit, int) and 0 < limit < longest:
             raise ModelError(
                 f"a document has {longest + 1} tokens with its continuation, but the model's "
-                f"'max_position_embeddings' is {limit}. Set 'audit.prefix_tokens' to shorten it."
+                f"'max_position_embeddings' is {limit}. Set 'audit.prefix_tokens' to shorten texts."
             )
 
 

@@ -106,6 +106,7 @@ def compare_runs(
         command=command,
         documents_sha256=first.report.data.documents_sha256,
         continuation_tokens=first.report.method.continuation_tokens,
+        answers=first.report.method.answers,
         runs=[_build_run(run, differ=differ) for run in audited],
         heldout_num_tokens=first.training.heldout_num_tokens,
         num_removed=num_removed,

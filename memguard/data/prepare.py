@@ -311,8 +311,8 @@ def _place(
             f"the documents to be trained {'is' if num_auditable == 1 else 'are'} long enough for "
             f"the audit, of text that the tokenizer knows; the longest has {longest} "
             f"token{'' if longest == 1 else 's'}, in pieces of 'data.seq_len' = {data.seq_len}. "
-            "Give more or longer documents, lower 'audit.continuation_tokens' or "
-            "'audit.min_documents', or set audit.enabled=false."
+            "Give more or longer documents, lower 'audit.continuation_tokens' (of answers "
+            "'audit.min_prefix_tokens') or 'audit.min_documents', or set audit.enabled=false."
         )
     return placements
 

@@ -160,6 +160,8 @@ class Method(Record):
     continuation_tokens: int
     prefix_tokens: int | None
     """null: everything before the continuation."""
+    answers: Literal["none", "some", "all"] = "none"
+    """Documents with an answer, which is continued as a whole after everything before it."""
     window: Literal["last", "first"] = "last"
     """Part that was audited of documents longer than a row or the model's context."""
     max_edit_share: float

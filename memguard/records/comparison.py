@@ -254,6 +254,8 @@ class Comparison(SealedRecord):
     command: str
     documents_sha256: str
     continuation_tokens: int
+    answers: Literal["none", "some", "all"] = "none"
+    """See `Method`."""
     runs: list[ComparedRun]
     """In the order of settings and seeds; the first one's setting is the reference."""
     heldout_num_tokens: int

@@ -46,7 +46,7 @@ RiskName = Literal["verbatim", "near_verbatim", "attack_cost", "attack"]
 """Extraction methods: greedy text that matches exactly or nearly, text sampled within the limit of
 queries, text extracted verbatim by the best of the attacks that ran."""
 
-WITHIN_LIMIT = "within the limit (10^6 queries for 50 tokens, fewer for shorter answers)"
+WITHIN_LIMIT = "within the limit (10^6 queries from 50 tokens on, fewer for shorter answers)"
 
 
 def find_query_limit(continuation_tokens_N: "NDArray[Any]") -> "NDArray[np.float64]":

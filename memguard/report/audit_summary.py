@@ -22,6 +22,7 @@ from memguard.pages.page import Cell, Fact, Section, Table
 from memguard.pages.pivot import ResultColumn, bucket_table
 from memguard.records import NO_DOCUMENTS, AuditReport, BucketRow, Finding, ResultRow
 from memguard.records.audit import METHODS
+from memguard.report.texts import name_continuation
 
 _PERCENT_90 = f"90{fmt.PERCENT}"
 _DOCUMENTS = f"documents ({fmt.CI})"
@@ -205,7 +206,7 @@ def _build_details(report: AuditReport) -> Table:
 
     columns: tuple[ResultColumn | Column[BucketRow], ...] = (
         ResultColumn(
-            ("Median first divergence", f"token, of {report.method.continuation_tokens:,}"),
+            ("Median first divergence", f"token of the {name_continuation(report.method)}"),
             "extraction",
             "first_divergence",
             key={"statistic": "median"},

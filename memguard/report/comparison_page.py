@@ -21,6 +21,7 @@ from memguard.report.texts import (
     COMPARISON_CONFIDENTIALITY,
     READING_GUIDE,
     describe_environment,
+    name_continuation,
     write_glossary,
 )
 
@@ -69,7 +70,7 @@ def _describe_identity(comparison: Comparison) -> tuple[Fact, ...]:
         Fact("Compared", f"{num_settings:,} settings", detail=f"{len(runs):,} runs"),
         Fact("Seeds", ", ".join(map(str, seeds))),
         Fact("Documents", fmt.hash(comparison.documents_sha256), code=True),
-        Fact("Continuation", f"{comparison.continuation_tokens:,} tokens"),
+        Fact("Continuation", name_continuation(comparison)),
         Fact(
             "Held-out loss on",
             f"{fmt.count(loss.num_documents if loss else 0)} documents",

@@ -13,6 +13,7 @@ from memguard.report.comparison_front import build_front
 from memguard.report.comparison_utility import label_axis, name_direction
 from memguard.report.seed_means import Setting
 from memguard.report.svg import BASE, CARD, INK, SERIES, STRONG, draw_svg_file, set_percent_axis
+from memguard.report.texts import name_continuation
 
 Ends = tuple[float, float] | None
 """Ends of an interval; None without one."""
@@ -167,8 +168,7 @@ def _write_footer(comparison: Comparison, *, bars: bool) -> str:
         parts.append(f"Control: never trained, with '{first}'.")
     if means.has_several_seeds(comparison):
         parts.append("Means over seeds.")
-    tokens = fmt.count(comparison.continuation_tokens)
-    return " ".join([f"Continuation of {tokens} tokens.", *parts])
+    return " ".join([f"Continuation: {name_continuation(comparison)}.", *parts])
 
 
 def _describe(comparison: Comparison, groups: list[_Group], shown: str) -> str:

@@ -38,7 +38,8 @@ _DECISIONS: Mapping[str | None, str] = {
     "weakened": "{not_yet} audit without 'audit.prefix_tokens', and with at most 50 continuation "
     "tokens: these settings find less.",
     "unaudited": "{not_yet} {unaudited} training documents were not audited and count as "
-    "extracted. Give more that are long enough, or lower 'audit.continuation_tokens'.",
+    "extracted. Give more that are long enough, or lower 'audit.continuation_tokens' (of answers "
+    "'audit.min_prefix_tokens').",
     "too-small": "{not_yet} {more_trained}.",
 }
 """The decision about the text by the reason of its level; too-small: too few, none extracted."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from memguard.pages import formatting as fmt
 from memguard.pages.facts import write_not_run, write_ran
 from memguard.pages.page import Fact, Statement
-from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, ModelIdentity
+from memguard.records import MIN_FOR_MEANS, WITHIN_LIMIT, AuditReport, Comparison, ModelIdentity
+from memguard.records.audit import Method
 from memguard.report.next_steps import count_tiny, has_attacks
 
 _GLOSSARY = Path(__file__).with_name("glossary.toml")
@@ -38,9 +39,10 @@ def write_limits(report: AuditReport) -> tuple[Statement, ...]:
     Public are those that name nothing: fixed words and counts.
     """
     method = report.method
-    prefix = f"the {method.prefix_tokens} true tokens before the continuation"
-    if method.prefix_tokens is None:
-        prefix = f"{_write_everything(report)} before its last {method.continuation_tokens} tokens"
+    prefix = f"{_write_everything(report)} before its {name_continuation(method)}"
+    if method.prefix_tokens is not None and method.answers != "all":
+        prefix = f"the {method.prefix_tokens} true tokens before the continuation"
+        prefix += "" if method.answers == "none" else ", or everything before an answer"
     not_run = write_not_run(report)
     return (
         Statement(_write_coverage(report), "public"),
@@ -72,6 +74,12 @@ def _write_form(model: ModelIdentity) -> tuple[Statement, ...]:
             "stored weights, and other forms, may give out more."
         ),
     )
+
+
+def name_continuation(of: Method | Comparison) -> str:
+    """Name the part of a document that is continued."""
+    tokens = f"last {of.continuation_tokens:,} tokens"
+    return {"none": tokens, "some": f"{tokens} or last answer"}.get(of.answers, "last answer")
 
 
 def _write_everything(report: AuditReport) -> str:
@@ -295,13 +303,15 @@ def describe_method(report: AuditReport) -> tuple[Fact, ...]:
     """List the settings that are needed to reproduce the results."""
     method, model = report.method, report.model
     prefix = method.prefix_tokens
-    prefix_text = "everything before the continuation" if prefix is None else f"{prefix:,} tokens"
+    prefix_text = "everything before the continuation"
+    if prefix is not None and method.answers != "all":
+        prefix_text = f"{prefix:,} tokens{'' if method.answers == 'none' else ' of a text'}"
     cut = report.cut
     sample = method.sample_size
     sample_text = "all" if sample is None else f"at most {sample:,} per bucket"
     facts = [
         Fact("Suite", f"{fmt.clean_name(method.suite)}, version {method.suite_version:,}"),
-        Fact("Continuation", f"{method.continuation_tokens:,} tokens"),
+        Fact("Continuation", name_continuation(method)),
         Fact("Prefix", prefix_text, detail="" if cut is None else _WITHIN),
         Fact(
             "Audited part",

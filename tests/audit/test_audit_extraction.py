@@ -49,6 +49,17 @@ def test_extraction_strength_golden() -> None:
     assert compute_type_token_ratio([1, 1, 2, 2]) == 0.5
 
 
+def test_the_ratio_of_a_long_answer_is_that_of_its_segments() -> None:
+    """A vocabulary of 100 tokens: whole, 400 of them would look like a template, and 50 do not."""
+    ids = np.random.default_rng(0).integers(0, 100, 400)
+    segments = [len(set(ids[start : start + 50].tolist())) / 50 for start in range(0, 400, 50)]
+    assert compute_type_token_ratio(ids) == pytest.approx(np.mean(segments))
+    assert len(set(ids.tolist())) / 400 < 0.3 < 0.7 < compute_type_token_ratio(ids)
+    # The last segment ends with the answer.
+    assert compute_type_token_ratio(np.array([[1] * 60, [*range(60)]])).tolist() == [0.02, 1.0]
+    assert compute_type_token_ratio([1] * 50 + [2, 3]) == pytest.approx((1 + 3) / 2 / 50)
+
+
 def test_thresholds_are_exact() -> None:
     assert (count_needed_90(50), count_needed_90(51), count_needed_90(1)) == (45, 46, 1)
     assert count_needed_90(np.array([10, 11])).tolist() == [9, 10]

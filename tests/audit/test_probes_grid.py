@@ -153,7 +153,7 @@ def test_rows_of_each_cell_are_those_of_its_windows() -> None:
     numbers = run_probes([late], Scripted(say_by_context), windows)
     summary = late.tabulate(make_evidence(windows, numbers))
     assert summary.num_items == 0
-    assert summary.reason == "every document is too short for its windows"
+    assert summary.reason == "every document is an answer, or too short for its windows"
 
 
 def test_cells_of_one_offset_are_one_passage() -> None:

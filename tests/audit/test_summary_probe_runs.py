@@ -66,7 +66,7 @@ def test_a_grid_counts_only_documents_that_are_long_enough() -> None:
     assert grid(56).num_documents == len(documents) - 7
     nothing = grid(61)
     assert nothing.num_documents is None
-    assert nothing.reason_not_run == "every document is too short for its windows"
+    assert nothing.reason_not_run == "every document is an answer, or too short for its windows"
 
 
 # A reference score without a reference model leaves the blind baseline alone, which is none.

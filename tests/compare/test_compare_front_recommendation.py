@@ -89,7 +89,7 @@ def test_the_rule(
         name for name, *_ in others if name != chosen
     ]
     assert "at most 5 % above that of 'plain'" in found.rule
-    assert "sampling within the limit (10^6 queries for 50 tokens" in found.rule
+    assert "sampling within the limit (10^6 queries from 50 tokens on" in found.rule
 
 
 def test_the_sentences_give_the_numbers_and_the_reasons() -> None:

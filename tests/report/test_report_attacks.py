@@ -95,8 +95,8 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
     report = evidence.make_full_report()
     words = words_of(check_page(render_report(report)))
     assert (
-        "In r64, 40 of 40 documents could be obtained within the limit (10^6 queries for 50 "
-        "tokens, fewer for shorter answers); half of the documents cost at most 100 queries "
+        "In r64, 40 of 40 documents could be obtained within the limit (10^6 queries from 50 "
+        "tokens on, fewer for shorter answers); half of the documents cost at most 100 queries "
         "(median of the base model: never, of the control: never). The attack that extracts most "
         "is 'Fill in dropped tokens': 38 of 40 documents." in words
     )

@@ -289,3 +289,26 @@ def test_long_ids_stay_whole_and_break_at_separators() -> None:
     assert place in words_of(check_page(page))
     assert "legal/<wbr>contracts/" in page
     assert "1 document was extracted." in page
+
+
+@pytest.mark.parametrize(
+    ("answers", "prefix", "attacker", "facts"),
+    [
+        ("none", None, "everything before its last 50 tokens", "last 50 tokens"),
+        ("some", None, "everything before its last 50 tokens or last answer", "Continuation last"),
+        ("all", None, "everything before its last answer", "Continuation last answer"),
+        ("none", 20, "the 20 true tokens before the continuation.", "Prefix 20 tokens"),
+        ("some", 20, "the 20 true tokens before the continuation, or everything", "20 tokens of a"),
+        ("all", 20, "everything before its last answer", "Prefix everything before the"),
+    ],
+)
+def test_an_answer_is_not_said_to_be_as_long_as_the_end_of_a_text(
+    answers: str, prefix: int | None, attacker: str, facts: str
+) -> None:
+    full = examples.make_report()
+    changes = {"answers": answers, "prefix_tokens": prefix}
+    report = full.model_copy(update={"method": full.method.model_copy(update=changes)})
+    words = words_of(check_page(render_report(report)))
+    assert f"each document is prompted with {attacker}" in words
+    assert facts in words
+    assert ("last 50 tokens" in words) == (answers != "all")

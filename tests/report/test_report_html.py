@@ -59,6 +59,7 @@ def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
     fixed |= {
         "counted",
         "window",
+        "answers",
         "by",
         "reason",
         "documents",

@@ -53,20 +53,20 @@ _NOT_GENERATED = "no text was generated"
 class ExtractionProbe(WindowSettings, Probe):
     """Continue each document from its own prefix and count the correct tokens."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     no_result: ClassVar[str] = "no document is long enough"
     metrics: ClassVar[tuple[Metric, ...]] = (
         NEAR_VERBATIM,
         *WINDOW_METRICS,
         share_metric(
             "type_token_ratio",
-            "Distinct tokens of the true text, over its tokens; low for templates.",
+            "Distinct of 50 tokens of the true text, over their number; low for templates.",
             heading="Type-token ratio",
             higher_is_better=True,
         ),
         share_metric(
             "argmax_type_token_ratio",
-            "Distinct tokens among the most likely ones, over their number.",
+            "Distinct of 50 most likely tokens, over their number.",
             heading="Type-token ratio of choices",
             higher_is_better=True,
         ),

@@ -58,7 +58,7 @@ _SHOWN_ROWS = 16
 class GenerationProbe(Probe):
     """Generate text from the first wrong token on, and compare it with the true text."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     after: ClassVar[tuple[str, ...]] = ("extraction",)
     no_result: ClassVar[str] = "no document was continued"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -88,7 +88,7 @@ class GenerationProbe(Probe):
         ),
         share_metric(
             "type_token_ratio",
-            "Share of distinct tokens in the generated text; low for repetitive text.",
+            "Share of distinct ones in 50 generated tokens; low for repetitive text.",
             higher_is_better=True,
             heading="Type-token ratio",
             spoken="type-token ratio",

@@ -76,7 +76,7 @@ class GridProbe(Probe):
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         replace(metric, risk_rank=None) for metric in WINDOW_METRICS
     )
-    no_result: ClassVar[str] = "every document is too short for its windows"
+    no_result: ClassVar[str] = "every document is an answer, or too short for its windows"
 
     name: Literal["grid"] = Field("grid", description="Which probe.")
     offsets: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(

@@ -131,7 +131,7 @@ def score_windows(windows: Sequence[Window], tiny_margin: float, *, stage: str =
         keys=[key_of_window(window, window.continuation_tokens) for window in windows],
         names=MAIN,
         reduce=reduce,
-        parameters={"kind": "extraction", "version": 3, "tiny_margin": tiny_margin},
+        parameters={"kind": "extraction", "version": 4, "tiny_margin": tiny_margin},
         stage=stage,
     )
 

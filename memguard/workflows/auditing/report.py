@@ -79,12 +79,14 @@ def build_report(
 def describe_method(plan: AuditPlan, settings: AuditConfig, command: str, wall_s: float) -> Method:
     """Return the settings of an audit for its report."""
     suite, probe = plan.suite, plan.suite.extraction
+    is_text = {window.document.format == "text" for window in plan.selection.windows}
     return Method(
         suite=suite.name,
         suite_version=suite.version,
         probes=suite.describe_probes(),
         continuation_tokens=probe.continuation_tokens,
         prefix_tokens=probe.prefix_tokens,
+        answers="none" if False not in is_text else "some" if True in is_text else "all",
         window=settings.window,
         max_edit_share=probe.max_edit_share,
         tiny_margin=plan.tiny_margin,

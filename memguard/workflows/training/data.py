@@ -230,7 +230,7 @@ def remark_on_control(config: RunConfig, corpus: Corpus, num_audited: int) -> Re
             "audit",
             f"None of the {num_control:,} control documents can be audited: they are too short, "
             f"labels, or near-duplicates of trained documents. {more}, or lower "
-            "'audit.continuation_tokens'.",
+            "'audit.continuation_tokens' (of answers 'audit.min_prefix_tokens').",
         )
     rate = clopper_pearson(0, num_audited)
     if rate.ci is None:
