@@ -9,8 +9,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 import typer.main
 import yaml
 from cli_examples import make_texts, run_cli, save_tiny_model, write_jsonl
+from guide_blocks import ROOT, list_blocks, list_lines, run_shell
 from preloaded import PreloadedChild
 from ranks import RankPool
 
@@ -37,7 +36,6 @@ from memguard.runtime import children
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
     "README.md",
     "configs/README.md",
@@ -67,28 +65,29 @@ LLAMA_405B = LLAMA_8B | {
 }
 
 
-def list_blocks(guide: str, language: str) -> list[str]:
-    text = (ROOT / guide).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
-
-
-def list_lines(guide: str) -> list[str]:
-    """Return the shell lines of a guide, those that go on joined, without comments."""
-    blocks = "\n".join(list_blocks(guide, "sh")).replace("\\\n", " ")
-    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in blocks.splitlines())
-    return [line for line in lines if line]
-
-
 def list_commands(*guides: str) -> list[tuple[str, ...]]:
     """Return the arguments of each `memguard` line of guides, also behind torchrun."""
     commands = []
     for guide in guides:
         for line in list_lines(guide):
             words = shlex.split(line)
-            if words[0] == "torchrun":
+            if words[0] == "torchrun" and "memguard" in words:
                 words = words[words.index("memguard") :]
             if words[0] == "memguard":
                 commands.append(tuple(PLACES.get(word, word) for word in words[1:]))
+    return list(dict.fromkeys(commands))
+
+
+def list_commands_in_sentences() -> list[tuple[str, ...]]:
+    """Return the arguments of each `memguard` command that stands in a sentence of a guide."""
+    commands = []
+    for guide in GUIDES:
+        text = (ROOT / guide).read_text(encoding="utf-8")
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for line in re.findall(r"`memguard\s([^`.]*(?:\.\w[^`.]*)*)`", prose):
+            words = tuple(PLACES.get(word, word) for word in shlex.split(line))
+            if len(words) > 1:  # A name alone stands for the command.
+                commands.append(words)
     return list(dict.fromkeys(commands))
 
 
@@ -149,7 +148,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.chdir(before)
 
 
-@pytest.mark.parametrize("command", list_commands(*GUIDES), ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [*list_commands(*GUIDES), *list_commands_in_sentences()], ids=" ".join
+)
 def test_every_command_parses(command: tuple[str, ...]) -> None:
     name, *arguments = (word for word in command if word != "...")
     parser: Any = typer.main.get_command(app)
@@ -226,26 +227,34 @@ def test_the_policy_of_the_guide_is_valid(tmp_path: Path) -> None:
     assert len(load_triage(loaded.find_path(str(loaded.policy.triage))).accepted) == 1
 
 
+def test_the_policy_of_the_guide_is_judged_where_all_are_trained_equally_often(
+    folder: Path, tmp_path: Path
+) -> None:
+    blocks = list_blocks("eval/README.md", "yaml")
+    for name, start in (("policy", "# policy.yaml"), ("triage", "accepted:")):
+        (block,) = (block for block in blocks if block.startswith(start))
+        (tmp_path / f"{name}.yaml").write_text(block)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/v1").symlink_to(folder / "runs/plain")
+    outcome = run_cli(
+        *("gate", folder / "runs/lora", "--policy", tmp_path / "policy.yaml"),
+        *("--out", tmp_path / "gate"),
+    )
+    gate = json.loads((tmp_path / "gate/gate.json").read_text())
+    assert "cannot-be-judged" not in {one["outcome"] for one in gate["judgements"]}, outcome.out
+    assert len(gate["judgements"]) == 5
+
+
 def test_the_ci_example_ends_with_the_code_of_the_gate(folder: Path, tmp_path: Path) -> None:
     (block,) = list_blocks("eval/README.md", "bash")
-    command = tmp_path / "memguard"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m memguard "$@"\n')
-    command.chmod(0o755)
     (tmp_path / "policy.yaml").write_text("gate: [{metric: absent, at_most: 0.1}]\n")
     summary = tmp_path / "step.md"
-    result = subprocess.run(
-        ["bash", "-eu", "-c", block.replace("RUN", str(folder / "runs/plain"))],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "GITHUB_STEP_SUMMARY": str(summary),
-        },
-        capture_output=True,
-        text=True,
+    result = run_shell(
+        block.replace("RUN", str(folder / "runs/plain")),
+        tmp_path,
+        expected=EXIT_CODES["cannot-be-judged"],
+        GITHUB_STEP_SUMMARY=summary,
     )
-    assert result.returncode == EXIT_CODES["cannot-be-judged"], result.stderr
     assert "names what the audit lacks" in result.stdout
     assert summary.read_text() == (tmp_path / "gate/summary.md").read_text()
 
