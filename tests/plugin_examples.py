@@ -5,28 +5,33 @@ installed(folder, ...)   a context in which the package can be found and importe
 
 import importlib
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-GUIDE = Path(__file__).parents[1] / "eval" / "README.md"
+from guide_blocks import list_blocks
+
 MODULE = "first_word"
 PACKAGE = "first-word 1.2"
 """Name and version that reports give."""
 
 
-def read_example() -> str:
-    """Return the code of the probe in the guide."""
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
-    (code,) = (str(block) for block in blocks if "(Probe)" in block)
+def read_example(kind: str = "FirstWordProbe") -> str:
+    """Return the code of a probe in the guide."""
+    blocks = list_blocks("eval/README.md", "python")
+    (code,) = (block for block in blocks if f"class {kind}(Probe)" in block)
     return code
 
 
 def write_package(
-    folder: Path, code: str | None = None, *, probe: str = "first_word", module: str = MODULE
+    folder: Path,
+    code: str | None = None,
+    *,
+    probe: str = "first_word",
+    module: str = MODULE,
+    kind: str = "FirstWordProbe",
 ) -> Path:
     """Write a module and the metadata that an installation leaves beside it; return the folder.
 
@@ -35,15 +40,16 @@ def write_package(
         code: of the module; that of the guide if None.
         probe: name of the entry point.
         module: name of the module and, with ``-``, of the package.
+        kind: class of the probe.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = read_example() if code is None else code
+    text = read_example(kind) if code is None else code
     (folder / f"{module}.py").write_text(text, encoding="utf-8")
     metadata = folder / f"{module}-1.2.dist-info"
     metadata.mkdir()
     name = module.replace("_", "-")
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-    points = f"[memguard.probes]\n{probe} = {module}:FirstWordProbe\n"
+    points = f"[memguard.probes]\n{probe} = {module}:{kind}\n"
     (metadata / "entry_points.txt").write_text(points)
     return folder
 

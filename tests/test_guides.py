@@ -1,7 +1,9 @@
 """README and guides: every command in them parses, and those that a small machine can run, run.
 
 What is only parsed, and why: eight processes and clusters (a test has two cores), scripts
-(tests/scripts runs them), installation (it needs the network).
+(tests/scripts runs them), installation and names of the hub (they need the network). The scripts
+of memguard/integrations/README.md run in tests/integrations, the probes of eval/README.md in
+tests/cli.
 """
 
 import contextlib
@@ -9,8 +11,7 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import typer.main
 import yaml
 from cli_examples import make_texts, run_cli, save_tiny_model, write_jsonl
+from guide_blocks import ROOT, list_blocks, list_lines, run_shell
 from preloaded import PreloadedChild
 from ranks import RankPool
 
@@ -37,7 +39,6 @@ from memguard.runtime import children
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (
     "README.md",
     "configs/README.md",
@@ -67,28 +68,29 @@ LLAMA_405B = LLAMA_8B | {
 }
 
 
-def list_blocks(guide: str, language: str) -> list[str]:
-    text = (ROOT / guide).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
-
-
-def list_lines(guide: str) -> list[str]:
-    """Return the shell lines of a guide, those that go on joined, without comments."""
-    blocks = "\n".join(list_blocks(guide, "sh")).replace("\\\n", " ")
-    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in blocks.splitlines())
-    return [line for line in lines if line]
-
-
 def list_commands(*guides: str) -> list[tuple[str, ...]]:
     """Return the arguments of each `memguard` line of guides, also behind torchrun."""
     commands = []
     for guide in guides:
         for line in list_lines(guide):
             words = shlex.split(line)
-            if words[0] == "torchrun":
+            if words[0] == "torchrun" and "memguard" in words:
                 words = words[words.index("memguard") :]
             if words[0] == "memguard":
                 commands.append(tuple(PLACES.get(word, word) for word in words[1:]))
+    return list(dict.fromkeys(commands))
+
+
+def list_commands_in_sentences() -> list[tuple[str, ...]]:
+    """Return the arguments of each `memguard` command that stands in a sentence of a guide."""
+    commands = []
+    for guide in GUIDES:
+        text = (ROOT / guide).read_text(encoding="utf-8")
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for line in re.findall(r"`memguard\s([^`.]*(?:\.\w[^`.]*)*)`", prose):
+            words = tuple(PLACES.get(word, word) for word in shlex.split(line))
+            if len(words) > 1:  # A name alone stands for the command.
+                commands.append(words)
     return list(dict.fromkeys(commands))
 
 
@@ -149,7 +151,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.chdir(before)
 
 
-@pytest.mark.parametrize("command", list_commands(*GUIDES), ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [*list_commands(*GUIDES), *list_commands_in_sentences()], ids=" ".join
+)
 def test_every_command_parses(command: tuple[str, ...]) -> None:
     name, *arguments = (word for word in command if word != "...")
     parser: Any = typer.main.get_command(app)
@@ -184,6 +188,98 @@ def test_the_commands_of_the_readme_run(folder: Path, ranks: RankPool) -> None:
 @pytest.mark.parametrize("guide", ["configs/README.md", "eval/README.md", "scripts/README.md"])
 def test_the_commands_of_a_guide_run(folder: Path, ranks: RankPool, guide: str) -> None:
     run_commands(ranks, guide)
+
+
+IN_SENTENCES: dict[str, dict[str, str]] = {
+    "plan run.yaml --machine dgx-h100 --gpus 8": {},
+    "audit RUN --base DIR": {"RUN": "runs/lora", "DIR": "original"},
+    "export RUN OUT --merge --base DIR": {"RUN": "runs/lora", "OUT": "merged", "DIR": "original"},
+    "export FOLDER OUT --merge": {"FOLDER": "runs/lora/adapter", "OUT": "merged-peft"},
+    "export RUN --to hub:NAME": {"RUN": "runs/lora", "hub:NAME": "hub:acme/notes --dry-run"},
+    "audit --list-probes": {},
+    "audit RUN --load-as int8 --out DIR": {"RUN": "runs/plain", "DIR": "int8"},
+    "diff DIR DIR": {"DIR": "int8"},
+    "gate RUN --init --policy policy.yaml": {"RUN": "runs/goldfish", "policy.yaml": "first.yaml"},
+    "diff OLD NEW": {"OLD": "runs/plain", "NEW": "runs/goldfish"},
+    "bundle RUN OUT.zip": {"RUN": "runs/plain", "OUT.zip": "plain.zip"},
+    "verify OUT.zip": {"OUT.zip": "plain.zip"},
+    "audit --model DIR --members FILE --out DIR": {
+        "--model DIR": "--model original",
+        "FILE": "trained.jsonl",
+        "--out DIR": "--out alone",
+    },
+    "audit --model DIR ... audit.device_map=auto": {
+        "DIR": "original",
+        "...": "--members trained.jsonl --out placed",
+    },
+}
+"""Commands in the sentences and comments of the guides, and what stands for their names."""
+
+
+@pytest.mark.long
+def test_commands_in_sentences_run(folder: Path) -> None:
+    texts = [(ROOT / guide).read_text(encoding="utf-8") for guide in GUIDES]
+    printed = " ".join(" ".join(texts).split())
+    for command, values in IN_SENTENCES.items():
+        assert f"memguard {command}" in printed
+        written = command
+        for name, value in values.items():
+            written = written.replace(name, value)
+        outcome = run_cli(*shlex.split(written))
+        assert outcome.code == 0, f"memguard {written}\n{outcome.err}"
+
+
+def test_the_start_of_a_configuration_is_written_as_the_guide_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = " ".join((ROOT / "configs/README.md").read_text(encoding="utf-8").split())
+    for command in ("init run.yaml", "init --all", "init --schema"):
+        assert f"`memguard {command}`" in text
+        outcome = run_cli(*command.split())
+        assert outcome.code == 0, outcome.err
+    assert len(yaml.safe_load((tmp_path / "run.yaml").read_text())) > 3
+    json.loads(outcome.out)
+
+
+@pytest.mark.long
+def test_a_bundle_is_signed_as_the_guide_says(folder: Path, tmp_path: Path) -> None:
+    """`~` is that of the password database, which $HOME does not change: the key's path differs."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("OpenSSH is not installed")
+    (block,) = list_blocks("eval/README.md", "text")
+    (commands,) = (b for b in list_blocks("eval/README.md", "sh") if "bundle RUN" in b)
+    run_shell("ssh-keygen -q -t ed25519 -N '' -f id_ed25519", tmp_path)
+    key = " ".join((tmp_path / "id_ed25519.pub").read_text().split()[:2])
+    (tmp_path / "allowed").write_text(f"you@example.org {key}\n")
+    run_shell(commands.replace("RUN", str(folder / "runs/plain")), tmp_path)
+    assert "~/.ssh/id_ed25519" in block
+    result = run_shell(block.replace("~/.ssh/", ""), tmp_path)
+    assert "Good" in result.stdout
+
+
+def test_a_key_is_written_in_ci_as_the_guide_says(folder: Path, tmp_path: Path) -> None:
+    text = " ".join((ROOT / "eval/README.md").read_text(encoding="utf-8").split())
+    (command,) = re.findall(r"`(\(umask.*?)`", text)
+    run_shell(command, tmp_path, MEMGUARD_KEY="5e" * 32, RUNNER_TEMP=tmp_path)
+    path = tmp_path / "identity.key"
+    assert path.stat().st_mode & 0o777 == 0o600
+    changes = (f"data.identity_key={path}", "name=keyed", "train.epochs=1")
+    outcome = run_cli("train", folder / "run.yaml", *WHOLE, "mitigations=[]", *changes)
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.long
+def test_a_budget_is_kept_as_the_guide_says(folder: Path) -> None:
+    (block,) = (b for b in list_blocks("configs/README.md", "yaml") if "budget:" in b)
+    run, part = yaml.safe_load((folder / "run.yaml").read_text()), yaml.safe_load(block)
+    values = {**run, **part, "train": {**run["train"], **part["train"]}, "name": "budget"}
+    (folder / "budget.yaml").write_text(yaml.safe_dump(values))
+    outcome = run_cli("train", "budget.yaml", "train.epochs=18", "mitigations=[]", *WHOLE)
+    assert outcome.code == 0, outcome.err
+    lines = (folder / "runs/budget/metrics.jsonl").read_text().splitlines()
+    events = [event for line in lines if (event := json.loads(line))["event"] == "audit"]
+    assert [event["step"] for event in events] == [0, 25, 50, 75, 79]
 
 
 def test_405b_fits_as_the_guide_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,26 +322,34 @@ def test_the_policy_of_the_guide_is_valid(tmp_path: Path) -> None:
     assert len(load_triage(loaded.folder / str(loaded.policy.triage)).accepted) == 1
 
 
+def test_the_policy_of_the_guide_is_judged_where_all_are_trained_equally_often(
+    folder: Path, tmp_path: Path
+) -> None:
+    blocks = list_blocks("eval/README.md", "yaml")
+    for name, start in (("policy", "# policy.yaml"), ("triage", "accepted:")):
+        (block,) = (block for block in blocks if block.startswith(start))
+        (tmp_path / f"{name}.yaml").write_text(block)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/v1").symlink_to(folder / "runs/plain")
+    outcome = run_cli(
+        *("gate", folder / "runs/lora", "--policy", tmp_path / "policy.yaml"),
+        *("--out", tmp_path / "gate"),
+    )
+    gate = json.loads((tmp_path / "gate/gate.json").read_text())
+    assert "cannot-be-judged" not in {one["outcome"] for one in gate["judgements"]}, outcome.out
+    assert len(gate["judgements"]) == 5
+
+
 def test_the_ci_example_ends_with_the_code_of_the_gate(folder: Path, tmp_path: Path) -> None:
     (block,) = list_blocks("eval/README.md", "bash")
-    command = tmp_path / "memguard"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m memguard "$@"\n')
-    command.chmod(0o755)
     (tmp_path / "policy.yaml").write_text("gate: [{metric: absent, at_most: 0.1}]\n")
     summary = tmp_path / "step.md"
-    result = subprocess.run(
-        ["bash", "-eu", "-c", block.replace("RUN", str(folder / "runs/plain"))],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "GITHUB_STEP_SUMMARY": str(summary),
-        },
-        capture_output=True,
-        text=True,
+    result = run_shell(
+        block.replace("RUN", str(folder / "runs/plain")),
+        tmp_path,
+        expected=EXIT_CODES["cannot-be-judged"],
+        GITHUB_STEP_SUMMARY=summary,
     )
-    assert result.returncode == EXIT_CODES["cannot-be-judged"], result.stderr
     assert "names what the audit lacks" in result.stdout
     assert summary.read_text() == (tmp_path / "gate/summary.md").read_text()
 

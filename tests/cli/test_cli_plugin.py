@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from cli_examples import run_cli, save_tiny_model, succeed, write_run, write_texts
+from guide_blocks import list_blocks
 from plugin_examples import PACKAGE, installed, read_example, write_package, write_suite
 
-from memguard.audit.suite import PROBES
+from memguard.audit.suite import PROBES, load_suite
 from memguard.records import AuditReport, load_record
 
 pytestmark = pytest.mark.slow
@@ -109,6 +111,53 @@ def test_its_page_is_drawn_where_it_is_not_installed(folder: Path, tmp_path: Pat
     with installed(tmp_path / "site"):
         succeed("report", folder / "out")
     assert (folder / "out" / "report.html").read_text() == with_package
+
+
+def test_the_guide_names_the_entry_point_of_its_probe(tmp_path: Path) -> None:
+    (block,) = list_blocks("eval/README.md", "toml")
+    points = tomllib.loads(block)["project"]["entry-points"]["memguard.probes"]
+    ((probe, place),) = points.items()
+    module, kind = place.split(":")
+    folder = write_package(tmp_path / "site", probe=probe, module=module, kind=kind)
+    with installed(folder, module):
+        assert (probe, "my-package") in list_probes()
+        suite = load_suite(write_suite(tmp_path / "mine.yaml", ALONE))
+    assert suite.packages == {"first_word": "my-package 1.2"}
+
+
+@pytest.mark.parametrize("unit", ["words", "letters"])
+def test_a_probe_of_the_guide_compares_text(folder: Path, tmp_path: Path, unit: str) -> None:
+    code = read_example("SameWordsProbe")
+    if unit == "letters":  # The tiny model knows no word.
+        code = code.replace(".split()", "")
+    site = write_package(tmp_path / "site", code, probe="same_words", kind="SameWordsProbe")
+    with installed(site):
+        report = audit(folder, "out", "{name: same_words}", options=("audit.cache=false",))
+    (metric,) = report.tables.list_metrics("same_words")
+    assert metric.bounds == (0.0, 1.0)
+    records = pq.read_table(folder / "out" / "records.parquet").to_pandas()
+    for bucket, of in records.groupby("bucket"):
+        row = report.tables.find("same_words", "share", bucket)
+        change = report.tables.find("same_words", "share", bucket, against="base")
+        assert row is not None
+        assert change is not None
+        assert row.value == pytest.approx(of["same_words.share"].mean())
+        assert row.ci is not None
+        assert 0 <= row.ci[0] <= row.value <= row.ci[1] <= 1
+        assert change.value == pytest.approx(row.value - of["base.same_words.share"].mean())
+    assert (0 < records["same_words.share"].mean() < 1) == (unit == "letters")
+
+
+def test_a_value_outside_the_bounds_ends_the_probe(folder: Path, tmp_path: Path) -> None:
+    code = read_example("SameWordsProbe").replace("[len(true", "[2 + len(true")
+    site = write_package(tmp_path / "site", code, probe="same_words", kind="SameWordsProbe")
+    with installed(site):
+        given = {"base": False, "options": ("audit.cache=false",)}
+        report = audit(folder, "out", "{name: same_words}", **given)
+    (run,) = (run for run in report.probe_runs if run.name == "same_words")
+    assert run.reason_not_run is not None
+    assert run.reason_not_run.startswith(f"the probe of package {PACKAGE} failed (")
+    assert report.tables.find("extraction", "verbatim", "members") is not None
 
 
 # -- errors ---------------------------------------------------------------------------------------
