@@ -125,10 +125,10 @@ class AuditConfig(Settings):
     enabled: bool = Field(True, description="Audit the model as soon as it is exported.")
     suite: str = Field("extraction", description="Shipped suite or path of a suite's YAML.")
     continuation_tokens: PositiveInt | None = Field(
-        None, description="Length of the continuation (tokens); null takes the suite's."
+        None, description="Length of a text's continuation (tokens); null takes the suite's."
     )
     prefix_tokens: PositiveInt | None = Field(
-        None, description="Length of the prefix (tokens); null takes the suite's (everything)."
+        None, description="Length of a text's prefix (tokens); null takes the suite's (everything)."
     )
     min_prefix_tokens: PositiveInt = Field(
         5, description="Documents with fewer tokens before the continuation are too short."
