@@ -39,7 +39,8 @@ _KINDS = {
 def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None:
     """Print a plan for a machine; speeds that are only assumed order the meshes unseen."""
     text = Text(plan.model, style="bold")
-    count = _format_count(plan.num_parameters)
+    number = plan.num_parameters
+    count = f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
     text.append(f"  {count} parameters on {plan.num_gpus:,} × {plan.gpu}", style="not bold")
     out.print(text, highlight=False)
     out.print(_step(plan), style="dim", highlight=False)
@@ -70,10 +71,6 @@ def _print_least(least: LeastMemory, num_meshes: int, out: rich.console.Console)
     out.print()
     out.print(Sentence(text, "yellow"))
     out.print(Sentence(f"{known[:1].upper()}{known[1:]}.", "yellow"))
-
-
-def _format_count(number: int) -> str:
-    return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
 
 
 def _list_shown(meshes: Sequence[MeshPlan], requested: MeshPlan | None) -> list[MeshPlan]:

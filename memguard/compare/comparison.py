@@ -195,12 +195,10 @@ def list_comparison_rows(comparison: Comparison, runs: Sequence[FinishedRun]) ->
 
 def _merge_environments(runs: Sequence[AuditedRun]) -> dict[str, str]:
     """Return versions and hardware of the runs; all values where runs differ."""
-    merged: dict[str, list[str]] = {}
+    merged: dict[str, dict[str, None]] = {}
     for run in runs:
         for key, value in run.report.environment.items():
-            values = merged.setdefault(key, [])
-            if value not in values:
-                values.append(value)
+            merged.setdefault(key, {})[value] = None
     return {key: " | ".join(values) for key, values in merged.items()}
 
 

@@ -77,7 +77,7 @@ def build_front(
     points: list[FrontPoint] = []
     rows: list[ResultRow] = []
     for name, group in settings.items():
-        shares = dict(_list_shares(name, _compute_shares(group, risks)))
+        shares = dict(_list_shares(name, group, risks))
         points.append(_build_point(name, group, shares, axis, audits[name]))
         rows += [*shares.values(), *_list_losses(name, points[0].name, axes[0])]
     rows += [row for of_task in axes[1:] for row in list_utility_rows(of_task)]
@@ -92,10 +92,17 @@ def _is_measured(run: AuditedRun, risk: RiskName) -> bool:
 
 
 def _list_shares(
-    name: str, shares: Mapping[RiskName, Rate]
+    name: str, runs: Sequence[AuditedRun], risks: Sequence[RiskName]
 ) -> Iterator[tuple[RiskName, ResultRow]]:
-    """Yield the shares of a setting as rows, by method."""
-    for risk, share in shares.items():
+    """Yield the shares of the documents of all seeds as rows, by method; none without documents."""
+    most_trained = [_find_most_trained(run) for run in runs]
+    for risk in risks:
+        if risk == "attack":
+            share = _compute_attack_share(most_trained)
+        else:
+            share = _compute_share(most_trained, risk)
+        if share is None:
+            continue
         probe, metric, parameters = RISK_PLACES[risk]
         row = ResultRow(
             setting=name,
@@ -222,18 +229,6 @@ def _find_most_trained(run: AuditedRun) -> Documents:
     return run.documents[max(run.documents)]
 
 
-def _compute_shares(runs: Sequence[AuditedRun], risks: Sequence[RiskName]) -> dict[RiskName, Rate]:
-    """Return the shares of the documents of all seeds; none without documents."""
-    most_trained = [_find_most_trained(run) for run in runs]
-    shares = {
-        risk: _compute_attack_share(most_trained)
-        if risk == "attack"
-        else _compute_share(most_trained, risk)
-        for risk in risks
-    }
-    return {risk: share for risk, share in shares.items() if share is not None}
-
-
 def _compute_attack_share(seeds: Sequence[Documents]) -> Rate | None:
     """Return the share that the best attack extracted, over all seeds.
 
@@ -301,14 +296,11 @@ def _find_texts(seeds: Sequence[Documents]) -> NDArray[np.int64]:
 
 
 def _list_extracted(documents: Documents, risk: RiskName) -> NDArray[np.float64]:
-    match risk:
-        case "verbatim":
-            return documents.verbatim.astype(np.float64)
-        case "near_verbatim":
-            assert documents.near_verbatim is not None, "generated in every run, or in none"
-            return documents.near_verbatim.astype(np.float64)
-        case "attack_cost":
-            assert documents.within_limit is not None, "measured in every run, or in none"
-            return documents.within_limit.astype(np.float64)
-        case "attack":
-            raise AssertionError("attacks run on a sample; see `_compute_attack_share`")
+    # Attacks run on a sample; see `_compute_attack_share`.
+    extracted = {
+        "verbatim": documents.verbatim,
+        "near_verbatim": documents.near_verbatim,
+        "attack_cost": documents.within_limit,
+    }[risk]
+    assert extracted is not None, "measured in every run, or in none"
+    return extracted.astype(np.float64)

@@ -210,6 +210,7 @@ def _describe_why_not(
         )
     if safer:
         limit = f"{100 * TOLERANCE:g} % limit"
+        article = "an" if utility.spoken[:1].lower() in "aeiou" else "a"
         at_chance = (
             " or not shown to differ from a random choice"
             if any(point.is_at_chance for point in safer)
@@ -217,10 +218,6 @@ def _describe_why_not(
         )
         return (
             f"every setting that extracts less than '{first.name}' beyond the intervals has "
-            f"{_article(utility.spoken)} {utility.spoken} beyond the {limit}{at_chance}."
+            f"{article} {utility.spoken} beyond the {limit}{at_chance}."
         )
     return f"no setting is shown to extract less than '{first.name}', {words.share(first)}."
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[:1].lower() in "aeiou" else "a"

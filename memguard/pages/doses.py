@@ -197,8 +197,12 @@ def build_trends(report: AuditReport) -> Table | None:
     doses = trends[0].doses or ()
 
     def column_of_dose(number: int, dose: int) -> Column[TestRow]:
-        heading = (f"{dose:,}", "control" if dose == 0 else "repetitions")
-        return Column(heading, lambda t: _show_fitted(t, number, len(doses)))
+        def show_fitted(trend: TestRow) -> Cell | str:
+            fitted = trend.fitted or ()
+            is_whole = len(fitted) == len(doses)
+            return fmt.percent(fitted[number]) if is_whole else show_missing("no documents")
+
+        return Column((f"{dose:,}", "control" if dose == 0 else "repetitions"), show_fitted)
 
     columns: tuple[Column[TestRow], ...] = (
         Column(("Rate", "monotone fit"), lambda t: _name(t.metric)),
@@ -220,11 +224,6 @@ def build_trends(report: AuditReport) -> Table | None:
         ),
         compact=True,
     )
-
-
-def _show_fitted(trend: TestRow, number: int, num_doses: int) -> Cell | str:
-    fitted = trend.fitted or ()
-    return fmt.percent(fitted[number]) if len(fitted) == num_doses else show_missing("no documents")
 
 
 def _name(metric: str) -> str:
@@ -260,13 +259,13 @@ def build_copies(report: AuditReport) -> Table | None:
         *count_columns(
             ("Extracted verbatim", "of the audited documents with so few copies"),
             ("Share", "of them"),
-            _count,
+            lambda row: row.counts,
             "no such document",
         ),
     )
     # A limit whose counts are those of the one before says nothing new.
-    counts = [None, *map(_count, copies)]
-    shown = [row for row, before in zip(copies, counts, strict=False) if _count(row) != before]
+    counts = [None, *(row.counts for row in copies)]
+    shown = [row for row, before in zip(copies, counts, strict=False) if row.counts != before]
     left_out = [write_limit(row) for row in copies if row not in shown]
     repeated = f"A limit of {', '.join(left_out)} gives the same counts as the row before."
     return make_table(
@@ -281,7 +280,3 @@ def build_copies(report: AuditReport) -> Table | None:
         ),
         compact=True,
     )
-
-
-def _count(row: ResultRow) -> tuple[int, int]:
-    return row.num_matched or 0, row.num_documents

@@ -186,14 +186,12 @@ def _describe_cost(report: AuditReport, median: ResultRow) -> str:
     if within is None:
         counted = "the extracted documents are not counted"
     else:
-        matched = fmt.of(within.num_matched or 0, within.num_documents)
-        counted = f"{matched} documents could be obtained {WITHIN_LIMIT}"
+        counted = f"{fmt.of(*within.counts)} documents could be obtained {WITHIN_LIMIT}"
     if median.num_documents >= MIN_FOR_QUANTILES:
-        half = (
-            "more than half of the documents can never be generated"
-            if median.value is None
-            else f"half of the documents cost at most {fmt.cost_in_queries(median)}"
-        )
+        half = "more than half of the documents can never be generated"
+        if median.value is not None:
+            noun = "query" if (cost := fmt.cost(median)) == "1" else "queries"
+            half = f"half of the documents cost at most {cost}{fmt.NBSP}{noun}"
         counted += f"; {half}"
     others = {"base model": _find_cost(tables, median.bucket, "median", model="base")}
     if control is not None and control.bucket != median.bucket:
@@ -307,7 +305,7 @@ def _show_attacked(tables: Tables, attack: Attack, bucket: str) -> Cell:
     row, first = attack.find(tables, bucket), attack.find(tables, bucket, "first_answer")
     note = ""
     if first is not None and first.num_documents and attack.heading[1] != "one answer":
-        note = f"first: {fmt.of(first.num_matched or 0, first.num_documents)}"
+        note = f"first: {fmt.of(*first.counts)}"
     return show_row(row, how="narrow", note=note, why_not="not attacked")
 
 

@@ -345,11 +345,3 @@ def cost(quantile: ResultRow | None) -> str:
     if quantile.num_documents < MIN_FOR_QUANTILES:
         return f"not shown below {MIN_FOR_QUANTILES} documents"
     return NEVER if quantile.value is None else queries(quantile.value)
-
-
-def cost_in_queries(quantile: ResultRow | None) -> str:
-    """Format a quantile of the attack cost with its unit: ``1 query``, ``2,300 queries``."""
-    written = cost(quantile)
-    if quantile is None or quantile.value is None or quantile.num_documents < MIN_FOR_QUANTILES:
-        return written
-    return f"{written}{NBSP}{'query' if written == '1' else 'queries'}"

@@ -105,16 +105,14 @@ class Mesh4D:
         if replicas not in self._kv_replicas:
             members = _ranks_along(self.device_mesh.mesh, "x")
             first = x.rank // replicas * replicas
-            group = _join_group(
-                members[first : first + replicas],
-                "kv_replicas",
-                self.device_mesh.device_type,
-                self._timeout,
-            )
+            group = self._join(members[first : first + replicas], "kv_replicas")
             self._kv_replicas[replicas] = Axis(
                 name="kv_replicas", degree=replicas, rank=x.rank % replicas, group=group
             )
         return self._kv_replicas[replicas]
+
+    def _join(self, ranks: Sequence[int], name: str) -> Any:
+        return _join_group(ranks, name, self.device_mesh.device_type, self._timeout)
 
     def connect(self, device: torch.device) -> None:
         """Connect every process group now.

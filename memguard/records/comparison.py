@@ -226,16 +226,11 @@ def find_change(tables: Tables, setting: str, utility: Utility = HELDOUT) -> Res
     interval by the t distribution over seeds. Of a task it is the mean difference in the unit of
     the metric, paired by item. None for the first setting.
     """
-    if not utility.is_task:
-        return next(iter(tables.select("heldout", "nll_change", setting=setting, seed=None)), None)
-    rows = tables.select(
-        UTILITY,
-        utility.metric,
-        setting=setting,
-        seed=None,
-        statistic="difference",
-        parameters=name_task(utility.name),
-    )
+    key = {"setting": setting, "seed": None, "statistic": "difference"}
+    if utility.is_task:
+        rows = tables.select(UTILITY, utility.metric, **key, parameters=name_task(utility.name))
+    else:
+        rows = tables.select("heldout", "nll_change", **key)
     return next(iter(rows), None)
 
 

@@ -221,6 +221,11 @@ class ResultRow:
         return None if low is None or high is None else (low, high)
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Of a rate: the documents that match, and all."""
+        return self.num_matched or 0, self.num_documents
+
+    @property
     def num_unmatched(self) -> int:
         """Documents of a rate that do not match."""
         return self.num_documents - (self.num_matched or 0)

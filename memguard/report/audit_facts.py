@@ -143,7 +143,7 @@ def _name_trained(report: AuditReport) -> str:
     bucket = (
         verdict.test.bucket if verdict.test is not None and verdict.reason == "control" else None
     )
-    row = next((row for row in report.tables.buckets if row.bucket == bucket), None)
+    row = report.tables.find_bucket(bucket)
     if row is None or row.num_repetitions is None or not report.dose_response:
         return "Trained"
     return f"Trained {fmt.times(row.num_repetitions)}"

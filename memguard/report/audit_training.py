@@ -262,7 +262,7 @@ def _show_watched(report: AuditReport, bucket: str, step: WatchedStep) -> Cell:
         return show_missing("not measured")
     tightened = step.num_tightened.get(bucket, 0)
     return Cell(
-        fmt.of(learned.num_matched or 0, learned.num_documents),
+        fmt.of(*learned.counts),
         detail=f"{fmt.percent(accuracy.value)} of tokens",
         note=f"{tightened:,} stricter" if tightened else "",
     )

@@ -156,11 +156,12 @@ def draw_chart(chart: LineChart | FrontChart | RocChart, key: str) -> str:
 
         return draw_svg(key, height, chart.description, paint)
     body = max(_BODY, _LINE_HEIGHT * len(chart.marks))
-
-    def paint_marks(figure: Any) -> None:
-        paint_front(figure.add_subplot(), chart, height=body)
-
-    return draw_svg(key, body + 70, chart.description, paint_marks)
+    return draw_svg(
+        key,
+        body + 70,
+        chart.description,
+        lambda figure: paint_front(figure.add_subplot(), chart, height=body),
+    )
 
 
 def _style(name: str) -> dict[str, Any]:

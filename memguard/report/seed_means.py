@@ -126,16 +126,11 @@ def has_several_seeds(comparison: Comparison) -> bool:
 
 def describe_setting(setting: Setting) -> str:
     """Return the text below a setting's name: number of seeds, and its dose if it differs."""
-    seeds = f"{len(setting.runs):,} seeds" if len(setting.runs) > 1 else ""
-    return "; ".join(filter(None, (seeds, describe_other_dose(setting))))
-
-
-def describe_other_dose(setting: Setting) -> str:
-    """Return a setting's highest dose if it differs from the first setting's; "" otherwise."""
+    parts = [f"{len(setting.runs):,} seeds"] if len(setting.runs) > 1 else []
     doses = set(filter(None, map(pick_own_highest, setting.runs)))
-    if doses <= {pick_highest(setting.comparison)}:
-        return ""
-    return " and ".join(map(name_dose, sorted(doses)))
+    if not doses <= {pick_highest(setting.comparison)}:
+        parts.append(" and ".join(map(name_dose, sorted(doses))))
+    return "; ".join(parts)
 
 
 def name_dose(dose: int | None) -> str:

@@ -6,7 +6,6 @@ training/   `memguard train`: checks, documents, training, export, audits meanwh
 
 compare.py         a sweep, finished runs or the fix of a run; renders pages again from JSON
 sweep.py           trains the unfinished runs of a sweep in child processes, and shows them
-report_links.py    links the reports of a sweep to its comparison
 compare_runs.py    compares finished runs: comparison.json, its page and chart
 fix.py             trains a finished run again, changed according to its audit
 gate.py            judges an audit by a policy, and writes the result as one set

@@ -41,7 +41,7 @@ from memguard.report.html import drop_links
 from memguard.runtime.environment import hash_code
 from memguard.workflows import bundle_format as form
 from memguard.workflows.common.folder import RunFolder, check_free, check_outside_runs, check_stored
-from memguard.workflows.verify import OnRead
+from memguard.workflows.verify import OnRead, sum_shown
 
 PRIVATE_RECORDS = (
     "PRIVATE: records.parquet, the scores of each document, is inside. Anyone who knows a text but "
@@ -127,14 +127,9 @@ class Bundled:
 
 def write_bundle(request: BundleRequest, on_read: OnRead) -> Bundled:
     """Write a bundle of a finished and undamaged audit."""
-
-    def read(path: Path) -> FileSum:
-        on_read(path.name, path.stat().st_size)
-        return sum_file(path)
-
     audit, run, trained = request.audit, RunFolder(request.folder), None
     if request.is_run:
-        trained = run.require_trained(without_documents=True, read=read)
+        trained = run.require_trained(without_documents=True, read=sum_shown(on_read))
     _refuse_damaged_audit(request)
     report, written, notes = load_audit_report(audit), load_audit_files(audit), []
     if trained is None:

@@ -49,9 +49,9 @@ from memguard.runtime.children import (
 )
 from memguard.runtime.console import Rows
 from memguard.train.metrics import StepMetrics
+from memguard.workflows.auditing.pages import link_reports
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.compare_runs import publish
-from memguard.workflows.report_links import link_reports
 
 LOG = "train.log"
 _LOOK_EVERY_S = 0.1

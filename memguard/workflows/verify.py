@@ -38,11 +38,13 @@ from memguard.records.run_files import (
 from memguard.records.sealed import (
     Damage,
     FileSum,
+    SumFile,
     describe_unread_file,
     find_damage,
     is_closed,
     is_file,
     mark_unreadable,
+    sum_file,
 )
 from memguard.workflows.common.folder import REPAIR_CONFIG, REPAIR_UNLISTED, RunFolder, check_free
 
@@ -111,6 +113,16 @@ class Verified:
 
 OnRead = Callable[[str, int], object]
 """(part that is read next, its size in bytes)"""
+
+
+def sum_shown(on_read: OnRead) -> SumFile:
+    """Return what sums a file, and calls ``on_read`` before."""
+
+    def read(path: Path) -> FileSum:
+        on_read(path.name, path.stat().st_size)
+        return sum_file(path)
+
+    return read
 
 
 def verify(folder: Path, on_read: OnRead, *, base: str | None = None) -> Verified:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from memguard.audit.benchmarks.answers import Evaluation
+from memguard.audit.benchmarks.isolation import OTHER_SEED
 from memguard.audit.benchmarks.tasks import OpenedTask
 from memguard.config.utility import UtilityTask
 from memguard.hf.checkpoint import load_tokenizer
@@ -172,7 +173,7 @@ def ask_lm_eval(folder: Path, tasks: Iterable[OpenedTask]) -> dict[str, Referenc
         references = {}
         for task in tasks:
             model.num_forwards = model.num_decoded_tokens = 0
-            task.restart_draws()
+            task.task.set_fewshot_seed(seed=OTHER_SEED)
             found = evaluate(
                 lm=model,
                 task_dict={"tasks": {task.name: task.task}, "groups": {}, "group_map": {}},

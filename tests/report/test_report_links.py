@@ -12,9 +12,8 @@ from memguard.records.record import save_record
 from memguard.records.sealed import save_sealed
 from memguard.report import render_comparison, render_report
 from memguard.report.html import drop_links
-from memguard.workflows.auditing.pages import finish_audit
+from memguard.workflows.auditing.pages import finish_audit, link_reports
 from memguard.workflows.common.folder import locked
-from memguard.workflows.report_links import link_reports
 
 
 def touch(*paths: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from memguard.audit.batching import Progress
 from memguard.audit.benchmarks.answers import Evaluation
-from memguard.audit.benchmarks.isolation import isolated
+from memguard.audit.benchmarks.isolation import OTHER_SEED, isolated
 from memguard.audit.benchmarks.items import ItemValues, draw_items
 from memguard.audit.benchmarks.tasks import OpenedTask, name_metric
 from memguard.audit.decoding import Decoder
@@ -84,7 +84,8 @@ def evaluate_task(
             streams=streams,
             on_progress=on_progress,
         )
-        opened.restart_draws()
+        # The same solved examples are drawn for each model.
+        opened.task.set_fewshot_seed(seed=OTHER_SEED)
         outcome = evaluate(
             lm=model,
             task_dict={"tasks": {name: opened.task}, "groups": {}, "group_map": {}},

@@ -76,10 +76,6 @@ class OpenedTask:
     allow_download: bool = False
     """Whether what the task loads later, such as a metric, may be downloaded."""
 
-    def restart_draws(self) -> None:
-        """Draw the same solved examples again for the prompts that are built next."""
-        self.task.set_fewshot_seed(seed=OTHER_SEED)
-
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Check that lm-eval can write the prompts with a tokenizer.
 

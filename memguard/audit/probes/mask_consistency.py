@@ -157,12 +157,12 @@ def _write_lead(tables: Tables, changes: Sequence[ResultRow]) -> str:
 
 
 def _build_table(tables: Tables, changes: Sequence[ResultRow]) -> Table:
-    def count_changed(row: ResultRow) -> tuple[int, int]:
-        return row.num_matched or 0, row.num_documents
-
     columns: tuple[Column[ResultRow] | ResultColumn, ...] = (
         *count_columns(
-            ("Masks changed", "passages"), ("Share", "of the passages"), count_changed, _NO_PASSAGE
+            ("Masks changed", "passages"),
+            ("Share", "of the passages"),
+            lambda row: row.counts,
+            _NO_PASSAGE,
         ),
         ResultColumn(
             ("Leaked", "mean share of a passage's dropped tokens"),

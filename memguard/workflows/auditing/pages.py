@@ -5,11 +5,11 @@ report.html, model/README.md    report page, and the model card in the run folde
 audit.json                      written last: an audit without it is incomplete
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from memguard.config import RunConfig, dump_yaml
-from memguard.errors import RecordError
+from memguard.errors import MemguardError, RecordError
 from memguard.records import AuditReport, write_atomically
 from memguard.records.audit_files import (
     CARDS,
@@ -25,7 +25,9 @@ from memguard.records.audit_files import (
 from memguard.records.folders import AuditFolder
 from memguard.report import render_model_card, render_report
 from memguard.runtime import Console
-from memguard.workflows.common.folder import RunFolder
+from memguard.workflows.common.folder import RunFolder, locked
+
+_LINK = b'href="../../comparison.html"'
 
 
 def is_own_audit(run: Path, out: Path | None) -> bool:
@@ -50,6 +52,20 @@ def render_audit(folder: Path) -> Path:
     _render(folder, report, RunFolder(run).read_config() if has_card else None)
     save_page_sums(folder)
     return folder / PAGE
+
+
+def link_reports(runs: Iterable[Path], warn: Callable[[str], None]) -> None:
+    """Render the reports of runs again that do not link to the comparison beside them."""
+    for run in runs:
+        folder = run / "audit"
+        page = folder / PAGE
+        if not has_audit(folder) or not page.is_file() or _LINK in page.read_bytes():
+            continue
+        try:
+            with locked(run):
+                render_audit(folder)
+        except (OSError, MemguardError) as error:
+            warn(f"'{page}' has no link to the comparison: {error}")
 
 
 def restore_report(folder: Path, warn: Callable[[str], None]) -> AuditReport | None:

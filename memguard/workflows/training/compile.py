@@ -20,7 +20,7 @@ kernels round in other places.
 import functools
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from memguard.hf.from_config import build_on_meta, reduce_config
 from memguard.mitigation import build_mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.linear import to_local
-from memguard.parallel.mesh import Axis, Mesh4D
+from memguard.parallel.mesh import Mesh4D
 from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner.cost import estimate_step
@@ -287,40 +287,23 @@ class _SilentMesh(Mesh4D):
         import torch.testing._internal.distributed.fake_pg  # noqa: F401
 
         self._groups: dict[tuple[int, ...], Any] = {}
-        ranks = [self._list_ranks(mesh.axis(name)) for name in AXES]
+        groups = [mesh.device_mesh.get_group(name) for name in AXES]
         device_mesh = DeviceMesh.from_group(
-            [self._join(members) for members in ranks],
+            [self._join(dist.get_process_group_ranks(group)) for group in groups],
             mesh.device_mesh.device_type,
             mesh.device_mesh.mesh,
             mesh_dim_names=AXES,
         )
         super().__init__(mesh.shape, device_mesh, mesh._timeout)
 
-    def kv_replicas(self, num_kv_heads: int) -> Axis:
-        """Return the ranks along x that share one key/value head, see `Mesh4D.kv_replicas`."""
-        x = self.axis("x")
-        replicas = max(1, x.degree // num_kv_heads)
-        if replicas == 1:
-            return Axis(name="x")
-        first = x.rank // replicas * replicas
-        members = self._list_ranks(x)[first : first + replicas]
-        return Axis(
-            name="kv_replicas", degree=replicas, rank=x.rank % replicas, group=self._join(members)
-        )
-
     def close(self) -> None:
         """Remove its process groups."""
         for group in self._groups.values():
             dist.destroy_process_group(group)
 
-    @staticmethod
-    def _list_ranks(axis: Axis) -> tuple[int, ...]:
-        assert axis.group is not None, "axes of a mesh have groups"
-        return tuple(dist.get_process_group_ranks(axis.group))
-
-    def _join(self, ranks: tuple[int, ...]) -> Any:
-        if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(
+    def _join(self, ranks: Sequence[int], name: str = "") -> Any:
+        if (members := tuple(ranks)) not in self._groups:
+            self._groups[members] = dist.new_group(
                 list(ranks), backend="fake", use_local_synchronization=True
             )
-        return self._groups[ranks]
+        return self._groups[members]

@@ -27,12 +27,11 @@ from memguard.pages.formatting import is_hub_id
 from memguard.records import AuditReport
 from memguard.records.audit_files import has_audit, load_audit_report
 from memguard.records.run_files import CARD
-from memguard.records.sealed import FileSum, sum_file
 from memguard.report.model_card import render_hub_card
 from memguard.runtime import Console
 from memguard.runtime.children import call_interruptibly
 from memguard.workflows.common.folder import RunFolder
-from memguard.workflows.verify import OnRead
+from memguard.workflows.verify import OnRead, sum_shown
 
 _NAME = re.compile(
     r"hub:(?!.*(?:\.\.|--|\.git$))([A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?)", re.ASCII
@@ -120,14 +119,12 @@ class HubExport:
 
 def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
     """Send the weights of a run to the hub, or list what would be sent."""
-
-    def read(path: Path) -> FileSum:
-        on_read(path.name, path.stat().st_size)
-        return sum_file(path)
-
     repo, folder = request.check(), request.folder
     run = RunFolder(folder)
-    trained, config = run.require_trained(without_documents=True, read=read), run.read_config()
+    trained, config = (
+        run.require_trained(without_documents=True, read=sum_shown(on_read)),
+        run.read_config(),
+    )
     report = load_audit_report(folder / "audit") if has_audit(folder / "audit") else None
     if report is not None:
         run.check_audited(report)
