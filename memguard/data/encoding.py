@@ -17,14 +17,19 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from memguard.data.chat import Rendered, UnusableDocument
-from memguard.data.documents import Document, name_ids
+from memguard.data.documents import Decode, Document, name_ids
 from memguard.errors import DataError
 
 _BEFORE = ("", "\n", "a", "0", ".")
 """Texts before a piece, whose tokens are taken away: alone, some tokenizers put a space there."""
+
+
+Change = Literal["BOS", "reasoning", "marks"]
+"""Said of documents: a second BOS is left out; the chat template leaves out the reasoning of
+earlier answers; a turn of the user has special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +38,7 @@ class Encoded:
 
     input_ids: Sequence[int]
     supervised: Sequence[bool]
-    lacks_reasoning: bool = False
-    """The chat template leaves out the reasoning of answers before the last one."""
+    changes: tuple[Change, ...] = ()
 
 
 def find_special_ids(tokenizer: Any) -> set[int]:
@@ -94,8 +98,11 @@ def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> En
             del inside[count:]
         for position in inside:
             supervised[position] = True
-    lacks = rendered.lacks_reasoning
-    return Encoded(input_ids=input_ids, supervised=supervised, lacks_reasoning=lacks)
+    changes: tuple[Change, ...] = ("reasoning",) if rendered.lacks_reasoning else ()
+    marks = [begin for id_, (begin, _) in zip(input_ids, offsets, strict=True) if id_ in special]
+    if any(bisect_left(marks, begin) < bisect_left(marks, end) for begin, end in rendered.others):
+        changes += ("marks",)
+    return Encoded(input_ids=input_ids, supervised=supervised, changes=changes)
 
 
 def split_pair(prompt: str, completion: str) -> tuple[str, str]:
@@ -134,7 +141,7 @@ def _encode_apart(
     Raises:
         UnusableDocument: together they would not give the text of the ids ``whole``.
     """
-    text = _decode(whole, tokenizer)
+    decode = build_decoder(tokenizer)
     for anchor in _BEFORE:
         pieces = [
             _encode_piece(part, anchor if before or index else "", tokenizer)
@@ -142,7 +149,7 @@ def _encode_apart(
         ]
         known = [piece for piece in pieces if piece is not None]
         ids = [*before, *(id_ for piece in known for id_ in piece.input_ids)]
-        if len(known) == len(parts) and _decode(ids, tokenizer) == text:
+        if len(known) == len(parts) and decode(ids) == decode(whole):
             return known
     raise UnusableDocument(
         "whose prompt and answer share a token and cannot be encoded apart without a change of the "
@@ -163,10 +170,10 @@ def _encode_piece(text: str, before: str, tokenizer: Any) -> _Piece | None:
     return _Piece(encoded["input_ids"][len(first) :], moved)
 
 
-def _decode(ids: Sequence[int], tokenizer: Any) -> str:
+def build_decoder(tokenizer: Any) -> Decode:
+    """Return a function that decodes token ids to text, without special tokens."""
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    text: str = tokenizer.decode(list(ids), **options)
-    return text
+    return lambda ids: tokenizer.decode(list(ids), **options)
 
 
 MAX_CHARACTERS = 10_000_000
@@ -186,7 +193,7 @@ def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, sett
     too_long = [
         document.id
         for document in documents
-        if _count_characters(document, max_tokens) > MAX_CHARACTERS
+        if count_characters(document, max_tokens) > MAX_CHARACTERS
     ]
     if too_long:
         ways = ["cut them into several documents"]
@@ -199,14 +206,16 @@ def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, sett
         )
 
 
-def _count_characters(document: Document, max_tokens: int | None) -> int:
-    """Return the number of characters that must be encoded as a whole."""
-    if document.text is not None:
-        return len(document.text) if max_tokens is None else 0
-    if isinstance(document.prompt, str) and isinstance(document.completion, str):
-        return len(document.prompt) + (len(document.completion) if max_tokens is None else 0)
-    turns = [*(document.messages or ()), *(document.prompt or ()), *(document.completion or ())]
-    return sum(len(turn.content) for turn in turns if not isinstance(turn, str))
+def count_characters(document: Document, max_tokens: int | None = None) -> int:
+    """Return the number of characters, without those that ``max_tokens`` may cut."""
+    parts = (document.text, document.messages, document.prompt, document.completion)
+    ends = () if max_tokens is None else (document.text, document.completion)
+    size = sum(
+        len(part) if isinstance(part, str) else sum(len(turn.content) for turn in part)
+        for part in parts
+        if part is not None
+    )
+    return size - sum(len(end) for end in ends if isinstance(end, str))
 
 
 class Shortener:
