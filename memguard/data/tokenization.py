@@ -38,7 +38,6 @@ from memguard.data.encoding import (
     encode_rendered,
     end_with,
     find_special_ids,
-    split_pair,
 )
 from memguard.data.habits import (
     count_more_bos,
@@ -264,15 +263,18 @@ def _encode_batch(
 
 
 def _list_texts(document: Document, shortener: Shortener | None) -> list[str]:
-    """Return what is encoded as plain text: a text, or a prompt, and it with its completion."""
+    """Return what is encoded as plain text: a text, or a prompt, and it with its completion.
+
+    White space at the end of a prompt belongs to the completion.
+    """
+    whole, prompt = document.text, ""
     if isinstance(document.prompt, str) and isinstance(document.completion, str):
-        prompt, completion = split_pair(document.prompt, document.completion)
-        texts = [prompt, completion]
-    else:
-        prompt, texts = "", [document.text] if document.text is not None else []
-    if texts and shortener is not None:
-        texts[-1] = shortener.shorten(texts[-1], prompt)
-    return [prompt, prompt + texts[-1]] if len(texts) > 1 else texts
+        whole, prompt = document.prompt + document.completion, document.prompt.rstrip()
+    if whole is not None and shortener is not None:
+        whole = prompt + shortener.shorten(whole[len(prompt) :], prompt)
+    if whole is None:
+        return []
+    return [whole] if document.text is not None else [prompt, whole]
 
 
 def _encode_plain(
