@@ -26,7 +26,7 @@ COLLAPSED_TYPE_TOKEN_RATIO = 0.1
 _BASE_APART = 1e-3
 """Nats a token: rounding a model to bf16 changes the median document by a third of this."""
 _SHORTEST_TO_JUDGE = 5
-_NOT_AUDITED = {
+NOT_AUDITED = {
     "too short to audit": "num_too_short",
     "split into parts of which none is long enough to audit": "num_cut_too_short",
     "without a token, other than special tokens, that receives loss": "num_nothing_supervised",
@@ -195,7 +195,7 @@ def _note_forgotten(tables: Tables) -> Iterator[str]:
 
 
 def _note_not_audited(buckets: Sequence[BucketRow]) -> Iterator[str]:
-    for reason, name in _NOT_AUDITED.items():
+    for reason, name in NOT_AUDITED.items():
         if count := sum(getattr(bucket, name) for bucket in buckets):
             yield (
                 f"{count} {_documents(count)} {reason}: trained or held out as planned, but not "

@@ -18,7 +18,7 @@ and quotes may be escaped. Templates may leave out the reasoning of answers befo
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import accumulate, pairwise
@@ -61,33 +61,21 @@ class Rendered:
     text: str
     spans: Sequence[Span]
     """What is supervised."""
+    others: Sequence[tuple[int, int]]
+    """Where the texts of other turns than the assistant's stand."""
     lacks_reasoning: bool
     """The reasoning of an answer before the last one is left out."""
 
 
-@dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A tokenizer's chat template on a day."""
 
-    tokenizer: Any
-    text: str
+    def __init__(self, tokenizer: Any, day: date) -> None:
+        """Write ``day`` in place of today."""
+        self.tokenizer, text = tokenizer, tokenizer.get_chat_template()
+        self.text = _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), text)
 
-    @classmethod
-    def of(cls, tokenizer: Any, day: date) -> "ChatTemplate":
-        """Return the tokenizer's template with ``day`` in place of today."""
-        text: str = tokenizer.get_chat_template()
-        return cls(tokenizer, _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), text))
-
-    @property
-    def marks_answers(self) -> bool:
-        """Whether the template states what the assistant generates."""
-        return _GENERATION_MARK.search(self.text) is not None
-
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        """Return the text of a conversation."""
-        return self.apply(messages, add_generation_prompt=add_generation_prompt)[0]
-
-    def apply(self, messages: Sequence[Message], **how: bool) -> tuple[str, Any]:
+    def render(self, messages: Sequence[Message], **how: bool) -> tuple[str, Any]:
         """Return the text of a conversation, and what the template marks as generated."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -110,42 +98,32 @@ def writes_today(tokenizer: Any) -> bool:
     return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
-def render_conversation(messages: Sequence[Message], template: ChatTemplate) -> Rendered:
-    """Render a conversation; its assistant turns are supervised.
+def render_turns(
+    messages: Sequence[Message], template: ChatTemplate, num_prompt: int | None = None
+) -> Rendered:
+    """Render a conversation; its assistant turns are supervised, or all after a prompt of turns.
 
     Raises:
         UnusableDocument: the template rejects the turns, leaves out text of one, or renders an
             answer so that it cannot be located.
     """
-    if template.marks_answers:
-        whole, generated = template.apply(messages, return_assistant_tokens_mask=True)
-        turns = _Turns(messages, whole, template)
+    is_marked = num_prompt is None and _GENERATION_MARK.search(template.text) is not None
+    whole, generated = template.render(messages, return_assistant_tokens_mask=is_marked)
+    turns = _Turns(messages, whole, template)
+    if num_prompt is not None:
+        spans = [Span(begin=turns.find_begin(num_prompt), end=len(whole))]
+    elif is_marked:
         spans = [Span(begin=begin, end=end) for begin, end in generated]
     else:
-        turns = _Turns(messages, template.render(messages), template)
-        answers = [turn for turn, message in enumerate(messages) if message.role == "assistant"]
-        spans = [turns.find_answer(turn) for turn in answers]
-    return Rendered(turns.whole, spans, turns.lacks_reasoning)
-
-
-def render_reply(
-    prompt: Sequence[Message], completion: Sequence[Message], template: ChatTemplate
-) -> Rendered:
-    """Render a prompt and its completion: all text after the prompt is supervised.
-
-    Raises:
-        UnusableDocument: see `render_conversation`.
-    """
-    messages = [*prompt, *completion]
-    turns = _Turns(messages, template.render(messages), template)
-    span = Span(begin=turns.find_begin(len(prompt)), end=len(turns.whole))
-    return Rendered(turns.whole, [span], turns.lacks_reasoning)
+        spans = [turns.find_answer(turn) for turn in turns.answers]
+    others = [span for turn, span in enumerate(turns.texts) if turn not in turns.answers]
+    return Rendered(whole, spans, others, turns.lacks_reasoning)
 
 
 class _Turns:
     """Where the text of each turn stands in a rendered conversation.
 
-    What follows a text when a conversation ends there, or when an answer is asked for, is rendered
+    What follows a text when a conversation ends there, or when an answer is wanted, is rendered
     once for each text that stands between two turns.
     """
 
@@ -155,52 +133,53 @@ class _Turns:
         Raises:
             UnusableDocument: one of them is not there.
         """
-        self._messages, self.whole, self._template = messages, whole, template
-        self._prompts: dict[tuple[str, str], tuple[str | None, int]] = {}
-        self._closings: dict[tuple[str, str], str | None] = {}
+        self._messages, self._whole, self._template = messages, whole, template
+        self._tails: dict[tuple[str, str, bool], str | None] = {}
+        self.answers = {
+            turn for turn, message in enumerate(messages) if message.role == "assistant"
+        }
+        self.texts: list[tuple[int, int]] = []
         self.lacks_reasoning = False
-        is_answer = [message.role == "assistant" for message in messages]
-        has_text = [bool(message.content.strip()) for message in messages]
-        marked = self._render_marked([True] * len(messages))
-        present = {int(turn) for turn in _MARKS.findall(marked)}
-        lost = [turn for turn, says in enumerate(has_text) if says and turn not in present]
+        says = {turn for turn, message in enumerate(messages) if message.content.strip()}
+        marked = self._mark(range(len(messages)))
         # Without a text it takes the turns as they are, and so reads what they say.
-        dropped = lost if marked else []
-        ranges = self._list_ranges(marked)
-        if not ranges:  # A template may look at the texts: then only the answers have marks.
-            answers = [a and b for a, b in zip(is_answer, has_text, strict=True)]
-            ranges = self._list_ranges(self._render_marked(answers))
-        self._marked = ranges.keys()
-        last = max((turn for turn, answer in enumerate(is_answer) if answer), default=-1)
-        self._spans: list[tuple[int, int]] = []
-        position = 0
+        dropped = says - {int(turn) for turn in _MARKS.findall(marked)} if marked else set()
+        # A template may look at the texts: then only the answers have marks.
+        self._ranges = self._list_ranges(marked) or self._list_ranges(
+            self._mark(self.answers & says)
+        )
+        position, last = 0, max(self.answers, default=-1)
         for turn, message in enumerate(messages):
-            lower, upper = ranges.get(turn, (position, len(whole)))
-            is_earlier = is_answer[turn] and turn < last
-            for parts, is_cut in _list_forms(message.content, is_earlier=is_earlier):
+            lower, upper = self._ranges.get(turn, (position, len(whole)))
+            is_answer = turn in self.answers
+            for parts, is_cut in _list_forms(message.content, is_earlier=is_answer and turn < last):
                 end = _find_end(whole, parts, lower, upper)
-                if end is None and not is_answer[turn]:
+                if end is None and not is_answer:
                     end = _find_end(whole, parts, 0, upper)  # Templates move the system turn.
                 if end is not None:
                     self.lacks_reasoning |= is_cut
-                    position = upper if turn in ranges else end
-                    begin = max(whole.rfind(parts[0], lower, position), 0)
-                    self._spans.append((begin, position))
+                    position = upper if turn in self._ranges else end
+                    begin = whole.rfind(parts[0], 0, position)
+                    space = message.content[: -len(message.content.lstrip())]
+                    begin -= len(space) if whole.endswith(space, 0, begin) else 0
+                    self.texts.append((begin, position))
                     break
             else:
-                dropped.append(turn)
-                self._spans.append((position, position))
+                dropped.add(turn)
+                self.texts.append((position, position))
         if dropped:
-            raise UnusableDocument(_describe_dropped(messages, sorted(set(dropped)), whole))
+            raise UnusableDocument(_describe_dropped(messages, sorted(dropped), whole))
 
-    def _render_marked(self, chosen: Sequence[bool]) -> str:
-        """Return the text with marks in the chosen turns; empty if the template rejects them."""
-        turns = [
-            _mark(message, turn) if is_chosen else message
-            for turn, (message, is_chosen) in enumerate(zip(self._messages, chosen, strict=True))
-        ]
+    def _mark(self, chosen: Collection[int], end: int | None = None, **how: bool) -> str:
+        """Render the turns before ``end`` with marks; return "" if the template rejects them."""
+        marked = list(self._messages[:end])
+        for turn in chosen:
+            # Before white space at the end, which a template may strip.
+            text = marked[turn].content.rstrip()
+            content = f"{text}{_MARK}{turn:06d}{marked[turn].content[len(text) :]}"
+            marked[turn] = replace(marked[turn], content=content)
         try:
-            return self._template.render(turns)
+            return self._template.render(marked, **how)[0]
         except UnusableDocument:
             return ""
 
@@ -210,27 +189,23 @@ class _Turns:
         None of them if marks change more than themselves, so that the places are not certain.
         """
         pieces = _MARKS.split(marked)
-        if "".join(pieces[::2]) != self.whole:
+        if "".join(pieces[::2]) != self._whole:
             return {}
         ends = accumulate(map(len, pieces[:-1:2]), initial=0)
         return dict(zip(map(int, pieces[1::2]), pairwise(ends), strict=True))
 
     def find_answer(self, turn: int) -> Span:
         """Return the character range of an answer, without its header."""
-        end = self._spans[turn][1]
-        if turn not in self._marked:
+        end = self.texts[turn][1]
+        if turn not in self._ranges:
             if self._messages[turn].content.strip():
                 raise UnusableDocument(_CHANGES)
             return Span(begin=end, end=end)
         begin = min(self.find_begin(turn), end)
         if turn == len(self._messages) - 1:
-            return Span(begin=begin, end=len(self.whole))
-        gap = self.whole[end : max(self._spans[turn + 1][0], end)]
-        key = (self._messages[turn + 1].role, gap)
-        if key not in self._closings:
-            self._closings[key] = self._render_after(turn)
-        closing = self._closings[key]
-        if closing is None or not gap.startswith(closing):
+            return Span(begin=begin, end=len(self._whole))
+        closing = self._find_tail(turn)
+        if closing is None or not self._whole[end : self.texts[turn + 1][0]].startswith(closing):
             # A template may close the last turn differently.
             return Span(begin=begin, end=end, is_whole_turn=False)
         return Span(begin=begin, end=end + len(closing))
@@ -238,43 +213,28 @@ class _Turns:
     def find_begin(self, turn: int) -> int:
         """Return the end of the generation prompt before a turn; without one, that of its header.
 
-        It asks for no answer after the assistant's own turn.
+        The assistant's own turn has none after it, and the first turn none before it.
         """
-        whole, begin = self.whole, self._spans[turn][0]
-        if not turn:
-            # Templates cannot render zero turns: the header is what a generation prompt adds here.
-            prompted = self._template.render(self._messages[:1], add_generation_prompt=True)
-            header = prompted.removeprefix(self._template.render(self._messages[:1]))
-            return whole.find(header) + len(header) if header in whole[:begin] else 0
-        role, before = self._messages[turn - 1].role, self._spans[turn - 1][1]
-        key = (role, whole[before:begin])
-        if key not in self._prompts:
-            prompt = self._render_after(turn - 1, add_generation_prompt=role != "assistant")
-            plain = self._render_after(turn - 1)
-            self._prompts[key] = prompt, _count_common(prompt or "", plain or "")
-        # The prompt may open a reasoning block that the turn lacks; text before it must not differ.
-        prompt, least = self._prompts[key]
+        begin, before = self.texts[turn][0], self.texts[turn - 1][1]
+        wants_answer = turn - 1 not in self.answers
+        prompt = self._find_tail(turn - 1, add_generation_prompt=wants_answer) if turn else None
         if prompt is None or before > begin:
             return begin
-        common = _count_common(prompt, whole[before : before + len(prompt)])
-        return before + common if common >= least else begin
+        # The prompt may open a reasoning block that the turn lacks; text before it must not differ.
+        # Where the place of the turn before is not certain, nothing may.
+        plain = (self._find_tail(turn - 1) or "") if turn - 1 in self._ranges else prompt
+        common = _count_common(prompt, self._whole[before : before + len(prompt)])
+        return before + common if common >= _count_common(prompt, plain) else begin
 
-    def _render_after(self, turn: int, *, add_generation_prompt: bool = False) -> str | None:
+    def _find_tail(self, turn: int, *, add_generation_prompt: bool = False) -> str | None:
         """Return what follows the text of a turn that is the last one; None if it is not there."""
-        turns = [*self._messages[:turn], _mark(self._messages[turn], turn)]
-        try:
-            text = self._template.render(turns, add_generation_prompt=add_generation_prompt)
-        except UnusableDocument:
-            return None
-        _, mark, tail = text.partition(f"{_MARK}{turn:06d}")
-        return tail if mark else None
-
-
-def _mark(message: Message, turn: int) -> Message:
-    """Return a turn with a mark after its text, before white space that a template may strip."""
-    size = len(message.content.rstrip())
-    marked = f"{message.content[:size]}{_MARK}{turn:06d}{message.content[size:]}"
-    return replace(message, content=marked)
+        gap = self._whole[self.texts[turn][1] : self.texts[turn + 1][0]]
+        key = (self._messages[turn].role, gap, add_generation_prompt)
+        if key not in self._tails:
+            text = self._mark([turn], turn + 1, add_generation_prompt=add_generation_prompt)
+            _, mark, tail = text.partition(f"{_MARK}{turn:06d}")
+            self._tails[key] = tail if mark else None
+        return self._tails[key]
 
 
 def _list_forms(content: str, *, is_earlier: bool) -> Iterator[tuple[list[str], bool]]:
@@ -320,7 +280,5 @@ def _describe_dropped(messages: Sequence[Message], dropped: Sequence[int], whole
 
 def _count_common(one: str, other: str) -> int:
     """Return the length of the common prefix of two texts (characters)."""
-    if other.startswith(one):
-        return len(one)
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -13,18 +13,24 @@ tokenizer takes a second and 200 MB for a million characters, even if most token
                needs a longer prefix, which the doubling provides
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from memguard.data.chat import Rendered, UnusableDocument
-from memguard.data.documents import Document, name_ids
+from memguard.data.documents import Decode, Document, name_ids
 from memguard.errors import DataError
 
 _BEFORE = ("", "\n", "a", "0", ".")
 """Texts before a piece, whose tokens are taken away: alone, some tokenizers put a space there."""
+_BEGIN, _END = attrgetter("begin"), attrgetter("end")
+
+Change = Literal["BOS", "reasoning", "marks"]
+"""Said of documents: a second BOS is left out; the chat template leaves out the reasoning of
+earlier answers; a turn of the user has special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +39,7 @@ class Encoded:
 
     input_ids: Sequence[int]
     supervised: Sequence[bool]
-    lacks_reasoning: bool = False
-    """The chat template leaves out the reasoning of answers before the last one."""
+    changes: tuple[Change, ...] = ()
 
 
 def find_special_ids(tokenizer: Any) -> set[int]:
@@ -43,12 +48,12 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
-class _Piece(NamedTuple):
-    """The tokens of a text."""
+class _Token(NamedTuple):
+    """A token and the characters that it stands for; 0 to 0 if a slow tokenizer does not know."""
 
-    input_ids: list[int]
-    offsets: list[tuple[int, int]]
-    """Begin and end of each token (characters); empty if a slow tokenizer does not know them."""
+    id: int
+    begin: int
+    end: int
 
 
 def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> Encoded:
@@ -58,50 +63,36 @@ def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> En
         UnusableDocument: a token spans two texts that cannot be encoded apart.
     """
     whole, spans = rendered.text, sorted(rendered.spans, key=lambda span: span.begin)
-    input_ids, offsets = _encode_piece(whole, "", tokenizer) or _Piece([], [])
-    starts = [start for start, _ in offsets]
+    tokens = _encode_piece(whole, "", tokenizer) or []
     cuts = [0]
-    for edge in (edge for span in spans for edge in (span.begin, span.end)):
-        token = bisect_left(starts, edge) - 1
-        is_inside = token >= 0 and offsets[token][1] > edge > cuts[-1]
-        if is_inside and whole[starts[token] : edge].strip():
+    for edge in (edge for span in spans if tokens for edge in (span.begin, span.end)):
+        token = tokens[bisect_left(tokens, edge, key=_BEGIN) - 1]
+        if token.end > edge > max(token.begin, cuts[-1]) and whole[token.begin : edge].strip():
             cuts.append(edge)
     if len(cuts) > 1:
-        parts = [whole[begin:end] for begin, end in pairwise((*cuts, len(whole)))]
-        pieces = _encode_apart([], parts, input_ids, tokenizer)
-        input_ids = [id_ for piece in pieces for id_ in piece.input_ids]
-        offsets = [
-            (begin + cut, end + cut)
-            for cut, piece in zip(cuts, pieces, strict=True)
-            for begin, end in piece.offsets
-        ]
-    supervised = [False] * len(input_ids)
-    token = 0
+        tokens = _encode_apart([], whole, cuts, [token.id for token in tokens], tokenizer)
+    supervised = [False] * len(tokens)
     for span in spans:
-        inside = []
-        while token < len(offsets) and offsets[token][1] <= span.end:
-            start, end = offsets[token]
-            if start >= span.begin or (end > span.begin and not whole[start : span.begin].strip()):
-                inside.append(token)
-            token += 1
-        if not span.is_whole_turn and token < len(offsets) and input_ids[token] in special:
-            inside.append(token)
+        first = bisect_left(tokens, span.begin, key=_BEGIN)
+        stop = bisect_right(tokens, span.end, key=_END)
+        before = tokens[first - 1] if first else _Token(0, 0, 0)
+        if before.end > span.begin and not whole[before.begin : span.begin].strip():
+            first -= 1
+        if not span.is_whole_turn and stop < len(tokens) and tokens[stop].id in special:
+            stop += 1
         # Generation stops at the end-of-turn token: a line break after it is from the template.
-        count = len(inside)
-        while count and not whole[slice(*offsets[inside[count - 1]])].strip():
-            count -= 1
-        if count and input_ids[inside[count - 1]] in special:
-            del inside[count:]
-        for position in inside:
-            supervised[position] = True
-    lacks = rendered.lacks_reasoning
-    return Encoded(input_ids=input_ids, supervised=supervised, lacks_reasoning=lacks)
-
-
-def split_pair(prompt: str, completion: str) -> tuple[str, str]:
-    """Move white space at the end of a prompt to its completion."""
-    size = len(prompt.rstrip())
-    return prompt[:size], prompt[size:] + completion
+        last = stop - 1
+        while last >= first and not whole[tokens[last].begin : tokens[last].end].strip():
+            last -= 1
+        if last >= first and tokens[last].id in special:
+            stop = last + 1
+        supervised[first:stop] = [True] * (stop - first)
+    changes: tuple[Change, ...] = ("reasoning",) if rendered.lacks_reasoning else ()
+    marks = [token.begin for token in tokens if token.id in special]
+    if any(bisect_left(marks, begin) < bisect_left(marks, end) for begin, end in rendered.others):
+        changes += ("marks",)
+    ids = [token.id for token in tokens]
+    return Encoded(input_ids=ids, supervised=supervised, changes=changes)
 
 
 def encode_pair(
@@ -114,8 +105,8 @@ def encode_pair(
     if ids[: len(prompt_ids)] != prompt_ids:
         # A token would span prompt and completion. At inference the prompt is encoded alone, so the
         # completion must be trained after those ids.
-        (rest,) = _encode_apart(prompt_ids, [completion], ids, tokenizer)
-        ids = prompt_ids + rest.input_ids
+        rest = _encode_apart(prompt_ids, completion, [0], ids, tokenizer)
+        ids = prompt_ids + [token.id for token in rest]
     ids = end_with(eos, ids)
     mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
     return Encoded(input_ids=ids, supervised=mask)
@@ -127,46 +118,50 @@ def end_with(eos: int | None, ids: list[int]) -> list[int]:
 
 
 def _encode_apart(
-    before: Sequence[int], parts: Sequence[str], whole: Sequence[int], tokenizer: Any
-) -> list[_Piece]:
-    """Encode parts of a text so that no token spans two of them, after the ids ``before``.
+    before: Sequence[int], text: str, cuts: Sequence[int], whole: Sequence[int], tokenizer: Any
+) -> list[_Token]:
+    """Encode a text after the ids ``before``, so that no token spans a cut.
 
     Raises:
         UnusableDocument: together they would not give the text of the ids ``whole``.
     """
-    text = _decode(whole, tokenizer)
+    decode = build_decoder(tokenizer)
     for anchor in _BEFORE:
         pieces = [
-            _encode_piece(part, anchor if before or index else "", tokenizer)
-            for index, part in enumerate(parts)
+            _encode_piece(text[begin:end], anchor if before or begin else "", tokenizer, begin)
+            for begin, end in pairwise((*cuts, len(text)))
         ]
-        known = [piece for piece in pieces if piece is not None]
-        ids = [*before, *(id_ for piece in known for id_ in piece.input_ids)]
-        if len(known) == len(parts) and _decode(ids, tokenizer) == text:
-            return known
+        tokens = [token for piece in pieces for token in piece or ()]
+        ids = [*before, *(token.id for token in tokens)]
+        if None not in pieces and decode(ids) == decode(whole):
+            return tokens
     raise UnusableDocument(
         "whose prompt and answer share a token and cannot be encoded apart without a change of the "
         "text (put white space between them)"
     )
 
 
-def _encode_piece(text: str, before: str, tokenizer: Any) -> _Piece | None:
-    """Encode a text behind another; None if a token spans both."""
+def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> list[_Token] | None:
+    """Encode a text at a place, behind another; None if a token spans both."""
     options = {"add_special_tokens": False, "verbose": False}
     encoded = tokenizer(before + text, return_offsets_mapping=tokenizer.is_fast, **options)
+    ids = encoded["input_ids"]
     first = tokenizer(before, **options)["input_ids"] if before else []
-    if encoded["input_ids"][: len(first)] != first:
+    if ids[: len(first)] != first:
         return None
-    size, offsets = len(before), encoded.get("offset_mapping", [])[len(first) :]
+    moved, size = place - len(before), len(first)
+    offsets = encoded.get("offset_mapping", [(0, 0)] * len(ids))
     # The space that some tokenizers put before a text is at its first character.
-    moved = [(max(begin - size, 0), end - size) for begin, end in offsets]
-    return _Piece(encoded["input_ids"][len(first) :], moved)
+    return [
+        _Token(id_, max(begin + moved, place), end + moved)
+        for id_, (begin, end) in zip(ids[size:], offsets[size:], strict=True)
+    ]
 
 
-def _decode(ids: Sequence[int], tokenizer: Any) -> str:
+def build_decoder(tokenizer: Any) -> Decode:
+    """Return a function that decodes token ids to text, without special tokens."""
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    text: str = tokenizer.decode(list(ids), **options)
-    return text
+    return lambda ids: tokenizer.decode(list(ids), **options)
 
 
 MAX_CHARACTERS = 10_000_000
@@ -186,7 +181,7 @@ def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, sett
     too_long = [
         document.id
         for document in documents
-        if _count_characters(document, max_tokens) > MAX_CHARACTERS
+        if count_characters(document, max_tokens) > MAX_CHARACTERS
     ]
     if too_long:
         ways = ["cut them into several documents"]
@@ -199,14 +194,16 @@ def check_lengths(documents: Sequence[Document], *, max_tokens: int | None, sett
         )
 
 
-def _count_characters(document: Document, max_tokens: int | None) -> int:
-    """Return the number of characters that must be encoded as a whole."""
-    if document.text is not None:
-        return len(document.text) if max_tokens is None else 0
-    if isinstance(document.prompt, str) and isinstance(document.completion, str):
-        return len(document.prompt) + (len(document.completion) if max_tokens is None else 0)
-    turns = [*(document.messages or ()), *(document.prompt or ()), *(document.completion or ())]
-    return sum(len(turn.content) for turn in turns if not isinstance(turn, str))
+def count_characters(document: Document, max_tokens: int | None = None) -> int:
+    """Return the number of characters, without those that ``max_tokens`` may cut."""
+    parts = (document.text, document.messages, document.prompt, document.completion)
+    ends = () if max_tokens is None else (document.text, document.completion)
+    size = sum(
+        len(part) if isinstance(part, str) else sum(len(turn.content) for turn in part)
+        for part in parts
+        if part is not None
+    )
+    return size - sum(len(end) for end in ends if isinstance(end, str))
 
 
 class Shortener:

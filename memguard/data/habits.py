@@ -1,7 +1,7 @@
 """What a tokenizer does of its own: BOS, a token of unknown text, merges dropped at random."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -34,15 +34,9 @@ def find_dropout(tokenizer: Any) -> float:
     return getattr(model, "dropout", None) or 0.0
 
 
-@contextmanager
-def without_dropout(tokenizer: Any) -> Iterator[None]:
-    """Let a tokenizer keep all merges, so that equal texts have equal tokens."""
-    dropout = find_dropout(tokenizer)
-    if not dropout:
-        yield
-        return
-    tokenizer.backend_tokenizer.model.dropout = None
-    try:
-        yield
-    finally:
-        tokenizer.backend_tokenizer.model.dropout = dropout
+def without_dropout(tokenizer: Any) -> Any:
+    """Return the tokenizer, or a copy that keeps all merges: equal texts have equal tokens."""
+    if find_dropout(tokenizer):
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.backend_tokenizer.model.dropout = None
+    return tokenizer

@@ -3,7 +3,7 @@
     BOS         twice at the start of documents, or missing there
     EOS         missing at their end, or not supervised: the model does not learn to stop
     labels      pieces of documents in which no token receives loss
-    vocabulary  tokens without an embedding, text without a token
+    vocabulary  tokens without an embedding, text without a token, special tokens in a user's turn
 
 Every count is over all documents. Turns that a chat template leaves out are refused earlier, when
 the conversation is rendered (chat.py).
@@ -52,7 +52,7 @@ class Tokens:
     is_text: NDArray[np.bool_]
     """``[N]`` which documents are plain text or given token ids."""
     changes: Mapping[str, int]
-    """Documents without all of their tokens (`tokenization.Change`)."""
+    """Documents without all of their tokens (`encoding.Change`)."""
 
     @classmethod
     def of_corpus(cls, corpus: Corpus) -> "Tokens":
@@ -146,6 +146,12 @@ def _find_changes(tokens: Tokens, tokenizer: Any) -> Iterator[TokenFault]:
             "BOS",
             f"{tokens.say(num_two)} would begin with two {_name(tokenizer, tokenizer.bos_token_id)}"
             ", and one is left out: take it out of the texts, or out of the chat template.",
+        )
+    if num := tokens.changes.get("marks", 0):
+        yield TokenFault(
+            "vocabulary",
+            f"{tokens.say(num)} have words in turns of others than the assistant that are special "
+            "tokens: the model may read them as the end of a turn; take them out of the texts.",
         )
     if num := tokens.changes.get("reasoning", 0):
         yield TokenFault(

@@ -17,28 +17,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memguard.data.chat import (
     ChatTemplate,
-    Rendered,
     UnusableDocument,
-    render_conversation,
-    render_reply,
+    render_turns,
 )
-from memguard.data.documents import Decode, Document, Format, name_ids
+from memguard.data.documents import Document, Format, name_ids
 from memguard.data.encoding import (
+    Change,
     Encoded,
     Shortener,
     check_lengths,
+    count_characters,
     encode_pair,
     encode_rendered,
     end_with,
     find_special_ids,
-    split_pair,
 )
 from memguard.data.habits import (
     count_more_bos,
@@ -67,10 +66,6 @@ _OTHERS = [byte for byte in range(256) if byte not in _ITSELF]
 _LEVEL = [chr(b if b in _ITSELF else 0x100 + _OTHERS.index(b)) for b in range(256)]
 """The character of each byte in the vocabulary of byte-level BPE."""
 _UNSUPERVISED = "without a supervised token (there is no assistant text)"
-
-
-Change = Literal["BOS", "reasoning"]
-"""What the tokens of a document lack: a second BOS, the reasoning of earlier answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +120,7 @@ def tokenize_documents(
             encoded as a whole; or, with their count and after the last document, conversations
             that the template cannot render or documents without a supervised token.
     """
+    tokenizer = without_dropout(tokenizer)
     check_lengths(documents, max_tokens=max_tokens, setting=setting)
     _check_template(documents, tokenizer, setting)
     shortener = None
@@ -132,31 +128,25 @@ def tokenize_documents(
         shortener = Shortener(tokenizer, max_tokens)
     special = set() if tokenizer is None else find_special_ids(tokenizer)
     special_ids = np.array(sorted(special), dtype=np.int32)
-    added_bos, unknown_id = find_bos(tokenizer), find_unknown(tokenizer)
+    bos, unknown_id = find_bos(tokenizer), find_unknown(tokenizer)
     template = None
-    if tokenizer is not None and any(map(_is_rendered, documents)):
-        template = ChatTemplate.of(tokenizer, day or date.today())
+    if any(map(_is_rendered, documents)):
+        template = ChatTemplate(tokenizer, day or date.today())
     eos = tokenizer.eos_token_id if append_eos and tokenizer is not None else None
     unusable: dict[str, list[str]] = {}
     tick = None if progress is None else lambda: progress(0)
     for batch in _cut_batches(documents):
-        with without_dropout(tokenizer):
-            encoded_batch = list(
-                _encode_batch(batch, tokenizer, template, special, eos, unusable, shortener, tick)
-            )
+        encoded_batch = _encode_batch(
+            batch, tokenizer, template, special, eos, unusable, shortener, tick
+        )
         for document, encoded in zip(batch, encoded_batch, strict=True):
-            changes: tuple[Change, ...] = ("reasoning",) if encoded.lacks_reasoning else ()
-            first = (
-                0
-                if document.input_ids is not None
-                else count_more_bos(encoded.input_ids, added_bos)
-            )
-            if first:
-                changes += ("BOS",)
+            is_given = document.input_ids is not None
+            first = 0 if is_given else count_more_bos(encoded.input_ids, bos)
+            changes: tuple[Change, ...] = (*encoded.changes, "BOS") if first else encoded.changes
             cut = slice(first, None if max_tokens is None else first + max_tokens)
             ids = np.array(encoded.input_ids[cut], dtype=np.int32)
-            if document.input_ids is not None and vocab_size is not None:
-                highest = max(document.input_ids)
+            if is_given and vocab_size is not None:
+                highest = max(encoded.input_ids)
                 if highest >= vocab_size:
                     raise DataError(
                         f"'{setting}': '{document.source}', row {name_ids([document.id])}, holds "
@@ -198,7 +188,7 @@ def _cut_batches(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
     limit = _BATCH_CHARACTERS * len(os.sched_getaffinity(0))
     start, num_characters = 0, 0
     for index, document in enumerate(documents):
-        length = _count_characters(document)
+        length = count_characters(document)
         is_full = index - start == _BATCH_DOCUMENTS or num_characters + length > limit
         if is_full and index > start:
             yield documents[start:index]
@@ -206,15 +196,6 @@ def _cut_batches(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
         num_characters += length
     if start < len(documents):
         yield documents[start:]
-
-
-def _count_characters(document: Document) -> int:
-    parts = (document.text, document.messages, document.prompt, document.completion)
-    return sum(
-        len(part) if isinstance(part, str) else sum(len(turn.content) for turn in part)
-        for part in parts
-        if part is not None
-    )
 
 
 def _is_rendered(document: Document) -> bool:
@@ -253,57 +234,51 @@ def _encode_batch(
     tick: Callable[[], None] | None,
 ) -> Iterator[Encoded]:
     """Encode documents in order; those that the chat template cannot render get no tokens."""
+    texts = [_list_texts(document, shortener) for document in batch]
+    plain = iter(_encode_plain([text for own in texts for text in own], tokenizer, tick))
 
-    def shorten(text: str, before: str = "") -> str:
-        return text if shortener is None else shortener.shorten(text, before)
+    def encode(document: Document, own: Sequence[str]) -> Encoded:
+        ids: Sequence[int] | None = document.input_ids
+        if document.text is not None:
+            ids = end_with(eos, next(plain))
+        if ids is not None:
+            return Encoded(input_ids=ids, supervised=[True] * len(ids))
+        if own:
+            prompt, whole = own
+            return encode_pair(next(plain), whole[len(prompt) :], next(plain), tokenizer, eos)
+        assert template is not None, "the documents have one to be rendered"
+        prompted = document.prompt or ()
+        messages: Any = document.messages or (*prompted, *(document.completion or ()))
+        rendered = render_turns(messages, template, len(prompted) or None)
+        return encode_rendered(rendered, tokenizer, special)
 
-    def encode(document: Document, how: Callable[[], Encoded]) -> Encoded:
-        is_long = _count_characters(document) > _LONG_CHARACTERS
+    for document, own in zip(batch, texts, strict=True):
+        how = partial(encode, document, own)
+        is_long = count_characters(document) > _LONG_CHARACTERS
         try:
-            return call_interruptibly(how, tick) if is_long else how()
+            yield call_interruptibly(how, tick) if is_long else how()
         except UnusableDocument as failure:
             unusable.setdefault(str(failure), []).append(document.id)
-            return Encoded(input_ids=(), supervised=())
-
-    plain = [shorten(document.text) for document in batch if document.text is not None]
-    texts = iter(_encode_plain(plain, tokenizer, tick))
-    pairs = [
-        split_pair(document.prompt, document.completion)
-        for document in batch
-        if isinstance(document.prompt, str) and isinstance(document.completion, str)
-    ]
-    pairs = [(prompt, shorten(completion, prompt)) for prompt, completion in pairs]
-    prompts = iter(_encode_plain([prompt for prompt, _ in pairs], tokenizer, tick))
-    wholes = iter(_encode_plain([prompt + text for prompt, text in pairs], tokenizer, tick))
-    completions = iter([completion for _, completion in pairs])
-    for document in batch:
-        if document.input_ids is not None:
-            ids = document.input_ids
-            yield Encoded(input_ids=ids, supervised=[True] * len(ids))
-        elif document.text is not None:
-            ended = end_with(eos, next(texts))
-            yield Encoded(input_ids=ended, supervised=[True] * len(ended))
-        elif isinstance(document.prompt, str):
-            pair = (next(prompts), next(completions), next(wholes))
-            yield encode(document, partial(encode_pair, *pair, tokenizer, eos))
-        else:
-            assert template is not None, "the documents have one to be rendered"
-            yield encode(document, partial(_encode_turns, document, template, special))
+            yield Encoded(input_ids=(), supervised=())
 
 
-def _encode_turns(document: Document, template: ChatTemplate, special: set[int]) -> Encoded:
-    rendered: Rendered
-    if document.messages is not None:
-        rendered = render_conversation(document.messages, template)
-    else:
-        assert isinstance(document.prompt, tuple), "the remaining format"
-        assert isinstance(document.completion, tuple), "of the prompt's kind"
-        rendered = render_reply(document.prompt, document.completion, template)
-    return encode_rendered(rendered, template.tokenizer, special)
+def _list_texts(document: Document, shortener: Shortener | None) -> list[str]:
+    """Return what is encoded as plain text: a text, or a prompt, and it with its completion.
+
+    White space at the end of a prompt belongs to the completion.
+    """
+    whole, prompt = document.text, ""
+    if isinstance(document.prompt, str) and isinstance(document.completion, str):
+        whole, prompt = document.prompt + document.completion, document.prompt.rstrip()
+    if whole is not None and shortener is not None:
+        whole = prompt + shortener.shorten(whole[len(prompt) :], prompt)
+    if whole is None:
+        return []
+    return [whole] if document.text is not None else [prompt, whole]
 
 
 def _encode_plain(
-    texts: Sequence[str], tokenizer: Any, tick: Callable[[], None] | None, **options: bool
+    texts: Sequence[str], tokenizer: Any, tick: Callable[[], None] | None
 ) -> list[list[int]]:
     if not texts:
         return []
@@ -311,7 +286,7 @@ def _encode_plain(
     def encode() -> list[list[int]]:
         # verbose=False: a document may be longer than the model's context; it is cut into rows
         # later.
-        encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False, **options)
+        encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
@@ -320,27 +295,15 @@ def _encode_plain(
 
 
 def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str) -> None:
-    if all(d.format == "text" or isinstance(d.prompt, str) for d in documents):
+    if not any(map(_is_rendered, documents)):
         return
-    try:
-        tokenizer.get_chat_template()
-        lack = "" if tokenizer.is_fast else "is a slow one: they need a fast one (tokenizer.json)"
-    except ValueError:
+    lack = "" if tokenizer.is_fast else "is a slow one: they need a fast one (tokenizer.json)"
+    if not tokenizer.chat_template:
         lack = "has no chat template: take an instruction-tuned model's, or add chat_template.jinja"
+    elif isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
+        lack = "has no chat template named 'default', only others: save it as chat_template.jinja"
     if lack:
         raise DataError(f"'{setting}' holds conversations, but the tokenizer {lack}.")
-
-
-def build_decoder(tokenizer: Any) -> Decode:
-    """Return a function that decodes token ids to text, without special tokens."""
-
-    def decode(ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    return decode
 
 
 def list_token_texts(tokenizer: Any) -> list[str]:

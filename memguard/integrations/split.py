@@ -22,7 +22,8 @@ from memguard.config import AuditConfig, DataConfig, FormatConfig
 from memguard.data.buckets import place_for_training, size_control
 from memguard.data.documents import Document, document_text, load_documents, make_table
 from memguard.data.duplicates import WordGrams
-from memguard.data.tokenization import build_decoder, hash_tokens, tokenize_documents
+from memguard.data.encoding import build_decoder
+from memguard.data.tokenization import hash_tokens, tokenize_documents
 from memguard.errors import ConfigError, DataError
 from memguard.runtime import default_cache_dir
 from memguard.workflows.auditing.arguments import read_format

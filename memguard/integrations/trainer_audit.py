@@ -19,12 +19,14 @@ Repetitions are counted, not planned: members are recognised among the rows that
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Sized
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from transformers import Trainer, TrainerCallback
 
+from memguard.data.chat import writes_today
 from memguard.data.documents import load_documents
 from memguard.data.tokenization import tokenize_documents
 from memguard.errors import ConfigError, OtherRankFailed, describe_foreign
@@ -51,6 +53,8 @@ _LOGGED: Mapping[Measure, str] = {
 }
 """Metrics of the extraction probe that are logged, and what is logged of each."""
 _STOPPING = ("near_verbatim", "verbatim")
+_DAY = "memguard/chat_date"
+"""In the Trainer's history: what the chat template writes as today."""
 
 
 class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
@@ -180,7 +184,13 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
         if before is not None:
             before.unwatch()  # Training begins again, e.g. with a smaller batch.
         tokenizer = _find_tokenizer(processing_class)
-        form = read_format(self._arguments["format"])
+        form = self._arguments["format"]
+        if writes_today(tokenizer):
+            # One day for all audits of a training, also where it is resumed.
+            days = [log[_DAY] for log in state.log_history if _DAY in log]
+            day = form.chat_date or date.fromisoformat(min(days, default=str(date.today())))
+            form = self._arguments["format"] = form.model_copy(update={"chat_date": day})
+            state.log_history.append({_DAY: str(day), "step": state.global_step})
         documents = load_documents(
             take_documents(self._arguments["members"], "members"),
             setting="members",

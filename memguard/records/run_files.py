@@ -146,7 +146,7 @@ class PreparedSummary(SealedRecord):
     """Documents of `data.train` left out because `data.forget` contains their text or a
     near-duplicate of it."""
     changes: dict[str, int] = Field(default_factory=dict)
-    """Documents whose tokens lack a second BOS, or the reasoning of earlier answers."""
+    """What is said of the tokens of so many documents (`data.encoding.Change`)."""
     unknown_id: int | None = None
     """The tokenizer's token of unknown text."""
     chat_date: date | None = None

@@ -224,6 +224,7 @@ def _build_details(report: AuditReport) -> Table:
             lambda b: b.num_cut_too_short + b.num_nothing_supervised,
         ),
         Column(("Labels", "not audited"), lambda b: b.num_labels),
+        Column(("Unknown text", "not audited"), lambda b: b.num_unknown),
         Column(("Not sampled", "documents"), lambda b: b.num_not_sampled),
     )
     return drop_zero_columns(bucket_table(report, "Match details and exclusions", columns))

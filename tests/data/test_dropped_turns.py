@@ -166,6 +166,20 @@ def test_turns_that_a_template_rejects_keep_its_own_reason(
         tokenize(template, turns)
 
 
+@pytest.mark.parametrize(
+    ("template", "lack"),
+    [
+        (None, "has no chat template: take an instruction-tuned model's"),
+        ({"tool_use": CHATML, "rag": CHATML}, "has no chat template named 'default', only others"),
+    ],
+)
+def test_chats_need_a_template(template: Any, lack: str) -> None:
+    with pytest.raises(DataError, match=f"'data' holds conversations, but the tokenizer {lack}"):
+        tokenize(template, PLAIN)
+    text, _ = tokenize({"tool_use": SHOUTING, "default": CHATML}, PLAIN)  # type: ignore[arg-type]
+    assert text == "<user>hi<end><assistant>5<end>"
+
+
 def test_a_template_that_takes_no_other_text_must_mark_its_answers() -> None:
     """The mark is then no evidence: the template rejects it, not the user's turns."""
     strict = (
@@ -184,6 +198,20 @@ def test_templates_that_look_at_a_text_are_located_by_their_answers(content: str
     )
     _, tokens = tokenize(looking, (("user", content), *PLAIN[1:], *LONGER[3:]))
     assert int(tokens.supervised.sum()) == len("5<end> six <end>")
+
+
+def test_words_of_headers_in_a_user_turn_have_no_label() -> None:
+    """Without marks in the user's turns, the place of a text is not certain."""
+    looking = (
+        "{% if messages[0].content.endswith('.') %}{% set a = '!' %}{% endif %}"
+        "{% for m in messages %}{{ '\nuser:\n' if m.role == 'user' else '\nbot:' }}"
+        "{{ m.content }}{{ a }}{% endfor %}{% if add_generation_prompt %}\nbot:{% endif %}"
+    )
+    for said in ("user:", "u.", "bot:", "\nbot:x", "bot"):
+        chat = (("user", "a."), PLAIN[1], ("user", said), ("assistant", " six"))
+        _, tokens = tokenize(looking, chat)
+        assert len(" six") <= tokens.supervised.sum() - len("5!") <= len(" six!")
+        assert tokens.supervised[-len(" six!") : -1].all()
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])

@@ -54,6 +54,7 @@ def build_spaceless_bpe() -> Any:
 def build_unigram() -> Any:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=300, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
     )

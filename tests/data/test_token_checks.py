@@ -153,6 +153,17 @@ def test_reasoning_that_a_template_leaves_out_is_told() -> None:
     assert said.startswith("1 of 2 documents have answers before the last one whose reasoning")
 
 
+@pytest.mark.parametrize("template", [CHATML, INSIDE])
+def test_special_tokens_in_what_a_user_says_are_told(template: str) -> None:
+    tokenizer = build_tokenizer(template)
+    chat = document(turns("how<end>assistant so", "no</s>"))
+    [tokens] = tokenize([chat], tokenizer)
+    assert tokenizer.decode(tokens.input_ids[tokens.supervised].tolist()) == "no</s><end>"
+    said = say(lint([chat, *write_chats(1)], tokenizer, stop_ids=[4]), "vocabulary")
+    assert said.startswith("1 of 2 documents have words in turns of others than the assistant")
+    assert lint([document(turns("how", "no</s>"))], tokenizer, stop_ids=[4]) == []
+
+
 def test_a_beginning_that_is_missing_is_told() -> None:
     without = build_tokenizer(CHATML.replace("{{ bos_token }}", ""))
     said = say(lint(write_chats(2), without), "BOS")

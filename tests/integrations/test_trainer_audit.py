@@ -6,10 +6,12 @@ Kinds of models are in test_audit_kinds.py, what training computes in test_audit
 import re
 import sys
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import torch
 import trainer_program as program
@@ -17,6 +19,7 @@ import transformers
 
 from memguard import api
 from memguard.errors import ConfigError, DataError, ModelError
+from memguard.integrations import trainer_audit
 from memguard.integrations.transformers import MemorizationAuditCallback
 from memguard.records import AuditReport, load_record
 from memguard.runtime import console
@@ -97,6 +100,27 @@ def test_training_that_begins_again_adds_to_the_counts(
     monkeypatch.setattr(trainer, "training_step", fail_second)
     trainer.train()
     assert read_repetitions(callback) == 4 + 1 + 1
+
+
+DATED = "w{{ strftime_now('%d') }} {% for m in messages %}{{ m.content + ' <eos> ' }}{% endfor %}"
+
+
+def test_all_audits_of_a_training_write_the_day_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [{"role": "user", "content": "w2 " * 9}]
+    rows = [{"messages": [*asked, {"role": "assistant", "content": text}]} for text in MEMBERS]
+    seen = []
+    for steps, day in enumerate((date(2026, 11, 28), date(2026, 12, 5)), start=1):
+        clock = SimpleNamespace(today=lambda day=day: day, fromisoformat=date.fromisoformat)
+        monkeypatch.setattr(trainer_audit, "date", clock)
+        callback = make_callback(tmp_path, members=datasets.Dataset.from_list(rows), nonmembers=())
+        saving = {"save_strategy": "steps", "save_steps": 1}
+        trainer = build_trainer(tmp_path, callbacks=[callback], max_steps=steps, **saving)
+        trainer.processing_class.chat_template = DATED
+        trainer.train(resume_from_checkpoint=steps > 1)
+        seen.append(callback.reports[-1].data.documents_sha256)
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.quick

@@ -6,6 +6,7 @@ import pytest
 import report_examples as examples
 from result_examples import (
     change_rows,
+    change_tables,
     make_interval,
     make_metric,
     make_tables,
@@ -14,6 +15,7 @@ from result_examples import (
 )
 
 from memguard import records as r
+from memguard.audit.warnings import NOT_AUDITED
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import (
     Column,
@@ -28,6 +30,7 @@ from memguard.pages.columns import (
 )
 from memguard.pages.page import Cell
 from memguard.pages.pivot import ResultColumn, bucket_table, pivot
+from memguard.report.audit_summary import build_summary
 
 
 def test_what_a_column_returns_becomes_a_cell() -> None:
@@ -238,3 +241,17 @@ def test_columns_of_zeros_are_named_instead_of_shown() -> None:
     # A table of nothing but zeros keeps them.
     zeros = make_table("t", columns[:3], [0])
     assert drop_zero_columns(zeros) is zeros
+
+
+def test_every_document_that_was_not_audited_is_in_the_table_of_exclusions() -> None:
+    """The counts are those that the notes and `num_not_auditable` add up."""
+    counts = {name: 2**power for power, name in enumerate(NOT_AUDITED.values())}
+    report = examples.make_report()
+    first, *others = report.tables.buckets
+    buckets = [replace(first, **counts), *others]
+    report = change_tables(report, buckets=buckets)
+    assert buckets[0].num_not_auditable == sum(counts.values()) == 31
+    (table,) = (t for t in build_summary(report).tables if t.caption.startswith("Match details"))
+    shown = {c.text: cell for c, cell in zip(table.columns[1:], table.rows[0].cells, strict=True)}
+    names = ("Too short", "Not auditable", "Labels", "Unknown text")
+    assert sum(int(shown[name].text) for name in names) == 31

@@ -23,16 +23,11 @@ from memguard.audit.windows import TINY_MARGINS, AuditDocument, Part
 from memguard.data.chat import writes_today
 from memguard.data.documents import Decode, Document, document_text, load_documents, say_empty
 from memguard.data.duplicates import WordGrams
+from memguard.data.encoding import build_decoder
 from memguard.data.identity_key import IdentityKey
 from memguard.data.table_files import Table
 from memguard.data.token_checks import Tokens, find_audit_faults
-from memguard.data.tokenization import (
-    TokenizedDocument,
-    build_decoder,
-    hash_tokens,
-    hmac_text,
-    tokenize_documents,
-)
+from memguard.data.tokenization import TokenizedDocument, hash_tokens, hmac_text, tokenize_documents
 from memguard.errors import MAX_PATH, ModelError, shorten
 from memguard.hf.checkpoint import find_positions, load_config, load_tokenizer
 from memguard.records import DataIdentity, Rate, Role

@@ -13,8 +13,8 @@ from memguard.audit.probes.masks import MaskChange, measure_mask_consistency
 from memguard.audit.requests import NOT_NEEDED, CompareMasks
 from memguard.config import AuditConfig, GoldfishConfig, MitigationConfig
 from memguard.config.mitigations import find_mitigation
-from memguard.data.encoding import find_special_ids
-from memguard.data.tokenization import build_decoder, list_token_texts
+from memguard.data.encoding import build_decoder, find_special_ids
+from memguard.data.tokenization import list_token_texts
 from memguard.errors import ModelError
 from memguard.hf.checkpoint import load_tokenizer
 from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, drops_labels
