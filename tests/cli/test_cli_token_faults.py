@@ -6,7 +6,7 @@ from pathlib import Path
 from cli_examples import make_texts, succeed, write_jsonl, write_run
 
 TWICE = "<|endoftext|>" * 2
-SAID = "All {} documents begin with two '<|endoftext|>': the documents begin with one that"
+SAID = "All {} documents begin with two '<|endoftext|>': take one out of the texts or token ids."
 
 
 def write_doubled(folder: Path) -> Path:
