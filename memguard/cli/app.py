@@ -1,6 +1,7 @@
 """The commands and their arguments; those on finished folders are in `finished`."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,7 +137,7 @@ def plan(
     from memguard.workflows.plan import PlanRequest
 
     settings = list(overrides or ())
-    if config is not None and "=" in config and not Path(config).exists():
+    if config is not None and "=" in config and not os.path.exists(config):
         settings, config = [config, *settings], None
     short = {
         "data.seq_len": seq_len,
@@ -257,7 +258,7 @@ def audit(
     from memguard.workflows.common.checks import count_processes, count_usable_gpus
 
     settings = [*([] if suite is None else [f"audit.suite={suite}"]), *(overrides or ())]
-    if run is not None and "=" in run and not Path(run).exists():
+    if run is not None and "=" in run and not os.path.exists(run):
         settings, run = [run, *settings], None
     arguments = AuditArguments(
         run=None if run is None else Path(run),

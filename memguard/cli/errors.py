@@ -39,6 +39,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FAILING = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.EFBIG)
 """Errors of a disk or a remote file system, and its limits."""
+_TOO_MANY_FILES = os.strerror(errno.EMFILE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # safetensors, torch and numpy report a full disk as their own errors, only in the message.
 _FULL_IN_WORDS = re.compile(
@@ -125,6 +126,12 @@ def _find_message(error: BaseException) -> tuple[int, str]:
         return 2, getattr(error, "format_message", error.__str__)()
     if isinstance(error, MemguardError):
         return error.exit_code, str(error)
+    words = "".join(traceback.format_exception_only(error))  # `str` of foreign errors can fail.
+    if _TOO_MANY_FILES in words:
+        return 1, (
+            "too many files are open at once: raise the limit ('ulimit -n 4096') and run the same "
+            "command again"
+        )
     if isinstance(error, OSError):
         path = shorten(str(error.filename), MAX_PATH)
         is_named = error.filename is not None
@@ -135,8 +142,8 @@ def _find_message(error: BaseException) -> tuple[int, str]:
             )
         if is_named and error.errno in _NO_PLACE:
             return 2, (
-                f"'{path}' cannot be created or read ({os.strerror(error.errno)}): choose another "
-                "folder ('output_dir', --out)"
+                f"'{path}' cannot be created or read ({os.strerror(error.errno)}): correct the "
+                "path, or choose another folder ('output_dir', --out)"
             )
         if error.errno in _FAILING:
             name = f"'{path}'" if is_named else "a file"
@@ -144,7 +151,7 @@ def _find_message(error: BaseException) -> tuple[int, str]:
                 f"{name} cannot be read or written: {error.strerror}. Check the disk or file "
                 "system, and run the same command again"
             )
-    if getattr(error, "errno", None) in _FULL or _FULL_IN_WORDS.search(str(error)):
+    if getattr(error, "errno", None) in _FULL or _FULL_IN_WORDS.search(words):
         return 1, (
             "the disk is full; files saved before are intact. Free some space and run the same "
             "command again"

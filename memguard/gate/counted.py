@@ -70,7 +70,7 @@ def judge_findings(
     if isinstance(texts, str):
         return answer("cannot-be-judged", f"The findings cannot be counted: {texts}.")
     num_held, num_expired = (
-        sum(text in list_held(accepted, state) for text in texts)
+        sum(map(list_held(accepted, state).__contains__, texts))
         for state in ("accepted", "expired")
     )
     num_open = len(texts) - num_held

@@ -169,12 +169,11 @@ def _check(document: Document, text: str, folder: Path) -> LoadedPolicy:
             f"{document.path} has no rule: 'gate' needs at least one, as {{metric: near_verbatim, "
             "on: trained, at_most: 0.10}, or 'verdict' the levels that pass"
         )
-    problems = []
+    problems, first = [], dict[Rule, int]()
     for number, rule in enumerate(policy.gate):
-        first = policy.gate.index(rule)
-        if first < number:
+        if first.setdefault(rule, number) < number:
             place = document.locate(("gate", number))
-            problems.append(f"{place} 'gate[{number}]' is the same rule as 'gate[{first}]'")
+            problems.append(f"{place} 'gate[{number}]' is the same rule as 'gate[{first[rule]}]'")
     if problems:
         raise ConfigError(*problems)
     return LoadedPolicy(policy=policy, text=text, folder=folder, document=document)

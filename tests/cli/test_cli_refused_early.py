@@ -1,5 +1,7 @@
 """What is wrong with a folder or a model is told before torch is imported, by every command."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from cli_examples import run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
+from memguard.cli import errors
 from memguard.workflows.common.folder import locked
 
 
@@ -32,9 +35,15 @@ def test_a_run_that_another_process_is_at_work_in(
 def test_a_folder_that_cannot_be_made(folder: Path, command: str) -> None:
     path = write_run(folder, output_dir=str(folder / "documents.jsonl"))
     line = is_refused(2, command, path)
-    assert (
-        "cannot be created or read (Not a directory): choose another folder ('output_dir'" in line
-    )
+    assert "cannot be created or read (Not a directory): correct the path, or choose" in line
+
+
+def test_too_many_open_files_are_told_whatever_reports_them() -> None:
+    words = os.strerror(errno.EMFILE)
+    for error in (OSError(errno.EMFILE, words, "a"), ImportError(f"a.so: {words}")):
+        report = errors._explain(error)
+        assert (report.code, report.traceback) == (1, "")
+        assert "too many files are open at once: raise the limit ('ulimit -n" in report.text
 
 
 def test_an_adapter_beside_the_weights(folder: Path) -> None:

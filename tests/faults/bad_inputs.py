@@ -239,6 +239,10 @@ def _audit(*options: object) -> Make:
     return make
 
 
+def _audit_with(first: str) -> Make:
+    return lambda folder: ("audit", first, *_audit()(folder)[1:])
+
+
 def _say(*arguments: object) -> Make:
     return lambda _: arguments
 
@@ -522,6 +526,7 @@ ARGUMENTS = (
     _wrong("an audit's 100,000 processes", _audit("--nproc", "100000"), "'--nproc'", "core"),
     _wrong("a sweep's 100,000 jobs", _compare("--jobs", "100000"), "'--jobs'", "core"),
     _wrong("a word for a number", _audit("audit.continuation_tokens=x"), "valid integer"),
+    _wrong("an audit's argument of 5,000 characters", _audit_with(f"{LONG}=1"), "an audit takes"),
     _wrong("unknown mesh", _audit("parallel.w=2"), "'parallel.w' is not a setting"),
     _wrong("mesh of no ranks", _audit("parallel.z=0"), "should be 1 or more"),
     _wrong(

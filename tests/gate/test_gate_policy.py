@@ -1,11 +1,14 @@
 """Policy files: what they set, and every mistake in one line with its place."""
 
+import time
 from pathlib import Path
 
 import pytest
+from gate_results import make_judgement, make_result
 
 from memguard.errors import ConfigError
 from memguard.gate.policy import load_policy, read_policy
+from memguard.gate.rendered import render_junit
 
 
 def write(folder: Path, text: str) -> Path:
@@ -101,3 +104,16 @@ def test_levels_alone_are_a_policy(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy.yaml cannot be read: No such file"):
         load_policy(tmp_path / "policy.yaml")
+
+
+def test_the_time_of_a_policy_is_linear_in_its_rules() -> None:
+    def measure(count: int) -> float:
+        began = time.process_time()
+        read_policy({"gate": [{"metric": f"m{n}", "at_most": 0.1} for n in range(count)]})
+        one = make_judgement("pass")
+        many = (one.model_copy(update={"rule": number + 1}) for number in range(count))
+        render_junit(make_result(*many))
+        return time.process_time() - began
+
+    measure(10)
+    assert measure(1500) <= 12 * measure(150) + 0.05
