@@ -193,7 +193,9 @@ def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterat
     num_two, num_without, name = int(has_two.sum()), int((~has_one).sum()), _name(tokenizer, bos)
     begin = f"{tokens.say(num_without)} begin without {name}"
     if num_two:
-        text = f"{tokens.say(num_two)} begin with two {name}: take one out of the texts or token ids."
+        text = (
+            f"{tokens.say(num_two)} begin with two {name}: take one out of the texts or token ids."
+        )
         yield TokenFault("BOS", text)
     elif num_without and tokenizer("a")["input_ids"][:1] == [bos]:
         yield TokenFault(

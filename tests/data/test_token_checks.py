@@ -124,7 +124,9 @@ def test_one_of_two_beginnings_is_left_out_and_told() -> None:
     assert said.startswith("All 3 documents would begin with two '<s>'")
     given = Document(id="d", source="s", format="text", input_ids=array("i", [0, 0, 5]))
     said = say(lint([given], build_tokenizer(), append_eos=False), "BOS")
-    assert said.startswith("1 of 1 documents begin with two '<s>': take one out of the token ids")
+    assert said.startswith(
+        "1 of 1 documents begin with two '<s>': take one out of the texts or token ids"
+    )
 
 
 def test_text_that_the_tokenizer_does_not_know_is_told() -> None:
