@@ -1,4 +1,4 @@
-"""Encodes rendered conversations, and pieces of a text apart; cuts long texts before.
+"""Encodes rendered conversations, and pieces of a text apart; what a tokenizer does of its own.
 
 A token that spans a prompt and its answer would be trained in part or not at all, and at inference
 the prompt is encoded alone. The text is cut there, and its pieces are encoded one after the other.
@@ -13,6 +13,7 @@ tokenizer takes a second and 200 MB for a million characters, even if most token
                needs a longer prefix, which the doubling provides
 """
 
+import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,40 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     """Return the ids of all special tokens, including those of the chat template."""
     added = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     return added | set(tokenizer.all_special_ids)
+
+
+def find_bos(tokenizer: Any) -> int | None:
+    """Return the BOS; None if it is also the EOS, and the tokenizer does not add it."""
+    bos: int | None = getattr(tokenizer, "bos_token_id", None)
+    if bos is None or bos != tokenizer.eos_token_id or tokenizer("a")["input_ids"][:1] == [bos]:
+        return bos
+    return None
+
+
+def count_more_bos(ids: Sequence[int], bos: int | None) -> int:
+    """Return how many of the BOS with which a document begins are one too many."""
+    others = (place for place, id_ in enumerate(ids) if id_ != bos)
+    return max(next(others, 1) - 1, 0)
+
+
+def find_unknown(tokenizer: Any) -> int | None:
+    """Return the token of unknown text; None if there is none, or it also ends documents."""
+    unknown: int | None = getattr(tokenizer, "unk_token_id", None)
+    return None if unknown is None or unknown == tokenizer.eos_token_id else unknown
+
+
+def find_dropout(tokenizer: Any) -> float:
+    """Return the share of merges that a tokenizer drops at random."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    return getattr(model, "dropout", None) or 0.0
+
+
+def without_dropout(tokenizer: Any) -> Any:
+    """Return the tokenizer, or a copy that keeps all merges: equal texts have equal tokens."""
+    if find_dropout(tokenizer):
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.backend_tokenizer.model.dropout = None
+    return tokenizer
 
 
 class _Token(NamedTuple):
@@ -103,8 +138,6 @@ def encode_pair(
         # Added by the tokenizer, which treats the prompt as a complete text.
         prompt_ids = prompt_ids[:-1]
     if ids[: len(prompt_ids)] != prompt_ids:
-        # A token would span prompt and completion. At inference the prompt is encoded alone, so the
-        # completion must be trained after those ids.
         rest = _encode_apart(prompt_ids, completion, [0], ids, tokenizer)
         ids = prompt_ids + [token.id for token in rest]
     ids = end_with(eos, ids)
