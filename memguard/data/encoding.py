@@ -17,8 +17,7 @@ import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import attrgetter
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 from memguard.data.chat import Rendered, UnusableDocument
@@ -27,7 +26,6 @@ from memguard.errors import DataError
 
 _BEFORE = ("", "\n", "a", "0", ".")
 """Texts before a piece, whose tokens are taken away: alone, some tokenizers put a space there."""
-_BEGIN, _END = attrgetter("begin"), attrgetter("end")
 
 Change = Literal["BOS", "reasoning", "marks"]
 """Said of documents: a second BOS is left out; the chat template leaves out the reasoning of
@@ -83,12 +81,12 @@ def without_dropout(tokenizer: Any) -> Any:
     return tokenizer
 
 
-class _Token(NamedTuple):
-    """A token and the characters that it stands for; 0 to 0 if a slow tokenizer does not know."""
+class _Tokens(NamedTuple):
+    """Tokens, and the characters that they stand for; 0 to 0 if a slow tokenizer does not know."""
 
-    id: int
-    begin: int
-    end: int
+    ids: list[int]
+    begins: list[int]
+    ends: list[int]
 
 
 def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> Encoded:
@@ -98,35 +96,34 @@ def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> En
         UnusableDocument: a token spans two texts that cannot be encoded apart.
     """
     whole, spans = rendered.text, sorted(rendered.spans, key=lambda span: span.begin)
-    tokens = _encode_piece(whole, "", tokenizer) or []
+    tokens = _encode_piece(whole, "", tokenizer) or _Tokens([], [], [])
     cuts = [0]
-    for edge in (edge for span in spans if tokens for edge in (span.begin, span.end)):
-        token = tokens[bisect_left(tokens, edge, key=_BEGIN) - 1]
-        if token.end > edge > max(token.begin, cuts[-1]) and whole[token.begin : edge].strip():
+    for edge in (edge for span in spans if tokens.ids for edge in (span.begin, span.end)):
+        token = bisect_left(tokens.begins, edge) - 1
+        begin = tokens.begins[token]
+        if tokens.ends[token] > edge > max(begin, cuts[-1]) and whole[begin:edge].strip():
             cuts.append(edge)
     if len(cuts) > 1:
-        tokens = _encode_apart([], whole, cuts, [token.id for token in tokens], tokenizer)
-    supervised = [False] * len(tokens)
+        tokens = _encode_apart([], whole, cuts, tokens.ids, tokenizer)
+    ids, begins, ends = tokens
+    supervised = [False] * len(ids)
     for span in spans:
-        first = bisect_left(tokens, span.begin, key=_BEGIN)
-        stop = bisect_right(tokens, span.end, key=_END)
-        before = tokens[first - 1] if first else _Token(0, 0, 0)
-        if before.end > span.begin and not whole[before.begin : span.begin].strip():
-            first -= 1
-        if not span.is_whole_turn and stop < len(tokens) and tokens[stop].id in special:
+        first, stop = bisect_left(begins, span.begin), bisect_right(ends, span.end)
+        if first and ends[first - 1] > span.begin:
+            first -= not whole[begins[first - 1] : span.begin].strip()
+        if not span.is_whole_turn and stop < len(ids) and ids[stop] in special:
             stop += 1
         # Generation stops at the end-of-turn token: a line break after it is from the template.
         last = stop - 1
-        while last >= first and not whole[tokens[last].begin : tokens[last].end].strip():
+        while last >= first and not whole[begins[last] : ends[last]].strip():
             last -= 1
-        if last >= first and tokens[last].id in special:
+        if last >= first and ids[last] in special:
             stop = last + 1
         supervised[first:stop] = [True] * (stop - first)
     changes: tuple[Change, ...] = ("reasoning",) if rendered.lacks_reasoning else ()
-    marks = [token.begin for token in tokens if token.id in special]
+    marks = [begin for id_, begin in zip(ids, begins, strict=True) if id_ in special]
     if any(bisect_left(marks, begin) < bisect_left(marks, end) for begin, end in rendered.others):
         changes += ("marks",)
-    ids = [token.id for token in tokens]
     return Encoded(input_ids=ids, supervised=supervised, changes=changes)
 
 
@@ -138,8 +135,7 @@ def encode_pair(
         # Added by the tokenizer, which treats the prompt as a complete text.
         prompt_ids = prompt_ids[:-1]
     if ids[: len(prompt_ids)] != prompt_ids:
-        rest = _encode_apart(prompt_ids, completion, [0], ids, tokenizer)
-        ids = prompt_ids + [token.id for token in rest]
+        ids = prompt_ids + _encode_apart(prompt_ids, completion, [0], ids, tokenizer).ids
     ids = end_with(eos, ids)
     mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
     return Encoded(input_ids=ids, supervised=mask)
@@ -152,7 +148,7 @@ def end_with(eos: int | None, ids: list[int]) -> list[int]:
 
 def _encode_apart(
     before: Sequence[int], text: str, cuts: Sequence[int], whole: Sequence[int], tokenizer: Any
-) -> list[_Token]:
+) -> _Tokens:
     """Encode a text after the ids ``before``, so that no token spans a cut.
 
     Raises:
@@ -164,9 +160,9 @@ def _encode_apart(
             _encode_piece(text[begin:end], anchor if before or begin else "", tokenizer, begin)
             for begin, end in pairwise((*cuts, len(text)))
         ]
-        tokens = [token for piece in pieces for token in piece or ()]
-        ids = [*before, *(token.id for token in tokens)]
-        if None not in pieces and decode(ids) == decode(whole):
+        columns = zip(*(piece or _Tokens([], [], []) for piece in pieces), strict=True)
+        tokens = _Tokens(*(list(chain(*column)) for column in columns))
+        if None not in pieces and decode([*before, *tokens.ids]) == decode(whole):
             return tokens
     raise UnusableDocument(
         "whose prompt and answer share a token and cannot be encoded apart without a change of the "
@@ -174,7 +170,7 @@ def _encode_apart(
     )
 
 
-def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> list[_Token] | None:
+def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> _Tokens | None:
     """Encode a text at a place, behind another; None if a token spans both."""
     options = {"add_special_tokens": False, "verbose": False}
     encoded = tokenizer(before + text, return_offsets_mapping=tokenizer.is_fast, **options)
@@ -183,12 +179,10 @@ def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> lis
     if ids[: len(first)] != first:
         return None
     moved, size = place - len(before), len(first)
-    offsets = encoded.get("offset_mapping", [(0, 0)] * len(ids))
+    offsets = encoded.get("offset_mapping", [(0, 0)] * len(ids))[size:]
     # The space that some tokenizers put before a text is at its first character.
-    return [
-        _Token(id_, max(begin + moved, place), end + moved)
-        for id_, (begin, end) in zip(ids[size:], offsets[size:], strict=True)
-    ]
+    begins = [max(begin + moved, place) for begin, _ in offsets]
+    return _Tokens(ids[size:], begins, [end + moved for _, end in offsets])
 
 
 def build_decoder(tokenizer: Any) -> Decode:
