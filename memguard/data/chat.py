@@ -121,11 +121,7 @@ def render_turns(
 
 
 class _Turns:
-    """Where the text of each turn stands in a rendered conversation.
-
-    What follows a text when a conversation ends there, or when an answer is wanted, is rendered
-    once for each text that stands between two turns.
-    """
+    """Where the text of each turn stands in a rendered conversation."""
 
     def __init__(self, messages: Sequence[Message], whole: str, template: ChatTemplate) -> None:
         """Find the text of each turn.
