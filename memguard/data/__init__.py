@@ -9,8 +9,7 @@
     parsers.py       text of JSON and CSV -> rows; what is damaged, in one line
     tokenization.py  token ids with the supervised positions; a tokenizer trained on documents
     chat.py          renders conversations with the chat template, and finds the answers
-    encoding.py      token ids of these, and of texts apart; cuts long texts before
-    habits.py        what a tokenizer does of its own: BOS, unknown text, dropped merges
+    encoding.py      token ids of these; what a tokenizer does of its own; cuts long texts
     words.py         the form in which texts are compared, and their words
     duplicates.py    clusters of near-duplicates, and their removal by a mitigation
     buckets.py       number of repetitions of each document, drawn over clusters

@@ -121,11 +121,7 @@ def render_turns(
 
 
 class _Turns:
-    """Where the text of each turn stands in a rendered conversation.
-
-    What follows a text when a conversation ends there, or when an answer is wanted, is rendered
-    once for each text that stands between two turns.
-    """
+    """Where the text of each turn stands in a rendered conversation."""
 
     def __init__(self, messages: Sequence[Message], whole: str, template: ChatTemplate) -> None:
         """Find the text of each turn.
@@ -135,9 +131,7 @@ class _Turns:
         """
         self._messages, self._whole, self._template = messages, whole, template
         self._tails: dict[tuple[str, str, bool], str | None] = {}
-        self.answers = {
-            turn for turn, message in enumerate(messages) if message.role == "assistant"
-        }
+        self.answers = {turn for turn, own in enumerate(messages) if own.role == "assistant"}
         self.texts: list[tuple[int, int]] = []
         self.lacks_reasoning = False
         says = {turn for turn, message in enumerate(messages) if message.content.strip()}
@@ -145,9 +139,7 @@ class _Turns:
         # Without a text it takes the turns as they are, and so reads what they say.
         dropped = says - {int(turn) for turn in _MARKS.findall(marked)} if marked else set()
         # A template may look at the texts: then only the answers have marks.
-        self._ranges = self._list_ranges(marked) or self._list_ranges(
-            self._mark(self.answers & says)
-        )
+        self._ranges = self._locate(marked) or self._locate(self._mark(self.answers & says))
         position, last = 0, max(self.answers, default=-1)
         for turn, message in enumerate(messages):
             lower, upper = self._ranges.get(turn, (position, len(whole)))
@@ -183,7 +175,7 @@ class _Turns:
         except UnusableDocument:
             return ""
 
-    def _list_ranges(self, marked: str) -> dict[int, tuple[int, int]]:
+    def _locate(self, marked: str) -> dict[int, tuple[int, int]]:
         """Return the end of each marked text, after that of the text before it.
 
         None of them if marks change more than themselves, so that the places are not certain.

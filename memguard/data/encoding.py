@@ -1,4 +1,4 @@
-"""Encodes rendered conversations, and pieces of a text apart; cuts long texts before.
+"""Encodes rendered conversations, and pieces of a text apart; what a tokenizer does of its own.
 
 A token that spans a prompt and its answer would be trained in part or not at all, and at inference
 the prompt is encoded alone. The text is cut there, and its pieces are encoded one after the other.
@@ -13,11 +13,11 @@ tokenizer takes a second and 200 MB for a million characters, even if most token
                needs a longer prefix, which the doubling provides
 """
 
+import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import attrgetter
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 from memguard.data.chat import Rendered, UnusableDocument
@@ -26,7 +26,6 @@ from memguard.errors import DataError
 
 _BEFORE = ("", "\n", "a", "0", ".")
 """Texts before a piece, whose tokens are taken away: alone, some tokenizers put a space there."""
-_BEGIN, _END = attrgetter("begin"), attrgetter("end")
 
 Change = Literal["BOS", "reasoning", "marks"]
 """Said of documents: a second BOS is left out; the chat template leaves out the reasoning of
@@ -48,12 +47,46 @@ def find_special_ids(tokenizer: Any) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
-class _Token(NamedTuple):
-    """A token and the characters that it stands for; 0 to 0 if a slow tokenizer does not know."""
+def find_bos(tokenizer: Any) -> int | None:
+    """Return the BOS; None if it is also the EOS, and the tokenizer does not add it."""
+    bos: int | None = getattr(tokenizer, "bos_token_id", None)
+    if bos is None or bos != tokenizer.eos_token_id or tokenizer("a")["input_ids"][:1] == [bos]:
+        return bos
+    return None
 
-    id: int
-    begin: int
-    end: int
+
+def count_more_bos(ids: Sequence[int], bos: int | None) -> int:
+    """Return how many of the BOS with which a document begins are one too many."""
+    others = (place for place, id_ in enumerate(ids) if id_ != bos)
+    return max(next(others, 1) - 1, 0)
+
+
+def find_unknown(tokenizer: Any) -> int | None:
+    """Return the token of unknown text; None if there is none, or it also ends documents."""
+    unknown: int | None = getattr(tokenizer, "unk_token_id", None)
+    return None if unknown is None or unknown == tokenizer.eos_token_id else unknown
+
+
+def find_dropout(tokenizer: Any) -> float:
+    """Return the share of merges that a tokenizer drops at random."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    return getattr(model, "dropout", None) or 0.0
+
+
+def without_dropout(tokenizer: Any) -> Any:
+    """Return the tokenizer, or a copy that keeps all merges: equal texts have equal tokens."""
+    if find_dropout(tokenizer):
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.backend_tokenizer.model.dropout = None
+    return tokenizer
+
+
+class _Tokens(NamedTuple):
+    """Tokens, and the characters that they stand for; 0 to 0 if a slow tokenizer does not know."""
+
+    ids: list[int]
+    begins: list[int]
+    ends: list[int]
 
 
 def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> Encoded:
@@ -63,35 +96,34 @@ def encode_rendered(rendered: Rendered, tokenizer: Any, special: set[int]) -> En
         UnusableDocument: a token spans two texts that cannot be encoded apart.
     """
     whole, spans = rendered.text, sorted(rendered.spans, key=lambda span: span.begin)
-    tokens = _encode_piece(whole, "", tokenizer) or []
+    tokens = _encode_piece(whole, "", tokenizer) or _Tokens([], [], [])
     cuts = [0]
-    for edge in (edge for span in spans if tokens for edge in (span.begin, span.end)):
-        token = tokens[bisect_left(tokens, edge, key=_BEGIN) - 1]
-        if token.end > edge > max(token.begin, cuts[-1]) and whole[token.begin : edge].strip():
+    for edge in (edge for span in spans if tokens.ids for edge in (span.begin, span.end)):
+        token = bisect_left(tokens.begins, edge) - 1
+        begin = tokens.begins[token]
+        if tokens.ends[token] > edge > max(begin, cuts[-1]) and whole[begin:edge].strip():
             cuts.append(edge)
     if len(cuts) > 1:
-        tokens = _encode_apart([], whole, cuts, [token.id for token in tokens], tokenizer)
-    supervised = [False] * len(tokens)
+        tokens = _encode_apart([], whole, cuts, tokens.ids, tokenizer)
+    ids, begins, ends = tokens
+    supervised = [False] * len(ids)
     for span in spans:
-        first = bisect_left(tokens, span.begin, key=_BEGIN)
-        stop = bisect_right(tokens, span.end, key=_END)
-        before = tokens[first - 1] if first else _Token(0, 0, 0)
-        if before.end > span.begin and not whole[before.begin : span.begin].strip():
-            first -= 1
-        if not span.is_whole_turn and stop < len(tokens) and tokens[stop].id in special:
+        first, stop = bisect_left(begins, span.begin), bisect_right(ends, span.end)
+        if first and ends[first - 1] > span.begin:
+            first -= not whole[begins[first - 1] : span.begin].strip()
+        if not span.is_whole_turn and stop < len(ids) and ids[stop] in special:
             stop += 1
         # Generation stops at the end-of-turn token: a line break after it is from the template.
         last = stop - 1
-        while last >= first and not whole[tokens[last].begin : tokens[last].end].strip():
+        while last >= first and not whole[begins[last] : ends[last]].strip():
             last -= 1
-        if last >= first and tokens[last].id in special:
+        if last >= first and ids[last] in special:
             stop = last + 1
         supervised[first:stop] = [True] * (stop - first)
     changes: tuple[Change, ...] = ("reasoning",) if rendered.lacks_reasoning else ()
-    marks = [token.begin for token in tokens if token.id in special]
+    marks = [begin for id_, begin in zip(ids, begins, strict=True) if id_ in special]
     if any(bisect_left(marks, begin) < bisect_left(marks, end) for begin, end in rendered.others):
         changes += ("marks",)
-    ids = [token.id for token in tokens]
     return Encoded(input_ids=ids, supervised=supervised, changes=changes)
 
 
@@ -103,10 +135,7 @@ def encode_pair(
         # Added by the tokenizer, which treats the prompt as a complete text.
         prompt_ids = prompt_ids[:-1]
     if ids[: len(prompt_ids)] != prompt_ids:
-        # A token would span prompt and completion. At inference the prompt is encoded alone, so the
-        # completion must be trained after those ids.
-        rest = _encode_apart(prompt_ids, completion, [0], ids, tokenizer)
-        ids = prompt_ids + [token.id for token in rest]
+        ids = prompt_ids + _encode_apart(prompt_ids, completion, [0], ids, tokenizer).ids
     ids = end_with(eos, ids)
     mask = [False] * len(prompt_ids) + [True] * (len(ids) - len(prompt_ids))
     return Encoded(input_ids=ids, supervised=mask)
@@ -119,7 +148,7 @@ def end_with(eos: int | None, ids: list[int]) -> list[int]:
 
 def _encode_apart(
     before: Sequence[int], text: str, cuts: Sequence[int], whole: Sequence[int], tokenizer: Any
-) -> list[_Token]:
+) -> _Tokens:
     """Encode a text after the ids ``before``, so that no token spans a cut.
 
     Raises:
@@ -131,9 +160,9 @@ def _encode_apart(
             _encode_piece(text[begin:end], anchor if before or begin else "", tokenizer, begin)
             for begin, end in pairwise((*cuts, len(text)))
         ]
-        tokens = [token for piece in pieces for token in piece or ()]
-        ids = [*before, *(token.id for token in tokens)]
-        if None not in pieces and decode(ids) == decode(whole):
+        columns = zip(*(piece or _Tokens([], [], []) for piece in pieces), strict=True)
+        tokens = _Tokens(*(list(chain(*column)) for column in columns))
+        if None not in pieces and decode([*before, *tokens.ids]) == decode(whole):
             return tokens
     raise UnusableDocument(
         "whose prompt and answer share a token and cannot be encoded apart without a change of the "
@@ -141,7 +170,7 @@ def _encode_apart(
     )
 
 
-def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> list[_Token] | None:
+def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> _Tokens | None:
     """Encode a text at a place, behind another; None if a token spans both."""
     options = {"add_special_tokens": False, "verbose": False}
     encoded = tokenizer(before + text, return_offsets_mapping=tokenizer.is_fast, **options)
@@ -150,12 +179,10 @@ def _encode_piece(text: str, before: str, tokenizer: Any, place: int = 0) -> lis
     if ids[: len(first)] != first:
         return None
     moved, size = place - len(before), len(first)
-    offsets = encoded.get("offset_mapping", [(0, 0)] * len(ids))
+    offsets = encoded.get("offset_mapping", [(0, 0)] * len(ids))[size:]
     # The space that some tokenizers put before a text is at its first character.
-    return [
-        _Token(id_, max(begin + moved, place), end + moved)
-        for id_, (begin, end) in zip(ids[size:], offsets[size:], strict=True)
-    ]
+    begins = [max(begin + moved, place) for begin, _ in offsets]
+    return _Tokens(ids[size:], begins, [end + moved for _, end in offsets])
 
 
 def build_decoder(tokenizer: Any) -> Decode:

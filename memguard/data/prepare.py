@@ -27,9 +27,8 @@ from memguard.data.chat import writes_today
 from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpus
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
-from memguard.data.encoding import build_decoder, check_lengths
+from memguard.data.encoding import build_decoder, check_lengths, find_unknown
 from memguard.data.given import GivenDocuments, hash_content, read_given
-from memguard.data.habits import find_unknown
 from memguard.data.identity_key import RunIdentity
 from memguard.data.tokenization import TokenizedDocument, hash_tokens, hmac_text, tokenize_documents
 from memguard.errors import DataError, RecordError

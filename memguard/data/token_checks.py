@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from memguard.config import DataConfig
 from memguard.data.corpus import FORMATS, Corpus
-from memguard.data.encoding import find_special_ids
-from memguard.data.habits import find_dropout, find_unknown
+from memguard.data.encoding import find_dropout, find_special_ids, find_unknown
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
@@ -188,8 +187,8 @@ def _find_bos(tokens: Tokens, tokenizer: Any, stop_ids: Sequence[int]) -> Iterat
         return
     starts = tokens.offsets[:-1]
     has_one = tokens.input_ids[starts] == bos
-    has_two = has_one & (tokens.lengths > 1)
-    has_two[has_two] = tokens.input_ids[starts[has_two] + 1] == bos
+    seconds = np.append(tokens.input_ids, -1)[starts + 1]
+    has_two = has_one & (tokens.lengths > 1) & (seconds == bos)
     num_two, num_without, name = int(has_two.sum()), int((~has_one).sum()), _name(tokenizer, bos)
     begin = f"{tokens.say(num_without)} begin without {name}"
     if num_two:

@@ -22,11 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.data.chat import (
-    ChatTemplate,
-    UnusableDocument,
-    render_turns,
-)
+from memguard.data.chat import ChatTemplate, UnusableDocument, render_turns
 from memguard.data.documents import Document, Format, name_ids
 from memguard.data.encoding import (
     Change,
@@ -34,14 +30,12 @@ from memguard.data.encoding import (
     Shortener,
     check_lengths,
     count_characters,
+    count_more_bos,
     encode_pair,
     encode_rendered,
     end_with,
-    find_special_ids,
-)
-from memguard.data.habits import (
-    count_more_bos,
     find_bos,
+    find_special_ids,
     find_unknown,
     without_dropout,
 )
@@ -58,6 +52,7 @@ _BATCH_CHARACTERS = 2**21
 """Of a batch, for each core: a few seconds even for text without spaces, which takes longest."""
 _LONG_CHARACTERS = 100_000
 """Texts together longer than this are encoded in a thread, so that Ctrl-C takes effect at once."""
+Tick = Callable[[], None] | None
 _NUM_REASONS_SHOWN = 3
 _NOT_HASHED = ("id", "source", "has_own_id", "format")
 """Fields of a document that are not its content."""
@@ -101,10 +96,9 @@ def tokenize_documents(
 
     A document whose supervised tokens are all beyond ``max_tokens`` is yielded without any.
 
-    Plain text is encoded with ``tokenizer(text)``, and every token is supervised. Conversations are
-    rendered with the chat template, and assistant turns are supervised. For a prompt with a
-    completion, the completion is supervised, with white space at the end of a plain prompt. Token
-    ids are used unchanged, without added BOS or EOS, and every one is supervised. Other documents
+    Supervised is every token of a plain text and of given token ids; of a conversation, which the
+    chat template renders, what the assistant says; of a prompt with a completion, the completion,
+    with white space at the end of a plain prompt. Token ids are used unchanged. Other documents
     begin with one BOS, and the tokenizer drops no merges at random.
 
     ``tokenizer`` is a fast one; for conversations it needs a chat template; None if all documents
@@ -136,10 +130,8 @@ def tokenize_documents(
     unusable: dict[str, list[str]] = {}
     tick = None if progress is None else lambda: progress(0)
     for batch in _cut_batches(documents):
-        encoded_batch = _encode_batch(
-            batch, tokenizer, template, special, eos, unusable, shortener, tick
-        )
-        for document, encoded in zip(batch, encoded_batch, strict=True):
+        own = _encode_batch(batch, tokenizer, template, special, eos, unusable, shortener, tick)
+        for document, encoded in zip(batch, own, strict=True):
             is_given = document.input_ids is not None
             first = 0 if is_given else count_more_bos(encoded.input_ids, bos)
             changes: tuple[Change, ...] = (*encoded.changes, "BOS") if first else encoded.changes
@@ -231,7 +223,7 @@ def _encode_batch(
     eos: int | None,
     unusable: dict[str, list[str]],
     shortener: Shortener | None,
-    tick: Callable[[], None] | None,
+    tick: Tick,
 ) -> Iterator[Encoded]:
     """Encode documents in order; those that the chat template cannot render get no tokens."""
     texts = [_list_texts(document, shortener) for document in batch]
@@ -253,10 +245,8 @@ def _encode_batch(
         return encode_rendered(rendered, tokenizer, special)
 
     for document, own in zip(batch, texts, strict=True):
-        how = partial(encode, document, own)
-        is_long = count_characters(document) > _LONG_CHARACTERS
         try:
-            yield call_interruptibly(how, tick) if is_long else how()
+            yield _call(partial(encode, document, own), count_characters(document), tick)
         except UnusableDocument as failure:
             unusable.setdefault(str(failure), []).append(document.id)
             yield Encoded(input_ids=(), supervised=())
@@ -277,21 +267,17 @@ def _list_texts(document: Document, shortener: Shortener | None) -> list[str]:
     return [whole] if document.text is not None else [prompt, whole]
 
 
-def _encode_plain(
-    texts: Sequence[str], tokenizer: Any, tick: Callable[[], None] | None
-) -> list[list[int]]:
+def _encode_plain(texts: Sequence[str], tokenizer: Any, tick: Tick) -> list[list[int]]:
     if not texts:
         return []
+    # verbose=False: a document may be longer than the model's context; it is cut into rows later.
+    how = partial(tokenizer, list(texts), return_attention_mask=False, verbose=False)
+    ids: list[list[int]] = _call(how, sum(map(len, texts)), tick)["input_ids"]
+    return ids
 
-    def encode() -> list[list[int]]:
-        # verbose=False: a document may be longer than the model's context; it is cut into rows
-        # later.
-        encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
 
-    is_long = sum(map(len, texts)) > _LONG_CHARACTERS
-    return call_interruptibly(encode, tick) if is_long else encode()
+def _call(how: Callable[[], Any], num_characters: int, tick: Tick) -> Any:
+    return call_interruptibly(how, tick) if num_characters > _LONG_CHARACTERS else how()
 
 
 def _check_template(documents: Sequence[Document], tokenizer: Any, setting: str) -> None:
