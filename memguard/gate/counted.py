@@ -70,8 +70,8 @@ def judge_findings(
     if isinstance(texts, str):
         return answer("cannot-be-judged", f"The findings cannot be counted: {texts}.")
     num_held, num_expired = (
-        sum(map(list_held(accepted, state).__contains__, texts))
-        for state in ("accepted", "expired")
+        sum(text in held for text in texts)
+        for held in (list_held(accepted), list_held(accepted, "expired"))
     )
     num_open = len(texts) - num_held
     trained = (row for row in report.tables.buckets if row.role in TRAINED_ROLES)

@@ -67,7 +67,8 @@ def judge_audit(audited: Audited, loaded: LoadedPolicy) -> GateResult:
     judgements = _name_apart(judgements)
     outcome = decide([judgement.outcome for judgement in judgements])
     num_out = len(came_out) if isinstance(came_out, list) else None
-    num_accepted = sum(map(list_held(accepted).__contains__, texts))
+    held = list_held(accepted)
+    num_accepted = sum(text in held for text in texts)
     return GateResult(
         tool_version=__version__,
         created=created,

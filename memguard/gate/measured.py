@@ -10,6 +10,7 @@ is an answer too, "cannot be judged", never nothing. A metric with rows of group
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from memguard.audit.statistics import compute_exact_interval
 from memguard.config.loading import suggest_near
@@ -166,27 +167,20 @@ def _find_row(rule: Rule, metric: MetricRow, bucket: str, report: AuditReport) -
     if rule.above_control is not None and tables.control is None:
         return answer(None, "the audit has no control: no documents that were never trained")
     statistic = rule.statistic or metric.statistic
-
-    def find(
-        bucket: str = bucket,
-        statistic: str = statistic,
-        model: str = rule.model,
-        against: str | None = None,
-    ) -> ResultRow | None:
-        return tables.find(
-            *(metric.probe, metric.metric, bucket),
-            statistic=statistic,
-            parameters=metric.parameters,
-            model=model,
-            against=against,
-        )
-
-    row = find() if against is None else find(against=against, statistic="difference")
+    find = partial(
+        tables.find,
+        metric.probe,
+        metric.metric,
+        statistic=statistic,
+        parameters=metric.parameters,
+        model=rule.model,
+    )
+    row = find(bucket) if against is None else find(bucket, against=against, statistic="difference")
     others: dict[str, ResultRow | None] = {}
     if rule.above_control is not None and tables.control is not None:
         others["control"] = find(tables.control.bucket)
     if against is not None:
-        others["base"] = find(model="base")
+        others["base"] = find(bucket, model="base")
     what = f"{metric.probe} {metric.metric} ({statistic})"
     if row is None:
         of_whom = "" if against is None else " against the base model"

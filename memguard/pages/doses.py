@@ -232,11 +232,10 @@ def _name(metric: str) -> str:
 
 def build_copies(report: AuditReport) -> Table | None:
     """Build the k-eidetic table; None if clusters are not known."""
-    settings = {m.parameters: m.settings for m in report.tables.list_metrics("extraction")}
     limits = {
-        parameters: values["copies_at_most"]
-        for parameters, values in settings.items()
-        if "copies_at_most" in values
+        metric.parameters: metric.settings["copies_at_most"]
+        for metric in report.tables.list_metrics("extraction")
+        if "copies_at_most" in metric.settings
     }
     copies = [
         row

@@ -111,12 +111,7 @@ def load_audit_report(folder: Path) -> AuditReport:
     return load_record(AuditReport, folder / REPORT)
 
 
-def check_audit_file(
-    folder: Path,
-    name: Literal[
-        "report.json", "records.parquet", "results.parquet", "canaries.parquet", "utility.parquet"
-    ],
-) -> None:
+def check_audit_file(folder: Path, name: str) -> None:
     """Check that a file is the one that the audit wrote.
 
     Raises UnreadableError if this user may not read it, RecordError if it is damaged or not of it.

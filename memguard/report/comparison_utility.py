@@ -81,11 +81,12 @@ def describe_setting_utility(setting: Setting) -> tuple[str, str, str]:
     assert point is not None, "only for settings, not for the base model"
     utility = comparison.utility
     row = find_change(comparison.tables, point.name, utility)
-    if utility.is_task:
-        change = write_difference(find_difference(point, comparison), utility)
-    else:
-        change = fmt.change(compute_change(setting))
-    return write_value(point.utility, utility), change, write_ends(row, utility)
+    change = find_difference(point, comparison) if utility.is_task else compute_change(setting)
+    return (
+        write_value(point.utility, utility),
+        write_difference(change, utility),
+        write_ends(row, utility),
+    )
 
 
 def find_base_difference(comparison: Comparison) -> float | None:

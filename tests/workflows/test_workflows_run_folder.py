@@ -32,9 +32,8 @@ def make(**changes: Any) -> RunConfig:
 
 
 def compute_key(config: RunConfig, identity_key: str | None = "aa") -> str:
-    summary = SimpleNamespace(documents_sha256="0", identity_key=identity_key)
-    corpus: Any = SimpleNamespace(summary=summary)
-    return compute_run_key(config, corpus)
+    summary: Any = SimpleNamespace(documents_sha256="0", identity_key=identity_key)
+    return compute_run_key(config, summary)
 
 
 def begin(config: RunConfig, folder: Path) -> None:

@@ -155,8 +155,7 @@ class LazyModel:
     def scorer(self) -> ModelScorer:
         """Return the scorer, the same object until `free`; the first call loads the model."""
         if self._scorer is None:
-            tokens = self._settings.batch_tokens
-            self._scorer = ModelScorer(self.load(), tokens, self._runtime)
+            self._scorer = ModelScorer(self.load(), self._settings.batch_tokens, self._runtime)
         return self._scorer
 
     def decoder(self) -> Decoder:

@@ -47,7 +47,6 @@ from memguard.records.run_files import (
 from memguard.records.sealed import SumFile, refuse_damage, sum_file
 
 if TYPE_CHECKING:
-    from memguard.data.corpus import Corpus
     from memguard.runtime import Console
 
 REPAIR_CONFIG = "'memguard train' with the file that the run was started from writes it again"
@@ -177,9 +176,9 @@ def _clear_half_written(folder: Path) -> None:
                     path.unlink(missing_ok=True)
 
 
-def compute_run_key(config: RunConfig, corpus: "Corpus") -> str:
+def compute_run_key(config: RunConfig, summary: PreparedSummary) -> str:
     """Hash settings and documents that determine the weights; checkpoints store this hash."""
-    return hash_prepared(config, corpus.summary)
+    return hash_run(config, summary.documents_sha256, summary.identity_key)
 
 
 def hash_run(config: RunConfig, documents_sha256: str, identity_key: str | None = None) -> str:
@@ -194,11 +193,6 @@ def hash_run(config: RunConfig, documents_sha256: str, identity_key: str | None 
     keyed = [] if identity_key is None else [identity_key]
     text = json.dumps([binding, documents_sha256, *keyed])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def hash_prepared(config: RunConfig, summary: PreparedSummary) -> str:
-    """Return the same as `compute_run_key`, given the summary of the documents."""
-    return hash_run(config, summary.documents_sha256, summary.identity_key)
 
 
 def _binding(values: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +221,7 @@ def check_same_settings(config: RunConfig, folder: Path, console: "Console") -> 
     if damages:
         # What training stored has the hash of its settings.
         trained, summary = find_run_keys(folder), load_summary(folder)
-        if trained and summary and hash_prepared(config, summary) not in trained:
+        if trained and summary and compute_run_key(config, summary) not in trained:
             raise ConfigError(
                 f"'{folder}': {damages[0]}, and its run was trained with other settings than "
                 "these. Use the original settings, choose another 'name', or delete that folder."

@@ -34,7 +34,7 @@ from memguard.records.texts import format_percent
 from memguard.runtime import Console, default_cache_dir, quiet_libraries
 from memguard.train.run_state import TrainingData
 from memguard.workflows.auditing.target import choose_piece
-from memguard.workflows.common.folder import hash_prepared
+from memguard.workflows.common.folder import compute_run_key
 from memguard.workflows.common.setup import load_known_tokenizer, read_model_config, train_tokenizer
 
 _VERY_FEW = 10
@@ -82,7 +82,9 @@ def prepare(
         vocab_size=_count_vocabulary(config, known),
         cache_dir=default_cache_dir(),
         console=console,
-        is_begun_with=(lambda given: hash_prepared(config, given) in trained) if trained else None,
+        is_begun_with=(lambda given: compute_run_key(config, given) in trained)
+        if trained
+        else None,
         # Its noise is derived from the key.
         needs_key=find_mitigation(config.mitigations, DpSgdConfig) is not None
         and not has_trained(folder),

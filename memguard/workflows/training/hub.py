@@ -121,10 +121,8 @@ def export_to_hub(request: HubRequest, on_read: OnRead) -> HubExport:
     """Send the weights of a run to the hub, or list what would be sent."""
     repo, folder = request.check(), request.folder
     run = RunFolder(folder)
-    trained, config = (
-        run.require_trained(without_documents=True, read=sum_shown(on_read)),
-        run.read_config(),
-    )
+    trained = run.require_trained(without_documents=True, read=sum_shown(on_read))
+    config = run.read_config()
     report = load_audit_report(folder / "audit") if has_audit(folder / "audit") else None
     if report is not None:
         run.check_audited(report)

@@ -186,7 +186,7 @@ def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
     config, console, runtime = run.config, run.console, run.distributed.runtime
     with console.phase("documents"):
         prepared = _prepare_once(run)
-    key = compute_run_key(config, prepared.corpus)
+    key = compute_run_key(config, prepared.corpus.summary)
     read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
     state = runtime.only_on_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
     before: TrainedState = runtime.broadcast_object(state)
