@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from memguard.errors import ConfigError
 from memguard.records.record import (
     TEMPORARY,
     atomic_folder,
     commit,
+    make_private_folder,
     make_temporary_folder,
     open_private,
     write_atomically,
+    write_new,
 )
 
 
@@ -115,5 +118,15 @@ def test_a_private_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
         (tmp_path / "scores").touch(mode=0o644)
         write_atomically(tmp_path / "scores", b"", mode=0o600)
         assert mode(tmp_path / "scores") == 0o600
+        make_private_folder(tmp_path / "config" / "memguard")
+        assert mode(tmp_path / "config") == mode(tmp_path / "config" / "memguard") == 0o700
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("target", ["nothing", "link"])
+def test_a_link_to_nothing_or_itself_is_not_replaced(tmp_path: Path, target: str) -> None:
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_new(tmp_path / "link", "text")
+    assert os.listdir(tmp_path) == ["link"]

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyarrow import parquet
 
 from memguard.records import PRIVATE_MODE, write_atomically
+from memguard.records.record import make_private_folder
 
 if TYPE_CHECKING:
     from memguard.runtime import Runtime
@@ -100,7 +101,7 @@ def read_parts(folder: Path, suffix: str) -> Iterator[bytes]:
 
 def write_part(folder: Path, content: bytes, suffix: str) -> None:
     """Write a file named by its content; only the owner can read it and list the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     # With read access, anyone who has a document could test whether it was scored.
     os.chmod(folder, 0o700)
     write_atomically(folder / _name_part(content, suffix), content, mode=PRIVATE_MODE)

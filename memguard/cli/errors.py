@@ -36,9 +36,12 @@ _INTERRUPTED = 130
 _GO_ON = "interrupted; run the same command again to resume"
 _BUG = "this is a bug in memguard; see the traceback above"
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 _FAILING = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.EFBIG)
 """Errors of a disk or a remote file system, and its limits."""
+_SYMLINK_LOOP = re.compile("Symlink loop from '(.*)'")
+"""What `Path.resolve` says before Python 3.13."""
 _TOO_MANY_FILES = os.strerror(errno.EMFILE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # safetensors, torch and numpy report a full disk as their own errors, only in the message.
@@ -132,6 +135,8 @@ def _find_message(error: BaseException) -> tuple[int, str]:
             "too many files are open at once: raise the limit ('ulimit -n 4096') and run the same "
             "command again"
         )
+    if isinstance(error, RuntimeError) and (loop := _SYMLINK_LOOP.search(words)):
+        error = OSError(errno.ELOOP, "", loop[1])
     if isinstance(error, OSError):
         path = shorten(str(error.filename), MAX_PATH)
         is_named = error.filename is not None
@@ -140,7 +145,7 @@ def _find_message(error: BaseException) -> tuple[int, str]:
                 f"'{path}' cannot be written or read ({os.strerror(error.errno)}): choose another "
                 "folder ('output_dir', --out), or change its permissions"
             )
-        if is_named and error.errno in _NO_PLACE:
+        if is_named and error.errno in (*_NO_PLACE, *_NO_NAME):
             return 2, (
                 f"'{path}' cannot be created or read ({os.strerror(error.errno)}): correct the "
                 "path, or choose another folder ('output_dir', --out)"

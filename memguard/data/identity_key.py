@@ -24,7 +24,7 @@ from pathlib import Path
 
 from memguard.errors import MAX_PATH, ConfigError, DataError, shorten
 from memguard.records.audit_files import AUDIT_FILES
-from memguard.records.record import flush
+from memguard.records.record import flush, make_private_folder
 from memguard.records.run_files import has_begun, has_prepared, load_summary
 from memguard.runtime import Console
 
@@ -177,7 +177,7 @@ def _is_handed_on(folder: Path) -> bool:
 def _make(path: Path, setting: str) -> bool:
     """Write a new key unless another process is first; return whether this one made it."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
             try:
                 file.write(f"{secrets.token_hex(_BYTES)}\n".encode())

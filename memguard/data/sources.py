@@ -44,7 +44,7 @@ from memguard.data.table_files import (
     read_saved,
 )
 from memguard.errors import MAX_PATH, DataError, check_name, shorten
-from memguard.records import write_atomically
+from memguard.records.record import make_private_folder, write_atomically
 
 _DOCSTRINGS = "docstrings:"
 _NAME = r"[A-Za-z0-9][\w.-]*"
@@ -188,7 +188,7 @@ def build_docstring_file(names: Sequence[str], cache_dir: Path) -> Path:
     if path.is_file():
         return path
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(cache_dir)
         place = cache_dir / f".{path.name}.lock"
         with place.open("w") as lock:
             # Runs of a sweep start at the same time: one builds the file, the others wait for it.

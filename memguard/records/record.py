@@ -62,7 +62,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def write_new(path: Path, text: str) -> None:
     """Write a file of the user's; ConfigError if it exists."""
-    if path.exists():
+    if os.path.lexists(path):
         raise ConfigError(f"'{path}' exists already; choose another name or delete it")
     write_atomically(path, text.encode())
 
@@ -71,6 +71,12 @@ def open_private(path: Path) -> BinaryIO:
     """Create a file that only its owner can read, and open it for writing."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
     return os.fdopen(handle, "wb")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and those above it that are missing, mode 0700 whatever the umask."""
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_temporary_folder(folder: Path) -> Path:

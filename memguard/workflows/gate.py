@@ -81,6 +81,7 @@ def draft_policy(folder: Path, path: Path | None, *, every: bool = False) -> str
     """Return a policy from the metrics of an audit, and write it if a path is given."""
     text = render_policy(load_audited(find_place(folder).audit).report, every=every)
     if path is not None:
+        check_outside_runs(path.parent, "--policy")
         write_new(path, text)
     return text
 

@@ -136,6 +136,11 @@ def test_init_writes_a_policy_that_judges(place: Path) -> None:
     assert run_cli("gate", place / "run", "--all").code == 2
     assert run_cli("gate", place / "run", "--policy", path).code == 10
     assert run_cli("gate", place / "run", "--init", "--policy", path).code == 2
+    inside = run_cli(
+        "gate", place / "run", "--init", "--policy", place / "run" / "model" / "p.yaml"
+    )
+    assert inside.code == 2
+    assert "must not be in model/ of a run" in inside.err
 
 
 def test_it_needs_no_torch(place: Path, bare: Any) -> None:

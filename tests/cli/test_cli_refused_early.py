@@ -46,6 +46,15 @@ def test_too_many_open_files_are_told_whatever_reports_them() -> None:
         assert "too many files are open at once: raise the limit ('ulimit -n" in report.text
 
 
+def test_a_link_to_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((OSError, RuntimeError)) as failed:
+        (tmp_path / "loop").resolve(strict=True)
+    report = errors._explain(failed.value)
+    assert (report.code, report.traceback) == (2, "")
+    assert f"'{tmp_path}/loop' cannot be created or read (Too many levels" in report.text
+
+
 def test_an_adapter_beside_the_weights(folder: Path) -> None:
     model = Path(shutil.copytree(folder / "model", folder / "adapted"))
     (model / "adapter_config.json").write_text("{}")
