@@ -34,9 +34,6 @@ NotAudited = Literal["label", "too short", "cut", "nothing supervised", "unknown
 """Why a document cannot be audited, as in records.parquet."""
 
 
-BucketCounts: TypeAlias = BucketRow
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
     """The windows that are audited, and the buckets with their excluded documents."""

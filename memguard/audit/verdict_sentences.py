@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memguard.audit.requests import NOT_NEEDED
-from memguard.audit.selection import BucketCounts
 from memguard.audit.verdict import (
     Canaries,
     Coverage,
@@ -54,7 +53,7 @@ class VerdictInput:
     coverage: Coverage
     tables: Tables
     """Of the report."""
-    buckets: Sequence[BucketCounts]
+    buckets: Sequence[BucketRow]
     membership: Mapping[str, NDArray[np.float64]]
     """``[N]`` membership scores by name."""
     has_base: bool

@@ -204,7 +204,7 @@ def render_junit(result: GateResult) -> bytes:
     if result.outcome != "pass" and not any(suite.failures or suite.errors for suite in suites):
         suites.append(_build_outcome(result))
     for suite in suites:  # Not `add_testsuite`, which compares it with all before it.
-        xml.append(suite)
+        xml.append(suite)  # type: ignore[no-untyped-call]
     xml.update_statistics()  # type: ignore[no-untyped-call]
     rendered: bytes = xml.tostring()  # type: ignore[no-untyped-call]
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + rendered + b"\n"
@@ -217,7 +217,7 @@ def _build_suites(result: GateResult) -> Iterator[TestSuite]:
         name = _name_suite(rule, listed)
         suite = _start_suite(name, result)
         for judgement in listed:
-            suite.append(_build_case(name, judgement))
+            suite.append(_build_case(name, judgement))  # type: ignore[no-untyped-call]
         suite.update_statistics()  # type: ignore[no-untyped-call]
         yield suite
 
@@ -277,6 +277,6 @@ def _build_outcome(result: GateResult) -> TestSuite:
             result.outcome,
         )
     ]
-    suite.append(case)
+    suite.append(case)  # type: ignore[no-untyped-call]
     suite.update_statistics()  # type: ignore[no-untyped-call]
     return suite
