@@ -109,11 +109,11 @@ def score_tokens(
         logits_CV = buffer_CV[: len(labels_C)]
         _write_logits(head, hidden_ND[rows], logits_CV)
         peaks_CG = other_C = None
-        own = [_pick_own(head, logits_CV, labels_C)] if "rank" in needs else []
+        places = head.local_labels(labels_C)
+        own = [pick_label(logits_CV, *places, -torch.inf)] if "rank" in needs else []
         if choices:
-            best_C, argmax_N[rows], other_C, peaks_CG, *own = _find_best(
-                head, logits_CV, labels_C, own
-            )
+            found = _find_best(head, logits_CV, labels_C, own)
+            best_C, argmax_N[rows], other_C, peaks_CG, *own = found
         else:
             pieces = torch.stack([max_of_piece(logits_CV), *own])
             best_C, *own = all_reduce(pieces, head.vocab_axis, "max")
@@ -187,8 +187,8 @@ def _sum_up(
         names.append("above")
     # If other sums need d, e^d must not overwrite it.
     exp_BV = torch.empty_like(logits_CV[:size]) if len(names) > 2 else None
-    places = [v - head.first_token for v in not_ranked]
-    places = [place for place in places if 0 <= place < head.num_tokens]
+    local = range(head.first_token, head.first_token + head.num_tokens)
+    places = [local.index(token) for token in not_ranked if token in local]
     parts_PC = logits_CV.new_empty((len(names), len(labels_C)))
     parts_PC[0] = pick_label(logits_CV, *head.local_labels(labels_C))
     for first in range(0, len(labels_C), size):
@@ -201,8 +201,7 @@ def _sum_up(
             torch.sum(above_BV, 1, out=sums["above"])
         below_BV.sub_(best_C[rows, None])
         _sum_block(below_BV, exp_BV, sums)
-    sums = all_reduce(parts_PC, head.vocab_axis)
-    total = dict(zip(names, sums, strict=True))
+    total = dict(zip(names, all_reduce(parts_PC, head.vocab_axis), strict=True))
 
     log_sum_C = total["exp"].log()
     scores = {"logprob": total["label"] - best_C - log_sum_C}
@@ -220,12 +219,6 @@ def _sum_up(
         square_C = (total["first"] / total["exp"]) ** 2
         scores["variance_logprob"] = (total["second"] / total["exp"] - square_C).clamp_min(0)
     return scores
-
-
-def _pick_own(head: Head, logits_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Return each row's logit at its label; -inf if the label is not in this shard."""
-    local_C, here_C = head.local_labels(labels_C)
-    return pick_label(logits_CV, local_C, here_C).masked_fill(~here_C, -torch.inf)
 
 
 def _sum_block(below_BV: Tensor, exp_BV: Tensor | None, sums: dict[str, Tensor]) -> None:
