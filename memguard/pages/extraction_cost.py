@@ -218,7 +218,7 @@ def _describe_floor(report: AuditReport, bucket: str) -> str:
     num_out = max(len(listed), *(row.num_matched or 0 for row in risks.values() if row), 0)
     whole, num_beyond = beyond.num_documents, beyond.num_matched or 0
     num_open = whole - (within.num_matched or 0) - num_beyond
-    methods = "by greedy text, an attack or in another window"
+    methods = "by greedy text, an attack, another window or another method"
     most = "" if num_out == whole else "At least "
     out = f"{most}{fmt.of(num_out, whole)} came out {methods}. " if num_out else ""
     return (

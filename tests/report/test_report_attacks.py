@@ -103,8 +103,9 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
         "is 'Fill in dropped tokens': 38 of 40 documents." in words
     )
     assert (
-        "At least 38 of 40 came out by greedy text, an attack or in another window. 40 of 40 are "
-        "within the limit of queries, of 0 it depends on the decoding; for 0 (95 % CI 0–8.8 %) no "
+        "At least 38 of 40 came out by greedy text, an attack, another window or another method. "
+        "40 of 40 are within the limit of queries, of 0 it depends on the decoding; for 0 (95 % CI "
+        "0–8.8 %) no "
         "temperature, top-k, top-p or min-p gives the continuation word for word within the limit "
         "after the true prefix, with a probability of one half. This says nothing about texts with "
         "a few edits, beam search, penalties, logit bias, other prompts or other forms of the "
@@ -117,7 +118,7 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
 
 def test_what_depends_on_the_decoding_is_said_before_what_is_beyond() -> None:
     full = evidence.make_full_report()
-    for near, said in ((0, ""), (7, "At least 7 of 40 came out by greedy text, an attack ")):
+    for near, said in ((0, ""), (7, "At least 7 of 40 came out by greedy text, an attack")):
 
         def change(row: r.ResultRow, near: int = near) -> r.ResultRow | None:
             counts = {"within_limit": 0, "beyond_limit": 34, "near_verbatim": near, "verbatim": 0}
