@@ -275,7 +275,8 @@ def _measure(
     columns = {**main, **{f"passage.{name}": value for name, value in passage.items()}}
     measured = {"extraction": replace(_to_matrix(columns), detail=detail)}
     drawn_N = np.where(hit(1), -0.5, -60.0)
-    measured["sampling"] = _to_matrix({"0": drawn_N, "1": np.full(num, -80.0)})
+    ranks = {"log_bound": np.zeros(num), "max_rank": np.ones(num)}
+    measured["sampling"] = _to_matrix({"0": drawn_N, "1": np.full(num, -80.0), **ranks})
     cell = dict.fromkeys(IN_A_WINDOW, np.ones(num)) | {"num_correct": np.where(hit(0.5), 50, 4)}
     measured["grid"] = _to_matrix({f"0.{name}": value for name, value in cell.items()})
     texts = {

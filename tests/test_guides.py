@@ -318,7 +318,7 @@ def test_the_policy_of_the_guide_is_valid(tmp_path: Path) -> None:
     (triage,) = (block for block in blocks if block.startswith("accepted:"))
     (tmp_path / "triage.yaml").write_text(triage)
     loaded = load_policy(tmp_path / "policy.yaml")
-    assert len(loaded.policy.gate) == 4
+    assert len(loaded.policy.gate) == 5
     assert len(load_triage(loaded.folder / str(loaded.policy.triage)).accepted) == 1
 
 
@@ -337,7 +337,7 @@ def test_the_policy_of_the_guide_is_judged_where_all_are_trained_equally_often(
     )
     gate = json.loads((tmp_path / "gate/gate.json").read_text())
     assert "cannot-be-judged" not in {one["outcome"] for one in gate["judgements"]}, outcome.out
-    assert len(gate["judgements"]) == 5
+    assert len(gate["judgements"]) == 6
 
 
 def test_the_ci_example_ends_with_the_code_of_the_gate(folder: Path, tmp_path: Path) -> None:

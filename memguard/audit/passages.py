@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from memguard.config.settings import SamplingScheme
 
+EXTRAS = ("entropy", "is_best", "rank", "variance_logprob")
+"""Results of a token that are computed only if a request needs them."""
 Decode = Callable[[NDArray[np.int32]], str]
 """Token ids to text."""
 Encode = Callable[[str], Sequence[int]]
@@ -58,7 +60,7 @@ class ScoreSelection:
     """Results to compute for each token in addition to its log-probability."""
 
     needs: frozenset[str] = frozenset()
-    """Any of ``entropy``, ``variance_logprob`` and ``is_best``, for all scored tokens."""
+    """Any of `EXTRAS`, for all scored tokens."""
     schemes: tuple[SamplingScheme, ...] = ()
     """Sampling schemes, for the tokens with choices."""
 
@@ -81,6 +83,9 @@ class TokenResult:
     """[L] variance of log p(v) where v is drawn from p (nats squared)."""
     is_best: NDArray[np.float32] | None = None
     """[L] 1 if no token is more likely than the true one, also in a tie; else 0."""
+    rank: NDArray[np.float32] | None = None
+    """[L] 1 + number of tokens whose logit is above that of the true one by more than the audit's
+    tiny margin, without end-of-text tokens."""
     sampled: NDArray[np.float32] | None = None
     """[S, C] log-probability (nats) under each scheme; -inf if the scheme excludes the token."""
 
@@ -109,16 +114,14 @@ class TokenResult:
     def keep_labels(self, kept: NDArray[np.bool_]) -> "TokenResult":
         """Return the first labels where ``kept`` ``[at most L]`` is true, without choices."""
         where = np.flatnonzero(kept)
+        extras = {name: getattr(self, name) for name in EXTRAS}
         none = slice(0, 0)
         return TokenResult(
             logprob=self.logprob[where],
             argmax=self.argmax[none],
             correct=self.correct[none],
             margin=self.margin[none],
-            entropy=None if self.entropy is None else self.entropy[where],
-            variance_logprob=None
-            if self.variance_logprob is None
-            else self.variance_logprob[where],
+            **{name: None if values is None else values[where] for name, values in extras.items()},
         )
 
 

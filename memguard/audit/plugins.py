@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.audit.passages import Passage
+from memguard.audit.passages import EXTRAS, Passage
 from memguard.audit.probe import Probe
 from memguard.audit.requests import Generate, Measured, Prompt, Request, Score
 from memguard.errors import (
@@ -210,6 +210,8 @@ def _sign(request: Request, name: str, package: str) -> Request:
     kind: type = Prompt
     if isinstance(request, Score):
         present, kind = request.passages, Passage
+        if not request.selection.needs <= set(EXTRAS):
+            raise ForeignError(f"the needs of its requests must be of {', '.join(EXTRAS)}")
     if not all(one is None or isinstance(one, kind) for one in present):
         raise ForeignError(f"its requests must have objects of {kind.__name__} or None")
     sizes = {len(present), len(request.keys)}

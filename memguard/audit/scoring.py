@@ -22,6 +22,7 @@ from torch import Tensor
 
 from memguard.audit.batching import Batching, BatchResult, Job, Progress
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.windows import TINY_MARGINS
 from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import send
 from memguard.model.token_scores import TokenScores
@@ -93,6 +94,8 @@ class ModelScorer:
         """
         self._lm = lm
         self._batching = Batching.of_forwards(lm, batch_tokens, runtime)
+        is_wide = lm.compute_dtype.itemsize >= torch.float32.itemsize
+        self._rank_margin = TINY_MARGINS["fp32" if is_wide else "bf16"]
 
     def score(
         self,
@@ -137,7 +140,8 @@ class ModelScorer:
             def score(tokens: _Tokens, **wanted: Any) -> TokenScores:
                 hidden_ND = hidden_BTD[place(tokens.rows_N), place(tokens.columns_N)]
                 labels_N = place(tokens.labels_N)
-                return self._lm.token_scores(hidden_ND, labels_N, requested.needs, **wanted)
+                wanted |= {"needs": requested.needs, "rank_margin": self._rank_margin}
+                return self._lm.token_scores(hidden_ND, labels_N, **wanted)
 
             return score(chosen, schemes=requested.schemes), score(others, choices=False)
 

@@ -31,7 +31,9 @@ from memguard.records.utility import UTILITY
 
 _SHOWN = {
     "extraction": {"verbatim", "near_verbatim", "teacher_forced_90", "token_accuracy"},
-    "sampling": {"never", "log10_queries", "within_queries", "within_limit"},
+    "sampling": {
+        *("never", "log10_queries", "within_queries", "within_limit", "log10_floor", "beyond_limit")
+    },
     "attacks": {"best_any_answer"},
     "membership": {"auc"},
     "canaries": {"verbatim", "exposure_bits"},

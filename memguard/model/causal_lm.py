@@ -330,13 +330,14 @@ class CausalLM(nn.Module):
         *,
         choices: bool = True,
         schemes: Sequence[SamplingScheme] = (),
+        rank_margin: float = 0.0,
     ) -> TokenScores:
         """Return scores of N labels, computed with the head in fp32; see `score_tokens`."""
+        wanted: dict[str, Any] = {"needs": needs, "choices": choices, "schemes": schemes}
+        # Greedy decoding suppresses end-of-text tokens.
+        wanted |= {"rank_margin": rank_margin, "not_ranked": self.end_token_ids}
         return self._with_head(
-            lambda head, hidden: score_tokens(
-                head, hidden, labels_N, needs=needs, choices=choices, schemes=schemes
-            ),
-            hidden_ND,
+            lambda head, hidden: score_tokens(head, hidden, labels_N, **wanted), hidden_ND
         )
 
     @torch.no_grad()

@@ -136,8 +136,10 @@ def max_of_piece(logits_CV: Tensor) -> Tensor:
     return logits_CV.amax(1)
 
 
-def pick_label(logits_CV: Tensor, local_C: Tensor, here_C: Tensor) -> Tensor:
-    """Return each row's logit at its label; 0 if the label is not in this shard."""
+def pick_label(
+    logits_CV: Tensor, local_C: Tensor, here_C: Tensor, elsewhere: float = 0.0
+) -> Tensor:
+    """Return each row's logit at its label; ``elsewhere`` if the label is not in this shard."""
     if logits_CV.shape[1] == 0:
-        return logits_CV.new_zeros(len(logits_CV))
-    return logits_CV.gather(1, local_C[:, None]).squeeze(1).masked_fill(~here_C, 0)
+        return logits_CV.new_full((len(logits_CV),), elsewhere)
+    return logits_CV.gather(1, local_C[:, None]).squeeze(1).masked_fill(~here_C, elsewhere)

@@ -7,11 +7,13 @@
     for chunks of C tokens:
       logits_CV = steps(all-reduce over y (hidden_CD @ weight_VD.T) + bias_V)
       best_C, argmax_C, other_C = from each rank's values, after an all-gather over x of 3 C numbers
-                  (only best_C, by an all-reduce over x, if argmax and margin are not requested)
-      sums_C    = all-reduce over x of 2 to 5 C numbers, with d = logits_CV - best_C:
-                  logits[label], sum e^d, sum e^d d, sum e^d d^2, sum d
+                  (only best_C, by an all-reduce over x, if argmax and margin are not requested),
+                  and C more, logits[label], for ranks
+      sums_C    = all-reduce over x of 2 to 6 C numbers, with d = logits_CV - best_C:
+                  logits[label], sum e^d, sum e^d d, sum e^d d^2, sum d, number above the label
       logprob_C = logits[label] - best_C - log sum e^d
       is_best_C = 1 where logits[label] = best_C, else 0
+      rank_C    = 1 + number of tokens v with logits[v] > logits[label] + a margin
 
 The sums are relative to the best logit, which keeps cancellation in the variance small.
 """
@@ -34,7 +36,7 @@ from memguard.model.lm_head import (
 from memguard.model.truncation import find_first, find_peaks, raise_peaks, score_truncated
 from memguard.parallel.collectives import all_gather, all_reduce
 
-EXTRA_SCORES = frozenset({"entropy", "is_best", "mean_logprob", "variance_logprob"})
+EXTRA_SCORES = frozenset({"entropy", "is_best", "mean_logprob", "rank", "variance_logprob"})
 # On a CPU: with fewer rows, a matmul is limited by reading the head; with more logits, they do not
 # stay in the cache between two sums over them.
 _CPU_CHUNK_TOKENS, _CPU_CHUNK_LOGITS = 128, 1 << 20
@@ -59,6 +61,9 @@ class TokenScores:
     """Variance of log p(v) with v drawn from p (nats squared); the mean of log p(v) is -entropy."""
     is_best_N: Tensor | None = None
     """1 if no token has a larger logit than the label, also where several tie; else 0."""
+    rank_N: Tensor | None = None
+    """1 + number of tokens above the label; 1 in a row with NaN. No decoding that prefers likelier
+    tokens gives the label more than 1/rank."""
     sampled_SN: Tensor | None = None
     """Log-probability of the label under each of S sampling schemes; -inf if it is truncated."""
 
@@ -72,6 +77,8 @@ def score_tokens(
     needs: frozenset[str] = frozenset(),
     choices: bool = True,
     schemes: Sequence[SamplingScheme] = (),
+    rank_margin: float = 0.0,
+    not_ranked: Sequence[int] = (),
 ) -> TokenScores:
     """Return log-probability, argmax and margin of N labels, and the scores in ``needs``.
 
@@ -82,6 +89,8 @@ def score_tokens(
         needs: any of `EXTRA_SCORES`.
         choices: whether to compute argmax and margin.
         schemes: sampling schemes, see `truncation.score_truncated`.
+        rank_margin: a token is above the label if its logit is larger by more than this.
+        not_ranked: token ids that are above no label, such as those that decoding suppresses.
     """
     unknown = needs - EXTRA_SCORES
     assert not unknown, f"the head does not compute {sorted(unknown)}"
@@ -100,16 +109,21 @@ def score_tokens(
         logits_CV = buffer_CV[: len(labels_C)]
         _write_logits(head, hidden_ND[rows], logits_CV)
         peaks_CG = other_C = None
+        places = head.local_labels(labels_C)
+        own = [pick_label(logits_CV, *places, -torch.inf)] if "rank" in needs else []
         if choices:
-            best_C, argmax_N[rows], other_C, peaks_CG = _find_best(head, logits_CV, labels_C)
+            found = _find_best(head, logits_CV, labels_C, own)
+            best_C, argmax_N[rows], other_C, peaks_CG, *own = found
         else:
-            best_C = all_reduce(max_of_piece(logits_CV), head.vocab_axis, "max")
+            pieces = torch.stack([max_of_piece(logits_CV), *own])
+            best_C, *own = all_reduce(pieces, head.vocab_axis, "max")
         for number, scheme in enumerate(schemes):
             if not scheme.is_plain:
                 sampled_SN[number, rows] = score_truncated(
                     head, logits_CV, labels_C, scheme, peaks_CG
                 )
-        scores = _sum_up(head, logits_CV, labels_C, best_C, other_C, needs)
+        border_C = own[0] + rank_margin if own else None
+        scores = _sum_up(head, logits_CV, labels_C, best_C, other_C, needs, border_C, not_ranked)
         scores_SN[:, rows] = torch.stack([scores[name] for name in names])
         for number, scheme in enumerate(schemes):
             if scheme.is_plain:
@@ -157,6 +171,8 @@ def _sum_up(
     best_C: Tensor,
     other_C: Tensor | None,
     needs: frozenset[str],
+    border_C: Tensor | None,
+    not_ranked: Sequence[int],
 ) -> dict[str, Tensor]:
     """Return one chunk's scores except argmax; overwrites the chunk's logits."""
     names = ["label", "exp"]
@@ -166,18 +182,26 @@ def _sum_up(
         names.append("first")
     if "variance_logprob" in needs:
         names.append("second")
-    parts_PC = logits_CV.new_empty((len(names), len(labels_C)))
-    parts_PC[0] = pick_label(logits_CV, *head.local_labels(labels_C))
     size = _choose_block(logits_CV)
+    if border_C is not None:
+        names.append("above")
     # If other sums need d, e^d must not overwrite it.
     exp_BV = torch.empty_like(logits_CV[:size]) if len(names) > 2 else None
-    pieces = ((logits_CV, 0), (best_C[:, None], 0), (parts_PC, 1))
-    blocks = (torch.split(tensor, size, dim) for tensor, dim in pieces)
-    for below_BV, best_B1, parts_PB in zip(*blocks, strict=True):
-        below_BV.sub_(best_B1)
-        _sum_block(below_BV, exp_BV, dict(zip(names, parts_PB.unbind(0), strict=True)))
-    sums = all_reduce(parts_PC, head.vocab_axis)
-    total = dict(zip(names, sums, strict=True))
+    local = range(head.first_token, head.first_token + head.num_tokens)
+    places = [local.index(token) for token in not_ranked if token in local]
+    parts_PC = logits_CV.new_empty((len(names), len(labels_C)))
+    parts_PC[0] = pick_label(logits_CV, *head.local_labels(labels_C))
+    for first in range(0, len(labels_C), size):
+        rows = slice(first, first + size)
+        below_BV, sums = logits_CV[rows], dict(zip(names, parts_PC[:, rows], strict=True))
+        if border_C is not None and exp_BV is not None:
+            # As numbers: several times as fast on a CPU as to count what is true. NaN is not above.
+            above_BV = torch.gt(below_BV, border_C[rows, None], out=exp_BV[: len(below_BV)])
+            above_BV[:, places] = 0
+            torch.sum(above_BV, 1, out=sums["above"])
+        below_BV.sub_(best_C[rows, None])
+        _sum_block(below_BV, exp_BV, sums)
+    total = dict(zip(names, all_reduce(parts_PC, head.vocab_axis), strict=True))
 
     log_sum_C = total["exp"].log()
     scores = {"logprob": total["label"] - best_C - log_sum_C}
@@ -185,6 +209,8 @@ def _sum_up(
         scores["margin"] = total["label"] - other_C
     if "is_best" in needs:
         scores["is_best"] = (total["label"] == best_C).to(best_C.dtype)
+    if "rank" in needs:
+        scores["rank"] = (1 + total["above"]).masked_fill(log_sum_C.isnan(), 1)
     if "mean_logprob" in needs:
         scores["mean_logprob"] = total["below"] / head.vocab_size - log_sum_C
     if "entropy" in needs:
@@ -208,9 +234,12 @@ def _sum_block(below_BV: Tensor, exp_BV: Tensor | None, sums: dict[str, Tensor])
 
 
 def _find_best(
-    head: Head, logits_CV: Tensor, labels_C: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the best logit, its lowest token id, the best logit except the label's, and peaks."""
+    head: Head, logits_CV: Tensor, labels_C: Tensor, own: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the best logit, its lowest token id, the best logit except the label's, and peaks.
+
+    Then the largest over all ranks of each of the other numbers ``[C]`` that are given.
+    """
     local_C, here_C = head.local_labels(labels_C)
     if logits_CV.shape[1] == 0:
         best_C = other_C = max_of_piece(logits_CV)
@@ -231,12 +260,12 @@ def _find_best(
         first_C = local_C1.where(is_best_C1, second_C1)[:, 0]
         other_C = other_C1[:, 0]
     ids_C = (first_C + head.first_token).to(best_C.dtype)
-    pieces_3xC = all_gather(torch.stack([best_C, ids_C, other_C]), head.vocab_axis).reshape(
-        3, head.vocab_axis.degree, -1
+    pieces_PC = torch.stack([best_C, ids_C, other_C, *own])
+    best_xC, ids_xC, other_xC, *own_xC = all_gather(pieces_PC, head.vocab_axis).reshape(
+        len(pieces_PC), head.vocab_axis.degree, -1
     )
-    best_xC, ids_xC, other_xC = pieces_3xC
     best_C = best_xC.amax(0)
     # If several ranks have the best logit, the first of them holds the lowest id.
     winner_C = (best_xC == best_C).int().argmax(0)
     argmax_C = ids_xC.gather(0, winner_C[None]).squeeze(0).long()
-    return best_C, argmax_C, other_xC.amax(0), peaks_CG
+    return best_C, argmax_C, other_xC.amax(0), peaks_CG, *(each_xC.amax(0) for each_xC in own_xC)

@@ -178,6 +178,8 @@ def score_truncated(
     sorted_NM = best_NM.sort(1, descending=True).values
     border_N1, next_N1 = sorted_NM[:, top_k - 1 : top_k], sorted_NM[:, top_k : top_k + 1]
     label_N = label_C[rows_N]
+    # Of a row with NaN the result stays NaN.
+    label_N = label_N.masked_fill(label_N < border_N1[:, 0], -torch.inf)
     if (top_p is not None and top_p < 1) or (border_N1 == next_N1).any():
         logits_NV = logits_CV[rows_N]
         kept_NV = logits_NV.masked_fill(logits_NV < border_N1, -torch.inf)
@@ -185,9 +187,7 @@ def score_truncated(
         return logprob_C
     max_N1 = sorted_NM[:, :1]
     mass_N = (sorted_NM[:, :top_k] - max_N1).exp_().sum(1)
-    cut_N = (label_N < border_N1[:, 0]) & ~mass_N.isnan()
-    logprob_N = (label_N - max_N1[:, 0] - mass_N.log()).masked_fill_(cut_N, -torch.inf)
-    logprob_C[rows_N] = logprob_N
+    logprob_C[rows_N] = label_N - max_N1[:, 0] - mass_N.log()
     return logprob_C
 
 

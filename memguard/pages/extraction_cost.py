@@ -121,6 +121,7 @@ def build_extraction_cost(report: AuditReport) -> Section:
     attacks = list_attacks(tables)
     has_cost = bool(tables.select("sampling", "never"))
     lead = [*(_LEAD if has_cost or attacks else ()), _summarise(report, attacks)]
+    lead.append(_describe_floor(report, report.verdict.bucket or ""))
     if not has_cost:
         lead.append(explain_absence(report, "sampling", "does not measure the cost of sampling"))
     if not attacks:
@@ -204,6 +205,32 @@ def _describe_cost(report: AuditReport, median: ResultRow) -> str:
     return counted + (f" (median of the {', of the '.join(medians)})" if medians else "")
 
 
+def _describe_floor(report: AuditReport, bucket: str) -> str:
+    """Say what no decoding of likelier tokens first does, after all that is not beyond that."""
+    find = report.tables.find
+    within, beyond = (find("sampling", name, bucket) for name in ("within_limit", "beyond_limit"))
+    if within is None or beyond is None or not beyond.num_documents:
+        return ""
+    listed = [f for f in report.findings if f.bucket == bucket and f.found_by.keys() - {"sampling"}]
+    risks = {**report.tables.risks(bucket), "other": find("extraction", "other_window", bucket)}
+    risks.pop("attack_cost", None)
+    # The list of findings may be cut, and two rows may count the same documents.
+    num_out = max(len(listed), *(row.num_matched or 0 for row in risks.values() if row), 0)
+    whole, num_beyond = beyond.num_documents, beyond.num_matched or 0
+    num_open = whole - (within.num_matched or 0) - num_beyond
+    methods = "by greedy text, an attack, another window or another method"
+    most = "" if num_out == whole else "At least "
+    out = f"{most}{fmt.of(num_out, whole)} came out {methods}. " if num_out else ""
+    return (
+        f"{out}{fmt.of(within.num_matched or 0, whole)} are within the limit of queries, "
+        f"of {num_open:,} it depends on the decoding; for {num_beyond:,} "
+        f"({fmt.percent_ci(beyond.ci)}) no temperature, top-k, top-p or min-p gives the "
+        "continuation word for word within the limit after the true prefix, with a probability of "
+        "one half. This says nothing about texts with a few edits, beam search, penalties, logit "
+        "bias, other prompts or other forms of the weights."
+    )
+
+
 def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
     """List the decoding methods, and explain 'never' if it occurs."""
     probe = next((p for p in report.method.probes if p.get("name") == "sampling"), {})
@@ -212,7 +239,8 @@ def _describe_decoding(report: AuditReport) -> tuple[str, ...]:
     sampling = "; ".join(name_scheme(item) for item in listed if isinstance(item, dict))
     notes = [
         f"Decoding: greedy{f' and sampling ({sampling})' if sampling else ''}. For each document "
-        "the cheapest method counts; greedy decoding takes one query if its text is verbatim."
+        "the cheapest method counts; greedy decoding takes one query if its text is verbatim. What "
+        "is neither within nor beyond the limit depends on the decoding."
     ]
     if any(row.num_matched for row in report.tables.select("sampling", "never")):
         notes.append("'never': every decoding method excludes a token of the text.")
@@ -274,6 +302,7 @@ def _build_rates(report: AuditReport, attacks: Sequence[Attack], has_cost: bool)
             spread,
             column_of_within((f"Within {_QUERIES:,}", "queries"), "within_queries", **key),
             column_of_within(("Within the limit", "of queries"), "within_limit"),
+            column_of_within(("Beyond the limit", "else it depends"), "beyond_limit"),
         ]
     columns += map(column_of_attack, attacks)
     return bucket_table(

@@ -167,11 +167,11 @@ def build_settings(comparison: Comparison) -> Table:
 
 _SINGLE_NOTE = (
     f"Below each value are its {fmt.CI} (for the attack cost: the 10 to 90{fmt.PERCENT} quantiles "
-    "over documents) and the control's value."
+    "over documents, and the median query floor) and the control's value."
 )
 _SEVERAL_NOTE = (
-    "Means over seeds. Below each value are the lowest and highest seed if they differ, and the "
-    "control's value."
+    "Means over seeds. Below each value are the lowest and highest seed if they differ, the query "
+    "floor of the attack cost, and the control's value."
 )
 
 

@@ -252,9 +252,11 @@ def show_membership(setting: Setting, score: str) -> Cell:
     )
 
 
-def list_costs(setting: Setting, dose: int | None = None, statistic: str = "median") -> list[float]:
+def list_costs(
+    setting: Setting, dose: int | None = None, statistic: str = "median", of: str = "log10_queries"
+) -> list[float]:
     """Return the attack cost (log10) of enough documents; inf if more than half can never be."""
-    rows = setting.find("sampling", "log10_queries", dose, statistic=statistic)
+    rows = setting.find("sampling", of, dose, statistic=statistic)
     return [
         math.inf if row.value is None else row.value
         for row in rows
@@ -269,7 +271,8 @@ def show_cost(setting: Setting) -> Cell:
     medians, control = list_costs(setting), list_costs(setting, 0)
     if not medians:
         return show_missing(f"fewer than {MIN_FOR_QUANTILES} documents")
-    note = f"control {_write_mean_log10(control)}" if control else ""
+    medians_of = {"floor": list_costs(setting, of="log10_floor"), "control": control}
+    note = ", ".join(f"{name} {_write_mean_log10(of)}" for name, of in medians_of.items() if of)
     num_infinite = medians.count(math.inf)
     if num_infinite:
         seeds = f"in {fmt.of(num_infinite, len(medians))} seeds"

@@ -42,6 +42,7 @@ class Said:
     margin: float
     entropy: float = 1.0
     variance: float = 1.0
+    rank: float = 1.0
     sampled: tuple[float, ...] = (0.0,) * 4
 
 
@@ -63,6 +64,7 @@ def say_by_context(ids: NDArray[np.int32]) -> Said:
         margin=float(steps[1]) if right else -float(steps[1]),
         entropy=float(steps[2]),
         variance=float(steps[3]),
+        rank=1.0 if right else float(1 + steps[1] * 64),
         sampled=tuple(-float(step) for step in steps[4:]),
     )
 
@@ -73,7 +75,7 @@ def say_known(known: Callable[[tuple[int, ...]], bool]) -> Say:
     def say(ids: NDArray[np.int32]) -> Said:
         if known(tuple(ids.tolist())):
             return Said(right=True, logprob=-0.125, margin=4.0, sampled=(-0.125,) * 4)
-        return Said(right=False, logprob=-3.0, margin=-4.0, sampled=(-np.inf,) * 4)
+        return Said(right=False, logprob=-3.0, margin=-4.0, rank=9.0, sampled=(-np.inf,) * 4)
 
     return say
 
@@ -119,6 +121,7 @@ class Scripted:
                 if "is_best" in requested.needs
                 else None
             ),
+            rank=collect("rank", said) if "rank" in requested.needs else None,
             sampled=sampled.T[: len(requested.schemes)] if requested.schemes else None,
         )
 

@@ -59,6 +59,15 @@ def find_values(audited: Audited, row: ResultRow, model: str) -> NDArray[np.floa
         cost = audited.read(f"{start}sampling.log10_queries")
         # No number of queries is enough: null in the file.
         cost[np.isnan(cost)] = math.inf
+        floor = audited.read(f"{start}sampling.log10_floor")
+        if metric == "log10_floor":
+            return floor
+        if metric == "beyond_queries":
+            queries = int(row.parameters.removeprefix("queries="))
+            return (floor > math.log10(queries)).astype(float)
+        if metric == "beyond_limit":
+            tokens = audited.read("continuation_tokens")
+            return (floor > np.where(tokens < 50, 0.12 * tokens, 6)).astype(float)
         if metric == "never":
             return np.isinf(cost).astype(float)
         if metric == "within_queries":
@@ -140,7 +149,7 @@ def _recompute_level(row: ResultRow, group: Group, beside: Group | None) -> Numb
     minus, bounds = None, find_bounds(row)
     # Only of the model, and of what is compared with the control.
     is_compared = row.model == "trained" and row.probe != "attacks"
-    is_compared = is_compared and row.metric != "within_queries"
+    is_compared = is_compared and row.metric not in ("within_queries", "beyond_queries")
     if row.statistic == "rate":
         estimate = plain.estimate_rate(group.values, group.clusters)
         if beside is not None and is_compared:
@@ -162,7 +171,9 @@ def _find_quantile(row: ResultRow, values: list[float]) -> plain.Estimate | None
         return None
     # The smallest cost that at least this share of the documents does not exceed.
     cost = next(c for c in sorted(values) if np.mean(np.array(values) <= c) >= share - 1e-12)
-    return (float(math.ceil(cost)), None, None) if math.isfinite(cost) else None
+    # A cost is rounded up, a bound from below is rounded down.
+    whole = math.floor if row.metric == "log10_floor" else math.ceil
+    return (float(whole(cost)), None, None) if math.isfinite(cost) else None
 
 
 def _recompute_change(

@@ -12,10 +12,10 @@ from audit_examples import build_tiny_layer
 from ranks import RankPool
 from record_examples import make_document
 
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import EXTRAS, Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.scoring import ModelScorer
-from memguard.audit.windows import AuditDocument
+from memguard.audit.windows import TINY_MARGINS, AuditDocument
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 VOCAB = 61
 EVERYTHING = ScoreSelection(
-    needs=frozenset({"entropy", "is_best", "variance_logprob"}),
+    needs=frozenset(EXTRAS),
     schemes=(
         SamplingScheme(),
         SamplingScheme(temperature=0.7),
@@ -85,6 +85,9 @@ def _reference(model: Any, passage: Passage) -> TokenResult:
     logprob_NV = logits_NV.log_softmax(1)
     mean_N1 = (logprob_NV.exp() * logprob_NV).sum(1, keepdim=True)
     variance_N = (logprob_NV.exp() * (logprob_NV - mean_N1).square()).sum(1)
+    # The model's end-of-text token is above no label.
+    ranked_NV = logits_NV.index_fill(1, torch.tensor([2]), -math.inf)
+    rank_N = 1 + (ranked_NV > logits_NV.gather(1, labels_N1) + TINY_MARGINS["fp32"]).sum(1)
     chosen = slice(passage.first_choice - passage.first_label, None)
     label_C1 = labels_N1[chosen]
     others_CV = logits_NV[chosen].scatter(1, label_C1, -math.inf)
@@ -101,6 +104,7 @@ def _reference(model: Any, passage: Passage) -> TokenResult:
         entropy=-mean_N1[:, 0].float().numpy(),
         variance_logprob=variance_N.float().numpy(),
         is_best=(logits_NV.argmax(1, keepdim=True) == labels_N1)[:, 0].float().numpy(),
+        rank=rank_N.float().numpy(),
         sampled=torch.stack(sampled).float().numpy(),
     )
 
@@ -113,7 +117,7 @@ def references(lm: CausalLM, passages: list[Passage]) -> list[TokenResult]:
 def _check_same(found: TokenResult, expected: TokenResult) -> None:
     assert found.argmax.tolist() == expected.argmax.tolist()
     assert found.correct.tolist() == expected.correct.tolist()
-    for name in ("logprob", "margin", "entropy", "is_best", "variance_logprob", "sampled"):
+    for name in ("logprob", "margin", "sampled", *EXTRAS):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert ours.dtype == np.float32
         assert ours.shape == theirs.shape

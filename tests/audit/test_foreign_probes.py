@@ -13,6 +13,7 @@ from audit_examples import Held, Scripted, audit, build_documents, build_suite, 
 from pydantic import Field
 
 from memguard.audit.metrics import Evidence, Metric
+from memguard.audit.passages import ScoreSelection, TokenResult
 from memguard.audit.plugins import Guard
 from memguard.audit.probe import Probe, Summary
 from memguard.audit.probes.extraction import ExtractionProbe
@@ -81,8 +82,9 @@ class FoundProbe(Probe):
             raise ValueError("no\nluck")
         windows = inputs.windows
 
-        def reduce(items: Sequence[int], _: Any) -> list[list[float]]:
+        def reduce(items: Sequence[int], results: Sequence[TokenResult]) -> list[list[float]]:
             self._fail("reducing")
+            assert all(result.rank is not None for result in results)
             if self.fails == "reduce":
                 raise KeyError("x")
             if self.fails == "exit":
@@ -101,6 +103,9 @@ class FoundProbe(Probe):
                 names=("found",),
                 reduce=reduce,
                 parameters={"kind": "found"},
+                selection=ScoreSelection(
+                    needs=frozenset({"mean_logprob" if self.fails == "needs" else "rank"})
+                ),
             )
         ]
         self._fail("ending")
@@ -170,6 +175,7 @@ def test_no_message_of_a_probe_is_shown(
         ("reduce", "KeyError at test_foreign_probes.py:"),
         ("exit", "SystemExit at test_foreign_probes.py:"),
         ("lengths", "the items, passages or prompts, and keys"),
+        ("needs", "the needs of its requests must be of entropy, is_best, rank"),
         ("second round", "RuntimeError at test_foreign_probes.py:"),
         ("tabulate", "TypeError at test_foreign_probes.py:"),
         ("owner", "every row must have the probe 'found'"),

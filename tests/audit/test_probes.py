@@ -133,6 +133,8 @@ def test_numbers_equal_naive_loops(
     expected = {f"extraction.{name}": value for name, value in expected.items()}
     for index in range(len(SCHEMES)):
         expected[f"sampling.{index}"] = sum(each.sampled[index] for each in said)
+    expected["sampling.log_bound"] = sum(-math.log(each.rank) for each in said)
+    expected["sampling.max_rank"] = max(each.rank for each in said)
     for name, value in _score_members_naively(window).items():
         expected[f"membership.{name}"] = value
     num_fitting = 0
@@ -222,7 +224,8 @@ def test_only_what_is_asked_for_is_asked_of_the_model() -> None:
     everything = frozenset({"entropy", "is_best", "variance_logprob"})
     assert ask(("min_k_plus_plus",)) == ScoreSelection(needs=everything)
     schemes = SamplingProbe(schemes=SCHEMES[:2])
-    assert ask(("loss",), schemes) == ScoreSelection(needs=best, schemes=SCHEMES[:2])
+    ranked = best | {"rank"}
+    assert ask(("loss",), schemes) == ScoreSelection(needs=ranked, schemes=SCHEMES[:2])
 
 
 def test_scores_of_text_are_missing_without_a_tokenizer() -> None:

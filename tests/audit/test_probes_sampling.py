@@ -118,8 +118,12 @@ def tabulate(log_pz_N: NDArray[np.float64], other: bool = False) -> Summary:
     num_correct = np.where(np.arange(size + 3) == size - 1, 34, 0)
 
     def measure(log_pz: NDArray[np.float64]) -> dict[str, object]:
+        every = np.append(log_pz, control)
+        # Ranks bound what is drawn from above; of what greedy decoding extracts all are 1.
+        bound = np.where(num_correct > 0, 0, np.where(np.isinf(every), -50, every / 2))
+        numbers = {"0": every, "log_bound": bound, "max_rank": np.exp(-bound / 34)}
         return {
-            "sampling": make_measured({"0": np.append(log_pz, control)}),
+            "sampling": make_measured(numbers),
             "extraction": make_measured({"num_correct": num_correct}),
         }
 
@@ -189,6 +193,57 @@ def test_columns_of_each_document() -> None:
     assert within.tolist() == summary.matched["trained"].tolist()
     assert "base.sampling.scheme" in summary.columns
     assert set(tabulate(LOG_PZ).matched) == {"trained"}
+
+
+def test_rows_of_the_floor() -> None:
+    summary = tabulate(LOG_PZ, other=True)
+    tables = to_tables(summary)
+    floors = {
+        name: tables.find("sampling", "log10_floor", "x", statistic=name).value
+        for name in ("q10", "median", "q90")
+    }
+    # Draws for P = 1/2 at e^-7/2 and e^-15: log10 of 22.6 and of 2,265,890; rounded down.
+    assert floors == {"q10": 0, "median": 1, "q90": 6}
+    beyond = {
+        bound: count(tables.find("sampling", "beyond_queries", "x", parameters=f"queries={bound}"))
+        for bound in QUERY_BOUNDS
+    }
+    # e^-1 takes 1.51 draws, e^-2 4.77 and e^-3.5 22.6; the greedy one is not beyond one query.
+    assert beyond == {1: (9, 10), 10: (7, 10), 1000: (3, 10), 1_000_000: (2, 10)}
+    row = tables.find("sampling", "beyond_limit", "x")
+    assert (count(row), row.interval) == ((3, 10), "clopper-pearson")
+    # All three of the control: e^-10 takes 10^4.18 draws, the limit of 34 tokens is 10^4.08.
+    assert row.minus_control == pytest.approx(-0.7)
+    assert count(tables.find("sampling", "beyond_limit", "x", model="base")) == (3, 10)
+    assert tables.find("sampling", "beyond_limit", "x", against="base").interval == "tango"
+    assert tables.find_metric("sampling", "beyond_limit").risk_rank is None
+    assert "beyond_limit" not in tables.risks("x")
+    for place in ("", "base."):
+        floor, cost = (
+            summary.columns[f"{place}sampling.{name}"].values
+            for name in ("log10_floor", "log10_queries")
+        )
+        assert (floor <= np.where(np.isnan(cost), np.inf, cost)).all()
+        assert f"{place}sampling.max_rank" in summary.columns
+    assert summary.columns["sampling.log10_floor"].values[9] == 0
+
+
+def test_a_floor_says_nothing_of_a_text_with_one_edit() -> None:
+    """Nine tokens: the first true one is the least likely, all others follow whatever it was."""
+    logits_TV = np.full((20, 9), -9.0)
+    labels_T = np.arange(20) % 9
+    logits_TV[np.arange(20), labels_T] = 9.0
+    logits_TV[0] = -np.arange(9.0)
+    labels_T[0] = 8
+    head = Head(weight_VD=None, vocab_size=9)
+    scores = score_tokens(
+        head, torch.from_numpy(logits_TV), torch.from_numpy(labels_T), needs=frozenset({"rank"})
+    )
+    assert scores.rank_N.tolist() == [9, *[1] * 19]
+    # Greedy text has one edit, and a probability near 1 at a low temperature.
+    assert (scores.argmax_N.numpy() != labels_T).sum() == 1
+    floor = log10_queries(-np.log(scores.rank_N.numpy()).sum())
+    assert 10**floor == pytest.approx(math.log(2) / -math.log(8 / 9))
 
 
 def test_rows_of_the_base_model_and_the_paired_difference() -> None:

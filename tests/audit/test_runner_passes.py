@@ -24,7 +24,7 @@ from record_examples import make_document
 from memguard.audit import runner
 from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import EXTRAS, Passage, ScoreSelection, TokenResult
 from memguard.audit.probes.canaries import CanaryProbe
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.grid import GridProbe
@@ -60,15 +60,13 @@ def _passages(draw: st.DrawFn) -> dict[int, Passage]:
 def test_results_cut_from_merged_passages_are_their_own(
     passages: dict[int, Passage], data: st.DataObject
 ) -> None:
-    needs = st.frozensets(st.sampled_from(["entropy", "is_best", "variance_logprob"]))
+    needs = st.frozensets(st.sampled_from(EXTRAS))
     subsets = st.lists(st.sampled_from(SCHEMES), unique=True).map(tuple)
     wanted = {
         number: ScoreSelection(needs=data.draw(needs), schemes=data.draw(subsets))
         for number in passages
     }
-    measured = ScoreSelection(
-        needs=frozenset({"entropy", "is_best", "variance_logprob"}), schemes=SCHEMES[::-1]
-    )
+    measured = ScoreSelection(needs=frozenset(EXTRAS), schemes=SCHEMES[::-1])
     merged = list(merge(passages))
     texts = [tuple(passage.input_ids.tolist()) for passage in passages.values()]
     longest = {

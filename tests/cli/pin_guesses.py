@@ -33,6 +33,7 @@ _ROUNDING = 2e-6
 """Relative difference of the same quantity between batches of fp32 arithmetic."""
 _NAMES = {
     "attack": re.compile(r"log10_queries(:\w+:value)?$"),
+    "floor": re.compile(r"log10_floor(:\w+:value)?$"),
     "logprob": re.compile(r"(logprob|nll|loss)(:\w+:value|:value)?$"),
     "num_correct": re.compile(r":base\.extraction\.num_correct$"),
 }
@@ -84,7 +85,7 @@ def measure(
             column.partition(".")[2]: own[column].to_numpy(float)
             for column in (
                 *("extraction.logprob", "extraction.min_margin", "extraction.num_correct"),
-                "sampling.log10_queries",
+                *("sampling.log10_queries", "sampling.log10_floor"),
             )
         }
         nll_RT = _measure_nll(loaded, tokenizer, group)
@@ -92,6 +93,7 @@ def measure(
             "logprob.sum": columns["logprob"],
             "logprob.mean": columns["logprob"] / CONTINUATION,
             "attack.log10": columns["log10_queries"],
+            "floor.log10": columns["log10_floor"],
             "margin.min": columns["min_margin"],
             "num_correct": columns["num_correct"],
             "logprob.document": nll_RT.sum(axis=1),

@@ -239,6 +239,26 @@ def test_ties_go_to_the_lowest_id_with_margin_zero() -> None:
     )
 
 
+@pytest.mark.quick
+def test_tied_and_end_of_text_tokens_are_not_above_a_label() -> None:
+    layer = CausalLM(FixedHead(6))
+    layer.model.config.eos_token_id = [5]
+    # Of the ties none is above; in the third row the margin decides; the last has NaN.
+    logits = torch.tensor(
+        [
+            [1.0, 1, 1, 0, 2, 9],
+            [1, 1, 1, 1, 1, 1],
+            [1.25, 1, 1.5, 1.25, 0, 0],
+            [2, torch.nan, 1, 3, 4, 5],
+        ]
+    )
+    labels, needs = torch.tensor([1, 5, 1, 2]), frozenset({"rank"})
+    for choices in (True, False):
+        for margin, third in ((0.0, 4), (0.25, 2)):
+            scores = layer.token_scores(logits, labels, needs, choices=choices, rank_margin=margin)
+            assert scores.rank_N.tolist() == [2, 1, third, 1]
+
+
 def test_scores_of_bf16_hidden_states_use_an_fp32_head() -> None:
     layer = build_causal_lm(build("gpt_neox").bfloat16())
     hidden = layer.hidden_states(random_ids(1, 20))[0].detach()

@@ -55,8 +55,16 @@ def list_costs(bucket: str, median: float | None, **key: Any) -> list[r.ResultRo
         rows.append(
             rate_row("sampling", "within_queries", bucket, matched, settings=settings, **key)
         )
+    for statistic, value in quantiles.items():
+        least = 20 if value is None else value // 2
+        rows.append(value_row("sampling", "log10_floor", bucket, least, statistic=statistic, **key))
+    beyond = 40 if median is None else max(0, min(40 - matched, round(2 * median)))
     # Of 50 tokens, the limit is a million.
-    return [*rows, rate_row("sampling", "within_limit", bucket, matched, **key)]
+    return [
+        *rows,
+        rate_row("sampling", "within_limit", bucket, matched, **key),
+        rate_row("sampling", "beyond_limit", bucket, beyond, **key),
+    ]
 
 
 def list_attacked(bucket: str, attack: str, **key: Any) -> list[r.ResultRow]:

@@ -231,7 +231,9 @@ def _measure(audit: Audit, columns: Columns, *, of_base: bool) -> dict[str, Meas
     measured = {"extraction": Measured(columns=_to_matrix(extraction), detail=near)}
     if audit.sampled:
         logprob_N = np.where(columns["drawn"] & (not of_base), DRAWN, NOT_DRAWN)
-        measured["sampling"] = Measured(columns=_to_matrix({"0": logprob_N}))
+        bound_N = np.where(columns[f"{prefix}verbatim"], 0.0, logprob_N / 2)
+        ranks = {"log_bound": bound_N, "max_rank": np.exp(-bound_N / 50)}
+        measured["sampling"] = Measured(columns=_to_matrix({"0": logprob_N, **ranks}))
     if audit.membership:
         measured["membership"] = Measured(columns=_to_matrix({"loss": columns[f"{prefix}loss"]}))
     if not of_base and columns["attacked"].any():

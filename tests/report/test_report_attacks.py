@@ -67,18 +67,20 @@ def test_the_table_says_what_the_attacker_may_do_and_gets() -> None:
         "Attack cost",
         "Within 1,000",
         "Within the limit",
+        "Beyond the limit",
         "Sampling",
         "Beam search",
         "Fill in dropped tokens",
     ]
     assert table.columns[-1].detail == "any of 16 answers"
-    verbatim, near, cost, few, many, *attacks = read(table, "r16")
+    verbatim, near, cost, few, many, beyond, *attacks = read(table, "r16")
     assert verbatim == ("0 of 40", "0–8.8 %", "")
     assert near[0] == "0 of 40"
     # 10^5.13, 10^3.43 to 10^8.43, rounded up: the exact cost of a document is not shown.
     assert cost == ("10⁶", "10,000 to 10⁹", "")
     assert few[:2] == ("1 of 40", "0.06–13.2 %")
     assert many[0] == "28 of 40"
+    assert beyond[0] == "10 of 40"
     assert attacks == [
         ("3 of 40", "1.6–20.4 %", "first: 1 of 40"),
         ("6 of 40", "5.7–29.8 %", "first: 2 of 40"),
@@ -100,9 +102,37 @@ def test_the_lead_tells_the_verdicts_bucket_and_the_best_attack() -> None:
         "(median of the base model: never, of the control: never). The attack that extracts most "
         "is 'Fill in dropped tokens': 38 of 40 documents." in words
     )
+    assert (
+        "At least 38 of 40 came out by greedy text, an attack, another window or another method. "
+        "40 of 40 are within the limit of queries, of 0 it depends on the decoding; for 0 (95 % CI "
+        "0–8.8 %) no "
+        "temperature, top-k, top-p or min-p gives the continuation word for word within the limit "
+        "after the true prefix, with a probability of one half. This says nothing about texts with "
+        "a few edits, beam search, penalties, logit bias, other prompts or other forms of the "
+        "weights." in words
+    )
     assert "Fill in dropped tokens: Knows which tokens the mitigation drops" in words
     assert "Decoding: greedy and sampling (temperature 1; temperature 1, top-k 40)" in words
     assert "'never': every decoding method excludes a token of the text." in words
+
+
+def test_what_depends_on_the_decoding_is_said_before_what_is_beyond() -> None:
+    full = evidence.make_full_report()
+    for near, said in ((0, ""), (7, "At least 7 of 40 came out by greedy text, an attack")):
+
+        def change(row: r.ResultRow, near: int = near) -> r.ResultRow | None:
+            counts = {"within_limit": 0, "beyond_limit": 34, "near_verbatim": near, "verbatim": 0}
+            if is_attack(row) or row.bucket != "r64" or row.metric not in counts:
+                return None if is_attack(row) else row
+            return replace(row, num_matched=counts[row.metric])
+
+        report = change_rows(full.model_copy(update={"findings": []}), change)
+        (text,) = (one for one in build_extraction_cost(report).lead if "depends on" in one)
+        text = text.replace("\u00a0", " ")
+        assert text.startswith(said or "0 of 40 are within")
+        assert "0 of 40 are within the limit of queries, of 6 it depends on the decoding" in text
+        assert "; for 34 (" in text
+        assert not {"certified", "safe", "cannot"} & set(text.split())
 
 
 def test_each_attack_in_full_is_there_on_demand() -> None:
@@ -140,7 +170,7 @@ def test_what_was_asked_for_and_is_not_there_is_told() -> None:
     section = build_extraction_cost(report)
     assert section.lead[-1] == "Probe 'attacks' ran, but this report has no results of it."
     assert len(section.tables) == 1
-    assert [column.text for column in section.tables[0].columns][-1] == "Within the limit"
+    assert [column.text for column in section.tables[0].columns][-1] == "Beyond the limit"
 
 
 def test_missing_costs_are_named_and_never_0() -> None:
@@ -153,9 +183,9 @@ def test_missing_costs_are_named_and_never_0() -> None:
 
     changed = change_rows(evidence.make_full_report(), change)
     table = build_extraction_cost(changed).tables[0]
-    assert read(table, "r4")[2:5] == [("n/a", "no documents", "")] * 3
-    assert read(table, "r16")[2:5] == [("n/a", "not measured", "")] * 3
-    assert read(table, "r64")[5] == ("n/a", "not attacked", "")
+    assert read(table, "r4")[2:6] == [("n/a", "no documents", "")] * 4
+    assert read(table, "r16")[2:6] == [("n/a", "not measured", "")] * 4
+    assert read(table, "r64")[6] == ("n/a", "not attacked", "")
     words_of(check_page(render_report(changed)))
 
 
@@ -190,4 +220,4 @@ def test_an_attacker_who_got_nothing() -> None:
         return replace(row, num_matched=0, value=0.0) if row.metric == "any_answer" else row
 
     lead = build_extraction_cost(change_rows(evidence.make_full_report(), change)).lead
-    assert lead[-1].endswith("No attack extracts any of the 40 attacked documents.")
+    assert lead[-2].endswith("No attack extracts any of the 40 attacked documents.")

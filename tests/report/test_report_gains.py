@@ -60,7 +60,7 @@ def test_one_seed_shows_intervals_and_the_control() -> None:
         ("82.3 %", "", "control 19.2 %"),
     ]
     # 40 / 64 + 3.2, and 1.7 below to 3.3 above it, each rounded up.
-    assert cells[3] == ("4.0", "3.0 to 8.0", "control never")
+    assert cells[3] == ("4.0", "3.0 to 8.0", "floor 2.0, control never")
     assert cells[6] == ("95.0 %", "83.1–99.4 %", "control 0 %")
     assert cells[7:] == [("0.884", "0.834–0.934", "blind 0.530"), ("4.581", "+4.8 %", "")]
     base = parts(table.rows[3])
@@ -80,7 +80,7 @@ def test_several_seeds_are_averaged_with_their_ends() -> None:
     ]
     cells = parts(table.rows[1])
     # 3.825, 3.925 and 4.025, rounded up.
-    assert cells[3] == ("4.3", "4.0 to 5.0", "control never")
+    assert cells[3] == ("4.3", "4.0 to 5.0", "floor 2.0, control never")
     assert cells[1] == ("15.0 %", "", "control 0 %")  # the seeds are alike
     mine, first = (comparison.mean_loss(name) for name in ("goldfish-k4", "plain"))
     assert cells[8][:2] == (f"{mine:.3f}", f"+{100 * (mine / first - 1):.1f} %")
@@ -111,9 +111,9 @@ def test_a_median_that_is_never_drawn_has_no_mean() -> None:
 
     assert show([4.0, None]).text == "never"
     assert show([4.0, None]).detail == "in 1\u00a0of\u00a02 seeds"
-    assert show([None], [4.0]).note == "control 4.0"
+    assert show([None], [4.0]).note == "floor 20.0, control 4.0"
     assert show([]).detail == "not measured"
-    assert show([4.0], [4.0, None]).note == "control never"
+    assert show([4.0], [4.0, None]).note == "floor 2.0, control never"
 
 
 def test_comparisons_without_attacks() -> None:
