@@ -172,17 +172,8 @@ _TESTS = {
 }
 
 
-def build_tasks(comparison: Comparison) -> tuple[Table, ...]:
-    """Build a table for each task that all runs answered; empty without any."""
-    return tuple(_build_task(comparison, task) for task in comparison.tasks)
-
-
-def describe_left_out(comparison: Comparison) -> tuple[str, ...]:
-    """Return a sentence for each task that the runs do not share."""
-    return tuple(map(fmt.clean_text, comparison.tasks_left_out))
-
-
-def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
+def build_task(comparison: Comparison, task: ComparedTask) -> Table:
+    """Build the table of a task that all runs answered."""
     tables, detail = comparison.tables, task.detail
     metric = detail.find_metric(tables)
     tests = {(test.setting, test.seed): test for test in _list_tests(comparison, task)}
