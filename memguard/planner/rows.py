@@ -18,7 +18,7 @@ ids. Where an id is 0 ('!' in the vocabulary of GPT-2, <unk> in Llama's) the pro
 labels of all these windows are dropped together or kept together, independent of their text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -267,7 +267,6 @@ def _state(plain: int, kept: int) -> State:
 
 _MANY = 0.01
 """Share of the windows from which on a warning is given."""
-_TOKENS_AT_ONCE = 1 << 20
 
 
 def remark_on_reference_hash(
@@ -282,8 +281,11 @@ def remark_on_reference_hash(
     if config is None or config.mode != "hash_reference":
         return []
     num_windows = num_zero = num_ids = 0
-    for ids, start in _read_trained(corpus):
-        is_window, is_zero = find_zero_products(ids, start, config.context_width)
+    for index, entry in enumerate(corpus.manifest):
+        if not entry.planned_repetitions:
+            continue
+        ids = corpus.document(index).input_ids
+        is_window, is_zero = find_zero_products(ids, config.context_width)
         num_windows += int(is_window.sum())
         num_zero += int(is_zero.sum())
         num_ids += int((ids == 0).sum())
@@ -315,26 +317,3 @@ def _describe_fate(config: GoldfishConfig) -> str:
         f"With k up to {max(dropped)} all labels of these windows are left out of the loss; with a "
         "larger k all of them receive loss."
     )
-
-
-def _read_trained(corpus: Corpus) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
-    """Yield tokens ``[N]`` of trained documents, a million at a time, and where each starts."""
-    held: list[NDArray[np.int32]] = []
-    size = 0
-    for index, entry in enumerate(corpus.manifest):
-        if not entry.planned_repetitions:
-            continue
-        held.append(corpus.document(index).input_ids)
-        size += len(held[-1])
-        if size >= _TOKENS_AT_ONCE:
-            yield _lay_end_to_end(held)
-            held, size = [], 0
-    if held:
-        yield _lay_end_to_end(held)
-
-
-def _lay_end_to_end(
-    documents: Sequence[NDArray[np.int32]],
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    sizes = np.array([len(ids) for ids in documents])
-    return np.concatenate(documents), np.repeat(np.cumsum(sizes) - sizes, sizes)
