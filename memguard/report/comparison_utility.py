@@ -39,8 +39,8 @@ def head_utility(comparison: Comparison) -> tuple[str, str]:
     utility, first = comparison.utility, name_first(comparison, 12)
     if not utility.is_task:
         return utility.heading, f"nats; from '{first}'"
-    better = "higher" if utility.higher_is_better else "lower"
-    return fmt.clean_name(utility.heading, _MOST_NAME), f"{better} is better; from '{first}'"
+    better = name_direction(utility)
+    return fmt.clean_name(utility.heading, _MOST_NAME), f"{better}; from '{first}'"
 
 
 def write_value(value: float | None, utility: Utility) -> str:
@@ -112,8 +112,8 @@ def label_axis(comparison: Comparison, limit: int) -> str:
     return f"{fmt.clean_name(utility.heading, 32)} minus {first}{unit}"
 
 
-def name_direction(utility: Utility) -> str:
-    """Return which direction of the axis is better."""
+def name_direction(utility: Utility | ComparedTask) -> str:
+    """Return which direction is better."""
     return "higher is better" if utility.higher_is_better else "lower is better"
 
 
@@ -208,7 +208,6 @@ def build_task(comparison: Comparison, task: ComparedTask) -> Table:
         return Column((f"Right only under {side}", "items"), show)
 
     is_counted = any(test.test == "mcnemar" for test in tests.values())
-    better = "higher" if task.higher_is_better else "lower"
     columns: tuple[Column[ComparedRun], ...] = (
         Column(
             "Setting",
@@ -216,7 +215,7 @@ def build_task(comparison: Comparison, task: ComparedTask) -> Table:
             lambda run: show_name("Base model", "before training"),
         ),
         Column(
-            (fmt.clean_name(detail.headline, 40), f"{better} is better"),
+            (fmt.clean_name(detail.headline, 40), name_direction(task)),
             lambda run: show_row(find(run), metric),
             show_base,
         ),
