@@ -75,32 +75,19 @@ def count_row_tokens(loader: Loader) -> NDArray[np.int64]:
     return np.add.reduceat(rows.stop - rows.start, rows.row_start[:-1])
 
 
-def without_mitigations(loader: Loader) -> Loader:
-    """Return the same rows with every supervised label kept."""
-    return Loader(
-        loader.corpus,
-        loader.rows,
-        loader.schedule,
-        batch_size=loader.batch_size,
-        pad_id=loader.pad_id,
-        mask_labels=lambda _document, _ids, labels, _generator: labels,
-        seed=loader.seed,
-    )
-
-
 def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelCounts:
     """Build the labels of the first rows, with and without mitigations, and count them.
 
     At most `COUNTED_ROWS` are built; ``eos_id`` is the tokenizer's, None where it has none.
     """
     lengths = count_row_tokens(loader)
-    plain = without_mitigations(loader)
     num_tokens = num_supervised = num_kept = num_eos_supervised = num_eos_kept = 0
     num_counted = min(num_rows, COUNTED_ROWS)
     for sample in range(num_counted):
-        labels = plain.batch([sample]).labels
+        row = int(loader.schedule[sample])
+        labels = loader.plain_batch([row]).labels
         kept = loader.batch([sample]).labels != IGNORE_LABEL
-        num_tokens += int(lengths[loader.schedule[sample]])
+        num_tokens += int(lengths[row])
         num_supervised += int((labels != IGNORE_LABEL).sum())
         num_kept += int(kept.sum())
         if eos_id is not None:
@@ -208,9 +195,9 @@ def read_first_row(loader: Loader, tokenizer: Any) -> FirstRow:
     """Build the rows of the first step and decode the first of them."""
     samples = loader.samples(0)
     fed = loader.batch(samples)
-    plain_T = without_mitigations(loader).batch(samples).labels[0]
     kept_T = fed.labels[0]
-    rows, row = loader.rows, loader.schedule[0]
+    rows, row = loader.rows, int(loader.schedule[0])
+    plain_T = loader.plain_batch([row]).labels[0]
     pieces, at = [], 0
     for piece in range(rows.row_start[row], rows.row_start[row + 1]):
         start, stop = int(rows.start[piece]), int(rows.stop[piece])
