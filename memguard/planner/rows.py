@@ -193,8 +193,7 @@ class FirstRow:
 
 def read_first_row(loader: Loader, tokenizer: Any) -> FirstRow:
     """Build the rows of the first step and decode the first of them."""
-    samples = loader.samples(0)
-    fed = loader.batch(samples)
+    fed = loader.batch(loader.samples(0))
     kept_T = fed.labels[0]
     rows, row = loader.rows, int(loader.schedule[0])
     plain_T = loader.plain_batch([row]).labels[0]
