@@ -9,7 +9,7 @@ from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
-from memguard.cli.options import Json, print_indented, print_json, print_title, say
+from memguard.cli.options import Json, print_facts, print_indented, print_json, print_title, say
 
 if TYPE_CHECKING:  # these import torch
     from memguard.workflows.collective_checks import Backend, Check, State
@@ -59,9 +59,10 @@ def render_diagnosis(diagnosis: "Diagnosis", out: rich.console.Console) -> None:
     libraries = [_name_library(library) for library in diagnosis.libraries]
     print_indented(out, Columns(libraries, padding=(0, 3), column_first=True))
     print_title(out, "Extras")
-    _print_rows(out, ((extra.name, _describe_extra(extra)) for extra in diagnosis.extras))
+    extras = ((extra.name, _describe_extra(extra)) for extra in diagnosis.extras)
+    print_facts(out, extras, min_width=None)
     print_title(out, "Devices")
-    _print_rows(out, _describe_devices(diagnosis))
+    print_facts(out, _describe_devices(diagnosis), min_width=None)
     for backend in diagnosis.backends:
         ranks = f", {backend.num_ranks} processes" if backend.num_ranks else ""
         print_title(out, f"Collectives of {backend.name}{ranks}")
@@ -81,15 +82,6 @@ def _print_line(out: rich.console.Console, text: Text) -> None:
     else:
         # Lines are not wrapped in a log.
         out.print(Text.assemble("  ", text), soft_wrap=True)
-
-
-def _print_rows(out: rich.console.Console, rows: Iterable[tuple[str, Text]]) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, value in rows:
-        table.add_row(name, value)
-    print_indented(out, table)
 
 
 def _name_library(library: "Library") -> Text:

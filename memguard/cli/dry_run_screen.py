@@ -11,7 +11,7 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from memguard.cli.options import Sentence, print_indented, print_title
+from memguard.cli.options import Sentence, print_facts, print_indented, print_title
 from memguard.pages import formatting as fmt
 from memguard.planner.dry_run import BucketPrediction, DryRun, Remark, Topic
 from memguard.planner.rows import FirstRow, RowPiece, RowToken, State
@@ -47,7 +47,7 @@ def render_dry_run(result: "DryRunResult", out: rich.console.Console) -> None:
         print_title(out, "Mistakes in the tokens")
         _print_remarks(out, record.tokenizer, ["BOS", "EOS", "labels", "vocabulary"])
     print_title(out, "Training")
-    _print_facts(out, _describe_training(record))
+    print_facts(out, _describe_training(record))
     _print_remarks(out, record.remarks, ["EOS", "rows", "steps", "goldfish", "disk"])
     print_title(out, "Documents and audit")
     _print_buckets(out, record.buckets)
@@ -68,23 +68,7 @@ def _print_remarks(
         text = fmt.clean_text(remark.text)
         shown_as = Sentence(f"warning: {text}", "yellow") if is_warning else Sentence(text)
         lines.append((remark.topic, shown_as))
-    _print_facts(out, lines)
-
-
-def _print_facts(
-    out: rich.console.Console, facts: Iterable[tuple[str, str | Text | Sentence]]
-) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=11, no_wrap=True)
-    table.add_column()
-    before = ""
-    for name, value in facts:
-        # Consecutive facts of the same name show it only once.
-        sentence = Sentence(value) if isinstance(value, str) else value
-        table.add_row(Text("" if name == before else name), sentence)
-        before = name
-    if table.row_count:
-        print_indented(out, table)
+    print_facts(out, lines)
 
 
 def _describe_training(record: DryRun) -> list[tuple[str, str]]:
@@ -167,7 +151,7 @@ def _print_left_out(out: rich.console.Console, record: DryRun) -> None:
     }
     summary = "; ".join(f"{count:,} {what}" for what, count in parts.items() if count)
     if summary:
-        _print_facts(out, [("left out", summary)])
+        print_facts(out, [("left out", summary)])
 
 
 # -- the first row ---------------------------------------------------------------------------
@@ -178,9 +162,9 @@ def _print_first_row(out: rich.console.Console, row: FirstRow) -> None:
     # Not `is_terminal`, which FORCE_COLOR sets for files too.
     if not out.file.isatty():
         line = "not shown: text of your documents is printed only on a terminal"
-        _print_facts(out, [(f"{sum(len(p.tokens) for p in row.pieces):,} tokens", line)])
+        print_facts(out, [(f"{sum(len(p.tokens) for p in row.pieces):,} tokens", line)])
         return
-    _print_facts(out, _describe_states(row))
+    print_facts(out, _describe_states(row))
     left = SHOWN_TOKENS
     for number, piece in enumerate(row.pieces):
         if left <= 0:

@@ -165,7 +165,13 @@ def verify(
     if folder.is_file() or (folder.suffix == ".zip" and not folder.is_dir()):
         if base is not None:
             raise ConfigError(f"'--base' is for a run; '{folder}' is a bundle. Leave it out")
-        _verify_bundle(folder, as_json=as_json)
+        from memguard.workflows.bundle_format import check_bundle
+
+        checked = check_bundle(folder)
+        if as_json:
+            print_json({"bundle": str(folder), "intact": True, **checked.describe()})
+        else:
+            _show_bundle(folder, "intact; ", checked)
         return
     import rich.console
 
@@ -331,16 +337,6 @@ def bundle(
         print_json(bundled.describe())
         return
     _show_bundle(out, "", bundled.checked)
-
-
-def _verify_bundle(path: Path, *, as_json: bool) -> None:
-    from memguard.workflows.bundle_format import check_bundle
-
-    checked = check_bundle(path)
-    if as_json:
-        print_json({"bundle": str(path), "intact": True, **checked.describe()})
-        return
-    _show_bundle(path, "intact; ", checked)
 
 
 def _show_bundle(path: Path, state: str, checked: "Checked") -> None:

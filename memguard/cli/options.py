@@ -1,6 +1,7 @@
 """Arguments, options, status lines and layout that several commands have."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import rich.console
 import typer
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from memguard.errors import ConfigError, shorten
@@ -115,6 +117,26 @@ class Sentence:
     ) -> Measurement:
         """Return the least and the largest width."""
         return Measurement.get(console, options, Text(self.text))
+
+
+def print_facts(
+    out: rich.console.Console,
+    facts: Iterable[tuple[str, str | Text | Sentence]],
+    *,
+    min_width: int | None = 11,
+) -> None:
+    """Print names, in a column that is at least so wide, and what is said of each."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=min_width, no_wrap=True)
+    table.add_column()
+    before = ""
+    for name, value in facts:
+        # Consecutive facts of the same name show it only once.
+        sentence = Sentence(value) if isinstance(value, str) else value
+        table.add_row(Text("" if name == before else name), sentence)
+        before = name
+    if table.row_count:
+        print_indented(out, table)
 
 
 def print_json(result: Any) -> None:

@@ -18,9 +18,8 @@ from memguard.data.rows import (
     Format,
     Message,
     UnusableRow,
-    read_instruction_row,
     read_name,
-    read_plain_row,
+    read_row,
     strip_stanford,
 )
 from memguard.data.sources import read_sources
@@ -203,8 +202,6 @@ def _read_documents(
     """Yield the table's documents, None for rows without text; collect ids of invalid rows."""
     columns = list(layout.columns.values())
     extra = [name for name in ("id", "source") if name in table.columns and name not in columns]
-    is_instruction = layout.format in ("alpaca", "sharegpt")
-    read_row = read_instruction_row if is_instruction else read_plain_row
     for row, values in enumerate(table.read([*columns, *extra])):
         others = dict(zip(extra, values[len(columns) :], strict=True))
         name, origin = f"{table.name}-{row:06d}", table.origin

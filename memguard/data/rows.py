@@ -71,15 +71,14 @@ def read_name(value: Any, column: str) -> str | None:
     return _check_unicode(str(value), column)
 
 
-def read_plain_row(
-    values: Sequence[Any], layout: Layout, named: Mapping[str, Any]
-) -> Document | None:
-    """Return the document of a row that is no instruction; None if it has no text to train on.
+def read_row(values: Sequence[Any], layout: Layout, named: Mapping[str, Any]) -> Document | None:
+    """Return the document of a row; None if it has no text to train on.
 
     ``values`` are of the layout's columns, in their order; ``named`` has id and source.
 
     Raises:
-        UnusableRow: a value has a wrong type, or something that would be lost.
+        UnusableRow: a value has a wrong type, an unknown role, or something that would be lost or
+            has no place in the template.
     """
     cells = dict(zip(layout.columns, values, strict=True))
     columns = layout.columns
@@ -97,8 +96,10 @@ def read_plain_row(
             prompt = _read_either(cells["prompt"], columns["prompt"], layout)
             completion = _read_either(cells["completion"], columns["completion"], layout)
             return _make_pair(prompt, completion, named)
-        case _:
-            raise AssertionError(f"read_instruction_row reads {layout.format}")
+        case "alpaca":
+            return _read_alpaca(cells, layout, named)
+        case "sharegpt":
+            return make_conversation(_read_sharegpt(cells, layout), named)
 
 
 def read_text(value: Any, column: str) -> str:
@@ -225,21 +226,6 @@ def strip_stanford(prompt: str) -> str:
     if not has_input:
         return task
     return "\n".join(part for part in (instruction, input) if part) if mark else prompt
-
-
-def read_instruction_row(
-    values: Sequence[Any], layout: Layout, named: Mapping[str, Any]
-) -> Document | None:
-    """Return the document of a row of alpaca or sharegpt; see `read_plain_row`.
-
-    Raises:
-        UnusableRow: a value has a wrong type; an unknown role; something has no place in the
-            template.
-    """
-    cells = dict(zip(layout.columns, values, strict=True))
-    if layout.format == "alpaca":
-        return _read_alpaca(cells, layout, named)
-    return make_conversation(_read_sharegpt(cells, layout), named)
 
 
 def _read_alpaca(

@@ -20,8 +20,7 @@ group, which the same function reverts when its tensors are there:
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from torch.distributed.tensor.placement_types import Placement
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
-from memguard.errors import MemguardError, ModelError, OtherRankFailed
+from memguard.errors import ModelError
 from memguard.hf.assembly import ShardedLayer
 from memguard.hf.from_config import describe_model
 from memguard.hf.load import count_parameters
@@ -42,6 +41,7 @@ from memguard.parallel.layout import ShardSlice, all_rectangles
 from memguard.parallel.linear import to_local
 from memguard.parallel.mesh import Mesh4D
 from memguard.records.record import atomic_folder, cleared_on_error, commit, make_temporary_folder
+from memguard.runtime import Runtime
 
 
 class StoredForm:
@@ -225,15 +225,11 @@ def export_sharded(
         OSError: this rank could not write a file.
         OtherRankFailed: another rank failed.
     """
-    is_main = dist.get_rank() == 0
-    folders: list[Path | None] = [None]
-    with _agreed():
-        if is_main:
-            folders = [make_temporary_folder(folder)]
-    dist.broadcast_object_list(folders, src=0)
-    temporary = folders[0]
-    assert temporary is not None, "rank 0 created it, or all ranks have stopped"
-    with cleared_on_error(temporary if is_main else None):
+    runtime = Runtime(rank=dist.get_rank(), world_size=dist.get_world_size())
+    temporary: Path = runtime.broadcast_object(
+        runtime.only_on_main(lambda: make_temporary_folder(folder))
+    )
+    with cleared_on_error(temporary if runtime.is_main else None):
         model = layer.lm.model
         # What one process would store.
         outline = describe_model(model.config, name=type(model).__name__)
@@ -243,17 +239,22 @@ def export_sharded(
         writers = list_replica_ranks(layer.mesh)
         for number, file in enumerate(files):
             writer = writers[number % len(writers)]
-            _agree(_write_file(layer, form, file, temporary, writer, dtype))
-        with _agreed():
-            if is_main:
-                if len(files) > 1:
-                    index = build_index(files, num_parameters=count_parameters(model))
-                    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-                    (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-                if model.can_generate():
-                    model.generation_config.save_pretrained(temporary)
-                _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
-                commit(temporary, folder)
+            failure = _write_file(layer, form, file, temporary, writer, dtype)
+            with runtime.contain():
+                if failure is not None:
+                    raise failure
+
+        def finish() -> None:
+            if len(files) > 1:
+                index = build_index(files, num_parameters=count_parameters(model))
+                text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+                (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+            if model.can_generate():
+                model.generation_config.save_pretrained(temporary)
+            _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
+            commit(temporary, folder)
+
+        runtime.only_on_main(finish)
 
 
 def _write_file(
@@ -311,31 +312,6 @@ def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) ->
         return source.to("cpu", dtype) if dist.get_rank() == to_rank else None
     placements = layer.plan.placements(name)
     return gather_tensor(source, placements, layer.mesh, dtype=dtype, to_rank=to_rank)
-
-
-@contextmanager
-def _agreed() -> Iterator[None]:
-    """Run the block on every rank; if it fails on any rank, raise on all; see `_agree`."""
-    failure = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    _agree(failure)
-
-
-def _agree(failure: Exception | None) -> None:
-    """Raise this rank's failure, or `OtherRankFailed` if only another rank failed."""
-    code = 0
-    if failure is not None:
-        code = failure.exit_code if isinstance(failure, MemguardError) else 1
-    codes = [0] * dist.get_world_size()
-    dist.all_gather_object(codes, code)
-    if failure is not None:
-        raise failure
-    for rank, exit_code in enumerate(codes):
-        if exit_code:
-            raise OtherRankFailed(rank, exit_code)
 
 
 def _write_surroundings(

@@ -24,6 +24,7 @@ from memguard.config.mitigations import check_mitigations
 from memguard.data.encoding import find_special_ids
 from memguard.data.tokenization import list_token_texts
 from memguard.errors import ConfigError
+from memguard.integrations.token_runs import find_starts
 from memguard.mitigation import build_mitigations
 from memguard.planner.drop_shares import refuse_without_drops
 from memguard.records import IGNORE_LABEL
@@ -77,7 +78,10 @@ class GoldfishCollator:
         text = "the collator returns no 'labels'; pass a collator that does, or no collator"
         _refuse(("labels" not in batch, text))
         input_ids = np.asarray(batch["input_ids"])
-        document_ids = _number_documents(batch, input_ids.shape)
+        given = (batch.get(name) for name in ("position_ids", "attention_mask"))
+        arrays = (None if each is None else np.asarray(each) for each in given)
+        # Left padding must not be part of the context in which a text's first tokens are hashed.
+        document_ids = find_starts(input_ids.shape, *arrays).cumsum(1)
         generator = derive_generator(self._seed, "goldfish collator", self._num_batches)
         self._num_batches += 1
         labels = np.asarray(batch["labels"], dtype=np.int64).copy()
@@ -261,17 +265,3 @@ def _refuse(*checks: tuple[object, str]) -> None:
     problems = [text for is_wrong, text in checks if is_wrong]
     if problems:
         raise ConfigError(*problems)
-
-
-def _number_documents(batch: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return ``[B, T]`` numbers that change where a document or padding begins."""
-    starts = np.zeros(shape, dtype=bool)
-    if batch.get("position_ids") is not None:
-        starts |= np.asarray(batch["position_ids"]) == 0
-    if batch.get("attention_mask") is not None:
-        # Left padding must not be part of the context in which a text's first tokens are hashed.
-        mask = np.asarray(batch["attention_mask"])
-        if mask.shape == shape:
-            starts[:, 1:] |= mask[:, 1:] != mask[:, :-1]
-    numbers: NDArray[np.int64] = starts.cumsum(1)
-    return numbers

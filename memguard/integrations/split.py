@@ -63,7 +63,6 @@ def split_for_audit(
         format: of the rows, as in `MemorizationAuditCallback`; None takes it from their columns.
         tokenizer: the model's; with it only documents long enough for the default audit count as
             control, as in a run. Without it all do.
-        former: refused, since an argument has another name now.
 
     Raises:
         ConfigError: ``fraction`` out of range, or a wrong format.

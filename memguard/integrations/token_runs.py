@@ -293,29 +293,38 @@ def cut_runs(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the token ids of each run of a batch, without padding.
 
-    A run begins at a row, at position 0, and where the mask changes.
-
-    Args:
-        input_ids: ``[B, T]``.
-        position_ids: ``[B, T]`` or ``[1, T]``; another shape is not used.
-        attention_mask: ``[B, T]``, 0 at padding; another shape is not used.
+    Shapes are those of `find_starts`.
     """
-    starts = np.zeros(input_ids.shape, dtype=bool)
-    starts[:, :1] = True
-    if position_ids is not None and position_ids.shape in (
-        input_ids.shape,
-        (1, input_ids.shape[1]),
-    ):
-        starts |= position_ids == 0
+    starts = find_starts(input_ids.shape, position_ids, attention_mask)
     is_kept = np.ones(input_ids.shape, dtype=bool)
     if attention_mask is not None and attention_mask.shape == input_ids.shape:
         is_kept = attention_mask != 0
-        starts[:, 1:] |= is_kept[:, 1:] != is_kept[:, :-1]
     for row, starts_T, kept_T in zip(input_ids, starts, is_kept, strict=True):
         begins = np.flatnonzero(starts_T)
         for begin, run in zip(begins, np.split(row, begins[1:]), strict=True):
             if kept_T[begin]:
                 yield run
+
+
+def find_starts(
+    shape: tuple[int, ...],
+    position_ids: NDArray[np.int64] | None,
+    attention_mask: NDArray[np.int64] | None,
+) -> NDArray[np.bool_]:
+    """Return ``[B, T]`` where runs begin: at a row, at position 0, and where the mask changes.
+
+    Args:
+        shape: ``[B, T]``, of the token ids.
+        position_ids: ``[B, T]`` or ``[1, T]``; another shape is not used.
+        attention_mask: ``[B, T]``, 0 at padding; another shape is not used.
+    """
+    starts = np.zeros(shape, dtype=bool)
+    starts[:, :1] = True
+    if position_ids is not None and position_ids.shape in (shape, (1, shape[1])):
+        starts |= position_ids == 0
+    if attention_mask is not None and attention_mask.shape == shape:
+        starts[:, 1:] |= attention_mask[:, 1:] != attention_mask[:, :-1]
+    return starts
 
 
 def _list_batches(num_rows: int, rows: RowFormat) -> Iterator[list[int]]:

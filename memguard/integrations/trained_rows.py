@@ -69,7 +69,8 @@ class TrainedRows:
     def reset(self) -> None:
         """Forget all counts, as where training begins again from its start."""
         self._counts = np.zeros(len(self._index), dtype=np.int64)
-        self._num_runs = self._num_unmatched = 0
+        self._runs = np.zeros(2, dtype=np.int64)
+        """Number of runs, and of those that no document leaves."""
         self._reason = ""
         self._pending: list[_Fed | None] = []
 
@@ -79,8 +80,7 @@ class TrainedRows:
             self._reason = "training began again with another packing"
             return
         self._counts += before._counts
-        self._num_runs += before._num_runs
-        self._num_unmatched += before._num_unmatched
+        self._runs += before._runs
         self._reason = before._reason
 
     def watch(self, model: nn.Module) -> None:
@@ -121,8 +121,7 @@ class TrainedRows:
             self._reason = self._reason or "a step ended of which no batch was recorded"
         for fed in pending:
             if fed is None:
-                self._num_runs += 1
-                self._num_unmatched += 1
+                self._runs += 1
             else:
                 self._count(fed)
 
@@ -136,15 +135,13 @@ class TrainedRows:
             if number is None and len(run) == 1:
                 # Padding of padding-free rows; a token alone predicts nothing and is not trained.
                 continue
-            self._num_runs += 1
-            if number is None:
-                self._num_unmatched += 1
-            else:
+            self._runs += (1, number is None)
+            if number is not None:
                 self._counts[number] += 1
 
     def counts(self, runtime: Runtime) -> TrainedCounts:
         """Return the repetitions of documents in steps that have ended; all processes call this."""
-        values = [*self._counts.tolist(), self._num_runs, self._num_unmatched]
+        values = [*self._counts.tolist(), *self._runs.tolist()]
         # Sums of counts below 2^53 are exact.
         *sums, num_runs, num_unmatched = map(int, runtime.agree_sum(values))
         reasons = [reason for reason in runtime.gather_objects(self._reason) if reason]
@@ -180,7 +177,7 @@ class TrainedRows:
         np.savez(
             content,
             counts=self._counts,
-            runs=np.array([self._num_runs, self._num_unmatched], dtype=np.int64),
+            runs=self._runs,
             documents=np.array(self._index.digest),
             reason=np.array(self._reason),
         )
@@ -233,8 +230,7 @@ class TrainedRows:
         if counts.shape != self._counts.shape or runs.shape != (2,):
             raise ValueError("it has another number of counts")
         self._counts += counts
-        self._num_runs += int(runs[0])
-        self._num_unmatched += int(runs[1])
+        self._runs += runs
         self._reason = self._reason or reason
 
 

@@ -279,28 +279,21 @@ class MemorizationAuditCallback(TrainerCallback):  # type: ignore[misc]
             )
         )
 
-    def _count(self) -> TrainedCounts | None:
-        if self._rows is None:
-            return None
-        with join_program() as runtime:
-            return self._rows.counts(runtime)
-
+    @quieted_advice()
     def _audit(
         self, step: int, state: Any, control: Any, *, model: Any, processing_class: Any, **_: Any
     ) -> None:
         if step in self._audited_steps:
             return
         self._audited_steps.add(step)
-        with quieted_advice():
-            self._audit_now(step, state, control, model, processing_class)
-
-    def _audit_now(
-        self, step: int, state: Any, control: Any, model: Any, processing_class: Any
-    ) -> None:
         console = _make_console(state)
         started = time.perf_counter()
         try:
-            checked = self._check(step, model, processing_class, self._count())
+            counts = None
+            if self._rows is not None:
+                with join_program() as runtime:
+                    counts = self._rows.counts(runtime)
+            checked = self._check(step, model, processing_class, counts)
             folder, report = checked.out, audit(checked)
         except OtherRankFailed:
             return  # The rank that failed says why.

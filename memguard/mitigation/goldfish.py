@@ -260,16 +260,16 @@ def _product_with_label(ids: NDArray[np.int64], width: int) -> NDArray[np.int64]
 
 
 def find_zero_products(
-    ids: NDArray[np.integer], start: NDArray[np.int64], width: int
+    ids: NDArray[np.integer], width: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the labels for which mode ``hash_reference`` has a window, and a product of 0.
+    """Return the labels of a document with a window of ``hash_reference``, and with a product of 0.
 
     One id 0 makes the product of a window 0, and so do 64 factors of 2, by overflow. All these
     windows have the same key: their labels are all dropped or all kept, see `drops_zero_products`.
-    Arguments are those of `hash_contexts`, and the width h.
+    ``width`` is the h of `hash_contexts`.
     """
     keys = ids.astype(np.int64)
-    is_window = np.arange(keys.size) - start >= width
+    is_window = np.arange(keys.size) >= width
     return is_window, is_window & (_product_with_label(keys, width) == 0)
 
 

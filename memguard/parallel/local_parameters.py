@@ -166,16 +166,9 @@ def average_copies(parameters: Sequence[LocalParameter], y: Axis) -> None:
 
     All ranks along y call this, after `take_gradients`.
     """
-    copied = [parameter.local.grad for parameter in parameters if parameter.is_copied_over_y]
-    gradients = [gradient for gradient in copied if gradient is not None and gradient.numel()]
-    if y.degree == 1 or not gradients:
-        return
+    copied = [parameter for parameter in parameters if parameter.is_copied_over_y]
     # In float64 the mean of equal fp32 numbers is that number, for any number of ranks.
-    flat = torch.cat([gradient.flatten().double() for gradient in gradients])
-    means = all_reduce(flat, y) / y.degree
-    sizes = [gradient.numel() for gradient in gradients]
-    for gradient, mean in zip(gradients, torch.split(means, sizes), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    _reduce_together(copied, y, divisor=y.degree, dtype=torch.float64)
 
 
 def sum_partial_gradients(parameters: Sequence[LocalParameter], mesh: Mesh4D) -> None:
@@ -187,37 +180,33 @@ def sum_partial_gradients(parameters: Sequence[LocalParameter], mesh: Mesh4D) ->
     routers = [part for part in parameters if part.partial_over and not part.is_adapter]
     for axis in (mesh.axis("y"), mesh.axis("x")):
         _reduce_together([part for part in adapters if axis.name in part.partial_over], axis)
-    _sum_widely(routers, [mesh.axis("y"), mesh.axis("x")])
+    # Groups of an axis may add in different orders. In float64 the sum of a few fp32 numbers
+    # rounds to the same fp32 number, so that the sums differ in no bit between ranks.
+    _reduce_together(routers, mesh.axis("y"), mesh.axis("x"), dtype=torch.float64)
     for axis in (mesh.axis("z"), mesh.axis("data")):
         _reduce_together(adapters, axis, divisor=axis.degree)
 
 
-def _reduce_together(parameters: Sequence[LocalParameter], axis: Axis, *, divisor: int = 1) -> None:
-    """Replace the gradients of some parameters by their sums over an axis, in one all-reduce."""
-    gradients = [parameter.local.grad for parameter in parameters]
-    present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-    if axis.degree == 1 or not present:
-        return
-    sums = all_reduce(torch.cat([gradient.flatten() for gradient in present]), axis, owned=True)
-    sizes = [gradient.numel() for gradient in present]
-    for gradient, part in zip(present, torch.split(sums, sizes), strict=True):
-        gradient.copy_(part.view_as(gradient) / divisor)
+def _reduce_together(
+    parameters: Sequence[LocalParameter],
+    *axes: Axis,
+    divisor: int = 1,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Replace the gradients of some parameters by their sums over axes, in one tensor.
 
-
-def _sum_widely(parameters: Sequence[LocalParameter], axes: Sequence[Axis]) -> None:
-    """Replace gradients by their sums over all axes, which differ in no bit between ranks."""
+    ``dtype`` is that of the sums; None: that of the gradients.
+    """
     gradients = [parameter.local.grad for parameter in parameters]
     present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
     if not present or all(axis.degree == 1 for axis in axes):
         return
-    # Groups of an axis may add in different orders. In float64 the sum of a few fp32 numbers
-    # rounds to the same fp32 number.
-    sums = torch.cat([gradient.flatten().double() for gradient in present])
+    sums = torch.cat([gradient.flatten().to(dtype or gradient.dtype) for gradient in present])
     for axis in axes:
         sums = all_reduce(sums, axis, owned=True)
     sizes = [gradient.numel() for gradient in present]
     for gradient, part in zip(present, torch.split(sums, sizes), strict=True):
-        gradient.copy_(part.view_as(gradient))
+        gradient.copy_(part.view_as(gradient) / divisor)
 
 
 def clear_gradients(parameters: Sequence[LocalParameter]) -> None:

@@ -54,7 +54,6 @@ from memguard.planner.traffic import (
     Phase,
     StepTraffic,
     TrafficAxis,
-    split_collectives,
 )
 
 LINK_SHARE = 0.82
@@ -129,7 +128,7 @@ def estimate_step(
     """Estimate one optimizer step, on as many nodes of the machine as the mesh needs."""
     compute = estimate_compute(sizes, mesh, settings, machine, seq_len=seq_len)
     times = settings.num_micro_batches
-    schedule = _Schedule(machine, mesh, split_collectives(sizes, mesh, settings), compute)
+    schedule = _Schedule(machine, mesh, StepTraffic(sizes, mesh, settings), compute)
     # Gradients go over data in the last micro-batch.
     schedule.add_micro_batches(times - 1, sizes.num_layers, reduces_data=False)
     schedule.add_micro_batches(1, sizes.num_layers, reduces_data=True)
@@ -158,15 +157,18 @@ class _Schedule:
     """Adds up the communication of a step, and what of it is exposed."""
 
     def __init__(
-        self, machine: Machine, mesh: MeshShape, parts: StepTraffic, compute: ComputeTimes
+        self, machine: Machine, mesh: MeshShape, traffic: StepTraffic, compute: ComputeTimes
     ) -> None:
-        self.machine, self.mesh = machine, mesh
-        self.parts, self.compute = parts, compute
+        self.machine, self.mesh, self.compute = machine, mesh, compute
+        self.block = traffic.block(traffic.typical)
+        self.block_storage = traffic.block_storage(traffic.typical)
+        self.ends, self.end_storage = traffic.ends(), traffic.end_storage()
+        self.update = traffic.update()
         self.axes: dict[TrafficAxis, AxisTime] = {}
 
     def add_update(self) -> None:
         """Add what all ranks agree on, once a step."""
-        self._add_exposed(self.parts.update, 1)
+        self._add_exposed(self.update, 1)
 
     def add_micro_batches(self, times: int, num_layers: int, *, reduces_data: bool) -> None:
         """Add micro-batches; ``reduces_data``: their gradients go over data."""
@@ -176,10 +178,10 @@ class _Schedule:
         num_reached = self.compute.num_reached
         forward = self._add_foreground("forward", times * num_layers)
         backward = self._add_foreground("backward", times * num_reached)
-        self._add_exposed(self.parts.ends, times)
-        storage = self._select([self.parts.block_storage], reduces_data)
-        embedding = self._select(self.parts.end_storage[:1], reduces_data)
-        others = self._select(self.parts.end_storage[1:], reduces_data)
+        self._add_exposed(self.ends, times)
+        storage = self._select([self.block_storage], reduces_data)
+        embedding = self._select(self.end_storage[:1], reduces_data)
+        others = self._select(self.end_storage[1:], reduces_data)
         # Forward: nothing is computed before the embedding's and the first block's weights are
         # gathered. The last block overlaps with the gathers of head and last norm.
         gathers = _of("forward", storage)
@@ -217,7 +219,7 @@ class _Schedule:
     def _add_foreground(self, phase: Phase, times: int) -> _Load:
         """Add a pass of a block over x and y; return what one of them takes."""
         load = _Load()
-        for call in self.parts.block:
+        for call in self.block:
             if call.phase != phase or call.degree == 1:
                 continue
             once = self._time_s(call) / call.num_calls

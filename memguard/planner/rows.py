@@ -18,7 +18,7 @@ ids. Where an id is 0 ('!' in the vocabulary of GPT-2, <unk> in Llama's) the pro
 labels of all these windows are dropped together or kept together, independent of their text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,32 +75,19 @@ def count_row_tokens(loader: Loader) -> NDArray[np.int64]:
     return np.add.reduceat(rows.stop - rows.start, rows.row_start[:-1])
 
 
-def without_mitigations(loader: Loader) -> Loader:
-    """Return the same rows with every supervised label kept."""
-    return Loader(
-        loader.corpus,
-        loader.rows,
-        loader.schedule,
-        batch_size=loader.batch_size,
-        pad_id=loader.pad_id,
-        mask_labels=lambda _document, _ids, labels, _generator: labels,
-        seed=loader.seed,
-    )
-
-
 def count_labels(loader: Loader, num_rows: int, *, eos_id: int | None) -> LabelCounts:
     """Build the labels of the first rows, with and without mitigations, and count them.
 
     At most `COUNTED_ROWS` are built; ``eos_id`` is the tokenizer's, None where it has none.
     """
     lengths = count_row_tokens(loader)
-    plain = without_mitigations(loader)
     num_tokens = num_supervised = num_kept = num_eos_supervised = num_eos_kept = 0
     num_counted = min(num_rows, COUNTED_ROWS)
     for sample in range(num_counted):
-        labels = plain.batch([sample]).labels
+        row = int(loader.schedule[sample])
+        labels = loader.plain_batch([row]).labels
         kept = loader.batch([sample]).labels != IGNORE_LABEL
-        num_tokens += int(lengths[loader.schedule[sample]])
+        num_tokens += int(lengths[row])
         num_supervised += int((labels != IGNORE_LABEL).sum())
         num_kept += int(kept.sum())
         if eos_id is not None:
@@ -206,11 +193,10 @@ class FirstRow:
 
 def read_first_row(loader: Loader, tokenizer: Any) -> FirstRow:
     """Build the rows of the first step and decode the first of them."""
-    samples = loader.samples(0)
-    fed = loader.batch(samples)
-    plain_T = without_mitigations(loader).batch(samples).labels[0]
+    fed = loader.batch(loader.samples(0))
     kept_T = fed.labels[0]
-    rows, row = loader.rows, loader.schedule[0]
+    rows, row = loader.rows, int(loader.schedule[0])
+    plain_T = loader.plain_batch([row]).labels[0]
     pieces, at = [], 0
     for piece in range(rows.row_start[row], rows.row_start[row + 1]):
         start, stop = int(rows.start[piece]), int(rows.stop[piece])
@@ -267,7 +253,6 @@ def _state(plain: int, kept: int) -> State:
 
 _MANY = 0.01
 """Share of the windows from which on a warning is given."""
-_TOKENS_AT_ONCE = 1 << 20
 
 
 def remark_on_reference_hash(
@@ -282,8 +267,11 @@ def remark_on_reference_hash(
     if config is None or config.mode != "hash_reference":
         return []
     num_windows = num_zero = num_ids = 0
-    for ids, start in _read_trained(corpus):
-        is_window, is_zero = find_zero_products(ids, start, config.context_width)
+    for index, entry in enumerate(corpus.manifest):
+        if not entry.planned_repetitions:
+            continue
+        ids = corpus.document(index).input_ids
+        is_window, is_zero = find_zero_products(ids, config.context_width)
         num_windows += int(is_window.sum())
         num_zero += int(is_zero.sum())
         num_ids += int((ids == 0).sum())
@@ -315,26 +303,3 @@ def _describe_fate(config: GoldfishConfig) -> str:
         f"With k up to {max(dropped)} all labels of these windows are left out of the loss; with a "
         "larger k all of them receive loss."
     )
-
-
-def _read_trained(corpus: Corpus) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
-    """Yield tokens ``[N]`` of trained documents, a million at a time, and where each starts."""
-    held: list[NDArray[np.int32]] = []
-    size = 0
-    for index, entry in enumerate(corpus.manifest):
-        if not entry.planned_repetitions:
-            continue
-        held.append(corpus.document(index).input_ids)
-        size += len(held[-1])
-        if size >= _TOKENS_AT_ONCE:
-            yield _lay_end_to_end(held)
-            held, size = [], 0
-    if held:
-        yield _lay_end_to_end(held)
-
-
-def _lay_end_to_end(
-    documents: Sequence[NDArray[np.int32]],
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    sizes = np.array([len(ids) for ids in documents])
-    return np.concatenate(documents), np.repeat(np.cumsum(sizes) - sizes, sizes)

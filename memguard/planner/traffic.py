@@ -70,42 +70,11 @@ class Collective:
         return rounds * self.payload_bytes * (self.degree - 1) / self.degree
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTraffic:
-    """The collectives of one micro-batch, and of the update, part by part.
-
-    Collectives over one rank are included. Those over data run only in the last micro-batch.
-    """
-
-    block: tuple[Collective, ...]
-    """Of one decoder block that is trained, over x and y."""
-    block_storage: tuple[Collective, ...]
-    """Of one decoder block, over z and data."""
-    ends: tuple[Collective, ...]
-    """Of embedding, last norm and head, over x and y."""
-    end_storage: tuple[tuple[Collective, ...], ...]
-    """Of each other unit of storage, over z and data; the embedding's first."""
-    update: tuple[Collective, ...]
-    """Of all ranks, once a step."""
-
-
-def split_collectives(sizes: ModelSizes, mesh: MeshShape, settings: StepSettings) -> StepTraffic:
-    """Return the collectives of each part of a step."""
-    step = _Step(sizes, mesh, settings)
-    return StepTraffic(
-        block=tuple(step.block(typical := step.typical)),
-        block_storage=tuple(step.block_storage(typical)),
-        ends=tuple(step.ends()),
-        end_storage=tuple(tuple(unit) for unit in step.end_storage()),
-        update=tuple(step.update()),
-    )
-
-
 def list_collectives(
     sizes: ModelSizes, mesh: MeshShape, settings: StepSettings
 ) -> list[Collective]:
     """Return all collectives of one optimizer step between two ranks or more."""
-    step = _Step(sizes, mesh, settings)
+    step = StepTraffic(sizes, mesh, settings)
     # Most blocks are alike.
     blocks = Counter(
         call
@@ -138,8 +107,11 @@ def _repeat(collective: Collective, times: int) -> Collective:
     return replace(collective, num_calls=collective.num_calls * times)
 
 
-class _Step:
-    """One micro-batch and the update, part by part; axes of one rank are still in it."""
+class StepTraffic:
+    """The collectives of one micro-batch, and of the update, part by part.
+
+    Collectives over one rank are included. Those over data run only in the last micro-batch.
+    """
 
     def __init__(self, sizes: ModelSizes, mesh: MeshShape, settings: StepSettings) -> None:
         self.sizes, self.mesh, self.settings = sizes, mesh, settings

@@ -16,7 +16,7 @@ from memguard.report.comparison_tables import (
     build_headline,
     build_settings,
 )
-from memguard.report.comparison_utility import build_tasks
+from memguard.report.comparison_utility import build_task
 from memguard.report.texts import (
     COMPARISON_CONFIDENTIALITY,
     READING_GUIDE,
@@ -47,7 +47,7 @@ def digest_comparison(comparison: Comparison) -> ComparisonPage:
         gains=gains,
         paired=(
             *filter(None, (build_paired(comparison), build_paired_canaries(comparison))),
-            *build_tasks(comparison),
+            *(build_task(comparison, task) for task in comparison.tasks),
         ),
         figures=build_trends(comparison),
         extraction=build_extraction(comparison),

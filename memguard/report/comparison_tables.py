@@ -14,7 +14,6 @@ from memguard.report.audit_training import describe_dropped, name_mitigations
 from memguard.report.comparison_front import describe_unshared, show_risk
 from memguard.report.comparison_utility import (
     describe_chance,
-    describe_left_out,
     describe_setting_utility,
     find_base_difference,
     head_utility,
@@ -74,7 +73,7 @@ def build_headline(comparison: Comparison) -> Table:
             *describe_unshared(comparison),
             *((_SEEDS_NOTE,) if means.has_several_seeds(comparison) else ()),
             *filter(None, (describe_chance(comparison),)),
-            *describe_left_out(comparison),
+            *map(fmt.clean_text, comparison.tasks_left_out),
         ),
         shown=MOST_SENTENCES,
         compact=True,

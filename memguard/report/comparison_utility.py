@@ -39,8 +39,8 @@ def head_utility(comparison: Comparison) -> tuple[str, str]:
     utility, first = comparison.utility, name_first(comparison, 12)
     if not utility.is_task:
         return utility.heading, f"nats; from '{first}'"
-    better = "higher" if utility.higher_is_better else "lower"
-    return fmt.clean_name(utility.heading, _MOST_NAME), f"{better} is better; from '{first}'"
+    better = name_direction(utility)
+    return fmt.clean_name(utility.heading, _MOST_NAME), f"{better}; from '{first}'"
 
 
 def write_value(value: float | None, utility: Utility) -> str:
@@ -112,8 +112,8 @@ def label_axis(comparison: Comparison, limit: int) -> str:
     return f"{fmt.clean_name(utility.heading, 32)} minus {first}{unit}"
 
 
-def name_direction(utility: Utility) -> str:
-    """Return which direction of the axis is better."""
+def name_direction(utility: Utility | ComparedTask) -> str:
+    """Return which direction is better."""
     return "higher is better" if utility.higher_is_better else "lower is better"
 
 
@@ -172,17 +172,8 @@ _TESTS = {
 }
 
 
-def build_tasks(comparison: Comparison) -> tuple[Table, ...]:
-    """Build a table for each task that all runs answered; empty without any."""
-    return tuple(_build_task(comparison, task) for task in comparison.tasks)
-
-
-def describe_left_out(comparison: Comparison) -> tuple[str, ...]:
-    """Return a sentence for each task that the runs do not share."""
-    return tuple(map(fmt.clean_text, comparison.tasks_left_out))
-
-
-def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
+def build_task(comparison: Comparison, task: ComparedTask) -> Table:
+    """Build the table of a task that all runs answered."""
     tables, detail = comparison.tables, task.detail
     metric = detail.find_metric(tables)
     tests = {(test.setting, test.seed): test for test in _list_tests(comparison, task)}
@@ -217,7 +208,6 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
         return Column((f"Right only under {side}", "items"), show)
 
     is_counted = any(test.test == "mcnemar" for test in tests.values())
-    better = "higher" if task.higher_is_better else "lower"
     columns: tuple[Column[ComparedRun], ...] = (
         Column(
             "Setting",
@@ -225,7 +215,7 @@ def _build_task(comparison: Comparison, task: ComparedTask) -> Table:
             lambda run: show_name("Base model", "before training"),
         ),
         Column(
-            (fmt.clean_name(detail.headline, 40), f"{better} is better"),
+            (fmt.clean_name(detail.headline, 40), name_direction(task)),
             lambda run: show_row(find(run), metric),
             show_base,
         ),

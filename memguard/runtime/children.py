@@ -101,14 +101,12 @@ def raise_on_signals() -> list[SignalReceived]:
 
 
 @contextmanager
-def signals_handled(
-    handle: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS
-) -> Iterator[Mapping[signal.Signals, Any]]:
-    """Handle signals within a block; yield the handlers before, none outside the main thread."""
+def signals_handled(handle: Handler) -> Iterator[Mapping[signal.Signals, Any]]:
+    """Handle stop signals in a block; yield the handlers before, none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
         yield before
     finally:

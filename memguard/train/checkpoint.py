@@ -16,11 +16,11 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from memguard.errors import ConfigError, OtherRankFailed, RecordError
+from memguard.errors import ConfigError, RecordError
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records.folders import CheckpointFolder
 from memguard.records.record import TEMPORARY, commit, flush, hide, make_temporary_folder
@@ -43,8 +43,6 @@ from memguard.records.sealed import FileSum, SumFile, save_sealed, sum_file
 from memguard.runtime import Console, Runtime
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.checkpoint_storage import JsonReader, JsonWriter, load_metadata
-
-Result = TypeVar("Result")
 
 LOG = "metrics.jsonl"
 
@@ -114,9 +112,13 @@ def save_checkpoint(
         runtime.only_on_main(lambda: make_temporary_folder(target))
     )
     try:
-        _agree(lambda: _write_part(state, temporary, runtime), runtime)
+        # If any rank fails, all do, so that none waits for it.
+        with runtime.contain():
+            _write_part(state, temporary, runtime)
         runtime.only_on_main(lambda: shutil.copyfile(log, temporary / LOG))
-        sums = runtime.gather_objects(_agree(lambda: _sum_part(temporary, runtime), runtime))
+        with runtime.contain():
+            part = _sum_part(temporary, runtime)
+        sums = runtime.gather_objects(part)
         files = {name: file_sum for part in sums for name, file_sum in sorted(part.items())}
         manifest = progress.model_copy(update={"files": files})
         runtime.only_on_main(lambda: _commit(temporary, target, manifest))
@@ -168,19 +170,6 @@ def _sum_part(temporary: Path, runtime: Runtime) -> dict[str, FileSum]:
 def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None:
     save_sealed(manifest, temporary / "manifest.json")
     commit(temporary, target)
-
-
-def _agree(work: Callable[[], Result], runtime: Runtime) -> Result:
-    """Run this rank's part; fail on every rank if any rank fails, so that none waits for it."""
-    try:
-        result = work()
-    except Exception:
-        runtime.agree_max(runtime.rank + 1)
-        raise
-    failed = runtime.agree_max(0)
-    if failed:
-        raise OtherRankFailed(failed - 1, 1)
-    return result
 
 
 def find_checkpoint(

@@ -185,9 +185,8 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
 
     Nothing is compressed, because compressed bytes depend on the version of zlib.
     """
-    if (
-        size := _compute_size({name: len(content) for name, content in members.items()})
-    ) > MAX_BYTES:
+    size = _compute_size({name: len(content) for name, content in members.items()})
+    if size > MAX_BYTES:
         raise RecordError(
             f"the bundle would have {size:,} bytes, more than {MAX_BYTES:,}: leave out "
             "--with-records"

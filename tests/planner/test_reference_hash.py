@@ -12,7 +12,6 @@ from memguard.config import GoldfishConfig
 from memguard.config.mitigations import FocalConfig
 from memguard.data.corpus import Corpus
 from memguard.mitigation.goldfish import Goldfish
-from memguard.planner import rows
 from memguard.planner.dry_run import Remark
 from memguard.planner.rows import remark_on_reference_hash
 
@@ -51,11 +50,7 @@ def count_plainly(corpus: Corpus, width: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("width", [2, 4, 13])
 @pytest.mark.parametrize("every", [7, 40])
-def test_the_windows_are_counted_as_plain_python_counts_them(
-    width: int, every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So few that documents are read in several portions.
-    monkeypatch.setattr(rows, "_TOKENS_AT_ONCE", 50)
+def test_the_windows_are_counted_as_plain_python_counts_them(width: int, every: int) -> None:
     corpus = put_zeros(make_corpus([30, 3, 64, 13, 14, 41]), every)
     num_zero, num_windows = count_plainly(corpus, width)
     (remark,) = remarks(corpus, context_width=width)

@@ -169,7 +169,7 @@ def test_a_new_wait_is_counted_from_its_start() -> None:
 @pytest.mark.parametrize(
     ("calls", "place"),
     [
-        ([C10D, ("memguard.train.checkpoint", "_agree"),
+        ([C10D, ("memguard.runtime.processes", "_tell"),
           ("memguard.train.checkpoint", "save_checkpoint")], "the save"),
         ([C10D, ("memguard.train.checkpoint", "find_checkpoint")], "the loading of a checkpoint"),
         ([C10D, ("memguard.runtime.processes", "only_on_main"),

@@ -14,9 +14,9 @@ def test_lines_say_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "_LINE_EVERY_S", 0)
     said = io.StringIO()
     with show_progress(Console(rich.console.Console(file=said, width=80))) as show:
-        show("model", 5, 10)
-        show("model", 10, 10)
-        show("base model: near-verbatim", 3, 7)
+        show("model", 5, 10, "documents")
+        show("model", 10, 10, "documents")
+        show("base model: near-verbatim", 3, 7, "documents")
         show("hellaswag, base model", 4, 200, "items")
     lines = said.getvalue().splitlines()
     assert lines[0].startswith("audit: 5 of 10 documents")

@@ -233,8 +233,7 @@ class SamplingProbe(Probe):
                 ),
             ],
             metrics=[
-                self.describe_metric(never),
-                *map(self.describe_metric, (queries, floor)),
+                *map(self.describe_metric, (never, queries, floor)),
                 *(
                     self.describe_metric(
                         replace(

@@ -207,13 +207,10 @@ class ModelInMemory:
         """
         self.check_equal(runtime)
         peers = runtime if runtime.world_size > 1 else None
-        with torch.compiler.set_stance("force_eager"):
-            if self.is_sharded:
-                with self._borrow_in_place(runtime, peers) as lm:
-                    yield lm
-            else:
-                with self._borrow_copy(peers) as lm:
-                    yield lm
+        in_place = self.is_sharded
+        borrowed = self._borrow_in_place(runtime, peers) if in_place else self._borrow_copy(peers)
+        with torch.compiler.set_stance("force_eager"), borrowed as lm:
+            yield lm
 
     @contextmanager
     def _borrow_in_place(self, runtime: Runtime, peers: Runtime | None) -> Iterator[CausalLM]:

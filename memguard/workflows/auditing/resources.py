@@ -1,12 +1,12 @@
 """Resources of an audit other than its models: tokenizer, cached scores, masks, progress."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from memguard.audit.cache import RecordCache
-from memguard.audit.context import AuditContext, OnProgress, Stage
+from memguard.audit.context import AuditContext, Stage
 from memguard.audit.passages import Codec
 from memguard.audit.plan import AuditPlan
 from memguard.audit.probes.masks import MaskChange, measure_mask_consistency
@@ -21,15 +21,22 @@ from memguard.mitigation import Goldfish, build_goldfish, build_mitigations, dro
 from memguard.runtime import Console, Runtime, default_cache_dir
 from memguard.workflows.auditing.target import Subject
 
+ShowStage = Callable[[Stage, int, int, str], None]
+"""Takes a stage, what is done and all there is, in units: documents, items of a task."""
+
 
 def open_resources(
     plan: AuditPlan,
     subject: Subject,
     settings: AuditConfig,
     runtime: Runtime,
-    on_progress: OnProgress,
+    show: ShowStage,
 ) -> AuditContext:
     """Return the resources of an audit."""
+
+    def on_progress(stage: Stage, done: int, total: int) -> None:
+        show(stage, done, total, "documents")
+
     cache = RecordCache(default_cache_dir() / "scores") if settings.cache else None
     tokenizer = subject.tokenizer
     if tokenizer is None:
@@ -131,16 +138,6 @@ def _compare_masks(
     )
 
 
-_COUNTED = "documents"
-
-
-class ShowStage(Protocol):
-    """Shows how much of a stage is done."""
-
-    def __call__(self, stage: Stage, done: int, total: int, unit: str = _COUNTED) -> None:
-        """Take the stage, what is done and all there is, in units: documents, items of a task."""
-
-
 @contextmanager
 def show_progress(console: Console) -> Iterator[ShowStage]:
     """Yield what an audit calls while it runs."""
@@ -148,7 +145,7 @@ def show_progress(console: Console) -> Iterator[ShowStage]:
         advance: dict[Stage, Any] = {}
         before = 0
 
-        def show(stage: Stage, done: int, total: int, unit: str = _COUNTED) -> None:
+        def show(stage: Stage, done: int, total: int, unit: str) -> None:
             nonlocal before
             if stage not in advance:
                 stack.close()
