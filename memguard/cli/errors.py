@@ -102,15 +102,13 @@ def _end(report: ExitReport) -> NoReturn:
 
 
 def _explain(error: BaseException) -> ExitReport:
-    kind = type(error).__name__
-    if isinstance(error, ConfigError):
-        # Each problem starts with its place, file:line:column, where editors look for it.
-        return ExitReport(code=error.exit_code, kind=kind, text=str(error))
     code, line = _find_message(error)
+    # Each problem of settings starts with its place, file:line:column, where editors look for it.
+    has_place = isinstance(error, ConfigError) and code == error.exit_code
     return ExitReport(
         code=code,
-        kind=kind,
-        text=f"memguard: {line}",
+        kind=type(error).__name__,
+        text=line if has_place else f"memguard: {line}",
         traceback="".join(traceback.format_exception(error)) if line is _BUG else "",
         follows=isinstance(error, OtherRankFailed) or is_lost_peer(error),
         # All ranks have agreed to stop after the same step.
@@ -127,14 +125,15 @@ def _find_message(error: BaseException) -> tuple[int, str]:
     if isinstance(error, _UsageError):
         # str() does not name the argument.
         return 2, getattr(error, "format_message", error.__str__)()
-    if isinstance(error, MemguardError):
-        return error.exit_code, str(error)
-    words = "".join(traceback.format_exception_only(error))  # `str` of foreign errors can fail.
-    if _TOO_MANY_FILES in words:
+    # Of its causes, too: an error about a file does not say why it could not be opened.
+    if _TOO_MANY_FILES in "".join(traceback.format_exception(error)):
         return 1, (
             "too many files are open at once: raise the limit ('ulimit -n 4096') and run the same "
             "command again"
         )
+    if isinstance(error, MemguardError):
+        return error.exit_code, str(error)
+    words = "".join(traceback.format_exception_only(error))  # `str` of foreign errors can fail.
     if isinstance(error, RuntimeError) and (loop := _SYMLINK_LOOP.search(words)):
         error = OSError(errno.ELOOP, "", loop[1])
     if isinstance(error, OSError):

@@ -22,6 +22,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from memguard.config import Document, load_yaml, validate
 from memguard.config.settings import Settings
+from memguard.config.yaml_text import MAX_PROBLEMS
 from memguard.errors import ConfigError
 from memguard.records.gate import ReleaseContext
 from memguard.records.results import Statistic, write_parameters
@@ -175,6 +176,8 @@ def _check(document: Document, text: str, folder: Path) -> LoadedPolicy:
             place = document.locate(("gate", number))
             problems.append(f"{place} 'gate[{number}]' is the same rule as 'gate[{first[rule]}]'")
     if problems:
+        if (more := len(problems) - MAX_PROBLEMS) > 0:
+            problems[MAX_PROBLEMS:] = [f"{document.path} has {more:,} more such problems"]
         raise ConfigError(*problems)
     return LoadedPolicy(policy=policy, text=text, folder=folder, document=document)
 

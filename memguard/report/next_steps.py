@@ -38,11 +38,18 @@ _DECISIONS: Mapping[str | None, str] = {
     "weakened": "{not_yet} audit without 'audit.prefix_tokens', and with at most 50 continuation "
     "tokens: these settings find less.",
     "unaudited": "{not_yet} {unaudited} training documents were not audited and count as "
-    "extracted. Give more that are long enough, or lower 'audit.continuation_tokens' (of answers "
-    "'audit.min_prefix_tokens').",
+    "extracted. {more_audited}.",
     "too-small": "{not_yet} {more_trained}.",
 }
 """The decision about the text by the reason of its level; too-small: too few, none extracted."""
+_MORE_LONG = (
+    "Give more that are long enough, or lower 'audit.continuation_tokens' (of answers "
+    "'audit.min_prefix_tokens')"
+)
+_MORE_KNOWN = (
+    "Train a model whose tokenizer knows the letters of {:,} of them, which it mostly replaces by "
+    "its unknown token"
+)
 _MOST_UNSEEN = 10_000
 """A larger number of unseen documents is not proposed."""
 
@@ -83,6 +90,10 @@ def _decide_text(report: AuditReport, run_path: str | None) -> Iterator[str]:
         return
     rows = [row for row in report.tables.buckets if row.role == "trained"]
     num_unaudited = sum(row.num_not_auditable for row in rows)
+    num_unknown = sum(row.num_unknown for row in rows)
+    audited = [_MORE_KNOWN.format(num_unknown)] if num_unknown else []
+    if num_unaudited > num_unknown or not audited:
+        audited.append(_MORE_LONG)
     num_trained = num_unaudited + sum(row.num_documents + row.num_not_sampled for row in rows)
     canaries = (
         report.tables.find("canaries", "verbatim", bucket, statistic="rate")
@@ -104,6 +115,7 @@ def _decide_text(report: AuditReport, run_path: str | None) -> Iterator[str]:
         canaries=sum(row.num_documents for row in canaries if row is not None),
         without_limit=_repeat(run_path, "audit.max_generation_minutes=null"),
         unaudited=f"{num_unaudited:,} of {num_trained:,}",
+        more_audited=". ".join(audited),
         more_trained=_ask_for_trained(report, run_path, trained.num_clusters),
     )
 

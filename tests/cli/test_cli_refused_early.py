@@ -10,6 +10,7 @@ from cli_examples import run_cli, write_run
 from tiny_llama import TINY_LLAMA
 
 from memguard.cli import errors
+from memguard.errors import ConfigError, RecordError
 from memguard.workflows.common.folder import locked
 
 
@@ -40,7 +41,10 @@ def test_a_folder_that_cannot_be_made(folder: Path, command: str) -> None:
 
 def test_too_many_open_files_are_told_whatever_reports_them() -> None:
     words = os.strerror(errno.EMFILE)
-    for error in (OSError(errno.EMFILE, words, "a"), ImportError(f"a.so: {words}")):
+    caused = [ConfigError("a.yaml cannot be read"), RecordError("'prepared' is incomplete")]
+    caused[0].__cause__, caused[1].__context__ = KeyError("a"), ImportError(f"a.so: {words}")
+    caused[0].__cause__.__context__ = OSError(errno.EMFILE, words, "a")
+    for error in (OSError(errno.EMFILE, words, "a"), ImportError(f"a.so: {words}"), *caused):
         report = errors._explain(error)
         assert (report.code, report.traceback) == (1, "")
         assert "too many files are open at once: raise the limit ('ulimit -n" in report.text

@@ -97,6 +97,15 @@ def test_a_policy_without_a_rule_is_none(tmp_path: Path, text: str) -> None:
         load_policy(write(tmp_path, text))
 
 
+def test_many_equal_rules_are_few_lines(tmp_path: Path) -> None:
+    rule = "  - {metric: risk, on: trained, at_most: 0.1}\n"
+    path = write(tmp_path, RULE + rule * 3000)
+    with pytest.raises(ConfigError) as caught:
+        load_policy(path)
+    assert len(caught.value.problems) == 21
+    assert caught.value.problems[-1] == f"{path} has 2,980 more such problems"
+
+
 def test_levels_alone_are_a_policy(tmp_path: Path) -> None:
     assert load_policy(write(tmp_path, "verdict: [none-found]\n")).policy.gate == ()
 

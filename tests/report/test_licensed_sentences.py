@@ -225,3 +225,17 @@ def test_every_reason_of_a_verdict_has_a_next_step() -> None:
         )
         assert steps[0] != others[0], reason
         assert not any("Keep this page" in step for step in steps), "nothing reassuring"
+
+
+@pytest.mark.parametrize(("too_short", "unknown"), [(9, 0), (0, 9), (2, 7)])
+def test_the_step_for_unaudited_documents_fits_their_reason(too_short: int, unknown: int) -> None:
+    report = examples.make_report()
+    counts = {"num_too_short": too_short, "num_unknown": unknown}
+    rows = (replace(row, **counts) for row in report.tables.buckets if row.role == "trained")
+    changes = {
+        "tables": report.tables.model_copy(update={"buckets": tuple(rows)}),
+        "verdict": examples.make_verdict(level="inconclusive", reason="unaudited"),
+    }
+    step = write_next_steps(report.model_copy(update=changes), "runs/a")[0]
+    assert ("long enough" in step) == bool(too_short)
+    assert ("letters" in step) == bool(unknown)
