@@ -502,8 +502,11 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    # To compile takes as long as all the others.
+    "kind",
+    [pytest.param(kind, marks=[] if "compiled" in kind else pytest.mark.quick) for kind in KINDS],
+)
 def test_only_forwards_of_training_are_counted(kind: str) -> None:
     # Of one length, so that nothing is compiled twice.
     documents = [(id, tokens[:10]) for id, tokens in list_documents()]
