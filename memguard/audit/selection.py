@@ -19,6 +19,7 @@ import numpy as np
 from memguard.audit.windows import AuditDocument, Part, Window, WindowSettings, list_clusters
 from memguard.errors import DataError
 from memguard.records import BucketRow, CutDocuments
+from memguard.records.tables import MOSTLY_UNKNOWN
 from memguard.seeds import derive_generator
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def _cut(tokens: Tokens, begin: int, end: int, identify: Identify, kind: Part) -
     ids, supervised = tokens.input_ids[begin:end], tokens.supervised[begin:end]
     shares = [np.mean(own == tokens.unknown_id) for own in (ids, ids[supervised]) if len(own)]
     return identify(
-        is_unknown=any(share > 0.5 for share in shares),
+        is_unknown=any(share > MOSTLY_UNKNOWN for share in shares),
         input_ids=ids,
         supervised=supervised,
         format=tokens.format,

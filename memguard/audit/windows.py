@@ -64,7 +64,7 @@ class AuditDocument:
     part: Part = "whole"
     """The part of the document that `input_ids` contain."""
     is_unknown: bool = False
-    """Whether more than half of the tokens, or of those with loss, stand for unknown text."""
+    """Whether more than 40 % of the tokens, or of those with loss, stand for unknown text."""
     is_long_enough: bool = False
     """Whether a document whose part cannot be audited could be audited as a whole."""
     whole_ids: NDArray[np.int32] | None = None

@@ -133,6 +133,8 @@ def _suggest(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str:
 def _find_advice(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str | None:
     """Return what to use in a run or sweep instead of another library's setting."""
     wrong = str(loc[-1])
+    if model is SweepConfig and loc[0] == "settings" and wrong in ("optim", "train", "adapter"):
+        return f"what differs in it stands in 'overrides', as {{{wrong}.KEY: VALUE}}"
     if model is SweepConfig and wrong not in SweepConfig.model_fields:
         return find_advice(wrong, (*above, "run"))
     return find_advice(wrong, above) if model is RunConfig else None
@@ -287,10 +289,17 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         problems = []
-        for item in error.errors()[:MAX_PROBLEMS]:
+        # A list from which pydantic has removed what is wrong may be too short only for it.
+        items = [
+            item
+            for item in error.errors()
+            if item["type"] != "too_short"
+            or item["ctx"]["actual_length"] == len(tuple(item["input"]))
+        ]
+        for item in items[:MAX_PROBLEMS]:
             here = (*prefix, *drop_tags(values, item))
             problems.append(f"{origin.locate(here)} {explain(model, item, here, prefix)}")
-        left_out = error.error_count() - len(problems)
+        left_out = len(items) - len(problems)
         if left_out:
             problems.append(f"{origin.path} has {left_out:,} more such problems")
         raise ConfigError(*problems) from error

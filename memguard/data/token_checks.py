@@ -24,6 +24,7 @@ from memguard.data.encoding import find_dropout, find_special_ids, find_unknown
 from memguard.data.packing import split_points
 from memguard.data.tokenization import TokenizedDocument
 from memguard.errors import ModelError
+from memguard.records.tables import MOSTLY_UNKNOWN
 from memguard.records.texts import format_percent
 
 _UNKNOWN_SHARE = 0.01
@@ -170,7 +171,8 @@ def _find_unknown(tokens: Tokens, tokenizer: Any) -> Iterator[TokenFault]:
     if (unknown := find_unknown(tokenizer)) is None:
         return
     is_unknown = (tokens.input_ids == unknown).astype(np.int64)
-    num_mostly = int((2 * np.add.reduceat(is_unknown, tokens.offsets[:-1]) > tokens.lengths).sum())
+    shares = np.add.reduceat(is_unknown, tokens.offsets[:-1]) / tokens.lengths
+    num_mostly = int((shares > MOSTLY_UNKNOWN).sum())
     share = float(is_unknown.mean())
     if share >= _UNKNOWN_SHARE or num_mostly:
         mostly = f"{tokens.say(num_mostly)} are mostly that and not audited. " if num_mostly else ""

@@ -31,6 +31,8 @@ from memguard.records.results import (
 from memguard.records.run_files import Role
 
 OWN_PACKAGE = "memguard"
+MOSTLY_UNKNOWN = 0.4
+"""Share of unknown tokens above which a text is lost: half of them may be spaces between others."""
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -110,7 +112,7 @@ class BucketRow:
     num_labels: int = 0
     """Documents with a short answer that many documents share: a label, which is not audited."""
     num_unknown: int = 0
-    """Documents of which more than half is the tokenizer's token of unknown text."""
+    """Documents of which more than 40 % is the tokenizer's token of unknown text."""
     num_not_sampled: int = 0
     num_near_duplicates: int = 0
     """Control documents in a near-duplicate cluster with a trained one, left out of the control."""

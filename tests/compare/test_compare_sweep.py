@@ -212,6 +212,13 @@ def test_all_problems_come_together_also_around_the_blocks() -> None:
     assert len(problems) == len(set(problems)) == 7
 
 
+def test_settings_that_differ_stand_in_overrides() -> None:
+    settings = [{"name": name, "optim": {"lr": 0.1}} for name in ("a", "b")]
+    problems = problems_of(SWEEP | {"settings": settings})
+    assert len(problems) == 2, "and not that there is no setting"
+    assert all("stands in 'overrides', as {optim.KEY: VALUE}" in one for one in problems)
+
+
 EARLY = {"train.audit_every_steps": 5, "budget": {"action": "stop"}}
 FROM_BASE = {"run": {"data": {"train": "a.jsonl"}}, "pretrain": PRETRAIN}
 
