@@ -289,13 +289,8 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         problems = []
-        # A list from which pydantic has removed what is wrong may be too short only for it.
-        items = [
-            item
-            for item in error.errors()
-            if item["type"] != "too_short"
-            or item["ctx"]["actual_length"] == len(tuple(item["input"]))
-        ]
+        # A list that has items is empty to pydantic, which has removed what is wrong.
+        items = [one for one in error.errors() if one["type"] != "too_short" or not one["input"]]
         for item in items[:MAX_PROBLEMS]:
             here = (*prefix, *drop_tags(values, item))
             problems.append(f"{origin.locate(here)} {explain(model, item, here, prefix)}")
