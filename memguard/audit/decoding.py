@@ -37,7 +37,7 @@ from memguard.audit.requests import LimitReached, Prompt
 from memguard.audit.token_loop import Choice, Choose, Continuation, IsDone, TokenLoop
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
-from memguard.model.kv_cache import GrowingRows, can_cache, send
+from memguard.model.kv_cache import GrowingRows, can_cache, recall_check, send
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
@@ -118,17 +118,17 @@ class Decoder:
             return self._batching.run(jobs, run_timed, on_progress)
 
     def _agree_on_cache(self, jobs: Sequence[Job]) -> bool:
-        """Return whether keys and values can be cached; all ranks must agree or some would wait."""
-        shortest = min(len(job.input_ids) for job in jobs)
-        try:
-            is_cached = can_cache(self.lm, shortest, find_longest_run(jobs))
-        except torch.OutOfMemoryError:
-            if self.lm.has_peers:
-                raise
-            # The check needs memory for two rows; without a cache one row at a time is enough.
-            is_cached = False
-        if not self._runtime.agree_any(not is_cached):
-            return True
+        """Return whether keys and values can be cached; all ranks must agree or some would wait.
+
+        Texts as short as one token are tried first, so that later calls need no check.
+        """
+        shortest, longest = min(len(job.input_ids) for job in jobs), find_longest_run(jobs)
+        for first in dict.fromkeys((1, shortest)):
+            known = recall_check(self.lm, shortest, longest)
+            if known is None:
+                known = self._check_cache(first, longest)
+            if known:
+                return True
         if self._runtime.is_main:
             logger.warning(
                 "%s runs over the whole text again for each new token, which is slow: its keys and "
@@ -136,6 +136,18 @@ class Decoder:
                 type(self.lm.model).__name__,
             )
         return False
+
+    def _check_cache(self, shortest: int, longest: int) -> bool:
+        try:
+            is_cached = can_cache(self.lm, shortest, longest)
+        except torch.OutOfMemoryError:
+            if self.lm.has_peers:
+                raise
+            # The check needs memory for two rows; without a cache one row at a time is enough.
+            return False
+        is_cached = not self._runtime.agree_any(not is_cached)
+        self.lm.cached_lengths[shortest, longest] = is_cached
+        return is_cached
 
     def find_obstacle(self) -> str | None:
         """Return the reason why generating token by token would be too slow; None if there is none.

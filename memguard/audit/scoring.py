@@ -89,7 +89,7 @@ class ModelScorer:
         Args:
             lm: the model as hidden states plus head; in evaluation mode during scoring.
             batch_tokens: tokens per forward pass, including padding; at least one passage is run.
-                None: on a GPU as many as fit, measured on the first passage; otherwise 16,384.
+                None: on a GPU as many as fit, measured on the first passage; otherwise 8,192.
             runtime: this rank; None for one process.
         """
         self._lm = lm

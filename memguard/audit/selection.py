@@ -156,14 +156,20 @@ def choose_sample(
         seed: seed of the sample, which depends on the documents' ids, not on their order.
         purpose: name of the sample; samples of other names are independent.
     """
+    ranks = rank_in_buckets(windows, seed=seed, purpose=purpose)
+    return [index for index, rank in enumerate(ranks) if size is None or rank < size]
+
+
+def rank_in_buckets(windows: Sequence[Window], *, seed: int, purpose: str) -> list[int]:
+    """Return each document's place in a seeded order of its bucket, see `choose_sample`."""
     by_bucket: dict[str, dict[str, int]] = {}
     for index, window in enumerate(windows):
         by_bucket.setdefault(window.document.bucket, {})[window.document.id] = index
-    return sorted(
-        ids[name]
-        for bucket, ids in by_bucket.items()
-        for name in _draw(sorted(ids), seed, f"{purpose} {bucket}", size)
-    )
+    ranks = [0] * len(windows)
+    for bucket, ids in by_bucket.items():
+        for rank, name in enumerate(_draw(sorted(ids), seed, f"{purpose} {bucket}", len(ids))):
+            ranks[ids[name]] = rank
+    return ranks
 
 
 def _find_reason(document: AuditDocument) -> NotAudited:
@@ -184,7 +190,7 @@ def _order(outline: BucketRow) -> tuple[int, float, str]:
 
 
 def _draw(ids: list[str], seed: int, bucket: str, size: int | None) -> list[str]:
-    if size is None or len(ids) <= size:
+    if size is None:
         return ids
     order = derive_generator(seed, f"audit sample {bucket}").permutation(len(ids))
     return [ids[index] for index in order[:size]]

@@ -101,6 +101,9 @@ class CausalLM(nn.Module):
         self._peers, self._root = peers, root
         self.freed_units: list[FSDPModule] = []
         """Units whose gathered weights are freed after their forward; set by `wrap_fsdp`."""
+        self.cached_lengths: dict[tuple[int, int], bool] = {}
+        """Shortest and longest texts for which keys and values were checked, and whether they can
+        be cached; the same on every rank. It depends on the architecture, not on the weights."""
         self._keeps_gathered = False
         self._wide_head: WideWeight | None = None
         self.compute_dtype: torch.dtype = compute_dtype or model.dtype

@@ -234,6 +234,16 @@ def _roll(cache: Any, shift_R: Tensor) -> None:
         layer.values = torch.take_along_dim(layer.values, from_R1T1, -2)
 
 
+def recall_check(lm: CausalLM, shortest: int, longest: int) -> bool | None:
+    """Return whether texts of these lengths can be cached, as far as earlier checks tell."""
+    for (first, last), is_cached in lm.cached_lengths.items():
+        if is_cached and first <= shortest and longest <= last:
+            return True
+        if not is_cached and shortest <= first and last <= longest:
+            return False
+    return None
+
+
 @torch.no_grad()
 def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
     """Return whether cached rows have the same hidden states as rows that are run whole and alone.
@@ -260,9 +270,8 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
         return False
     differences = []
     for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
-        alone_SD = torch.stack(
-            [_run_alone(lm, text[: size + step + 1]) for step in range(num_steps)]
-        )
+        # One pass has the hidden states of every step.
+        alone_SD = _run_alone(lm, text)[size:].float()
         cached_SD = torch.stack([hidden_RD[row] for hidden_RD in cached_SRD])
         if cached_SD.shape != alone_SD.shape:
             return False
@@ -276,6 +285,6 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
 
 
 def _run_alone(lm: CausalLM, text: NDArray[np.integer]) -> Tensor:
-    """Return the last token's hidden states [D/y]."""
+    """Return the hidden states [T, D/y] of a text in a row of its own."""
     ids_1T = send(text[None], lm.device)
-    return lm(lambda: lm.hidden_states(ids_1T))[0, -1].float()
+    return lm(lambda: lm.hidden_states(ids_1T))[0]

@@ -3,6 +3,7 @@
 python scripts/bench/audit.py                   a 1M Llama on the CPU, five rounds; minutes
 python scripts/bench/audit.py --quick           tiny sizes, one round, to check it; seconds
 python scripts/bench/audit.py --device cuda     the shape of Llama-3.1-8B in bf16 on a GPU
+python scripts/bench/audit.py --before DIR      CPU seconds of the default audit of two checkouts
 
 First table: documents per second whose greedy continuation of 50 tokens is determined, by one pass
 over prefix and continuation, and by transformers' `generate` from the prefix: (a) in batches as
@@ -11,7 +12,9 @@ ids and end with verdicts, which are compared: the model generates every second 
 No row is padded and no text ends early, which favours `generate`.
 
 Second table: the default audit of a document (near-verbatim by generation, and all numbers of its
-pass), compared with batched `generate` for every document and an edit distance. A third of the
+pass), compared with batched `generate` for every document and an edit distance, and with all
+scores alone, which is the limit: nothing is generated. Ratios are of seconds and of CPU seconds.
+Nothing is remembered of the rounds before, not even that the model can cache keys. A third of the
 documents is generated verbatim. In a third the text diverges half-way: one token is replaced, and
 the rest is the model's continuation, so that teacher forcing predicts it token by token. A third is
 unknown to the model.
@@ -23,12 +26,21 @@ transformers' own forward, for reference.
 Weights are random, because speed does not depend on them. Sides alternate; a figure is the median
 over rounds, and a ratio the median of the ratios of each round, because the speed of a shared
 machine varies from minute to minute. The last line is a verdict; exit 1 if a limit is missed.
+
+With --before, each round runs the default audit once with each checkout, in turn and in a process
+of its own, after one audit that is not counted; the other one is that which contains this script.
 """
 
+import argparse
 import itertools
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,7 +68,6 @@ CONTINUATION_TOKENS = 50
 # Limits of the ratios between two sides.
 MIN_BATCHED, MIN_ALONE = 2.0, 15.0
 MIN_GPU = {8: 15.0, 64: 5.0}
-MIN_GENERATING = 1.5
 MAX_BESIDE_VERBATIM, MAX_BESIDE_ALL_ROWS = 1.35, 1.2
 SMALL_VOCAB, LARGE_VOCAB = 2048, 32_000
 GPU_BATCHES = (8, 16, 32, 64, 128, 256)
@@ -77,6 +88,10 @@ class Row:
     min_batched: float | None = None
     """The limit; None if there is none."""
     min_alone: float | None = None
+    min_generating: float | None = None
+    """Limit of `generate` over the default audit."""
+    max_beside_scores: float | None = None
+    """Limit of the default audit over all of its scores."""
 
     def __str__(self) -> str:
         return f"prefix {self.prefix_tokens}, batch {self.batch}"
@@ -94,6 +109,9 @@ class Plan:
     """Batch sizes to try for each side's best; () skips this measurement."""
 
 
+MIN_FASTER = {(50, 128): 1.15, (462, 32): 1.4, (1998, 8): 2.0, (1998, 24): 1.6}
+"""Of the default audit before and after keys of scored documents were kept, in CPU seconds, by
+prefix and number of documents."""
 CPU_ROWS = (
     Row(
         prefix_tokens=50,
@@ -102,9 +120,26 @@ CPU_ROWS = (
         num_alone=16,
         min_batched=MIN_BATCHED,
         min_alone=MIN_ALONE,
+        min_generating=1.7,
+        max_beside_scores=1.2,
     ),
-    Row(prefix_tokens=462, batch=16, num_documents=32, num_alone=8),
-    Row(prefix_tokens=1998, batch=4, num_documents=8, num_alone=4),
+    Row(
+        prefix_tokens=462,
+        batch=16,
+        num_documents=32,
+        num_alone=8,
+        min_generating=1.4,
+        max_beside_scores=1.1,
+    ),
+    Row(
+        prefix_tokens=1998,
+        batch=4,
+        # With few documents, what an audit does once would count more than in an audit.
+        num_documents=24,
+        num_alone=4,
+        min_generating=1.3,
+        max_beside_scores=1.1,
+    ),
 )
 GPU_ROWS = tuple(
     Row(prefix_tokens=50, batch=n, num_documents=2 * n, num_alone=0, min_batched=MIN_GPU[n])
@@ -349,16 +384,12 @@ def compare_default_audit(
     bench: Bench, row: Row, table: Table, verdict: Verdict, rounds: int
 ) -> None:
     """Print one row of the second table."""
-    windows = bench.make_thirds(row.prefix_tokens, row.num_documents)
-    suite = load_suite("extraction")
-    codec = build_codec(bench.lm.vocab_size)
-    scorer = bench.scorer(windows, row.batch)
-    decoder = Decoder(bench.lm, row.batch * len(windows[0].input_ids))
+    audit = DefaultAudit(bench, row)
+    windows = audit.windows
     verdicts: dict[str, np.ndarray] = {}
 
     def ours() -> None:
-        measured = bench.measure(suite.probes, windows, scorer, decoder=decoder, codec=codec)
-        near = measured.detail
+        near = audit.run().detail
         verdicts["ours"] = near.matched_N
         verdicts["sure"] = ~(near.min_gap_N < bench.margin)
 
@@ -371,14 +402,94 @@ def compare_default_audit(
             ]
         )
 
-    sides = {"ours": bench.timed(ours, len(windows)), "batched": bench.timed(batched, len(windows))}
+    works = {"ours": ours, "batched": batched, "scores": audit.score}
+    sides = {name: bench.timed(work, len(windows)) for name, work in works.items()}
     times = take_turns(sides, rounds=rounds)
-    ratio, name = times.ratio("ours", "batched"), f"{row} with generation"
-    limit = None if row.min_batched is None else MIN_GENERATING
-    words = verdict.check(name, ratio, at_least=limit)
+    ratio, beside = times.ratio("ours", "batched"), times.ratio("scores", "ours")
+    name = f"{row} with generation"
+    limits = [
+        verdict.check(name, ratio, at_least=row.min_generating),
+        verdict.check(f"{row} beside all scores", beside, at_most=row.max_beside_scores),
+    ]
     same = compare_verdicts(verdict, name, verdicts["ours"], verdicts["batched"], verdicts["sure"])
-    rates = (write_rate(times, side) for side in sides)
-    table.row(str(row), *rates, f"{ratio:.1f}x", "", "", same, end=words)
+    cells = [
+        *(write_rate(times, "ours"), write_rate(times, "batched")),
+        *(f"{ratio:.2f}x", f"{times.cpu_ratio('ours', 'batched'):.2f}x"),
+        *(write_rate(times, "scores"), f"{beside:.2f}x"),
+        f"{times.cpu_ratio('scores', 'ours'):.2f}x",
+    ]
+    table.row(str(row), *cells, same, end=", ".join(filter(None, limits)))
+
+
+class DefaultAudit:
+    """The default audit of documents, all of it and only its scores."""
+
+    def __init__(self, bench: Bench, row: Row) -> None:
+        self.windows = bench.make_thirds(row.prefix_tokens, row.num_documents)
+        self._bench, self._probes = bench, load_suite("extraction").probes
+        self._codec = build_codec(bench.lm.vocab_size)
+        self._scorer = bench.scorer(self.windows, row.batch)
+        self._batch_tokens = row.batch * len(self.windows[0].input_ids)
+
+    def run(self) -> Measured:
+        """Return what the audit measures; no earlier check of the model's cache is remembered."""
+        # A checkout from before checks were remembered has none.
+        getattr(self._bench.lm, "cached_lengths", {}).clear()
+        return self._measure(self._probes)
+
+    def score(self) -> Measured:
+        """Return all scores of the pass, without generated text."""
+        return self._measure(
+            (OnePass(probes=tuple(p for p in self._probes if "trained" in p.models)),)
+        )
+
+    def _measure(self, probes: Sequence[Probe]) -> Measured:
+        decoder = Decoder(self._bench.lm, self._batch_tokens)
+        return self._bench.measure(
+            probes, self.windows, self._scorer, decoder=decoder, codec=self._codec
+        )
+
+
+def compare_checkouts(before: Path, verdict: Verdict, rounds: int) -> None:
+    """Print the CPU seconds of the default audit of another checkout and of this one."""
+    rates = ("  before ms", "   after ms", "    ratio")
+    table = Table(32, *rates, end="limit")
+    sides = {"before": before.resolve(), "after": Path(__file__).resolve().parents[2]}
+    for (prefix, num_documents), limit in MIN_FASTER.items():
+        batch = next(row.batch for row in CPU_ROWS if row.prefix_tokens == prefix)
+        given = [str(value) for value in (prefix, batch, num_documents)]
+        times = take_turns(
+            {side: partial(audit_in_process, place, given) for side, place in sides.items()},
+            rounds=rounds,
+        )
+        ratio, name = times.ratio("after", "before"), f"prefix {prefix}, {num_documents} documents"
+        milliseconds = [f"{1e3 * times.median_s(side) / num_documents:,.1f}" for side in sides]
+        words = verdict.check(name, ratio, at_least=limit)
+        table.row(name, *milliseconds, f"{ratio:.2f}x", end=words)
+
+
+def audit_in_process(checkout: Path, given: Sequence[str]) -> float:
+    """Return the CPU seconds of one default audit by a checkout, see `--one`."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", *given],
+        env={**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{checkout}: {done.stderr}")
+    return float(done.stdout.split()[-1])
+
+
+def time_one(prefix_tokens: int, batch: int, num_documents: int) -> float:
+    """Return the CPU seconds of the second of two default audits."""
+    bench = Bench(build_llama(SMALL_VOCAB, *SMALL), "cpu", torch.float32)
+    row = Row(prefix_tokens=prefix_tokens, batch=batch, num_documents=num_documents, num_alone=0)
+    audit = DefaultAudit(bench, row)
+    audit.run()
+    begin_s = time.process_time()
+    audit.run()
+    return time.process_time() - begin_s
 
 
 def compare_scores(
@@ -452,7 +563,15 @@ def find_best_batches(bench: Bench, batches: Sequence[int]) -> None:
 def shrink(plan: Plan) -> Plan:
     """Return a plan that takes seconds."""
     rows = tuple(
-        replace(row, batch=4, num_documents=6, num_alone=min(row.num_alone, 1)) for row in plan.rows
+        # With six documents, texts are generated for longer than all are scored.
+        replace(
+            row,
+            batch=4,
+            num_documents=6,
+            num_alone=min(row.num_alone, 1),
+            max_beside_scores=None,
+        )
+        for row in plan.rows
     )
     return replace(plan, rounds=1, rows=rows[:1], num_scored=8, batches=plan.batches[:1])
 
@@ -463,7 +582,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; medians are printed")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="compare with this checkout")
+    parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one:
+        print(time_one(*options.one))
+        return 0
+    if options.before:
+        verdict = Verdict()
+        compare_checkouts(options.before, verdict, options.rounds)
+        return verdict.end()
     is_gpu = options.device == "cuda"
     plan = Plan(rounds=options.rounds, rows=CPU_ROWS, num_scored=256)
     if is_gpu:
@@ -487,7 +615,8 @@ def main() -> int:
     for row in plan.rows:
         compare_with_generate(bench, row, table, verdict, plan.rounds)
     print()
-    rates = (" default audit", "      generate", ratio, " " * 14, " " * 9)
+    cpu, beside = "   in CPU", "  audit /"
+    rates = (" default audit", "      generate", ratio, cpu, "    all scores", beside, cpu)
     table = Table(24, *rates, same, end="limit")
     for row in plan.rows:
         compare_default_audit(bench, row, table, verdict, plan.rounds)

@@ -249,6 +249,8 @@ class Rounds:
     """Seconds of each side, one value per round."""
 
     seconds: dict[str, list[float]]
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    """CPU seconds of this process in each side's rounds; not for a unit."""
     failures: dict[str, str] = field(default_factory=dict)
     """Reason why a side does not run; it then has no ratio."""
 
@@ -258,25 +260,34 @@ class Rounds:
 
     def ratio(self, side: str, other: str) -> float:
         """Return the median speed-up of a side over another."""
-        pairs = zip(self.seconds[side], self.seconds[other], strict=True)
-        return statistics.median(theirs / ours for ours, theirs in pairs)
+        return _compare(self.seconds[side], self.seconds[other])
+
+    def cpu_ratio(self, side: str, other: str) -> float:
+        """Return `ratio` in CPU seconds, which depend less on what else runs on the machine."""
+        return _compare(self.cpu_seconds[side], self.cpu_seconds[other])
+
+
+def _compare(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
 def take_turns(sides: Mapping[str, Callable[[], float]], *, rounds: int) -> Rounds:
     """Run each side once per round; each returns its seconds for a unit of its choice."""
-    results = Rounds(seconds={name: [] for name in sides})
+    results = Rounds(seconds={name: [] for name in sides}, cpu_seconds={name: [] for name in sides})
     # One extra round that is not counted, to allocate buffers and fill caches.
     for number in range(rounds + 1):
         # The order alternates, so that a machine that becomes slower favours no side.
         for name in list(sides)[:: -1 if number % 2 else 1]:
             if name in results.failures:
                 continue
+            begin_s = time.process_time()
             try:
                 seconds = sides[name]()
             except Failed as failure:
                 results.failures[name] = str(failure)
             else:
                 results.seconds[name] += [seconds] if number else []
+                results.cpu_seconds[name] += [time.process_time() - begin_s] if number else []
     return results
 
 

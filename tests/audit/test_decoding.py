@@ -15,12 +15,14 @@ from tiny_families import VOCAB_SIZE, build
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.tensor import DTensor
 
+from memguard.audit import decoding
 from memguard.audit.decoding import Continuation, Decoder
 from memguard.audit.requests import Prompt
 from memguard.config.settings import SamplingScheme
 from memguard.errors import ModelError
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import shard_scratch_model
+from memguard.model import kv_cache
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
 from memguard.parallel.mesh import build_mesh
@@ -230,11 +232,28 @@ def test_no_forward_runs_after_all_requests_are_done(
         calls += 1
         return original(*args, **kwargs)
 
+    decoder.continue_greedily(requests)
     monkeypatch.setattr(lm, "hidden_states", count)
     decoder.continue_greedily(requests)
     num_whole, calls = calls, 0
     decoder.continue_greedily(requests, is_done=lambda index, step, token: step >= 4)
     assert calls == num_whole - 15
+
+
+def test_the_cache_is_checked_once_for_all_texts_that_are_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches of a benchmark come longest first; looks of a budget have the same windows."""
+    lm, checked = build_causal_lm(build("llama")), []
+    monkeypatch.setattr(
+        decoding,
+        "can_cache",
+        lambda lm, *lengths: (checked.append(lengths), kv_cache.can_cache(lm, *lengths))[1],
+    )
+    for size in range(12, 2, -1):
+        prompts = [Prompt(input_ids=np.arange(1, n), num_new=4) for n in (size, 2)]
+        Decoder(lm, 400).continue_greedily(prompts)
+    assert checked == [(1, 14)]
 
 
 def test_obstacles_to_generation_are_named(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:

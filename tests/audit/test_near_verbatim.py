@@ -18,6 +18,7 @@ from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.near_verbatim import EditDistance, NearVerbatim
 from memguard.audit.requests import Measured, Prompt
 from memguard.audit.scoring import ModelScorer
+from memguard.audit.selection import rank_in_buckets
 from memguard.audit.windows import Window
 from memguard.model.causal_lm import CausalLM
 
@@ -173,6 +174,11 @@ def test_only_a_sample_below_the_floor_is_generated(lm: CausalLM, windows: list[
     assert (found.num_checked, found.num_matched_below_floor) == (3, 0)
     assert int(np.isnan(found.num_edits_N).sum()) == found.num_below_floor - 3
     assert not found.matched_N[np.isnan(found.num_edits_N)].any()
+    # The first ones in an order of all documents, which does not depend on who is below the floor.
+    ranks = rank_in_buckets(windows, seed=0, purpose="below the floor")
+    first = sorted(np.flatnonzero(accuracy_N < 0.5), key=lambda index: ranks[index])[:3]
+    assert not np.isnan(found.num_edits_N[first]).any()
+    assert sorted(ranks) == list(range(len(windows)))
     # What is generated does not depend on the order of the documents.
     turned = find(lm, windows[::-1], probe)
     assert np.array_equal(turned.num_edits_N[::-1], found.num_edits_N, equal_nan=True)

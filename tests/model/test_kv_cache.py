@@ -13,7 +13,7 @@ from torch import Tensor
 from memguard.model import kv_cache
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import build_causal_lm
-from memguard.model.kv_cache import GrowingRows, can_cache
+from memguard.model.kv_cache import GrowingRows, can_cache, recall_check
 
 Ids = NDArray[np.int64]
 
@@ -138,3 +138,13 @@ def test_frequencies_that_change_with_the_length_are_noticed() -> None:
 
 def test_one_token_needs_no_cache() -> None:
     assert can_cache(build_causal_lm(build("mamba")), 1, 1)
+
+
+def test_a_check_is_remembered_for_the_lengths_that_it_says_something_about() -> None:
+    layer = build_causal_lm(build("gpt2"))
+    assert recall_check(layer, 3, 20) is None
+    layer.cached_lengths = {(1, 50): False, (40, 50): True, (3, 32): True}
+    assert recall_check(layer, 40, 49) is recall_check(layer, 4, 31) is True
+    assert recall_check(layer, 1, 60) is False
+    # Some of these texts are shorter, or longer, than any that was checked.
+    assert recall_check(layer, 39, 50) is recall_check(layer, 3, 33) is None

@@ -49,7 +49,7 @@ def test_audit() -> None:
     assert re.search(
         r"( +[\d,]+\.\d){2} +\d+\.\dx +[\d,]+\.\d +\d+\.\dx +6/6  >= 2x \w+, >= 15x \w+$", row
     )
-    assert re.search(r"( +[\d,]+\.\d){2} +\d+\.\dx +6/6  >= 1.5x \w+$", audit)
+    assert re.search(r"( +[\d,]+\.\d){2}( +\d+\.\d\dx){2}.* +6/6  >= 1.7x \w+$", audit)
     for lm in ("V = 2,048", "V = 32,000"):
         (row,) = (line for line in lines if line.startswith(lm))
         assert re.search(r"( +[\d,]+\.\d){2} +\d+\.\d\dx +[\d,]+\.\d +\d+\.\d\dx ", row), row
