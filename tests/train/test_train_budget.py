@@ -260,7 +260,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert audits == [each.model_copy(update={"audit_s": 0}) for each in read_audits(tightened)]
 
 
-@pytest.mark.quick
 def test_a_stopped_run_killed_before_its_export_keeps_its_weights(
     folder: Path, stopped: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
