@@ -202,7 +202,6 @@ def test_the_held_out_loss_is_not_that_of_another_form(
     assert base in stored.tables.results
 
 
-@pytest.mark.quick
 def test_a_report_of_another_form_is_never_that_of_the_run(
     run: Path, folders: Mapping[LoadAs, Path], tmp_path: Path
 ) -> None:
@@ -229,7 +228,6 @@ def test_a_report_of_another_form_is_never_that_of_the_run(
     assert succeed("bundle", folders["stored"], bundle)
 
 
-@pytest.mark.quick
 def test_an_earlier_audit_of_another_form_is_not_compared_by_a_gate(
     folders: Mapping[LoadAs, Path], tmp_path: Path
 ) -> None:

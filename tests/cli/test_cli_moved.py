@@ -78,6 +78,7 @@ def test_another_base_is_refused(sweep: Path, tmp_path: Path) -> None:
     assert "--base and audit.base=false contradict each other" in outcome.err
 
 
+@pytest.mark.slow
 def test_an_adapter_that_was_moved_with_its_base_finds_it(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

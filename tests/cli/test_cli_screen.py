@@ -142,6 +142,7 @@ def test_a_terminal_shows_the_stored_screen(name: str) -> None:
     assert capture(*TERMINALS[name]) == (SCREENS / f"{name}.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_the_stored_lines() -> None:
     assert draw_into_pipe() == (SCREENS / "pipe.txt").read_text()
 

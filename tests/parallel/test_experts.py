@@ -206,7 +206,6 @@ def _describe(family: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.quick
 def test_the_modules_of_a_block(ranks: RankPool) -> None:
     found, with_sinks = ranks(describe, 4, "qwen2_moe", "gpt_oss")[0]
     assert found["names"]

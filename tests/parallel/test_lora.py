@@ -69,7 +69,6 @@ def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
     check(ranks, (1, 1, 1, 1), [replace(case, plain=True) for case in cases])
 
 
-@pytest.mark.quick
 def test_one_process_equals_peft(ranks: RankPool) -> None:
     cases = cases_of((1, 1, 1, 1))
     cases += [

@@ -153,7 +153,6 @@ _UNTIED_NOISE = Case(changes=UNTIED + _ONE_LAYER, mitigations=_NOISE, micro_batc
 _RECOMPUTED_NOISE = Case(changes=TIED + _ONE_LAYER, mitigations=_NOISE, checkpointing="full")
 
 
-@pytest.mark.quick
 def test_noise_on_embeddings_is_that_of_one_process(ranks: RankPool) -> None:
     """Rows over z and data, features over y, a vocabulary over x, and in accumulation."""
     check(ranks, (1, 2, 2, 1), [_UNTIED_NOISE])

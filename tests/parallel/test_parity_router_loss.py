@@ -29,7 +29,6 @@ def case_of(family: str, **settings: Any) -> Case:
     )
 
 
-@pytest.mark.quick
 def test_a_sample_equals_one_process(ranks: RankPool) -> None:
     cases = [
         case_of("mixtral", checkpointing="full", micro_batch_size=2),

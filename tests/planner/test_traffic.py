@@ -189,7 +189,6 @@ def test_selective_recomputation_on_more_meshes(more: dict[str, Calls]) -> None:
 # -- one whole step, with the update ---------------------------------------------------------------
 
 
-@pytest.mark.quick
 def test_a_whole_step_with_two_micro_batches(ranks: RankPool) -> None:
     """Qwen2 has biases and Qwen3 head norms, of which all ranks along y have copies."""
     families = ("llama", "qwen2", "qwen3")
