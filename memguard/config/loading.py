@@ -134,7 +134,7 @@ def _find_advice(model: type[BaseModel], loc: KeyPath, above: KeyPath) -> str | 
     """Return what to use in a run or sweep instead of another library's setting."""
     wrong = str(loc[-1])
     if model is SweepConfig and loc[0] == "settings" and wrong in ("optim", "train", "adapter"):
-        return f"what differs in it stands in 'overrides', as {{{wrong}.KEY: VALUE}}"
+        return f"put its settings that differ into 'overrides', as {{{wrong}.KEY: VALUE}}"
     if model is SweepConfig and wrong not in SweepConfig.model_fields:
         return find_advice(wrong, (*above, "run"))
     return find_advice(wrong, above) if model is RunConfig else None

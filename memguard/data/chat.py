@@ -121,7 +121,7 @@ def render_turns(
 
 
 class _Turns:
-    """Where the text of each turn stands in a rendered conversation."""
+    """Positions of the text of each turn in a rendered conversation."""
 
     def __init__(self, messages: Sequence[Message], whole: str, template: ChatTemplate) -> None:
         """Find the text of each turn.

@@ -216,7 +216,10 @@ def test_settings_that_differ_stand_in_overrides() -> None:
     settings = [{"name": name, "optim": {"lr": 0.1}} for name in ("a", "b")]
     problems = problems_of(SWEEP | {"settings": settings})
     assert len(problems) == 2, "and not that there is no setting"
-    assert all("stands in 'overrides', as {optim.KEY: VALUE}" in one for one in problems)
+    assert all(
+        "put its settings that differ into 'overrides', as {optim.KEY: VALUE}" in one
+        for one in problems
+    )
 
 
 EARLY = {"train.audit_every_steps": 5, "budget": {"action": "stop"}}

@@ -54,18 +54,11 @@ def count_ranks(whole: Whole, margin: float = 0.0, not_ranked: Sequence[int] = (
 # -- what a rank is --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
-@given(
-    whole=draw_wholes(),
-    chunk_tokens=st.integers(1, 12),
-    choices=st.booleans(),
-    margin=MARGINS,
-    not_ranked=st.lists(st.integers(0, 39), max_size=3),
-)
-def test_ranks_are_counts_in_plain_python(
-    whole: Whole, chunk_tokens: int, choices: bool, margin: float, not_ranked: list[int]
+def check_ranks(
+    cut: tuple[Head, Tensor], whole: Whole, choices: bool, margin: float, not_ranked: Sequence[int]
 ) -> None:
-    head, hidden_ND = cut_whole(whole, chunk_tokens=chunk_tokens)
+    """Compare the ranks of a head, which may be sharded, with counts on all logits."""
+    head, hidden_ND = cut
     scores = score_tokens(
         head,
         hidden_ND,
@@ -78,6 +71,20 @@ def test_ranks_are_counts_in_plain_python(
     assert scores.rank_N.tolist() == count_ranks(whole, margin, not_ranked)
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    whole=draw_wholes(),
+    chunk_tokens=st.integers(1, 12),
+    choices=st.booleans(),
+    margin=MARGINS,
+    not_ranked=st.lists(st.integers(0, 39), max_size=3),
+)
+def test_ranks_are_counts_in_plain_python(
+    whole: Whole, chunk_tokens: int, choices: bool, margin: float, not_ranked: list[int]
+) -> None:
+    check_ranks(cut_whole(whole, chunk_tokens=chunk_tokens), whole, choices, margin, not_ranked)
+
+
 def rank_on_mesh(degrees: tuple[int, int]) -> None:
     axes = cut_here(degrees)
     for vocab_size in VOCAB_SIZES:
@@ -86,22 +93,13 @@ def rank_on_mesh(degrees: tuple[int, int]) -> None:
                 whole = draw_whole(
                     7, vocab_size, dim=6, bias=bias, steps=steps, with_ties=with_ties
                 )
-                head, hidden_ND = cut_whole(whole, axes, chunk_tokens=3)
+                cut = cut_whole(whole, axes, chunk_tokens=3)
                 for choices, margin, not_ranked in (
                     (True, 0.0, ()),
                     (False, 0.0, (1, vocab_size - 1)),
                     (True, 0.25, (0, 3)),
                 ):
-                    scores = score_tokens(
-                        head,
-                        hidden_ND,
-                        whole.labels_N,
-                        needs=RANK,
-                        choices=choices,
-                        rank_margin=margin,
-                        not_ranked=not_ranked,
-                    )
-                    assert scores.rank_N.tolist() == count_ranks(whole, margin, not_ranked)
+                    check_ranks(cut, whole, choices, margin, not_ranked)
 
 
 @pytest.mark.parametrize("degrees", MESHES)
