@@ -109,3 +109,10 @@ def test_what_a_package_offers_is_imported_somewhere(
     }
     assert offered
     assert offered <= imported
+
+
+@pytest.mark.quick
+def test_no_script_hides_a_module_of_the_tests() -> None:
+    """Tests that load a script put its folder first in the import path."""
+    scripts = {path.name for path in (ROOT / "scripts").rglob("*.py")}
+    assert not scripts & {path.name for path in (ROOT / "tests").rglob("*.py")} - {"conftest.py"}

@@ -75,7 +75,7 @@ def test_mitigation() -> None:
 
 @pytest.mark.long
 def test_ranks() -> None:
-    lines, _ = run_quick("ranks")
+    lines, _ = run_quick("token_ranks")
     for row in ("stories260K, V = 512", "d = 288, V = 32,000", "d = 64, V = 32,000"):
         (line,) = (line for line in lines if line.startswith(row))
         assert re.search(r"( +\d+\.\d{3}){2} +\d\.\d\dx +\d\.\d\d-\d\.\d\d  <= 1", line), line

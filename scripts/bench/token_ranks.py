@@ -1,7 +1,7 @@
 """Measure what the ranks of true tokens cost in an audit's pass: CPU seconds with and without them.
 
-python scripts/bench/ranks.py            three Llamas, 15 rounds; a minute
-python scripts/bench/ranks.py --quick    few documents, one round, to check it; seconds
+python scripts/bench/token_ranks.py            three Llamas, 15 rounds; a minute
+python scripts/bench/token_ranks.py --quick    few documents, one round, to check it; seconds
 
 Both sides score the same documents of 128 tokens with what the suite `extraction` asks for:
 entropy, variance and best tokens of all labels, and two sampling schemes of the last 50. Weights
