@@ -14,16 +14,20 @@ from functools import partial
 from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memguard.audit.beams import BeamRequest, Beams, search_beams
 from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.decoding import Decoder
-from memguard.audit.passages import Passage, ScoreSelection
+from memguard.audit.following import Follower
+from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.plugins import Guard
 from memguard.audit.probe import Probe
 from memguard.audit.requests import (
     CannotGenerate,
+    Continued,
+    Continues,
     Generate,
     Generated,
     Inputs,
@@ -37,12 +41,15 @@ from memguard.audit.requests import (
     Score,
     View,
 )
+from memguard.audit.scoring import ModelScorer
 from memguard.audit.token_loop import Continuation
 
 _SHARD_ITEMS = 2048
 """Items scored at a time: this limits the token results in memory, and their numbers are stored
 before the next ones start."""
 
+_Following = tuple[Follower, int, StoredNumbers]
+"""With the number of the request in its group, and the numbers of the generated texts."""
 T = TypeVar("T")
 
 
@@ -59,6 +66,8 @@ class Runner:
     """Of sampled texts."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Packages of the probes that are not memguard's, by name of the probe."""
+    known: dict[str, dict[bytes, NDArray[np.float64]]] = field(default_factory=dict)
+    """Numbers of texts that were generated while their documents were scored, by parameters."""
     stopped: set[tuple[Model, str]] = field(default_factory=set)
     """Models and probes whose text was not all generated, because the limit of time was reached."""
 
@@ -174,9 +183,14 @@ class Runner:
         num_cached = num_items - len(missing)
         if report is not None and num_cached:
             report(num_cached, num_items)
+        following = self._follow(group, [(index, sizes[index]) for index in missing])
         for start in range(0, len(missing), _SHARD_ITEMS):
             shard = missing[start : start + _SHARD_ITEMS]
-            self._score_shard(group, stores, shard, wanted, guard)
+            self._score_shard(group, stores, shard, wanted, guard, following)
+            if following is not None:
+                follower, _, store = following
+                numbers = follower.take_numbers(is_last=start + len(shard) == len(missing))
+                store.add(list(numbers), list(numbers.values()))
             if report is not None:
                 report(num_cached + start + len(shard), num_items)
         return [store.finish() for store in stores]
@@ -188,6 +202,7 @@ class Runner:
         shard: Sequence[int],
         wanted: ScoreSelection,
         guard: Guard,
+        following: _Following | None,
     ) -> None:
         merged: list[Passage] = []
         places: list[list[tuple[int, int]]] = [[] for _ in group]
@@ -202,7 +217,24 @@ class Runner:
                 for number in numbers:
                     places[number].append((item, len(merged)))
                 merged.append(passage)
-        results = self.audited.scorer().score(merged, wanted)
+        scorer = self.audited.scorer()
+        if following is None or not isinstance(scorer, ModelScorer):
+            results = scorer.score(merged, wanted)
+        else:
+            follower, number, _ = following
+            request, item_of = group[number], {place: item for item, place in places[number]}
+
+            def find(place: int, result: TokenResult) -> tuple[int, Continued] | None:
+                item = item_of.get(place)
+                own = None if item is None else request.passages[item]
+                if item is None or own is None:
+                    return None
+                part = result.restrict(merged[place], own, request.selection, wanted)
+                text = None if request.continues is None else request.continues.find(item, part)
+                return None if text is None else (item, text)
+
+            follower.find = find
+            results = scorer.score(merged, wanted, follower=follower)
         for request, store, where in zip(group, stores, places, strict=True):
             if not where:
                 continue
@@ -215,6 +247,28 @@ class Runner:
             rows = guard.reduce(request, items, parts)
             if rows is not None:
                 store.add(items, rows)
+
+    def _follow(
+        self, group: Sequence[Score], missing: Sequence[tuple[int, int]]
+    ) -> _Following | None:
+        """Return what continues documents while they are scored; None if they run again later.
+
+        ``missing`` are the items to score, and the tokens of their longest passages.
+        """
+        number = next((n for n, request in enumerate(group) if request.continues), None)
+        if number is None or not missing:
+            return None
+        decoder = self.audited.decoder()
+        # A stand-in has no model.
+        if not getattr(decoder, "fits", False) or decoder.find_obstacle() is not None:
+            return None
+        passages, continues = group[number].passages, group[number].continues
+        assert continues is not None, "it has been chosen"
+        prefixes = [p.first_choice for index, _ in missing if (p := passages[index]) is not None]
+        longest = max(size for _, size in missing) - 1
+        store, shortest = self._open(continues, continues.keys), min(prefixes, default=longest)
+        follower = Follower(decoder, shortest, longest, missing=store.missing)
+        return follower, number, store
 
     # -- generated text ----------------------------------------------------------------------------
 
@@ -295,14 +349,21 @@ class Runner:
 
     # -- cache and progress ------------------------------------------------------------------------
 
-    def _open(self, request: Request, present: Sequence[object | None]) -> StoredNumbers:
+    def _open(
+        self, request: Request | Continues, present: Sequence[object | None]
+    ) -> StoredNumbers:
+        name = compute_fingerprint({"names": request.names, **request.parameters})
+        if isinstance(request, Continues):
+            self.known.setdefault(name, {})
         identity, cache, fingerprint = self.audited.identity, self.context.cache, None
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **request.parameters})
         pairs = zip(request.keys, present, strict=True)
         keys = [None if one is None else key for key, one in pairs]
-        peers = self.context.peers
-        return StoredNumbers(request.names, keys, cache=cache, fingerprint=fingerprint, peers=peers)
+        known, peers = self.known.get(name), self.context.peers
+        return StoredNumbers(
+            request.names, keys, cache=cache, fingerprint=fingerprint, peers=peers, known=known
+        )
 
     def _report(self, stage: str) -> Callable[[int, int], None] | None:
         """Return a function that shows the progress of a stage; None if none is shown."""
