@@ -184,12 +184,7 @@ class Decoder:
         return [samples[0] for samples in continued]
 
     def continue_kept(
-        self,
-        pool: RowPool,
-        none_0D: Tensor,
-        sizes: Sequence[int],
-        num_steps: int,
-        is_done: IsDone,
+        self, pool: RowPool, sizes: Sequence[int], num_steps: int, is_done: IsDone
     ) -> BatchResult[Continuation]:
         """Return the most likely tokens after rows that have run, see `continue_greedily`.
 
@@ -197,9 +192,9 @@ class Decoder:
         """
         choose = self._choose_greedily(suppress_ends=True)
         loop = self._loop(sizes=sizes, num_steps=num_steps, choose=choose, is_done=is_done)
-        growing = GrowingRows(self.lm, is_cached=True, room=num_steps)
+        rows = self.grow(is_cached=True, room=num_steps)
         with evaluating(self.lm.model), self.lm.keep_gathered(fits=True):
-            return loop.resume(growing, pool, none_0D)
+            return loop.run(rows, partial(rows.resume, pool), copies=range(len(sizes)))
 
     def _choose_greedily(self, *, suppress_ends: bool) -> Choose:
         end_ids = self.lm.end_token_ids if suppress_ends else ()
@@ -282,11 +277,10 @@ class Decoder:
                 ends = lambda row, *at: is_done(rows[row][0], *at)  # noqa: E731
             sizes = [jobs[index].num_new for index in batch]
             loop = self._loop(sizes=sizes, num_steps=num_steps, choose=prepare(rows), is_done=ends)
-            return loop.run(
-                self.grow(is_cached=cached, room=num_steps),
-                [requests[index].input_ids for index in distinct],
-                copies=[distinct.index(index) for index, _ in rows],
-            )
+            growing = self.grow(is_cached=cached, room=num_steps)
+            prompts = [requests[index].input_ids for index in distinct]
+            copies = [distinct.index(index) for index, _ in rows]
+            return loop.run(growing, partial(growing.start, prompts), copies=copies)
 
         try:
             by_request = dict(zip(pairs, self.run(jobs, run, on_progress), strict=True))

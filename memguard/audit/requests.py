@@ -89,7 +89,7 @@ class NotAllGenerated(LimitReached):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Continued:
-    """A greedy text that a later round will request; see `Generate`."""
+    """A greedy text that a later round may request; see `Generate`."""
 
     prompt: "Prompt"
     """The first tokens of the item's passage."""
@@ -97,14 +97,11 @@ class Continued:
     """Takes a step and its token."""
     reduce: Callable[["Generated"], Sequence[float]]
     """Returns its numbers."""
-    sample: tuple[str, int, int] | None = None
-    """Bucket, rank and size of the sample of which it may be: the first documents of a bucket by
-    rank, of those that have one. None: it is certain to be requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Continues:
-    """The greedy texts of N items that a later `Generate` will request, known from their scores."""
+    """The greedy texts of N items that a later `Generate` may request, known from their scores."""
 
     find: Callable[[int, TokenResult], Continued | None]
     """Takes an item and the result of its passage."""
@@ -137,8 +134,7 @@ class Score:
     stage: str = ""
     """Name of the measurement in progress lines; "" shows none."""
     continues: Continues | None = None
-    """What is generated while keys and values of the passages are in memory, if that is possible;
-    it changes no number."""
+    """What is generated from the passages' keys and values, if possible; it changes no number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

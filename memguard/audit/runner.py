@@ -21,12 +21,11 @@ from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.decoding import Decoder
 from memguard.audit.following import Follower
-from memguard.audit.passages import Passage, ScoreSelection, TokenResult
+from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.plugins import Guard
 from memguard.audit.probe import Probe
 from memguard.audit.requests import (
     CannotGenerate,
-    Continued,
     Continues,
     Generate,
     Generated,
@@ -48,8 +47,6 @@ _SHARD_ITEMS = 2048
 """Items scored at a time: this limits the token results in memory, and their numbers are stored
 before the next ones start."""
 
-_Following = tuple[Follower, int, StoredNumbers]
-"""With the number of the request in its group, and the numbers of the generated texts."""
 T = TypeVar("T")
 
 
@@ -183,14 +180,12 @@ class Runner:
         num_cached = num_items - len(missing)
         if report is not None and num_cached:
             report(num_cached, num_items)
-        following = self._follow(group, [(index, sizes[index]) for index in missing])
+        follower = self._follow(group, sizes[missing[0]] - 1) if missing else None
         for start in range(0, len(missing), _SHARD_ITEMS):
             shard = missing[start : start + _SHARD_ITEMS]
-            self._score_shard(group, stores, shard, wanted, guard, following)
-            if following is not None:
-                follower, _, store = following
-                numbers = follower.take_numbers(is_last=start + len(shard) == len(missing))
-                store.add(list(numbers), list(numbers.values()))
+            self._score_shard(group, stores, shard, wanted, guard, follower)
+            if follower is not None:
+                follower.store_numbers()
             if report is not None:
                 report(num_cached + start + len(shard), num_items)
         return [store.finish() for store in stores]
@@ -202,7 +197,7 @@ class Runner:
         shard: Sequence[int],
         wanted: ScoreSelection,
         guard: Guard,
-        following: _Following | None,
+        follower: Follower | None,
     ) -> None:
         merged: list[Passage] = []
         places: list[list[tuple[int, int]]] = [[] for _ in group]
@@ -218,23 +213,13 @@ class Runner:
                     places[number].append((item, len(merged)))
                 merged.append(passage)
         scorer = self.audited.scorer()
-        if following is None or not isinstance(scorer, ModelScorer):
-            results = scorer.score(merged, wanted)
-        else:
-            follower, number, _ = following
-            request, item_of = group[number], {place: item for item, place in places[number]}
-
-            def find(place: int, result: TokenResult) -> tuple[int, Continued] | None:
-                item = item_of.get(place)
-                own = None if item is None else request.passages[item]
-                if item is None or own is None:
-                    return None
-                part = result.restrict(merged[place], own, request.selection, wanted)
-                text = None if request.continues is None else request.continues.find(item, part)
-                return None if text is None else (item, text)
-
-            follower.find = find
+        if follower is not None and isinstance(scorer, ModelScorer):
+            own_places = places[group.index(follower.request)]
+            follower.items = {place: (item, merged[place]) for item, place in own_places}
+            follower.computed = wanted
             results = scorer.score(merged, wanted, follower=follower)
+        else:
+            results = scorer.score(merged, wanted)
         for request, store, where in zip(group, stores, places, strict=True):
             if not where:
                 continue
@@ -248,27 +233,18 @@ class Runner:
             if rows is not None:
                 store.add(items, rows)
 
-    def _follow(
-        self, group: Sequence[Score], missing: Sequence[tuple[int, int]]
-    ) -> _Following | None:
-        """Return what continues documents while they are scored; None if they run again later.
-
-        ``missing`` are the items to score, and the tokens of their longest passages.
-        """
-        number = next((n for n, request in enumerate(group) if request.continues), None)
-        if number is None or not missing:
-            return None
-        decoder = self.audited.decoder()
+    def _follow(self, group: Sequence[Score], longest: int) -> Follower | None:
+        """Return what continues documents while they are scored, the longest first, if possible."""
+        request = next((request for request in group if request.continues is not None), None)
+        decoder = None if request is None else self.audited.decoder()
         # A stand-in has no model.
-        if not getattr(decoder, "fits", False) or decoder.find_obstacle() is not None:
+        if request is None or decoder is None or not getattr(decoder, "fits", False):
             return None
-        passages, continues = group[number].passages, group[number].continues
-        assert continues is not None, "it has been chosen"
-        prefixes = [p.first_choice for index, _ in missing if (p := passages[index]) is not None]
-        longest = max(size for _, size in missing) - 1
-        store, shortest = self._open(continues, continues.keys), min(prefixes, default=longest)
-        follower = Follower(decoder, shortest, longest, missing=store.missing)
-        return follower, number, store
+        continues = request.continues
+        if continues is None or decoder.find_obstacle() is not None:
+            return None
+        store = self._open(continues, continues.keys)
+        return Follower(decoder, request, continues, store, longest)
 
     # -- generated text ----------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from memguard.audit.following import LEAST_CHECKED, Follower
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.windows import TINY_MARGINS
 from memguard.model.causal_lm import CausalLM
-from memguard.model.kv_cache import NO_CACHE, build_pass_cache, send
+from memguard.model.kv_cache import NO_CACHE, build_row_cache, send
 from memguard.model.token_scores import TokenScores
 from memguard.runtime import Runtime
 
@@ -116,7 +116,7 @@ class ModelScorer:
             rows = [passages[index] for index in batch]
             if follower is not None and follower.is_on is not False:
                 try:
-                    cache = build_pass_cache(follower.memory)
+                    cache = build_row_cache(0)
                     result, ids_BT, hidden_BTD = self._score_batch(rows, requested, cache)
                     if follower.add(batch, result.results, ids_BT, hidden_BTD, cache):
                         return result
@@ -145,8 +145,8 @@ class ModelScorer:
         the weights.
         """
         length = max((len(passage.input_ids) - 1 for passage in passages), default=2)
-        least = 1 if cache is None else LEAST_CHECKED
-        padded = np.zeros((max(len(passages), 1), max(length, least)), dtype=np.int64)
+        shape = (max(len(passages), 1), max(length, LEAST_CHECKED))
+        padded = np.zeros(shape, dtype=np.int64)
         for row, passage in enumerate(passages):
             padded[row, : len(passage.input_ids) - 1] = passage.input_ids[:-1]
         chosen = _Tokens.of([(p, p.first_choice, len(p.input_ids)) for p in passages])

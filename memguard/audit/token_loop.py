@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.audit.batching import BatchResult
-from memguard.model.kv_cache import GrowingRows, RowPool, send
+from memguard.model.kv_cache import GrowingRows, send
 from memguard.runtime import Runtime
 
 
@@ -72,34 +72,25 @@ class TokenLoop:
     runtime: Runtime
 
     def run(
-        self, growing: GrowingRows, prompts: Sequence[NDArray[np.integer]], *, copies: Sequence[int]
+        self,
+        growing: GrowingRows,
+        begin: Callable[[Callable[[Tensor], Choice]], Choice],
+        *,
+        copies: Sequence[int],
     ) -> BatchResult[Continuation]:
         """Return the new tokens.
 
         Args:
             growing: rows that have not been started.
-            prompts: distinct prompts.
+            begin: starts or resumes them.
             copies: ``[R]`` index of each row's prompt.
         """
+        rows = list(range(len(self.sizes)))
         prompt_of_R = np.array(copies, dtype=np.int64)
-        choose = self._choose_first()
-        choice = growing.start(
-            prompts, lambda hidden_PD: choose(hidden_PD[send(prompt_of_R, hidden_PD.device)])
+        choice = begin(
+            lambda hidden_PD: self.choose(hidden_PD[send(prompt_of_R, hidden_PD.device)], rows, 0)
         )
         growing.take(prompt_of_R)
-        return self._go_on(growing, choice)
-
-    def resume(
-        self, growing: GrowingRows, pool: RowPool, none_0D: Tensor
-    ) -> BatchResult[Continuation]:
-        """Return the new tokens of rows that have run, see `GrowingRows.resume`."""
-        return self._go_on(growing, growing.resume(pool, none_0D, self._choose_first()))
-
-    def _choose_first(self) -> Callable[[Tensor], Choice]:
-        return _choose_for(self.choose, range(len(self.sizes)), 0)
-
-    def _go_on(self, growing: GrowingRows, choice: Choice) -> BatchResult[Continuation]:
-        rows = list(range(len(self.sizes)))
         texts = _Texts(self.sizes, self.num_steps, self.is_done)
         texts.add(rows, choice)
         for step in range(1, self.num_steps):

@@ -19,10 +19,7 @@ Collectives: those of a forward. On a mesh every rank calls `start` once and `ap
 even without rows.
 """
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,13 +80,16 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     @classmethod
-    def of_buffers(cls, keys: Tensor, values: Tensor, num_used: int) -> "_Layer":
-        """Return a layer whose first slots are used; tokens are added in the same memory."""
-        layer = cls(keys.shape[2])
-        layer.lazy_initialization(keys, values)
-        layer._buffers = {"keys": keys, "values": values}
-        layer.keys, layer.values = keys[:, :, :num_used], values[:, :, :num_used]
-        return layer
+    def like(cls, layer: Any, num_rows: int, num_slots: int, room: int) -> "_Layer":
+        """Return a layer of these rows and slots, with ``room`` for more."""
+        mine = cls(num_slots + room)
+        mine.lazy_initialization(layer.keys, layer.values)
+        for name in ("keys", "values"):
+            _, heads, _, width = (old := getattr(layer, name)).shape
+            # What is masked must be finite.
+            mine._buffers[name] = old.new_zeros(num_rows, heads, num_slots + room, width)
+            setattr(mine, name, mine._buffers[name][:, :, :num_slots])
+        return mine
 
     def take_rows(self, rows_R: Tensor, first_slot: int) -> None:
         """Select these rows; slots before ``first_slot`` are equal in old and new rows."""
@@ -109,8 +109,8 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
             buffer = old.new_empty(rows, heads, max(self._num_slots, num_slots), width)
             buffer[:, :, :num_old] = old
             self._buffers[name] = buffer
-        buffer[:, :, num_old:num_slots] = new
-        return buffer[:, :, :num_slots]
+        buffer[:rows, :, num_old:num_slots] = new
+        return buffer[:rows, :, :num_slots]
 
 
 def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
@@ -121,119 +121,34 @@ def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
     return slots
 
 
-class Memory:
-    """Memory that is used again: new memory costs a CPU page faults, 6 % of a scoring pass."""
-
-    def __init__(self) -> None:
-        self._tensors: list[Tensor] = []
-
-    def take(self, index: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the tensor of this index, which overwrites what was taken before."""
-        size = math.prod(shape)
-        if index == len(self._tensors):
-            self._tensors.append(like.new_empty(size))
-        if self._tensors[index].numel() < size:
-            self._tensors[index] = like.new_empty(size)
-        return self._tensors[index][:size].view(*shape)
-
-
-def build_pass_cache(memory: Memory) -> DynamicCache:
-    """Return a cache that stores the keys and values of one pass, and no more."""
-    cache, indices = DynamicCache(), itertools.count()
-    cache.layer_class_to_replicate = lambda: _PassLayer(memory, 2 * next(indices))
-    return cache
-
-
-class _PassLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of one layer; attention reads those that the model has made."""
-
-    def __init__(self, memory: Memory, index: int) -> None:
-        super().__init__()
-        self._memory, self._index = memory, index
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store tokens ``[R, H, T, d]``."""
-        assert not self.is_initialized, "a pass has one update"
-        self.lazy_initialization(key_states, value_states)
-        for index, (name, states) in enumerate((("keys", key_states), ("values", value_states))):
-            stored = self._memory.take(self._index + index, states.shape, states)
-            setattr(self, name, stored.copy_(states))
-        return key_states, value_states
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class KeptRow:
-    """The first tokens of a row that has run: keys and values of each layer, last hidden state."""
-
-    layers: Sequence[tuple[Tensor, Tensor]]
-    """[H, size, d] each."""
-    hidden_D: Tensor
-    size: int
-
-    @classmethod
-    def of(cls, cache: DynamicCache, hidden_BTD: Tensor, row: int, size: int) -> "KeptRow":
-        """Select the first tokens of a row, without copying them."""
-        kept = [(layer.keys[row, :, :size], layer.values[row, :, :size]) for layer in cache.layers]
-        return cls(layers=kept, hidden_D=hidden_BTD[row, size - 1], size=size)
-
-    def copy(self) -> "KeptRow":
-        """Return a row that needs nothing of the pass any more."""
-        layers = [(keys.clone(), values.clone()) for keys, values in self.layers]
-        return KeptRow(layers=layers, hidden_D=self.hidden_D.clone(), size=self.size)
-
-
 class RowPool:
-    """Kept rows that wait to be continued, right-aligned in memory that is allocated once.
+    """The first tokens of rows that have run, right-aligned, until they are continued.
 
-    buffer [R, H, L + room, d]    a row of n tokens is in the slots L - n .. L - 1
+    keys [R, H, L + room, d]    a row of n tokens is in the slots L - n .. L - 1
     """
 
-    def __init__(self) -> None:
-        self.rows: list[KeptRow] = []
-        """Of the rows in the pool; their keys and values are not needed any more."""
-        self._num_rows = self._num_slots = self._room = 0
-        self._memory = Memory()
-        self._buffers: list[Tensor] = []
+    def __init__(
+        self, cache: Any, hidden_BTD: Tensor, num_rows: int, num_slots: int, room: int
+    ) -> None:
+        """Make place for rows of passes like this one; more than ``room`` tokens cost a copy."""
+        self.sizes: list[int] = []
+        """Tokens of each row."""
+        self.hidden_RD = hidden_BTD.new_empty(num_rows, hidden_BTD.shape[2])
+        """Last hidden states."""
+        self.cache, self._num_slots = DynamicCache(), num_slots
+        self.cache.layers = [_Layer.like(one, num_rows, num_slots, room) for one in cache.layers]
 
-    def clear(self, num_rows: int, num_slots: int, room: int) -> None:
-        """Remove all rows; make place for as many, of these tokens, and for new ones.
-
-        Adding more tokens to each than there is ``room`` costs a copy.
-        """
-        self.rows, self._buffers = [], []
-        self._num_rows, self._num_slots, self._room = num_rows, num_slots, room
-
-    def add(self, row: KeptRow) -> bool:
-        """Copy a row; return False if it does not fit."""
-        place, first = len(self.rows), self._num_slots - row.size
-        if place == self._num_rows or first < 0:
+    def add(self, cache: Any, hidden_BTD: Tensor, row: int, size: int) -> bool:
+        """Copy the first tokens of a row of a pass; return False if they do not fit."""
+        place, first = len(self.sizes), self._num_slots - size
+        if place == len(self.hidden_RD) or first < 0:
             return False
-        tensors = [tensor for layer in row.layers for tensor in layer]
-        if not self._buffers:
-            slots = self._num_slots + self._room
-            self._buffers = [
-                self._memory.take(
-                    index, (self._num_rows, tensor.shape[0], slots, tensor.shape[2]), tensor
-                )
-                for index, tensor in enumerate(tensors)
-            ]
-        for buffer, tensor in zip(self._buffers, tensors, strict=True):
-            # What is masked must be finite.
-            buffer[place, :, :first] = 0
-            buffer[place, :, first : self._num_slots] = tensor
-        self.rows.append(replace(row, layers=(), hidden_D=row.hidden_D.clone()))
+        for mine, layer in zip(self.cache.layers, cache.layers, strict=True):
+            mine.keys[place, :, first:] = layer.keys[row, :, :size]
+            mine.values[place, :, first:] = layer.values[row, :, :size]
+        self.hidden_RD[place] = hidden_BTD[row, size - 1]
+        self.sizes.append(size)
         return True
-
-    def build_cache(self) -> tuple[DynamicCache, int]:
-        """Return a cache of the rows in the pool's memory, and the length of the longest."""
-        longest = max((row.size for row in self.rows), default=1)
-        cache, first = build_row_cache(self._room), self._num_slots - longest
-        views = [buffer[: len(self.rows), :, first:] for buffer in self._buffers]
-        for keys, values in zip(views[::2], views[1::2], strict=True):
-            cache.layers.append(_Layer.of_buffers(keys, values, longest))
-        return cache, longest
 
 
 def send(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -283,17 +198,14 @@ class GrowingRows:
         return result
 
     @torch.no_grad()
-    def resume(self, pool: RowPool, none_0D: Tensor, read: Read[Result]) -> Result:
-        """Start from rows that have run, in the pool's memory; see `start`.
-
-        ``none_0D`` are the hidden states without rows.
-        """
-        self._lengths_R = np.array([row.size for row in pool.rows], dtype=np.int64)
-        self._ids_RT = self._put(np.zeros((len(pool.rows), 1), dtype=np.int64))
-        self._cache, self._num_prompt_slots = pool.build_cache()
-        self._prompt_of_R = np.arange(len(pool.rows))
-        hidden_RD = torch.cat([none_0D, *(row.hidden_D[None] for row in pool.rows)])
-        return self._lm(lambda: read(hidden_RD))
+    def resume(self, pool: RowPool, read: Read[Result]) -> Result:
+        """Start from rows that have run, in the pool's memory; see `start`."""
+        num_rows, self._cache = len(pool.sizes), pool.cache
+        for layer in pool.cache.layers:
+            layer.keys, layer.values = layer.keys[:num_rows], layer.values[:num_rows]
+        self._lengths_R, self._prompt_of_R = np.array(pool.sizes, int), np.arange(num_rows)
+        self._ids_RT = self._put(np.zeros((num_rows, 1), dtype=np.int64))
+        return self._lm(lambda: read(pool.hidden_RD[:num_rows]))
 
     def take(self, rows: NDArray[np.integer]) -> None:
         """Select rows by index, in this order; a row may be dropped or repeated."""
@@ -399,26 +311,20 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
     sizes = (min(shortest, longest - num_steps), longest - num_steps)
     texts = [draw.integers(0, lm.vocab_size, size + num_steps) for size in sizes]
     rows = GrowingRows(lm, is_cached=True, room=num_steps)
-    cached_SRD = []
+    prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
     try:
-        prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
         rows.start(prompts, lambda hidden_RD: None)
-        for step in range(num_steps):
-            tokens = [text[size + step] for text, size in zip(texts, sizes, strict=True)]
-            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), Tensor.float))
+        cached = _append_all(rows, texts, sizes)
     except NO_CACHE:
         return False
-    pairs = []
-    for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
-        # One pass has the hidden states of every step.
-        alone_SD = _run_alone(lm, text)[size:]
-        pairs.append((torch.stack([hidden_RD[row] for hidden_RD in cached_SRD]), alone_SD))
-    return _are_same(lm, pairs)
+    # One pass has the hidden states of every step.
+    alone = [_run_alone(lm, text)[size:] for text, size in zip(texts, sizes, strict=True)]
+    return _are_same(lm, cached, alone)
 
 
 @torch.no_grad()
 def can_continue(
-    lm: CausalLM, ids_BT: NDArray[np.int64], hidden_BTD: Tensor, cache: DynamicCache, shortest: int
+    lm: CausalLM, ids_BT: NDArray[np.int64], hidden_BTD: Tensor, cache: Any, shortest: int
 ) -> bool:
     """Return whether rows can be continued from a pass that stored their keys and values.
 
@@ -429,37 +335,40 @@ def can_continue(
     """
     (num_rows, length), num_steps = ids_BT.shape, _CHECKED_STEPS
     places = ((0, length - num_steps), (num_rows - 1, length // 2 - 1))
-    pool, growing = RowPool(), GrowingRows(lm, is_cached=True, room=num_steps)
-    pool.clear(len(places), length, num_steps)
-    cached_SRD = []
+    rows = GrowingRows(lm, is_cached=True, room=num_steps)
     try:
+        pool = RowPool(cache, hidden_BTD, len(places), length, num_steps)
         for row, size in places:
-            pool.add(KeptRow.of(cache, hidden_BTD, row, size))
-        growing.resume(pool, hidden_BTD[:0, 0], lambda hidden_RD: None)
-        for step in range(num_steps):
-            tokens = [ids_BT[row, size + step] for row, size in places]
-            cached_SRD.append(growing.append(torch.from_numpy(np.array(tokens)), Tensor.float))
+            pool.add(cache, hidden_BTD, row, size)
+        rows.resume(pool, lambda hidden_RD: None)
+        cached = _append_all(rows, [ids_BT[row] for row, _ in places], pool.sizes)
     except NO_CACHE:
         return False
-    pairs = [
-        (
-            torch.stack([hidden_RD[index] for hidden_RD in cached_SRD]),
-            hidden_BTD[row, size:][:num_steps],
-        )
-        for index, (row, size) in enumerate(places)
-    ]
+    of_pass = [hidden_BTD[row, size : size + num_steps] for row, size in places]
     first, end = 0, min(64, length // 2, max(4, shortest))
     window = lm.attention.windows[-1]
     if window is not None and window < length:
         first, end = window, min(length, window + end)
     alone_TD = _run_alone(lm, ids_BT[-1, :end])
-    return _are_same(lm, [*pairs, (hidden_BTD[-1, first:end], alone_TD[first:])])
+    return _are_same(lm, [*cached, hidden_BTD[-1, first:end]], [*of_pass, alone_TD[first:]])
 
 
-def _are_same(lm: CausalLM, pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+def _append_all(
+    rows: GrowingRows, texts: Sequence[NDArray[np.integer]], sizes: Sequence[int]
+) -> list[Tensor]:
+    """Append the next tokens of each text; return the hidden states [S, D/y] of each."""
+    steps = range(min(_CHECKED_STEPS, len(texts[0]) - sizes[0]))
+    tokens_SR = np.array(
+        [[t[n + step] for t, n in zip(texts, sizes, strict=True)] for step in steps]
+    )
+    steps_SRD = [rows.append(torch.from_numpy(tokens_R), Tensor.float) for tokens_R in tokens_SR]
+    return list(torch.stack(steps_SRD, dim=1))
+
+
+def _are_same(lm: CausalLM, cached: Sequence[Tensor], alone: Sequence[Tensor]) -> bool:
     """Return whether hidden states [S, D/y] are those that they should be."""
     differences = []
-    for cached_SD, alone_SD in pairs:
+    for cached_SD, alone_SD in zip(cached, alone, strict=True):
         if cached_SD.shape != alone_SD.shape:
             return False
         change_S = lm.largest((cached_SD.float() - alone_SD.float()).abs().amax(-1))

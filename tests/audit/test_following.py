@@ -18,6 +18,7 @@ from memguard.audit.cache import RecordCache
 from memguard.audit.context import AuditContext
 from memguard.audit.decoding import Decoder
 from memguard.audit.probes.extraction import ExtractionProbe
+from memguard.audit.probes.near_verbatim import NearVerbatim
 from memguard.audit.requests import Measured, Prompt
 from memguard.audit.runner import Runner
 from memguard.audit.scoring import ModelScorer
@@ -75,9 +76,9 @@ class Noting(Decoder):
         self.num_prompts += len(requests)
         return super().continue_greedily(requests, *args, **fields)
 
-    def continue_kept(self, pool: Any, none_0D: Any, sizes: Sequence[int], *args: Any) -> Any:
+    def continue_kept(self, pool: Any, sizes: Sequence[int], *args: Any) -> Any:
         self.num_kept += len(sizes)
-        return super().continue_kept(pool, none_0D, sizes, *args)
+        return super().continue_kept(pool, sizes, *args)
 
 
 def measure(lm: CausalLM, windows: Sequence[Window], decoder: Decoder, **given: Any) -> Measured:
@@ -104,6 +105,12 @@ def check_same(ours: Measured, theirs: Measured) -> None:
     assert np.array_equal(one.num_edits_N, other.num_edits_N, equal_nan=True)
     np.testing.assert_allclose(one.min_gap_N, other.min_gap_N, rtol=0, atol=2e-5)
     assert (one.num_generated, one.num_checked) == (other.num_generated, other.num_checked)
+
+
+def check_kept(num_kept: int, near: NearVerbatim, copies: int = 1) -> None:
+    """More than the sample below the floor may be kept, before the others are scored."""
+    num_more = num_kept - copies * near.num_generated
+    assert 0 <= num_more <= copies * (near.num_below_floor - near.num_checked)
 
 
 @pytest.mark.parametrize(
@@ -219,15 +226,18 @@ def test_what_is_cached_is_not_continued(
     first, again = Noting(lm, 300), Noting(lm, 300)
     ours = measure(lm, windows, first, context=context)
     check_same(ours, never(lm, windows))
-    assert (first.num_kept, first.num_prompts) == (ours.detail.num_generated, 0)
+    check_kept(first.num_kept, ours.detail)
+    assert first.num_prompts == 0
     # Another margin: scores are measured again, and texts are those of the cache.
     check_same(measure(lm, windows, again, context=context, tiny_margin=1e-9), ours)
     assert (again.num_kept, again.num_prompts) == (0, 0)
 
 
-@pytest.mark.parametrize("place", ["add", "build_cache"])
+@pytest.mark.parametrize(
+    ("owner", "place"), [(kv_cache.RowPool, "add"), (kv_cache.GrowingRows, "resume")]
+)
 def test_rows_that_do_not_fit_into_memory_run_as_before(
-    place: str, monkeypatch: pytest.MonkeyPatch, never: Any
+    owner: type, place: str, monkeypatch: pytest.MonkeyPatch, never: Any
 ) -> None:
     lm = build_layer("llama")
     windows, decoder = make_windows(lm), Noting(lm, 300)
@@ -236,7 +246,7 @@ def test_rows_that_do_not_fit_into_memory_run_as_before(
         raise torch.OutOfMemoryError
 
     lm.cached_lengths[1, 100] = True
-    monkeypatch.setattr(kv_cache.RowPool, place, refuse)
+    monkeypatch.setattr(owner, place, refuse)
     ours = measure(lm, windows, decoder)
     assert decoder.num_prompts == ours.detail.num_generated
     check_same(ours, never(lm, windows))
@@ -290,4 +300,4 @@ def test_ranks_continue_their_own_rows(
     for found, num_prompts, _ in results:
         check_same(found, theirs)
         assert num_prompts == 0
-    assert sum(num_kept for *_, num_kept in results) == copies * theirs.detail.num_generated
+    check_kept(sum(num_kept for *_, num_kept in results), theirs.detail, copies)

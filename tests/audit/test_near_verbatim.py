@@ -148,8 +148,8 @@ def test_texts_that_left_for_good_are_not_generated_to_their_end(
     sizes: list[tuple[int, int]] = []
     original = decoder.continue_kept
 
-    def note(pool: Any, none_0D: Any, num_new: Sequence[int], *args: Any) -> Any:
-        done = original(pool, none_0D, num_new, *args)
+    def note(pool: Any, num_new: Sequence[int], *args: Any) -> Any:
+        done = original(pool, num_new, *args)
         sizes.extend(
             (len(one.token_ids), num) for one, num in zip(done.results, num_new, strict=True)
         )

@@ -20,6 +20,7 @@ reported: it would be that of the documents which happened to come first, the lo
 that were found before count as extracted all the same.
 """
 
+import heapq
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,16 +184,23 @@ def find_near_verbatim(
 
 
 def follow(inputs: Inputs, floor: float, num_below_floor: int) -> Continues:
-    """Return what `find_near_verbatim` will generate, known from the scores of each window."""
+    """Return what `find_near_verbatim` will generate, known from the scores of each window.
+
+    Below the floor: what comes first among those scored so far, which is more than the sample.
+    """
     ranks = rank_in_buckets(inputs.windows, seed=inputs.seed, purpose=_BELOW)
+    firsts: dict[str, list[int]] = {}
 
     def find(index: int, result: TokenResult) -> Continued | None:
-        correct = result.correct
+        correct, bucket = result.correct, inputs.windows[index].document.bucket
         if correct.all():
             return None
-        sample = (inputs.windows[index].document.bucket, ranks[index], num_below_floor)
-        is_below = correct.sum() < floor * len(correct)
-        return _continue(inputs, index, int(np.argmin(correct)), sample if is_below else None)
+        if correct.sum() < floor * len(correct):
+            known = {ranks[index], *firsts.get(bucket, ())}
+            firsts[bucket] = heapq.nsmallest(num_below_floor, known)
+            if ranks[index] not in firsts[bucket]:
+                return None
+        return _continue(inputs, index, int(np.argmin(correct)))
 
     keys = [key_of_window(window) for window in inputs.windows]
     return Continues(find=find, keys=keys, names=_EDITS, parameters=_describe(inputs))
@@ -203,9 +211,7 @@ def _describe(inputs: Inputs) -> dict[str, Any]:
     return {"kind": "near-verbatim", "version": 1, "max_edit_share": inputs.max_edit_share}
 
 
-def _continue(
-    inputs: Inputs, index: int, kept: int, sample: tuple[str, int, int] | None = None
-) -> Continued:
+def _continue(inputs: Inputs, index: int, kept: int) -> Continued:
     """Return a window's text from its first divergence on, until too many edits are certain."""
     window = inputs.windows[index]
     limit = inputs.num_edits_allowed(window.continuation_tokens)
@@ -227,8 +233,7 @@ def _continue(
         edits = distance.lower_bound
         return [np.inf if edits > limit else edits, text.min_gap]
 
-    prompt = Prompt.of(window, kept)
-    return Continued(prompt=prompt, is_done=is_done, reduce=reduce, sample=sample)
+    return Continued(prompt=Prompt.of(window, kept), is_done=is_done, reduce=reduce)
 
 
 def _generate(
