@@ -116,9 +116,8 @@ class Follower:
             if self.decoder.lm.has_peers:
                 raise
             self.drop()
-        numbers: dict[int, Sequence[float]] = {}
-        for part in self.decoder.runtime.gather_objects(self._numbers):
-            numbers |= part
+        of_ranks = self.decoder.runtime.gather_objects(list(self._numbers.items()))
+        numbers = dict(pair for part in of_ranks for pair in part)
         self.store.add(list(numbers), list(numbers.values()))
         self._numbers = {}
 
