@@ -17,6 +17,7 @@ running the probes
     batching.py            jobs of scorer and decoder in batches, on any mesh
     scoring.py             passages -> token results, by a model
     decoding.py, beams.py  prompts -> generated tokens
+    following.py           documents continued from the keys of their scoring pass
     token_loop.py          the loop over the new tokens of a batch
     generation_time.py     its limit of time where weights are gathered for each token
     cache.py               rows of numbers, cached on disk and computed once

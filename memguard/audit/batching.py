@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 
 # More on a CPU would cost page faults: 12 % of the time at rows of 2,048 and 16,384 tokens.
 _MOST_CPU_TOKENS, MOST_GPU_TOKENS = 8192, 1 << 20
+_LARGEST_BLOCK = 31 << 20
 # Share of the memory that is free after a first job; the rest is for fragmentation.
 _MEMORY_SHARE = 0.8
 
@@ -94,6 +95,10 @@ class Batching:
                 limits the batches. Measured once: later runs must not have longer jobs.
         """
         assert batch_tokens >= 1, "a batch needs a token"
+        if lm.device.type == "cpu":
+            # glibc keeps freed memory for the next pass up to twice the largest block ever freed
+            # (up to 64 MiB), instead of returning it and paying page faults for it again.
+            torch.empty(_LARGEST_BLOCK, dtype=torch.uint8)
         self.runtime = runtime or Runtime(device=lm.device)
         self._lm = lm
         self._batch_tokens = batch_tokens

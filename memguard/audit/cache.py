@@ -142,6 +142,7 @@ class StoredNumbers:
         cache: RecordCache | None,
         fingerprint: str | None,
         peers: "Runtime",
+        known: dict[bytes, NDArray[np.float64]] | None = None,
     ) -> None:
         """Read the cache.
 
@@ -153,12 +154,13 @@ class StoredNumbers:
             fingerprint: see `compute_fingerprint`; None disables caching, because the identity of
                 the model is not known.
             peers: this rank and the process group.
+            known: numbers by key that were measured before; receives those of this request too.
         """
         self._names, self._keys, self._peers = names, keys, peers
         self._cache, self._fingerprint = cache, fingerprint
-        self._cached: dict[bytes, NDArray[np.float64]] = {}
+        self._cached: dict[bytes, NDArray[np.float64]] = {} if known is None else known
         if peers.is_main and cache is not None and fingerprint is not None:
-            self._cached = cache.load(fingerprint, names)
+            self._cached |= cache.load(fingerprint, names)
         firsts: dict[bytes, int] = {}
         for index, key in enumerate(keys):
             if key is not None and key not in self._cached:

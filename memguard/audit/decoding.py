@@ -16,7 +16,7 @@ block for each token (see `CausalLM.keep_gathered` and `generation_time`).
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ from memguard.audit.requests import LimitReached, Prompt
 from memguard.audit.token_loop import Choice, Choose, Continuation, IsDone, TokenLoop
 from memguard.config.settings import SamplingScheme
 from memguard.model.causal_lm import CausalLM
-from memguard.model.kv_cache import GrowingRows, can_cache, recall_check, send
+from memguard.model.evaluation import evaluating
+from memguard.model.kv_cache import GrowingRows, RowPool, can_cache, recall_check, send
 from memguard.runtime import Runtime
 from memguard.seeds import derive_generator
 
@@ -76,18 +77,16 @@ class Decoder:
         """
         self.lm = lm
         runtime = runtime or Runtime(device=lm.device)
-        self._fits = not runtime.agree_any(not lm.fits_gathered())
-        takes_most = batch_tokens is None and not self._fits and lm.device.type == "cuda"
-        self._batching = Batching(
-            lm,
-            MOST_GPU_TOKENS if takes_most else batch_tokens or DECODED_TOKENS,
-            runtime,
-            measures_memory=takes_most,
-        )
-        self._runtime = runtime
+        self.fits = not runtime.agree_any(not lm.fits_gathered())
+        """Whether all weights fit at once, so that they are not gathered for each token."""
+        takes_most = batch_tokens is None and not self.fits and lm.device.type == "cuda"
+        self.batch_tokens = MOST_GPU_TOKENS if takes_most else batch_tokens or DECODED_TOKENS
+        self._batching = Batching(lm, self.batch_tokens, runtime, measures_memory=takes_most)
+        self.runtime = runtime
         # Where a read waits for nothing, or a step takes longer than a read, every step is read.
         is_alone = runtime.world_size == 1 and lm.device.type == "cpu"
-        self._read_every = 1 if is_alone or not self._fits else _READ_EVERY
+        self._read_every = 1 if is_alone or not self.fits else _READ_EVERY
+        self._loop = partial(TokenLoop, read_every=self._read_every, runtime=runtime)
         self._limit = limit or GenerationLimit()
         self._clock: Clock | None = None
 
@@ -107,14 +106,14 @@ class Decoder:
         assert all(job.num_new >= 1 for job in jobs), "a continuation has a token"
         # Evaluated in the first batch: on all ranks, and after the jobs were checked.
         is_cached = cache(lambda: self._agree_on_cache(jobs))
-        self._clock = None if self._fits else Clock(limit=self._limit, runtime=self._runtime)
+        self._clock = None if self.fits else Clock(limit=self._limit, runtime=self.runtime)
 
         def run_timed(batch: Sequence[int], num_steps: int) -> BatchResult[Result]:
             if self._clock is not None:
                 self._clock.begin_batch()
             return run_batch(batch, num_steps, is_cached())
 
-        with self.lm.keep_gathered(fits=self._fits):
+        with self.lm.keep_gathered(fits=self.fits):
             return self._batching.run(jobs, run_timed, on_progress)
 
     def _agree_on_cache(self, jobs: Sequence[Job]) -> bool:
@@ -129,7 +128,7 @@ class Decoder:
                 known = self._check_cache(first, longest)
             if known:
                 return True
-        if self._runtime.is_main:
+        if self.runtime.is_main:
             logger.warning(
                 "%s runs over the whole text again for each new token, which is slow: its keys and "
                 "values cannot be cached, or not for longer texts",
@@ -145,7 +144,7 @@ class Decoder:
                 raise
             # The check needs memory for two rows; without a cache one row at a time is enough.
             return False
-        is_cached = not self._runtime.agree_any(not is_cached)
+        is_cached = not self.runtime.agree_any(not is_cached)
         self.lm.cached_lengths[shortest, longest] = is_cached
         return is_cached
 
@@ -180,6 +179,24 @@ class Decoder:
         Raises:
             ModelError: see `Batching.run`.
         """
+        choose = self._choose_greedily(suppress_ends=suppress_ends)
+        continued = self._decode(requests, 1, lambda _: choose, on_progress, is_done)
+        return [samples[0] for samples in continued]
+
+    def continue_kept(
+        self, pool: RowPool, sizes: Sequence[int], num_steps: int, is_done: IsDone
+    ) -> BatchResult[Continuation]:
+        """Return the most likely tokens after rows that have run, see `continue_greedily`.
+
+        Every rank calls it with the same ``num_steps``, also without rows; see `following`.
+        """
+        choose = self._choose_greedily(suppress_ends=True)
+        loop = self._loop(sizes=sizes, num_steps=num_steps, choose=choose, is_done=is_done)
+        rows = self.grow(is_cached=True, room=num_steps)
+        with evaluating(self.lm.model), self.lm.keep_gathered(fits=True):
+            return loop.run(rows, partial(rows.resume, pool), copies=range(len(sizes)))
+
+    def _choose_greedily(self, *, suppress_ends: bool) -> Choose:
         end_ids = self.lm.end_token_ids if suppress_ends else ()
         end_ids_E = send(np.array(end_ids, dtype=np.int64), self.lm.device)
 
@@ -197,8 +214,7 @@ class Decoder:
                 gap_R=logprob_RK[:, 0] - logprob_RK[:, 1],
             )
 
-        continued = self._decode(requests, 1, lambda _: choose, on_progress, is_done)
-        return [samples[0] for samples in continued]
+        return choose
 
     def sample(
         self,
@@ -256,21 +272,15 @@ class Decoder:
             rows = [pairs[index] for index in batch]
             # Samples of one document share its prompt.
             distinct = list(dict.fromkeys(index for index, _ in rows))
-            loop = TokenLoop(
-                sizes=[jobs[index].num_new for index in batch],
-                num_steps=num_steps,
-                choose=prepare(rows),
-                is_done=None
-                if is_done is None
-                else lambda row, step, token: is_done(rows[row][0], step, token),
-                read_every=self._read_every,
-                runtime=self._runtime,
-            )
-            return loop.run(
-                self.grow(is_cached=cached, room=num_steps),
-                [requests[index].input_ids for index in distinct],
-                copies=[distinct.index(index) for index, _ in rows],
-            )
+            ends = None
+            if is_done is not None:
+                ends = lambda row, *at: is_done(rows[row][0], *at)  # noqa: E731
+            sizes = [jobs[index].num_new for index in batch]
+            loop = self._loop(sizes=sizes, num_steps=num_steps, choose=prepare(rows), is_done=ends)
+            growing = self.grow(is_cached=cached, room=num_steps)
+            prompts = [requests[index].input_ids for index in distinct]
+            copies = [distinct.index(index) for index, _ in rows]
+            return loop.run(growing, partial(growing.start, prompts), copies=copies)
 
         try:
             by_request = dict(zip(pairs, self.run(jobs, run, on_progress), strict=True))

@@ -221,4 +221,6 @@ def _sign(request: Request, name: str, package: str) -> Request:
         raise ForeignError("the items, passages or prompts, and keys of a request differ in number")
     json.dumps(dict(request.parameters))
     parameters = {"probe": name, "package": package, "settings": dict(request.parameters)}
+    if isinstance(request, Score):
+        request = replace(request, continues=None)
     return replace(request, parameters=parameters)

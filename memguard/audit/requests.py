@@ -88,6 +88,29 @@ class NotAllGenerated(LimitReached):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Continued:
+    """A greedy text that a later round may request; see `Generate`."""
+
+    prompt: "Prompt"
+    """The first tokens of the item's passage."""
+    is_done: Callable[[int, int], bool]
+    """Takes a step and its token."""
+    reduce: Callable[["Generated"], Sequence[float]]
+    """Returns its numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Continues:
+    """The greedy texts of N items that a later `Generate` may request, known from their scores."""
+
+    find: Callable[[int, TokenResult], Continued | None]
+    """Takes an item and the result of its passage."""
+    keys: Sequence[bytes]
+    names: tuple[str, ...]
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Score:
     """Teacher-forced scores of the tokens of N passages, reduced to numbers.
 
@@ -110,6 +133,8 @@ class Score:
     """Results to compute for each token."""
     stage: str = ""
     """Name of the measurement in progress lines; "" shows none."""
+    continues: Continues | None = None
+    """What is generated from the passages' keys and values, if possible; it changes no number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

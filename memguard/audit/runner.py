@@ -14,16 +14,19 @@ from functools import partial
 from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memguard.audit.beams import BeamRequest, Beams, search_beams
 from memguard.audit.cache import ScoreMatrix, StoredNumbers, compute_fingerprint
 from memguard.audit.context import AuditContext, AuditedModel
 from memguard.audit.decoding import Decoder
+from memguard.audit.following import Follower
 from memguard.audit.passages import Passage, ScoreSelection
 from memguard.audit.plugins import Guard
 from memguard.audit.probe import Probe
 from memguard.audit.requests import (
     CannotGenerate,
+    Continues,
     Generate,
     Generated,
     Inputs,
@@ -37,6 +40,7 @@ from memguard.audit.requests import (
     Score,
     View,
 )
+from memguard.audit.scoring import ModelScorer
 from memguard.audit.token_loop import Continuation
 
 _SHARD_ITEMS = 2048
@@ -59,6 +63,8 @@ class Runner:
     """Of sampled texts."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Packages of the probes that are not memguard's, by name of the probe."""
+    known: dict[str, dict[bytes, NDArray[np.float64]]] = field(default_factory=dict)
+    """Numbers of texts that were generated while their documents were scored, by parameters."""
     stopped: set[tuple[Model, str]] = field(default_factory=set)
     """Models and probes whose text was not all generated, because the limit of time was reached."""
 
@@ -174,9 +180,12 @@ class Runner:
         num_cached = num_items - len(missing)
         if report is not None and num_cached:
             report(num_cached, num_items)
+        follower = self._follow(group, sizes[missing[0]] - 1) if missing else None
         for start in range(0, len(missing), _SHARD_ITEMS):
             shard = missing[start : start + _SHARD_ITEMS]
-            self._score_shard(group, stores, shard, wanted, guard)
+            self._score_shard(group, stores, shard, wanted, guard, follower)
+            if follower is not None:
+                follower.store_numbers()
             if report is not None:
                 report(num_cached + start + len(shard), num_items)
         return [store.finish() for store in stores]
@@ -188,6 +197,7 @@ class Runner:
         shard: Sequence[int],
         wanted: ScoreSelection,
         guard: Guard,
+        follower: Follower | None,
     ) -> None:
         merged: list[Passage] = []
         places: list[list[tuple[int, int]]] = [[] for _ in group]
@@ -202,7 +212,14 @@ class Runner:
                 for number in numbers:
                     places[number].append((item, len(merged)))
                 merged.append(passage)
-        results = self.audited.scorer().score(merged, wanted)
+        scorer = self.audited.scorer()
+        if follower is not None and isinstance(scorer, ModelScorer):
+            own_places = places[group.index(follower.request)]
+            follower.items = {place: (item, merged[place]) for item, place in own_places}
+            follower.computed = wanted
+            results = scorer.score(merged, wanted, follower=follower)
+        else:
+            results = scorer.score(merged, wanted)
         for request, store, where in zip(group, stores, places, strict=True):
             if not where:
                 continue
@@ -215,6 +232,19 @@ class Runner:
             rows = guard.reduce(request, items, parts)
             if rows is not None:
                 store.add(items, rows)
+
+    def _follow(self, group: Sequence[Score], longest: int) -> Follower | None:
+        """Return what continues documents while they are scored, the longest first, if possible."""
+        request = next((request for request in group if request.continues is not None), None)
+        decoder = None if request is None else self.audited.decoder()
+        # A stand-in has no model.
+        if request is None or decoder is None or not getattr(decoder, "fits", False):
+            return None
+        continues = request.continues
+        if continues is None or decoder.find_obstacle() is not None:
+            return None
+        store = self._open(continues, continues.keys)
+        return Follower(decoder, request, continues, store, longest)
 
     # -- generated text ----------------------------------------------------------------------------
 
@@ -295,14 +325,21 @@ class Runner:
 
     # -- cache and progress ------------------------------------------------------------------------
 
-    def _open(self, request: Request, present: Sequence[object | None]) -> StoredNumbers:
+    def _open(
+        self, request: Request | Continues, present: Sequence[object | None]
+    ) -> StoredNumbers:
+        name = compute_fingerprint({"names": request.names, **request.parameters})
+        if isinstance(request, Continues):
+            self.known.setdefault(name, {})
         identity, cache, fingerprint = self.audited.identity, self.context.cache, None
         if identity is not None:
             fingerprint = compute_fingerprint({"model": identity, **request.parameters})
         pairs = zip(request.keys, present, strict=True)
         keys = [None if one is None else key for key, one in pairs]
-        peers = self.context.peers
-        return StoredNumbers(request.names, keys, cache=cache, fingerprint=fingerprint, peers=peers)
+        known, peers = self.known.get(name), self.context.peers
+        return StoredNumbers(
+            request.names, keys, cache=cache, fingerprint=fingerprint, peers=peers, known=known
+        )
 
     def _report(self, stage: str) -> Callable[[int, int], None] | None:
         """Return a function that shows the progress of a stage; None if none is shown."""

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memguard.audit.batching import Batching, BatchResult, Job, Progress
+from memguard.audit.following import LEAST_CHECKED, Follower
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.windows import TINY_MARGINS
 from memguard.model.causal_lm import CausalLM
-from memguard.model.kv_cache import send
+from memguard.model.kv_cache import NO_CACHE, build_row_cache, send
 from memguard.model.token_scores import TokenScores
 from memguard.runtime import Runtime
 
@@ -102,31 +103,50 @@ class ModelScorer:
         passages: Sequence[Passage],
         requested: ScoreSelection = ScoreSelection(),  # noqa: B008 - frozen
         on_progress: Progress | None = None,
+        *,
+        follower: Follower | None = None,
     ) -> list[TokenResult]:
         """Return one result for each passage, in their order.
 
         Raises:
             ModelError: see `Batching.run`.
         """
+
+        def run(batch: Sequence[int], _: int) -> BatchResult[TokenResult]:
+            rows = [passages[index] for index in batch]
+            if follower is not None and follower.is_on is not False:
+                try:
+                    cache = build_row_cache(0)
+                    result, ids_BT, hidden_BTD = self._score_batch(rows, requested, cache)
+                    if follower.add(batch, result.results, ids_BT, hidden_BTD, cache):
+                        return result
+                except torch.OutOfMemoryError:
+                    if self._lm.has_peers:
+                        raise
+                except NO_CACHE:
+                    if follower.is_on:
+                        raise
+                follower.drop()
+            return self._score_batch(rows, requested)[0]
+
         return self._batching.run(
-            [Job(input_ids=passage.input_ids) for passage in passages],
-            lambda batch, _: self._score_batch([passages[index] for index in batch], requested),
-            on_progress,
+            [Job(input_ids=passage.input_ids) for passage in passages], run, on_progress
         )
 
     # Not inference_mode: buffers that a model replaces in its forward pass would become inference
     # tensors and break training that continues afterwards.
     @torch.no_grad()
     def _score_batch(
-        self, passages: Sequence[Passage], requested: ScoreSelection
-    ) -> BatchResult[TokenResult]:
-        """Return the results of one pass.
+        self, passages: Sequence[Passage], requested: ScoreSelection, cache: Any = None
+    ) -> tuple[BatchResult[TokenResult], NDArray[np.int64], Tensor]:
+        """Return the results of one pass, its padded rows and its hidden states.
 
-        Without passages it runs a row of two tokens, because all ranks must take part in gathering
+        Without passages it runs a row of some tokens, because all ranks must take part in gathering
         the weights.
         """
         length = max((len(passage.input_ids) - 1 for passage in passages), default=2)
-        padded = np.zeros((max(len(passages), 1), max(length, 1)), dtype=np.int64)
+        shape = (max(len(passages), 1), max(length, LEAST_CHECKED))
+        padded = np.zeros(shape, dtype=np.int64)
         for row, passage in enumerate(passages):
             padded[row, : len(passage.input_ids) - 1] = passage.input_ids[:-1]
         chosen = _Tokens.of([(p, p.first_choice, len(p.input_ids)) for p in passages])
@@ -134,8 +154,8 @@ class ModelScorer:
 
         place = partial(send, device=self._lm.device)
 
-        def work() -> tuple[TokenScores, TokenScores]:
-            hidden_BTD = self._lm.hidden_states(place(padded))
+        def work() -> tuple[TokenScores, TokenScores, Tensor]:
+            hidden_BTD = self._lm.hidden_states(place(padded), cache=cache)
 
             def score(tokens: _Tokens, **wanted: Any) -> TokenScores:
                 hidden_ND = hidden_BTD[place(tokens.rows_N), place(tokens.columns_N)]
@@ -143,9 +163,10 @@ class ModelScorer:
                 wanted |= {"needs": requested.needs, "rank_margin": self._rank_margin}
                 return self._lm.token_scores(hidden_ND, labels_N, **wanted)
 
-            return score(chosen, schemes=requested.schemes), score(others, choices=False)
+            first = score(chosen, schemes=requested.schemes)
+            return first, score(others, choices=False), hidden_BTD
 
-        first, rest = self._lm(work)
+        first, rest, hidden_BTD = self._lm(work)
         assert first.argmax_N is not None, "choices were requested"
         assert first.margin_N is not None, "choices were requested"
         argmax = first.argmax_N.cpu().numpy().astype(np.int32)
@@ -172,8 +193,9 @@ class ModelScorer:
                     **whole,
                 )
             )
-        return BatchResult(
+        result = BatchResult(
             results=results,
             num_bad=sum(int((~np.isfinite(logprobs)).sum()) for logprobs in columns["logprob"]),
             num_tokens=sum(map(len, columns["logprob"])),
         )
+        return result, padded, hidden_BTD

@@ -72,20 +72,23 @@ class TokenLoop:
     runtime: Runtime
 
     def run(
-        self, growing: GrowingRows, prompts: Sequence[NDArray[np.integer]], *, copies: Sequence[int]
+        self,
+        growing: GrowingRows,
+        begin: Callable[[Callable[[Tensor], Choice]], Choice],
+        *,
+        copies: Sequence[int],
     ) -> BatchResult[Continuation]:
         """Return the new tokens.
 
         Args:
             growing: rows that have not been started.
-            prompts: distinct prompts.
+            begin: starts or resumes them.
             copies: ``[R]`` index of each row's prompt.
         """
         rows = list(range(len(self.sizes)))
         prompt_of_R = np.array(copies, dtype=np.int64)
-        choice = growing.start(
-            prompts,
-            lambda hidden_PD: self.choose(hidden_PD[send(prompt_of_R, hidden_PD.device)], rows, 0),
+        choice = begin(
+            lambda hidden_PD: self.choose(hidden_PD[send(prompt_of_R, hidden_PD.device)], rows, 0)
         )
         growing.take(prompt_of_R)
         texts = _Texts(self.sizes, self.num_steps, self.is_done)

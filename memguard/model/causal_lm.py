@@ -286,16 +286,15 @@ class CausalLM(nn.Module):
             ModelError: no layer returns router logits.
         """
         body = _find_body(self.model) if self.own_head else self.model
-        if cache is None:
+        if cache is None or not cache.get_seq_length():
+            # With an empty cache too: these tokens attend to each other only.
             arguments = self.attention.arguments(
                 input_ids_BT, position_ids_BT, packing, compute_dtype=self.compute_dtype
             )
         else:
-            arguments = {
-                "attention_mask": mask_BT,
-                "position_ids": position_ids_BT,
-                "past_key_values": cache,
-            }
+            arguments = {"attention_mask": mask_BT, "position_ids": position_ids_BT}
+        if cache is not None:
+            arguments["past_key_values"] = cache
         if self._sets_flag:
             # By their configuration such models record them in every forward.
             arguments = {**arguments, FLAG: router_logits is not None}

@@ -40,7 +40,7 @@ Read = Callable[[Tensor], Result]
 
 _CHECKED_STEPS = 3
 # Errors of models that do not support a cache, or not this one.
-_NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
+NO_CACHE = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
 
 
 def build_row_cache(room: int) -> DynamicCache:
@@ -79,6 +79,18 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
         self.values = self._append("values", self.values, value_states)
         return self.keys, self.values
 
+    @classmethod
+    def like(cls, layer: Any, num_rows: int, num_slots: int, room: int) -> "_Layer":
+        """Return a layer of these rows and slots, with ``room`` for more."""
+        mine = cls(num_slots + room)
+        mine.lazy_initialization(layer.keys, layer.values)
+        for name in ("keys", "values"):
+            _, heads, _, width = (old := getattr(layer, name)).shape
+            # What is masked must be finite.
+            mine._buffers[name] = old.new_zeros(num_rows, heads, num_slots + room, width)
+            setattr(mine, name, mine._buffers[name][:, :, :num_slots])
+        return mine
+
     def take_rows(self, rows_R: Tensor, first_slot: int) -> None:
         """Select these rows; slots before ``first_slot`` are equal in old and new rows."""
         if self.get_seq_length() == 0:
@@ -97,8 +109,8 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
             buffer = old.new_empty(rows, heads, max(self._num_slots, num_slots), width)
             buffer[:, :, :num_old] = old
             self._buffers[name] = buffer
-        buffer[:, :, num_old:num_slots] = new
-        return buffer[:, :, :num_slots]
+        buffer[:rows, :, num_old:num_slots] = new
+        return buffer[:rows, :, :num_slots]
 
 
 def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
@@ -107,6 +119,36 @@ def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
     changing = slots[:, :, first_slot:]
     changing.copy_(changing[rows_R])
     return slots
+
+
+class RowPool:
+    """The first tokens of rows that have run, right-aligned, until they are continued.
+
+    keys [R, H, L + room, d]    a row of n tokens is in the slots L - n .. L - 1
+    """
+
+    def __init__(
+        self, cache: Any, hidden_BTD: Tensor, num_rows: int, num_slots: int, room: int
+    ) -> None:
+        """Make place for rows of passes like this one; more than ``room`` tokens cost a copy."""
+        self.sizes: list[int] = []
+        """Tokens of each row."""
+        self.hidden_RD = hidden_BTD.new_empty(num_rows, hidden_BTD.shape[2])
+        """Last hidden states."""
+        self.cache, self._num_slots = DynamicCache(), num_slots
+        self.cache.layers = [_Layer.like(one, num_rows, num_slots, room) for one in cache.layers]
+
+    def add(self, cache: Any, hidden_BTD: Tensor, row: int, size: int) -> bool:
+        """Copy the first tokens of a row of a pass; return False if they do not fit."""
+        place, first = len(self.sizes), self._num_slots - size
+        if place == len(self.hidden_RD) or first < 0:
+            return False
+        for mine, layer in zip(self.cache.layers, cache.layers, strict=True):
+            mine.keys[place, :, first:] = layer.keys[row, :, :size]
+            mine.values[place, :, first:] = layer.values[row, :, :size]
+        self.hidden_RD[place] = hidden_BTD[row, size - 1]
+        self.sizes.append(size)
+        return True
 
 
 def send(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -154,6 +196,16 @@ class GrowingRows:
         if self._cache is not None and (self._lengths_R < longest).any():
             _roll(self._cache, self._put(longest - self._lengths_R))
         return result
+
+    @torch.no_grad()
+    def resume(self, pool: RowPool, read: Read[Result]) -> Result:
+        """Start from rows that have run, in the pool's memory; see `start`."""
+        num_rows, self._cache = len(pool.sizes), pool.cache
+        for layer in pool.cache.layers:
+            layer.keys, layer.values = layer.keys[:num_rows], layer.values[:num_rows]
+        self._lengths_R, self._prompt_of_R = np.array(pool.sizes, int), np.arange(num_rows)
+        self._ids_RT = self._put(np.zeros((num_rows, 1), dtype=np.int64))
+        return self._lm(lambda: read(pool.hidden_RD[:num_rows]))
 
     def take(self, rows: NDArray[np.integer]) -> None:
         """Select rows by index, in this order; a row may be dropped or repeated."""
@@ -259,25 +311,70 @@ def can_cache(lm: CausalLM, shortest: int, longest: int) -> bool:
     sizes = (min(shortest, longest - num_steps), longest - num_steps)
     texts = [draw.integers(0, lm.vocab_size, size + num_steps) for size in sizes]
     rows = GrowingRows(lm, is_cached=True, room=num_steps)
-    cached_SRD = []
+    prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
     try:
-        prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
         rows.start(prompts, lambda hidden_RD: None)
-        for step in range(num_steps):
-            tokens = [text[size + step] for text, size in zip(texts, sizes, strict=True)]
-            cached_SRD.append(rows.append(torch.from_numpy(np.array(tokens)), Tensor.float))
-    except _NO_CACHE:
+        cached = _append_all(rows, texts, sizes)
+    except NO_CACHE:
         return False
+    # One pass has the hidden states of every step.
+    alone = [_run_alone(lm, text)[size:] for text, size in zip(texts, sizes, strict=True)]
+    return _are_same(lm, cached, alone)
+
+
+@torch.no_grad()
+def can_continue(
+    lm: CausalLM, ids_BT: NDArray[np.int64], hidden_BTD: Tensor, cache: Any, shortest: int
+) -> bool:
+    """Return whether rows can be continued from a pass that stored their keys and values.
+
+    Their true tokens are appended to the first row, cropped near its end, and to the last, cropped
+    half-way: the hidden states are those of the pass. So are those of the first tokens of a row
+    that are run alone without a cache: few of them, because rotary frequencies may depend on the
+    length, but those behind a sliding window. Every rank calls it, with at least 8 tokens.
+    """
+    (num_rows, length), num_steps = ids_BT.shape, _CHECKED_STEPS
+    places = ((0, length - num_steps), (num_rows - 1, length // 2 - 1))
+    rows = GrowingRows(lm, is_cached=True, room=num_steps)
+    try:
+        pool = RowPool(cache, hidden_BTD, len(places), length, num_steps)
+        for row, size in places:
+            pool.add(cache, hidden_BTD, row, size)
+        rows.resume(pool, lambda hidden_RD: None)
+        cached = _append_all(rows, [ids_BT[row] for row, _ in places], pool.sizes)
+    except NO_CACHE:
+        return False
+    of_pass = [hidden_BTD[row, size : size + num_steps] for row, size in places]
+    first, end = 0, min(64, length // 2, max(4, shortest))
+    window = lm.attention.windows[-1]
+    if window is not None and window < length:
+        first, end = window, min(length, window + end)
+    alone_TD = _run_alone(lm, ids_BT[-1, :end])
+    return _are_same(lm, [*cached, hidden_BTD[-1, first:end]], [*of_pass, alone_TD[first:]])
+
+
+def _append_all(
+    rows: GrowingRows, texts: Sequence[NDArray[np.integer]], sizes: Sequence[int]
+) -> list[Tensor]:
+    """Append the next tokens of each text; return the hidden states [S, D/y] of each."""
+    steps = range(min(_CHECKED_STEPS, len(texts[0]) - sizes[0]))
+    tokens_SR = np.array(
+        [[t[n + step] for t, n in zip(texts, sizes, strict=True)] for step in steps]
+    )
+    steps_SRD = [rows.append(torch.from_numpy(tokens_R), Tensor.float) for tokens_R in tokens_SR]
+    return list(torch.stack(steps_SRD, dim=1))
+
+
+def _are_same(lm: CausalLM, cached: Sequence[Tensor], alone: Sequence[Tensor]) -> bool:
+    """Return whether hidden states [S, D/y] are those that they should be."""
     differences = []
-    for row, (text, size) in enumerate(zip(texts, sizes, strict=True)):
-        # One pass has the hidden states of every step.
-        alone_SD = _run_alone(lm, text)[size:].float()
-        cached_SD = torch.stack([hidden_RD[row] for hidden_RD in cached_SRD])
+    for cached_SD, alone_SD in zip(cached, alone, strict=True):
         if cached_SD.shape != alone_SD.shape:
             return False
-        change_S = lm.largest((cached_SD - alone_SD).abs().amax(-1))
+        change_S = lm.largest((cached_SD.float() - alone_SD.float()).abs().amax(-1))
         # The median: a near-tied choice of an expert may change single tokens, a leak changes all.
-        differences.append(torch.stack([change_S.median(), alone_SD.abs().nan_to_num(0).max()]))
+        scale = alone_SD.float().abs().nan_to_num(0).max()
+        differences.append(torch.stack([change_S.median(), scale]))
     change_R, scale_R = lm.largest(torch.stack(differences)).unbind(1)
     # A leak changes hidden states by tenths; another order of summation the dtype's last bits.
     is_wide = lm.compute_dtype in (torch.float32, torch.float64)

@@ -158,7 +158,8 @@ class OnePass(Probe):
     def measure(self, inputs: Inputs, view: View) -> ProbeRounds:
         """Score all documents; generate nothing."""
         first = [next(probe.measure(inputs, view), ()) for probe in self.probes]
-        requests = [r for requests in first for r in requests if isinstance(r, Score)]
+        scores = [r for requests in first for r in requests if isinstance(r, Score)]
+        requests = [replace(request, continues=None) for request in scores]
         numbers = yield requests
         return Measured(columns=join({f"{n}.": m for n, m in enumerate(numbers)}))
 

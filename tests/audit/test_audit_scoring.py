@@ -273,7 +273,9 @@ def test_passage_beyond_the_positions_is_refused(lm: CausalLM) -> None:
 def test_damaged_weights_are_refused(
     lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lm, "hidden_states", lambda ids: torch.full((*ids.shape, 32), math.nan))
+    monkeypatch.setattr(
+        lm, "hidden_states", lambda ids, **_: torch.full((*ids.shape, 32), math.nan)
+    )
     with pytest.raises(ModelError, match="not finite"):
         ModelScorer(lm, 512).score(passages)
 

@@ -101,6 +101,7 @@ def test_what_is_verbatim_costs_no_step(
     lm: CausalLM, windows: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = build_causal_lm(lm.model)
+    writer.cached_lengths[1, 100] = True  # Which would be checked otherwise.
     monkeypatch.setattr(writer, "hidden_states", lambda *_, **__: pytest.fail("a forward"))
     numbers = _measure(lm, [windows[3]], Decoder(writer, 256))["generation"].columns
     assert numbers["greedy.edit_distance"].tolist() == [0]

@@ -16,7 +16,7 @@ from record_examples import make_document
 from memguard.audit.decoding import Decoder
 from memguard.audit.probes.extraction import ExtractionProbe
 from memguard.audit.probes.near_verbatim import EditDistance, NearVerbatim
-from memguard.audit.requests import Measured, Prompt
+from memguard.audit.requests import Measured
 from memguard.audit.scoring import ModelScorer
 from memguard.audit.selection import rank_in_buckets
 from memguard.audit.windows import Window
@@ -146,15 +146,16 @@ def test_texts_that_left_for_good_are_not_generated_to_their_end(
 ) -> None:
     decoder = Decoder(lm, 4000)
     sizes: list[tuple[int, int]] = []
-    original = decoder.continue_greedily
+    original = decoder.continue_kept
 
-    def note(prompts: Sequence[Prompt], *args: Any, **kwargs: Any) -> Any:
-        continued = original(prompts, *args, **kwargs)
-        for prompt, one in zip(prompts, continued, strict=True):
-            sizes.append((len(one.token_ids), prompt.num_new))
-        return continued
+    def note(pool: Any, num_new: Sequence[int], *args: Any) -> Any:
+        done = original(pool, num_new, *args)
+        sizes.extend(
+            (len(one.token_ids), num) for one, num in zip(done.results, num_new, strict=True)
+        )
+        return done
 
-    monkeypatch.setattr(decoder, "continue_greedily", note)
+    monkeypatch.setattr(decoder, "continue_kept", note)
     random_texts = windows[50:]
     find(lm, random_texts, decoder=decoder)
     assert len(sizes) == len(random_texts)

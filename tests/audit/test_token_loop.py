@@ -1,5 +1,6 @@
 """Texts that end early: the same ones, however seldom their tokens are read and ends agreed."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_texts_are_the_same_however_seldom_they_are_read(
         return is_done(index, step, token)
 
     decoder = Decoder(lm, batch_tokens)
-    monkeypatch.setattr(decoder, "_read_every", read_every)
+    monkeypatch.setattr(decoder, "_loop", partial(decoder._loop, read_every=read_every))
     continued = decoder.continue_greedily(draw_prompts(), is_done=note)
     assert to_lists(continued) == expected
     assert [seen[index] for index in range(len(LENGTHS))] == expected
@@ -76,7 +77,7 @@ def test_texts_are_the_same_however_seldom_they_are_read(
 @pytest.mark.quick
 def test_gaps_after_the_end_do_not_count(lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     by_step, seldom = Decoder(lm, 4000), Decoder(lm, 4000)
-    monkeypatch.setattr(seldom, "_read_every", 16)
+    monkeypatch.setattr(seldom, "_loop", partial(seldom._loop, read_every=16))
     gaps = [
         [one.min_gap for one in decoder.continue_greedily(draw_prompts(), is_done=is_done)]
         for decoder in (by_step, seldom)

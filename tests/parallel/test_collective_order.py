@@ -87,9 +87,16 @@ def check_complete(case: Case, recording: Recording) -> None:
             sum(call.operation == "allgather_base" for call in sent[stage])
             for stage in ("held-out", "budget")
         )
-        # Documents are scored in one forward. Then all weights are gathered once, or for each of
-        # three tokens and, except the head's, for the four forwards that check the cache.
-        in_decoding = in_one_forward if case.fits else 3 * in_one_forward + 4 * (in_one_forward - 1)
+        # Documents are scored in one forward. Then all weights are gathered for each of three
+        # tokens and, except the head's, for the four forwards that check the cache.
+        without_head = in_one_forward - 1
+        in_decoding = 3 * in_one_forward + 4 * without_head
+        if case.fits:
+            # Or once for the document that rank 0 continues from its pass, after a check of two
+            # forwards and of what the root has for the first rows; and once for the others, because
+            # a fake rank does not receive what other ranks have continued.
+            num_decodings = 2 if case.degrees[0] * z > 2 else 1
+            in_decoding = 2 * without_head + 1 + num_decodings * in_one_forward
         assert in_one_forward > 1
         assert in_look == in_one_forward + in_decoding
 

@@ -18,7 +18,12 @@ from pydantic import Field
 
 from memguard.audit.metrics import Evidence, Metric, rate_metric, share_metric
 from memguard.audit.probe import Column, Probe, Summary, Values
-from memguard.audit.probes.near_verbatim import NearVerbatim, NotGenerated, find_near_verbatim
+from memguard.audit.probes.near_verbatim import (
+    NearVerbatim,
+    NotGenerated,
+    find_near_verbatim,
+    follow,
+)
 from memguard.audit.probes.window_scores import (
     MIN_RUN_TOKENS,
     NEAR_VERBATIM,
@@ -311,17 +316,15 @@ class ExtractionProbe(WindowSettings, Probe):
 
         The detail is `NearVerbatim`, or `NotGenerated` with the reason.
         """
-        requests = [score_windows(inputs.windows, inputs.tiny_margin, stage=view.name)]
+        floor, num_below_floor = self.generation_floor, self.num_generated_below_floor
+        main = score_windows(inputs.windows, inputs.tiny_margin, stage=view.name)
+        requests = [replace(main, continues=follow(inputs, floor, num_below_floor))]
         if not inputs.in_training:
             requests.append(score_passages(inputs.windows))
         numbers, *more = yield requests
         try:
             near: NearVerbatim | NotGenerated = yield from find_near_verbatim(
-                inputs,
-                view,
-                numbers,
-                floor=self.generation_floor,
-                num_below_floor=self.num_generated_below_floor,
+                inputs, view, numbers, floor, num_below_floor
             )
         except CannotGenerate as reason:
             near = NotGenerated(reason=str(reason))

@@ -20,14 +20,19 @@ reported: it would be that of the documents which happened to come first, the lo
 that were found before count as extracted all the same.
 """
 
+import heapq
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from memguard.audit.cache import ScoreMatrix
+from memguard.audit.passages import TokenResult
 from memguard.audit.requests import (
+    Continued,
+    Continues,
     Generate,
     Generated,
     Inputs,
@@ -106,13 +111,14 @@ class EditDistance:
         return int((self._row_J + np.abs(self._place_J - self._num_tokens)).min())
 
 
+_BELOW = "below the floor"
 _EDITS = ("num_edits", "min_gap")
 """Numbers of a generated document: edits, infinite beyond the limit, and the smallest gap between
 a chosen and the next best token (logits)."""
 
 
 def find_near_verbatim(
-    inputs: Inputs, view: View, numbers: ScoreMatrix, *, floor: float, num_below_floor: int
+    inputs: Inputs, view: View, numbers: ScoreMatrix, floor: float, num_below_floor: int
 ) -> Generator[Sequence[Request], Sequence[ScoreMatrix], NearVerbatim | NotGenerated]:
     """Find the documents that greedy decoding extracts within the allowed number of edits.
 
@@ -146,7 +152,7 @@ def find_near_verbatim(
         return reason
 
     below = np.flatnonzero(below_N)
-    ranks = rank_in_buckets(windows, seed=inputs.seed, purpose="below the floor")
+    ranks = rank_in_buckets(windows, seed=inputs.seed, purpose=_BELOW)
     drawn: dict[str, list[int]] = {}
     for index in sorted(below.tolist(), key=ranks.__getitem__):
         drawn.setdefault(windows[index].document.bucket, []).append(index)
@@ -177,45 +183,73 @@ def find_near_verbatim(
     return NotGenerated(reason=reason, found=near, is_left_N=is_left_N) if reason else near
 
 
+def follow(inputs: Inputs, floor: float, num_below_floor: int) -> Continues:
+    """Return what `find_near_verbatim` will generate, known from the scores of each window.
+
+    Below the floor: what comes first among those scored so far, which is more than the sample.
+    """
+    ranks = rank_in_buckets(inputs.windows, seed=inputs.seed, purpose=_BELOW)
+    firsts: dict[str, list[int]] = {}
+
+    def find(index: int, result: TokenResult) -> Continued | None:
+        correct, bucket = result.correct, inputs.windows[index].document.bucket
+        if correct.all():
+            return None
+        if correct.sum() < floor * len(correct):
+            known = {ranks[index], *firsts.get(bucket, ())}
+            firsts[bucket] = heapq.nsmallest(num_below_floor, known)
+            if ranks[index] not in firsts[bucket]:
+                return None
+        return _continue(inputs, index, int(np.argmin(correct)))
+
+    keys = [key_of_window(window) for window in inputs.windows]
+    return Continues(find=find, keys=keys, names=_EDITS, parameters=_describe(inputs))
+
+
+def _describe(inputs: Inputs) -> dict[str, Any]:
+    """Return the parameters of the numbers of generated texts."""
+    return {"kind": "near-verbatim", "version": 1, "max_edit_share": inputs.max_edit_share}
+
+
+def _continue(inputs: Inputs, index: int, kept: int) -> Continued:
+    """Return a window's text from its first divergence on, until too many edits are certain."""
+    window = inputs.windows[index]
+    limit = inputs.num_edits_allowed(window.continuation_tokens)
+    truth = window.continuation_ids[kept:]
+    written = EditDistance(truth)
+
+    def is_done(step: int, token: int) -> bool:
+        nonlocal written
+        if step == 0:
+            written = EditDistance(truth)
+        written.append(token)
+        return written.lower_bound > limit
+
+    def reduce(text: Generated) -> Sequence[float]:
+        # Recomputed, because this rank may not have generated it.
+        distance = EditDistance(truth)
+        for token in text.samples[0].tolist():
+            distance.append(token)
+        edits = distance.lower_bound
+        return [np.inf if edits > limit else edits, text.min_gap]
+
+    return Continued(prompt=Prompt.of(window, kept), is_done=is_done, reduce=reduce)
+
+
 def _generate(
     inputs: Inputs, numbers: ScoreMatrix, indices: NDArray[np.int64], stage: str
 ) -> Generate:
-    """Generate documents from their first divergence on, until too many edits are certain."""
-    kept_N = numbers["first_divergence"].astype(int)
-    chosen = set(indices.tolist())
-    windows = inputs.windows
-    limits = [inputs.num_edits_allowed(window.continuation_tokens) for window in windows]
-    trackers: dict[int, EditDistance] = {}
-
-    def truth(index: int) -> NDArray[np.int32]:
-        return windows[index].continuation_ids[kept_N[index] :]
-
-    def is_done(index: int, step: int, token: int) -> bool:
-        if step == 0:
-            trackers[index] = EditDistance(truth(index))
-        trackers[index].append(token)
-        return trackers[index].lower_bound > limits[index]
-
-    def reduce(items: Sequence[int], texts: Sequence[Generated]) -> ArrayLike:
-        rows = []
-        for index, text in zip(items, texts, strict=True):
-            # Recomputed, because this rank has no trackers for other ranks' documents.
-            distance = EditDistance(truth(index))
-            for token in text.samples[0].tolist():
-                distance.append(token)
-            edits = distance.lower_bound
-            rows.append([np.inf if edits > limits[index] else edits, text.min_gap])
-        return rows
-
+    """Return the request for the texts of some documents."""
+    kept_N = numbers["first_divergence"].astype(int).tolist()
+    texts = {index: _continue(inputs, index, kept_N[index]) for index in indices.tolist()}
     return Generate(
-        prompts=[
-            Prompt.of(window, int(kept_N[index])) if index in chosen else None
-            for index, window in enumerate(windows)
-        ],
-        keys=[key_of_window(window) for window in windows],
+        prompts=[texts[index].prompt if index in texts else None for index in range(len(kept_N))],
+        keys=[key_of_window(window) for window in inputs.windows],
         names=_EDITS,
-        reduce=reduce,
-        parameters={"kind": "near-verbatim", "version": 1, "max_edit_share": inputs.max_edit_share},
-        is_done=is_done,
+        reduce=lambda items, found: [
+            texts[index].reduce(text) for index, text in zip(items, found, strict=True)
+        ],
+        parameters=_describe(inputs),
+        is_done=lambda index, step, token: texts[index].is_done(step, token),
         stage=stage,
     )
