@@ -101,7 +101,7 @@ class Check:
             return
         print(f"== {step.name} (at most {limit_s:.0f} s; {self.gone_s:.0f} s gone)", flush=True)
         begin_s, end = time.monotonic(), deque[str](maxlen=14)
-        arguments = [step.name, str(self.work), str(self.out), f"{limit_s:.0f}"]
+        arguments = [step.name, str(self.work), str(self.out)]
         arguments += ["--dry-run"] * self.options.dry_run
         with (
             (self.out / "log.txt").open("a", encoding="utf-8", buffering=1) as log,
@@ -165,7 +165,10 @@ def _show(value: Any) -> str:
 
 @contextlib.contextmanager
 def _start(command: Sequence[str]) -> Iterator[Any]:
-    """Start a step in a process group of its own, which ends with the block."""
+    """Start a step in a process group of its own, which ends with the block.
+
+    It stays in this session, so that what ends the session ends the step too.
+    """
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -175,7 +178,7 @@ def _start(command: Sequence[str]) -> Iterator[Any]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,
+        process_group=0,
     )
     assert process.stdout is not None
     read: queue.SimpleQueue[str | None] = queue.SimpleQueue()

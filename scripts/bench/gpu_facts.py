@@ -47,8 +47,6 @@ class Place:
     """Folder of what a step writes for itself."""
     out: Path
     """Folder of what is kept."""
-    until_s: float
-    """The limit of the step, on the clock of `time.monotonic`."""
 
     @property
     def device(self) -> Any:
@@ -64,11 +62,6 @@ class Place:
         import torch
 
         return torch.cuda.is_available()
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the step is ended."""
-        return self.until_s - time.monotonic()
 
 
 def attempt(

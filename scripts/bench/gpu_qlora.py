@@ -62,12 +62,13 @@ def qlora(place: Place) -> None:
     modes: tuple[Mode, ...] = ("full", "selective")
     planned = {mode: plan_gb(config, mode, length, place) for mode in modes}
     fact("plan", layers=config.num_hidden_layers, seq_len=length, free_gb=room_gb, **planned)
-    if room_gb is not None and planned["full"] > room_gb:
-        fact("qlora", skipped="the plan of full recomputation does not fit this card")
-        return
+    fitting = [mode for mode in modes if room_gb is None or planned[mode] <= room_gb]
+    for mode in modes:
+        if mode not in fitting:
+            fact(f"step, {mode}", skipped="by its plan it does not fit this card")
     loaded: list[CausalLM] = []
-    if attempt("load", _load, place, config, loaded):
-        for mode in modes:
+    if fitting and attempt("load", _load, place, config, loaded):
+        for mode in fitting:
             attempt(f"step, {mode}", _train, place, loaded[0], mode, length, planned[mode])
 
 

@@ -178,9 +178,15 @@ class Session:
             sizes = replace(sizes, batch_size=sizes.batch_size // 2)
 
     def _keep(self, row: Row, work: Work, result: dict[str, Any]) -> None:
+        """Print and write what was measured: the table comes at the end, if there is one."""
         self.answers[row.name] = result
+        words = f"failed: {result.get('failed')}"
         if "failed" not in result:
-            self.speeds[row.name] = Speed(setting=work.setting, sizes=work.sizes, result=result)
+            speed = Speed(setting=work.setting, sizes=work.sizes, result=result)
+            self.speeds[row.name] = speed
+            words = f"{speed.tokens_per_s() / self.num_ranks:,.0f} tokens/s a GPU"
+        print(f"measured {row.name}: {words}", flush=True)
+        self.write()
 
     def best(self, rows: Sequence[Row], *, is_trainer: bool) -> str | None:
         """Return the name of a side's fastest row; None if none ran."""
@@ -276,8 +282,8 @@ class Session:
         self.answers["best"] = {"memguard": ours, "Trainer": theirs, "ratio": ratio}
         print(f"best of both sides: {ours} / {theirs} = {ratio:.2f}x {words}".rstrip())
 
-    def end(self) -> int:
-        """Write the JSON, print the verdict and return the exit code."""
+    def write(self) -> None:
+        """Write the JSON of what is known by now."""
         if self.options.json is not None:
             header = {
                 "gpu": self.gpu,
@@ -290,5 +296,9 @@ class Session:
             }
             text = json.dumps({**header, "results": self.answers}, indent=1)
             self.options.json.write_text(f"{text}\n", encoding="utf-8")
+
+    def end(self) -> int:
+        """Write the JSON, print the verdict and return the exit code."""
+        self.write()
         took_s = time.monotonic() - self.begin_s
         return self.verdict.end(f" ({took_s:.0f} s)")

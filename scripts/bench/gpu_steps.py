@@ -1,12 +1,13 @@
 """The steps of the GPU check, each in a process that gpu.py starts.
 
-python scripts/bench/gpu_steps.py STEP WORK OUT SECONDS [--dry-run]
+python scripts/bench/gpu_steps.py STEP WORK OUT [--dry-run]
 
 What takes seconds to import is imported by the step that uses it: the first facts come at once.
 """
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import random
@@ -62,6 +63,12 @@ def _see_card(place: Place) -> None:
         cuda=torch.version.cuda,
         num_gpus=torch.cuda.device_count(),
     )
+    attempt("allocator", _see_allocator, place, needed=False)
+
+
+def _see_allocator(place: Place) -> None:
+    import torch
+
     torch.zeros(1, device=place.device)
     settings = torch.cuda.memory._snapshot()["allocator_settings"]
     fact("allocator", expandable_segments=settings.get("expandable_segments"))
@@ -390,13 +397,8 @@ def quieten(place: Place) -> None:
 
 def main() -> int:
     """Run a step; return its exit code."""
-    name, work, out, limit_s = sys.argv[1:5]
-    place = Place(
-        is_dry="--dry-run" in sys.argv,
-        work=Path(work),
-        out=Path(out),
-        until_s=time.monotonic() + float(limit_s),
-    )
+    name, work, out = sys.argv[1:4]
+    place = Place(is_dry="--dry-run" in sys.argv, work=Path(work), out=Path(out))
     if name == "machine":
         show_versions()
     prepare(place)
@@ -406,6 +408,8 @@ def main() -> int:
         quieten(place)
     if name in ("machine", "check", "run", "rows"):
         globals()[name](place)
+    elif name == "tests" and importlib.util.find_spec("pytest") is None:
+        fact("tests", skipped="pytest is not installed")
     else:
         # gpu_tests.tests and so on
         getattr(importlib.import_module(f"gpu_{name}"), name)(place)

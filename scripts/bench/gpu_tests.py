@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gpu_facts import Place, fact
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,7 @@ class Facts:
         if session.items:
             self._begin([item.nodeid for item in session.items])
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """Several processes: one of them knows all tests."""
         self._begin(ids)
@@ -78,11 +80,6 @@ def _last_line(report: Any) -> str:
 
 def tests(place: Place) -> None:
     """Run the tests; on a dry run they are collected, and skip themselves."""
-    if importlib.util.find_spec("pytest") is None:
-        fact("tests", skipped="pytest is not installed")
-        return
-    import pytest
-
     # What a test prints is not captured, as facts would be too.
     arguments = ["-q", "-s", "-m", "gpu", "-o", "addopts=", "-p", "no:cacheprovider"]
     workers = min(MAX_WORKERS, (os.cpu_count() or 1) // 2)
