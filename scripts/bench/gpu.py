@@ -96,7 +96,7 @@ class Check:
         left_s = self.options.deadline_s - self.gone_s - GRACE_S - 1
         limit_s = min(step.limit_s, left_s)
         if limit_s < min(step.limit_s, LEAST_S):
-            outcome.problems.append("not run: no time was left")
+            outcome.problems.append(f"no time was left: scripts/gpu_check.sh {step.name}")
             print(f"== {step.name}: no time left", flush=True)
             return
         print(f"== {step.name} (at most {limit_s:.0f} s; {self.gone_s:.0f} s gone)", flush=True)

@@ -93,7 +93,7 @@ def test_a_step_for_which_no_time_is_left_fails(
     gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(gpu, tmp_path, make_step(gpu, "tests", ""), names=("--deadline-s", "15")) == 1
-    assert "not run: no time was left" in capsys.readouterr().out
+    assert "no time was left: scripts/gpu_check.sh tests" in capsys.readouterr().out
 
 
 def test_without_a_gpu_nothing_else_runs(

@@ -1,4 +1,4 @@
-"""Tables, limits and fallbacks of the GPU scripts on a machine made up here: no row is measured."""
+"""Tables, limits and fallbacks of the GPU scripts on a card made up here: no row is measured."""
 
 import argparse
 import json
@@ -45,6 +45,7 @@ def time_step(work: Any, seconds: float = 1.0, **changes: Any) -> dict[str, Any]
         "used": asdict(work.setting),
         "peak_bytes": 50 * 10**9,
         "reserved_bytes": 60 * 10**9,
+        "num_alloc_retries": 0,
         **changes,
     }
 
@@ -152,3 +153,71 @@ def test_a_row_of_memguard_that_does_not_run_fails(
 
     assert judge(script, make_session(monkeypatch, answer)) == 1
     assert "memguard (1,1,1,2), compile did not run" in capsys.readouterr().out
+
+
+def describe_row(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: Answer,
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """Return the facts of a row of the check of one GPU, of which each work has this answer."""
+    steps, facts, work = (load_script(f"bench/gpu_{name}") for name in ("steps", "facts", "work"))
+    sizes, rows = load_script("bench/gpu_sizes"), load_script("bench/gpu_rows")
+    monkeypatch.setattr(work, "run_here", lambda each, device: answer(each))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100 80GB HBM3")
+    place = facts.Place(is_dry=False, work=folder, out=folder)
+    setting = rows.Setting(goldfish=True)
+    steps._measure_row(place, "memguard", setting, sizes.Sizes(num_layers=5), {})
+    lines = capsys.readouterr().out.splitlines()
+    return [json.loads(line.removeprefix(facts.MARK)) for line in lines]
+
+
+def test_a_row_is_halved_until_it_fits_and_judged_by_its_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def answer(work: Any) -> dict[str, Any]:
+        return OUT_OF_MEMORY if work.sizes.batch_size > 1 else time_step(work)
+
+    first, second, kept = describe_row(monkeypatch, capsys, answer, tmp_path)
+    assert [fact["fact"] for fact in (first, second)] == ["memguard, 4 rows", "memguard, 2 rows"]
+    assert "ok" not in first, "a smaller step runs"
+    assert kept["rows"] == 1
+    assert kept["tokens_per_s"] == 2048
+    # 60 GB are held, which no plan of this row says.
+    assert not 0.98 <= kept["plan_over_held"] <= 1.1
+    assert kept["ok"] is False
+
+    for goldfish in (1.0, 1.02):
+        as_planned = int(kept["plan_gb"] * 1e9)
+
+        def fit(work: Any, cost: float = goldfish, held: int = as_planned) -> dict[str, Any]:
+            if work.sizes.batch_size > 1:
+                return OUT_OF_MEMORY
+            return time_step(work, goldfish=cost, reserved_bytes=held)
+
+        *_, kept = describe_row(monkeypatch, capsys, fit, tmp_path)
+        assert kept["goldfish_ratio"] == goldfish
+        assert kept["ok"] is (goldfish <= 1.01)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["torch", "driver", "cublas"],
+)
+def test_out_of_memory_is_known_in_its_forms(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    work, rows, sizes = (load_script(f"bench/gpu_{name}") for name in ("work", "rows", "sizes"))
+
+    def run_out(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(work.Work, "run", run_out)
+    one = work.Work(task="speed", setting=rows.Setting(), sizes=sizes.TINY)
+    assert work.run_here(one, torch.device("cpu")) == OUT_OF_MEMORY
