@@ -9,7 +9,7 @@ near_duplicates  copies that are found, on texts of which it is known what they 
 plan         predicted memory, vs simulated and measured memory
 published    estimated speed, vs published training runs
 gpu          facts about one GPU, step by step; started by scripts/gpu_check.sh
-gpu_steps    its steps machine, check, run and rows; gpu_kernels, gpu_qlora, gpu_audit, gpu_tests
+gpu_steps    its steps machine, check, run; gpu_speed, gpu_kernels, gpu_qlora, gpu_audit, gpu_tests
 gpu_facts    a fact of a step, printed when it is known
 gpu_many     an 8B-shaped Llama on several GPUs; started by scripts/gpu_check_many.sh
 gpu_sizes    sizes of the model, FLOP a token, peak rates of GPUs

@@ -162,13 +162,13 @@ def describe_row(
     folder: Path,
 ) -> list[dict[str, Any]]:
     """Return the facts of a row of the check of one GPU, of which each work has this answer."""
-    steps, facts, work = (load_script(f"bench/gpu_{name}") for name in ("steps", "facts", "work"))
+    speed, facts = (load_script(f"bench/gpu_{name}") for name in ("speed", "facts"))
     sizes, rows = load_script("bench/gpu_sizes"), load_script("bench/gpu_rows")
-    monkeypatch.setattr(work, "run_here", lambda each, device: answer(each))
+    monkeypatch.setattr(speed, "run_here", lambda each, device: answer(each))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100 80GB HBM3")
     place = facts.Place(is_dry=False, work=folder, out=folder)
     setting = rows.Setting(goldfish=True)
-    steps._measure_row(place, "memguard", setting, sizes.Sizes(num_layers=5), {})
+    speed._measure_row(place, "memguard", setting, sizes.Sizes(num_layers=5), {})
     lines = capsys.readouterr().out.splitlines()
     return [json.loads(line.removeprefix(facts.MARK)) for line in lines]
 
