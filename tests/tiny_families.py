@@ -9,6 +9,10 @@ from default_configs import make_default_config, set_no_dropout
 from memguard.hf.from_config import RUNNABLE, reduce_config
 
 VOCAB_SIZE = 97
+COMPILES_SELECTIVE = (
+    transformers.modeling_layers.GradientCheckpointingLayer.__call__ is torch.nn.Module.__call__
+)
+"""Whether blocks may be compiled with selective checkpointing: not those of transformers 5.17."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

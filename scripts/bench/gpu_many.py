@@ -155,7 +155,7 @@ def main() -> int:
     options = parse()
     transformers.utils.logging.set_verbosity_error()
     num_ranks = count_ranks(options)
-    if not has_gpus(options, "gpu_check_many", num_ranks):
+    if not has_gpus(options, num_ranks):
         return 3
     if options.dry_run:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,4 +1,4 @@
-"""One run of a GPU benchmark: time left, works done in new processes, tables, verdict and JSON."""
+"""One run of gpu_many.py: time left, works done in new processes, tables, verdict and JSON."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ import torch
 import transformers
 from gpu_rows import Setting
 from gpu_sizes import Sizes, find_peak_tflops
-from gpu_work import OUT_OF_MEMORY, Work, run_apart, run_here
+from gpu_work import OUT_OF_MEMORY, Work, run_apart
 from harness import Table, Verdict
 
 ROW_TIMEOUT_S, MORE_TIMEOUT_S = 240, 60
@@ -61,7 +61,7 @@ class Speed:
 
 
 def add_options(parser: argparse.ArgumentParser, *, deadline_s: float) -> None:
-    """Add the options that both scripts take."""
+    """Add the options of the script."""
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--peak-tflops", type=float, help="a GPU's dense bf16 TFLOP/s")
     parser.add_argument("--layers", type=int, help="number of layers; default: as many as fit")
@@ -71,14 +71,14 @@ def add_options(parser: argparse.ArgumentParser, *, deadline_s: float) -> None:
     )
 
 
-def has_gpus(options: argparse.Namespace, script: str, count: int) -> bool:
+def has_gpus(options: argparse.Namespace, count: int) -> bool:
     """Return whether the machine has enough GPUs, or none is needed; print the reason if not."""
     available = torch.cuda.device_count()
     if options.dry_run or available >= count:
         return True
     seen = f"torch sees {available or 'no'} GPU{'s' * (available > 1)}"
-    needed = f", {count} are needed" if count > 1 else ""
-    print(f"{script}: {seen}{needed}; --dry-run shows that the rest works", file=sys.stderr)
+    words = f"{seen}, {count} are needed; --dry-run shows that the rest works"
+    print(f"gpu_check_many: {words}", file=sys.stderr)
     return False
 
 
@@ -111,11 +111,9 @@ class Session:
         return float(self.options.deadline_s - (time.monotonic() - self.begin_s))
 
     def do(self, works: Sequence[Work]) -> list[dict[str, Any]]:
-        """Run works on new processes; a dry run on one process runs them in this one."""
+        """Run works on new processes."""
         if self.left_s < 30:
             return [{"failed": OUT_OF_TIME}] * len(works)
-        if self.is_dry and self.num_ranks == 1:
-            return [run_here(work, torch.device("cpu")) for work in works]
         timeout_s = min(self.left_s, ROW_TIMEOUT_S + MORE_TIMEOUT_S * (len(works) - 1))
         return run_apart(works, num_ranks=self.num_ranks, timeout_s=timeout_s)
 
@@ -155,23 +153,18 @@ class Session:
 
     # -- speed ---------------------------------------------------------------------------------
 
-    def measure(self, rows: Sequence[Row], *, may_halve: bool = True) -> None:
-        """Measure every row.
-
-        Args:
-            rows: of the table.
-            may_halve: whether to halve the rows of a step while memory does not suffice.
-        """
-        if self.is_dry and self.num_ranks > 1:
+    def measure(self, rows: Sequence[Row]) -> None:
+        """Measure every row."""
+        if self.is_dry:
             # Starting processes takes longer than all else of a dry run.
             works = [Work(task="speed", setting=r.settings[0], sizes=self.sizes) for r in rows]
             for row, work, result in zip(rows, works, self.do(works), strict=True):
                 self._keep(row, work, result)
             return
         for row in rows:
-            self._keep(row, *self._measure_first_that_fits(row, may_halve=may_halve))
+            self._keep(row, *self._measure_first_that_fits(row))
 
-    def _measure_first_that_fits(self, row: Row, *, may_halve: bool) -> tuple[Work, dict[str, Any]]:
+    def _measure_first_that_fits(self, row: Row) -> tuple[Work, dict[str, Any]]:
         """Measure a row by its settings in order, then with fewer rows a step, until it fits."""
         sizes = self.sizes
         while True:
@@ -180,14 +173,20 @@ class Session:
                 (result,) = self.do([work])
                 if result.get("failed") != OUT_OF_MEMORY:
                     return work, result
-            if not may_halve or sizes.batch_size < 2 * self.num_ranks:
+            if sizes.batch_size < 2 * self.num_ranks:
                 return work, result
             sizes = replace(sizes, batch_size=sizes.batch_size // 2)
 
     def _keep(self, row: Row, work: Work, result: dict[str, Any]) -> None:
+        """Print and write what was measured: the table comes at the end, if there is one."""
         self.answers[row.name] = result
+        words = f"failed: {result.get('failed')}"
         if "failed" not in result:
-            self.speeds[row.name] = Speed(setting=work.setting, sizes=work.sizes, result=result)
+            speed = Speed(setting=work.setting, sizes=work.sizes, result=result)
+            self.speeds[row.name] = speed
+            words = f"{speed.tokens_per_s() / self.num_ranks:,.0f} tokens/s a GPU"
+        print(f"measured {row.name}: {words}", flush=True)
+        self.write()
 
     def best(self, rows: Sequence[Row], *, is_trainer: bool) -> str | None:
         """Return the name of a side's fastest row; None if none ran."""
@@ -203,8 +202,16 @@ class Session:
             f"medians of {sizes.num_rounds} rounds of {sizes.num_steps} steps after "
             f"{sizes.num_warmup} for warm-up"
         )
-        unit = "tokens/s" if self.num_ranks == 1 else "a GPU"
-        columns = (unit, "MFU", "MFU full", "peak GB", "held GB", "x default", "x best", "memory")
+        columns = (
+            "a GPU",
+            "MFU",
+            "MFU full",
+            "peak GB",
+            "held GB",
+            "x default",
+            "x best",
+            "memory",
+        )
         table = Table(40, *(f"{column:>10}" for column in columns))
         theirs = {"x default": default, "x best": self.best(rows, is_trainer=True)}
         for row in rows:
@@ -275,8 +282,8 @@ class Session:
         self.answers["best"] = {"memguard": ours, "Trainer": theirs, "ratio": ratio}
         print(f"best of both sides: {ours} / {theirs} = {ratio:.2f}x {words}".rstrip())
 
-    def end(self) -> int:
-        """Write the JSON, print the verdict and return the exit code."""
+    def write(self) -> None:
+        """Write the JSON of what is known by now."""
         if self.options.json is not None:
             header = {
                 "gpu": self.gpu,
@@ -289,5 +296,9 @@ class Session:
             }
             text = json.dumps({**header, "results": self.answers}, indent=1)
             self.options.json.write_text(f"{text}\n", encoding="utf-8")
+
+    def end(self) -> int:
+        """Write the JSON, print the verdict and return the exit code."""
+        self.write()
         took_s = time.monotonic() - self.begin_s
         return self.verdict.end(f" ({took_s:.0f} s)")

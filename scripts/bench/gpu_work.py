@@ -97,11 +97,12 @@ def run_here(work: Work, device: torch.device) -> dict[str, Any]:
     try:
         with _single_group(device, needed=work.setting.mesh is not None):
             return work.run(Runtime(device=device))
-    except torch.OutOfMemoryError:
-        return {"failed": OUT_OF_MEMORY}
     except Exception as error:
         traceback.print_exc()
-        return {"failed": describe_error(error)}
+        words = describe_error(error)
+        # Not only torch.OutOfMemoryError: libraries and the driver have errors of their own.
+        is_memory = any(text in words for text in (OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED"))
+        return {"failed": OUT_OF_MEMORY if is_memory else words}
 
 
 @contextmanager

@@ -129,12 +129,16 @@ def test_no_weight_in_fp32_is_made_for_bf16() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.filterwarnings("default")
 def test_bf16_is_fp32_rounded_once_on_a_gpu() -> None:
     for num_weights in (65, 64 * 4096):
         check_rounding(num_weights, "cuda")
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.filterwarnings("default")
 def test_a_gpu_has_the_weights_of_the_cpu() -> None:
     weight_NK = torch.randn(256, 192, generator=torch.Generator().manual_seed(3))
     there = quantise_nf4(weight_NK.cuda())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from step_examples import make_batch, make_step
-from tiny_families import build
+from tiny_families import COMPILES_SELECTIVE, build
 from torch import Tensor
 from torch.nn import functional
 
@@ -155,6 +155,8 @@ def test_recomputed_blocks_give_the_same_gradients(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
 def test_compiled_blocks_stay_near_fp32(device: torch.device, checkpointing: str) -> None:
+    if checkpointing == "selective" and not COMPILES_SELECTIVE:
+        pytest.skip("refused with this transformers")
     theirs = train_plainly(build("llama", **SIZES), device)
     ours = take_step(device, precision="bf16", compile=True, checkpointing=checkpointing)
     assert_near(ours, theirs, BF16)
