@@ -33,6 +33,8 @@ from memguard.errors import ModelError
 
 BLOCK = 64
 """Weights with a common scale."""
+_PART = 2**24
+"""Weights that are in fp32 at a time, while they are quantised: 64 MiB."""
 
 
 def count_blocks(num_weights: int) -> int:
@@ -47,13 +49,18 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     """
     from bitsandbytes.functional import quantize_4bit  # Takes seconds to import.
 
-    flat = weights.detach().reshape(-1)
-    if missing := -len(flat) % BLOCK:  # Padding copies.
-        flat = functional.pad(flat, (0, missing))
-    packed, state = quantize_4bit(
-        flat, blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
-    )
-    return packed.reshape(-1, BLOCK // 2), state.absmax
+    packed, scales = [], []
+    # In parts, so that little is in fp32 at a time.
+    for part in weights.detach().reshape(-1).split(_PART):
+        flat = part.to(torch.float32)
+        if missing := -len(flat) % BLOCK:  # Padding copies.
+            flat = functional.pad(flat, (0, missing))
+        values, state = quantize_4bit(
+            flat, blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
+        )
+        packed.append(values.reshape(-1, BLOCK // 2))
+        scales.append(state.absmax)
+    return torch.cat(packed), torch.cat(scales)
 
 
 def dequantise_nf4(
