@@ -51,7 +51,7 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
 
     packed, scales = [], []
     # In parts, so that little is in fp32 at a time.
-    for part in weights.detach().reshape(-1).split(_PART):
+    for part in torch.split(weights.detach().reshape(-1), _PART):
         flat = part.to(torch.float32)
         if missing := -len(flat) % BLOCK:  # Padding copies.
             flat = functional.pad(flat, (0, missing))
