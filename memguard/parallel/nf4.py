@@ -64,11 +64,18 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise_nf4(
-    packed: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    packed: Tensor,
+    scales: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    in_backward: bool = False,
 ) -> Tensor:
     """Return the weights in this shape; zeros that fill up a block are left out.
 
     ``packed`` is ``[B, 32]``, ``scales`` is ``[B]``; products in fp32 are rounded to ``dtype``.
+    In backward the call differs from that of forward: of two equal ones the compiler keeps the
+    first one's result, the dense weight of every layer.
     """
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
@@ -78,7 +85,7 @@ def dequantise_nf4(
     # blocks if the length of a row is not a multiple of a block.
     state = QuantState(
         absmax=scales,
-        shape=(1, len(scales) * BLOCK),
+        shape=(1, 1, len(scales) * BLOCK) if in_backward else (1, len(scales) * BLOCK),
         dtype=written,
         blocksize=BLOCK,
         quant_type="nf4",
@@ -95,9 +102,9 @@ class Nf4Weight:
     scales: Tensor
     shape: tuple[int, int]
 
-    def dequantise(self, dtype: torch.dtype) -> Tensor:
+    def dequantise(self, dtype: torch.dtype, *, in_backward: bool = False) -> Tensor:
         """Return the weight ``[N, K]``."""
-        return dequantise_nf4(self.packed, self.scales, self.shape, dtype)
+        return dequantise_nf4(self.packed, self.scales, self.shape, dtype, in_backward=in_backward)
 
 
 class Nf4Linear(nn.Module):

@@ -66,8 +66,7 @@ class PlanInputs:
     @property
     def may_adapt(self) -> bool:
         """Whether adapters could be trained instead of the weights."""
-        is_trained_before = self.name != SCRATCH
-        return self.work.adapter is None and is_trained_before and not self.work.is_compiled
+        return self.work.adapter is None and self.name != SCRATCH
 
     def list_meshes(self, sizes: Sizes) -> tuple[MeshShape | None, list[MeshShape]]:
         """Return the requested mesh, if any, and all that model and batch allow.

@@ -297,6 +297,7 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
             has_mask=needs_mask(sizes, work, machine),
             seq_len=work.seq_len,
             may_be_compiled=work.may_be_compiled,
+            compiles_adapters=work.is_compiled and work.adapter is not None,
         ),
     )
 
