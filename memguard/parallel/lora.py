@@ -106,7 +106,8 @@ class DropoutMasks:
 
     def __call__(self, input_MK: Tensor) -> Tensor:
         """Return which features of the input are kept; the same for the same sample."""
-        return _draw_kept(input_MK.detach(), self._drawn_from, self._rate)
+        kept_MK: Tensor = _draw_kept(input_MK.detach(), self._drawn_from, self._rate)
+        return kept_MK
 
 
 # One operation for the compiler, of a seed that it does not read: layers and micro-batches with
