@@ -26,7 +26,7 @@ from memguard.workflows.training.checks import CheckedRun
 
 _NUM_SHOWN = 8
 _KINDS = {
-    "weights": "weights, fp32",
+    "weights": "weights",
     "optimizer": "AdamW's moments, fp32",
     "gradients": "gradients, fp32",
     "activations": "activations",
@@ -56,7 +56,7 @@ def render_plan(plan: Plan, out: rich.console.Console, machine: Machine) -> None
     out.print()
     out.print(_title(first, plan), highlight=False)
     out.print(f"peak of a rank, during {first.memory.moment}", style="dim", highlight=False)
-    print_indented(out, _kinds(first, "GPU" if machine.has_gpus else "process"))
+    print_indented(out, _kinds(first, plan, "GPU" if machine.has_gpus else "process"))
     out.print()
     out.print(Sentence("Estimates. " + "; ".join(plan.assumptions) + ".", "dim"))
 
@@ -131,11 +131,13 @@ def _table(meshes: list[MeshPlan], *, has_speeds: bool) -> Table:
     return table
 
 
-def _kinds(mesh: MeshPlan, owner: str) -> Table:
+def _kinds(mesh: MeshPlan, plan: Plan, owner: str) -> Table:
+    adapters = "" if plan.adapter_r is None else "; adapters, fp32"
+    stored = {"weights": f"weights, {plan.weights}{adapters}"}
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")
-    for kind, name in _KINDS.items():
+    for kind, name in {**_KINDS, **stored}.items():
         num_bytes = getattr(mesh.memory, kind)
         if num_bytes:
             table.add_row(name, format_bytes(num_bytes))

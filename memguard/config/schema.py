@@ -271,11 +271,6 @@ class RunConfig(Settings):
                 "'adapter' and 'train.trainable_modules' cannot be combined: with an adapter all "
                 "weights of the model are frozen; remove one of them"
             )
-        if self.train.compile is True:
-            raise ValueError(
-                "'adapter' and 'train.compile' cannot be combined: layers with an adapter are not "
-                "compiled; remove one of them"
-            )
 
 
 # The settings of a sweep: runs that differ in few settings, trained and compared.

@@ -14,8 +14,11 @@ kinds than nn.Linear are refused by `merged_weights`, which knows the modules of
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
+
+from packaging.version import Version
 
 from memguard.errors import ModelError, list_first
 from memguard.hf.adapter_config import AdapterConfig, find_base, read_config
@@ -288,3 +291,14 @@ def _find_wrong(config: AdapterConfig, module: str, shapes: Mapping[str, tuple[i
     if any(shapes.get(leaf, shape) != shape for leaf, shape in others.items()):
         return f"the tensors of layer {quote(module)} have different numbers of rows or columns"
     return ""
+
+
+def refuse_nf4_over_z(z: int) -> str | None:
+    """Return why this torch does not split weights in NF4 over ``z`` ranks; None if it does."""
+    installed = version("torch")
+    if z == 1 or Version(installed) >= Version("2.13"):
+        return None
+    return (
+        f"torch {installed} trains what FSDP2 splits, and weights in nf4 cannot be: use one "
+        "process for each copy, the axis data, or install torch 2.13"
+    )

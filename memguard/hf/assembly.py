@@ -21,6 +21,7 @@ from torch import nn
 
 from memguard.config import TrainConfig
 from memguard.errors import ModelError
+from memguard.hf import adapter_files
 from memguard.hf.from_config import build_on_meta, describe_model
 from memguard.hf.nf4_base import fill_nf4, list_nf4, outline_nf4
 from memguard.hf.safetensors import WeightSource, copy_rectangle, match_names
@@ -129,6 +130,8 @@ def assemble(model: Any, assembly: Assembly, plan: ShardingPlan | None = None) -
     if assembly.dropout is not None:
         set_dropout(model, assembly.dropout)
     if assembly.quantization is not None:
+        if problem := adapter_files.refuse_nf4_over_z(1 if mesh is None else mesh.shape.z):
+            raise ModelError(problem)
         outline_nf4(model)
     choose_trained(model, assembly.adapter, assembly.trainable_modules, mesh)
     checkpoint_blocks(model, assembly.checkpointing)

@@ -11,7 +11,6 @@ one tensor at a time is dense on the device, where it is quantised.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from memguard.errors import ModelError
@@ -94,7 +93,7 @@ def fill_nf4(layer: Linear4D, source: WeightSource, name: str, z: Axis) -> None:
 
 
 def read_blocks(base: WeightSource, name: str, first: int, count: int) -> Tensor:
-    """Return the weights of some blocks in fp32, as one row; only their rows are read.
+    """Return the weights of some blocks as stored, as one row; only their rows are read.
 
     The last block of a tensor may be shorter.
     """
@@ -103,5 +102,5 @@ def read_blocks(base: WeightSource, name: str, first: int, count: int) -> Tensor
     end = min(start + count * BLOCK, num_rows * num_columns)
     row, last_row = start // num_columns, -(-end // num_columns)
     rows = ShardSlice(start=(row, 0), shape=(last_row - row, num_columns))
-    flat = base.read(name, rows).to(torch.float32).reshape(-1)
+    flat = base.read(name, rows).reshape(-1)
     return flat[start - row * num_columns :][: end - start]

@@ -206,7 +206,10 @@ def copy_rectangle(source: WeightSource, name: str, rectangle: ShardSlice, targe
     assert tuple(target.shape) == rectangle.shape, f"{name} has the shape of its rectangle"
     if rectangle.num_elements:
         with torch.no_grad():
-            target.copy_(source.read(name, rectangle))
+            piece = source.read(name, rectangle)
+            if piece.itemsize < target.itemsize:  # A copy to another device casts before it.
+                piece = piece.to(target.device)
+            target.copy_(piece)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -139,10 +139,12 @@ def choose_attention(model: Any, device_type: str) -> Kernel:
     if _selects_keys(model):
         return "own"
     on_gpu = _has_flash(device_type) and _is_plain_causal(model)
-    if implementation == "sdpa":
+    is_capped = _caps_scores(model)
+    if implementation == "sdpa" and not is_capped:
         return "varlen" if on_gpu and _fits_flash(model.config.get_text_config()) else "pieces"
     # Eager is the default of families that SDPA attention cannot compute.
-    return "flex" if on_gpu and not model._supports_sdpa and _is_flexible(model) else "own"
+    is_eager = is_capped or not model._supports_sdpa
+    return "flex" if on_gpu and is_eager and _is_flexible(model) else "own"
 
 
 def _selects_keys(model: Any) -> bool:
@@ -152,6 +154,11 @@ def _selects_keys(model: Any) -> bool:
     would have to read it from an argument, and attend to all keys if they do not.
     """
     return any(name.endswith(".indexer") for name, _ in model.named_modules())
+
+
+def _caps_scores(model: Any) -> bool:
+    """Whether scores have a soft cap, which SDPA attention drops; transformers 5.17 takes it."""
+    return getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def _has_flash(device_type: str) -> bool:
@@ -211,7 +218,7 @@ def _is_flexible(model: Any) -> bool:
         model._supports_flex_attn
         and min(list_head_sizes(config)) >= _SMALLEST_FLEX_HEAD
         and (
-            getattr(config, "attn_logit_softcapping", None) is not None
+            _caps_scores(model)
             or any(name.endswith(".sinks") for name, _ in model.named_parameters())
         )
     )
@@ -285,8 +292,10 @@ def prepare_attention(model: Any, device_type: str) -> Attention:
     kernel = choose_attention(model, device_type)
     # Boolean masks of eager attention have a meaning of their own: MPT's are True where a token is
     # hidden.
-    has_shared_bias = _read_implementation(model) == "sdpa"
+    has_shared_bias = _read_implementation(model) == "sdpa" and not _caps_scores(model)
     replaced: str | None = None
+    if kernel == "own" and _caps_scores(model) and model.config._attn_implementation == "sdpa":
+        replaced, model.config._attn_implementation = "sdpa", "eager"
     if kernel in _REPLACING:
         replaced = model.config._attn_implementation
         name = _PREFIX + kernel

@@ -167,7 +167,9 @@ class _Linear(torch.autograd.Function):
         grad_input: Tensor | None = None
         if ctx.needs_input_grad[0]:
             for number, (grad_MN, weight) in enumerate(zip(grads_MN, weights_NK, strict=True)):
-                part = grad_MN @ dense(ctx.quantised[number] or weight, grad_MN.dtype)
+                if (quantised := ctx.quantised[number]) is not None:
+                    weight = quantised.dequantise(grad_MN.dtype, in_backward=True)
+                part = grad_MN @ weight
                 if number in inner:
                     A_RK, _, mask_MK = factors[3 * number : 3 * number + 3]
                     if mask_MK is None:

@@ -95,17 +95,34 @@ class DropoutMasks:
 
     def __init__(self, spec: LoraSpec, name: str, rank: int) -> None:
         """Draw masks for a layer; ``rank`` is along the axis that shards its input."""
-        self.first_sample = 0
-        """Global index of the first row of this rank's micro-batch."""
         self._rate, self._seed = spec.dropout, spec.seed
         self._purpose = f"lora dropout {name} {rank}"
+        self.start(0)
+
+    def start(self, first_sample: int) -> None:
+        """Draw from now on for the micro-batch of this rank that begins with this row of all."""
+        seed = derive_seed(self._seed, self._purpose, first_sample)
+        self._drawn_from = torch.tensor(seed, device="cpu")
 
     def __call__(self, input_MK: Tensor) -> Tensor:
         """Return which features of the input are kept; the same for the same sample."""
-        generator = torch.Generator(device=input_MK.device)
-        generator.manual_seed(derive_seed(self._seed, self._purpose, self.first_sample))
-        drawn_MK = torch.rand(input_MK.shape, generator=generator, device=input_MK.device)
-        return drawn_MK >= self._rate
+        kept_MK: Tensor = _draw_kept(input_MK.detach(), self._drawn_from, self._rate)
+        return kept_MK
+
+
+# One operation for the compiler, of a seed that it does not read: layers and micro-batches with
+# other seeds have the same kernels.
+@torch.library.custom_op("memguard::draw_kept", mutates_args=())
+def _draw_kept(input_MK: Tensor, seed: Tensor, rate: float) -> Tensor:
+    generator = torch.Generator(device=input_MK.device)
+    generator.manual_seed(int(seed))
+    drawn_MK = torch.rand(input_MK.shape, generator=generator, device=input_MK.device)
+    return drawn_MK >= rate
+
+
+@_draw_kept.register_fake
+def _(input_MK: Tensor, seed: Tensor, rate: float) -> Tensor:
+    return torch.empty(input_MK.shape, dtype=torch.bool, device=input_MK.device)
 
 
 def list_masks(model: nn.Module) -> list[DropoutMasks]:

@@ -27,6 +27,9 @@ from memguard.config import AxisName
 from memguard.parallel.layout import ShardSlice, find_rectangle
 from memguard.parallel.mesh_shape import AXES, MeshShape
 
+CONNECT_BYTES = 16 * 2**20
+"""Of the messages that connect a process group; those of layers have tens to hundreds of MB."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
@@ -118,12 +121,17 @@ class Mesh4D:
         """Connect every process group now.
 
         NCCL connects a group at its first use, which for some groups is the end of the first step:
-        after hours of preparation, and when no memory is left for its buffers.
+        after hours of preparation, and when no memory is left for its buffers. It connects each
+        kind of collective, for large messages as for small ones, when one is sent.
         """
-        axes = [self.axis(name) for name in AXES]
-        groups = [*(axis.group for axis in axes if axis.degree > 1), dist.group.WORLD]
-        for group in groups:
-            dist.all_reduce(torch.zeros(1, device=device), group=group)
+        dist.all_reduce(torch.zeros(1, device=device))
+        for axis in (self.axis(name) for name in AXES):
+            if axis.degree > 1:
+                part = torch.zeros(CONNECT_BYTES // 4 // axis.degree, device=device)
+                whole = part.new_zeros(len(part) * axis.degree)
+                dist.all_gather_into_tensor(whole, part, group=axis.group)
+                dist.reduce_scatter_tensor(part, whole, group=axis.group)
+                dist.all_reduce(whole, group=axis.group)
 
 
 def build_mesh(

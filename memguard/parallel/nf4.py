@@ -33,6 +33,8 @@ from memguard.errors import ModelError
 
 BLOCK = 64
 """Weights with a common scale."""
+_PART = 2**24
+"""Weights that are in fp32 at a time, while they are quantised: 64 MiB."""
 
 
 def count_blocks(num_weights: int) -> int:
@@ -47,21 +49,33 @@ def quantise_nf4(weights: Tensor) -> tuple[Tensor, Tensor]:
     """
     from bitsandbytes.functional import quantize_4bit  # Takes seconds to import.
 
-    flat = weights.detach().reshape(-1)
-    if missing := -len(flat) % BLOCK:  # Padding copies.
-        flat = functional.pad(flat, (0, missing))
-    packed, state = quantize_4bit(
-        flat, blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
-    )
-    return packed.reshape(-1, BLOCK // 2), state.absmax
+    packed, scales = [], []
+    # In parts, so that little is in fp32 at a time.
+    for part in torch.split(weights.detach().reshape(-1), _PART):
+        flat = part.to(torch.float32)
+        if missing := -len(flat) % BLOCK:  # Padding copies.
+            flat = functional.pad(flat, (0, missing))
+        values, state = quantize_4bit(
+            flat, blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
+        )
+        packed.append(values.reshape(-1, BLOCK // 2))
+        scales.append(state.absmax)
+    return torch.cat(packed), torch.cat(scales)
 
 
 def dequantise_nf4(
-    packed: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    packed: Tensor,
+    scales: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    in_backward: bool = False,
 ) -> Tensor:
     """Return the weights in this shape; zeros that fill up a block are left out.
 
     ``packed`` is ``[B, 32]``, ``scales`` is ``[B]``; products in fp32 are rounded to ``dtype``.
+    In backward the call differs from that of forward: of two equal ones the compiler keeps the
+    first one's result, the dense weight of every layer.
     """
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
@@ -71,7 +85,7 @@ def dequantise_nf4(
     # blocks if the length of a row is not a multiple of a block.
     state = QuantState(
         absmax=scales,
-        shape=(1, len(scales) * BLOCK),
+        shape=(1, 1, len(scales) * BLOCK) if in_backward else (1, len(scales) * BLOCK),
         dtype=written,
         blocksize=BLOCK,
         quant_type="nf4",
@@ -88,9 +102,9 @@ class Nf4Weight:
     scales: Tensor
     shape: tuple[int, int]
 
-    def dequantise(self, dtype: torch.dtype) -> Tensor:
+    def dequantise(self, dtype: torch.dtype, *, in_backward: bool = False) -> Tensor:
         """Return the weight ``[N, K]``."""
-        return dequantise_nf4(self.packed, self.scales, self.shape, dtype)
+        return dequantise_nf4(self.packed, self.scales, self.shape, dtype, in_backward=in_backward)
 
 
 class Nf4Linear(nn.Module):

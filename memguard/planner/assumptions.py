@@ -43,6 +43,9 @@ ROW_CLASSES = (
 OTHER_LOWEST, OTHER_HIGHEST = 0.85, 0.96
 """Of nine runs of another library, three with tensor parallelism and two on A100s."""
 
+FUSED_LOWEST, FUSED_HIGHEST = 0.89, 0.90
+"""Of two runs of LoRA in BF16 by a library with fused kernels (scripts/bench/published_nemo.py)."""
+
 
 def describe_spread(seq_len: int) -> str:
     """Return how near estimated speeds are to published ones, in one phrase."""
@@ -55,11 +58,17 @@ def describe_spread(seq_len: int) -> str:
 
 
 def list_assumptions(
-    machine: Machine, *, has_mask: bool, seq_len: int, may_be_compiled: bool = False
+    machine: Machine,
+    *,
+    has_mask: bool,
+    seq_len: int,
+    may_be_compiled: bool = False,
+    compiles_adapters: bool = False,
 ) -> tuple[str, ...]:
     """Return the assumptions of the estimates, one phrase each.
 
-    ``may_be_compiled``: the run may compile its blocks, which the times do not count.
+    ``may_be_compiled``: the run may compile its blocks, which the times do not count;
+    ``compiles_adapters``: it compiles them with adapters, which the times count.
     """
     assumptions = [
         f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
@@ -77,6 +86,12 @@ def list_assumptions(
             "decoder blocks are taken as not compiled, while 'train.compile' at auto compiles them "
             "if the run is planned for more than ten minutes and one block can be compiled, and "
             "steps then take less time"
+        )
+    if compiles_adapters and machine.has_gpus:
+        assumptions.append(
+            "compiled blocks with adapters take as long as such blocks with fused kernels: "
+            f"{FUSED_LOWEST:.2f} to {FUSED_HIGHEST:.2f} of the speeds of two published runs of "
+            "LoRA, never measured by us"
         )
     assumed = [*machine.assumed, *(set(_DEFAULTED) - {*machine.assumed, *machine.model_fields_set})]
     assumed.sort(key=list(Machine.model_fields).index)

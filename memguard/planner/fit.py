@@ -66,8 +66,7 @@ class PlanInputs:
     @property
     def may_adapt(self) -> bool:
         """Whether adapters could be trained instead of the weights."""
-        is_trained_before = self.name != SCRATCH
-        return self.work.adapter is None and is_trained_before and not self.work.is_compiled
+        return self.work.adapter is None and self.name != SCRATCH
 
     def list_meshes(self, sizes: Sizes) -> tuple[MeshShape | None, list[MeshShape]]:
         """Return the requested mesh, if any, and all that model and batch allow.
@@ -87,6 +86,7 @@ class PlanInputs:
 
     def describe(self) -> dict[str, Any]:
         """Return the fields of `Plan` that repeat these."""
+        precision, adapter = "bf16" if self.work.compute_bytes == 2 else "fp32", self.work.adapter
         return {
             "model": self.name,
             "machine": self.machine.name,
@@ -94,7 +94,9 @@ class PlanInputs:
             "num_gpus": self.num_gpus,
             "seq_len": self.work.seq_len,
             "batch_size": self.work.batch_size,
-            "precision": "bf16" if self.work.compute_bytes == 2 else "fp32",
+            "precision": precision,
+            "weights": "fp32" if adapter is None else "NF4" if adapter.is_nf4 else precision,
+            "adapter_r": None if adapter is None else adapter.r,
         }
 
 

@@ -169,6 +169,8 @@ class Plan(Record):
     batch_size: int | None
     """null: one row on each rank that splits the batch."""
     precision: Literal["fp32", "bf16"]
+    weights: Literal["fp32", "bf16", "NF4"]
+    """Form in which weights are stored; of a run that trains adapters, the others."""
     num_meshes: int
     """Number of meshes that the model and the batch allow."""
     num_fitting: int | None
@@ -288,7 +290,6 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
         requested=first,
         meshes=tuple(plans),
         enough=enough,
-        adapter_r=None if work.adapter is None else work.adapter.r,
         with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
         remedies=tuple(remedies),
         assumptions=list_assumptions(
@@ -296,6 +297,7 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
             has_mask=needs_mask(sizes, work, machine),
             seq_len=work.seq_len,
             may_be_compiled=work.may_be_compiled,
+            compiles_adapters=work.is_compiled and work.adapter is not None,
         ),
     )
 
@@ -371,7 +373,6 @@ def _plan_least(model: ModelStorage, inputs: PlanInputs) -> Plan:
         num_meshes=num_meshes,
         num_fitting=None,
         least=least,
-        adapter_r=None if inputs.work.adapter is None else inputs.work.adapter.r,
     )
 
 

@@ -193,7 +193,7 @@ class TrainStep:
             own_first = first_sample + self.lm.batch_rank * len(batch.input_ids) + piece.start
             torch.manual_seed(derive_seed(self.seed, "dropout", own_first))
             for masks in self._masks:
-                masks.first_sample = own_first
+                masks.start(own_first)
             self.lm.set_last_micro_batch(piece is pieces[-1])
             with self._noise(batch, piece, first_sample):
                 parts = self._sum_loss(batch, piece)

@@ -1,7 +1,7 @@
 """Compare the planned memory of a step on GPUs with the pools that CUDA's allocator would fill.
 
 python scripts/bench/memory_pools.py             nine cases at full depth; half an hour on two cores
-python scripts/bench/memory_pools.py --quick     two layers of each, to check the script; a minute
+python scripts/bench/memory_pools.py --quick     eight layers of each, to check it; two minutes
 python scripts/bench/memory_pools.py --only 1 3  some cases
 
 CUDA's caching allocator reuses freed memory only for the stream on which it was allocated. The
@@ -46,7 +46,7 @@ from fake_mesh import Allocations
 AT_LEAST, AT_MOST = 0.98, 1.10
 GIB = 2**30
 LORA = LoraSpec(r=16, alpha=16)
-QUICK_LAYERS = 2
+QUICK_LAYERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +200,7 @@ def compare(number: int, case: PoolCase, table: Table, verdict: Verdict) -> None
 def main() -> int:
     """Run the cases; return 1 if a limit is missed."""
     parser = build_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="two layers of each model")
+    parser.add_argument("--quick", action="store_true", help="eight layers of each model")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of cases")
     options = parser.parse_args()
     verdict = Verdict()

@@ -1,4 +1,4 @@
-"""Compare the planner's speeds with 79 published runs, and fit its constants to 35 of them.
+"""Compare the planner's speeds with 84 published runs, and fit its constants to 35 of them.
 
 python scripts/bench/published.py                   a second; arithmetic, nothing is measured
 python scripts/bench/published.py --fit             fits the four constants again; some minutes
@@ -21,7 +21,7 @@ keeps gathered weights until backward.
 
 The last line is a verdict; exit 1 if a limit is missed: of the test half a median error of at most
 10 % and 85 % of the runs within 20 %; every torchtitan run on H100s within 25 %
-(published_titan.py).
+(published_titan.py). Five runs of NVIDIA's libraries have no limit (published_nemo.py).
 """
 
 import argparse
@@ -33,10 +33,11 @@ from functools import cached_property
 
 import numpy as np
 from harness import Table, Verdict, build_parser
+from published_nemo import NEMO_RUNS
 from published_titan import GRAND_TETON, TITAN_RUNS
 from scipy.optimize import least_squares
 
-from memguard.parallel.mesh_shape import MeshShape
+from memguard.parallel.mesh_shape import AXES, MeshShape
 from memguard.parallel.model_sizes import ModelSizes
 from memguard.planner import compute, cost
 from memguard.planner.assumptions import ROW_CLASSES
@@ -335,6 +336,27 @@ def print_titan(verdict: Verdict) -> None:
         )
 
 
+def print_nemo() -> None:
+    """Print the runs of NVIDIA's libraries, of which none is fitted and none has a limit."""
+    print("\nMegatron-Bridge (FP8) and NeMo AutoModel (BF16), tokens a second for each GPU")
+    columns = ("  GPUs", " precision", f"{'memguard, BF16, on':>24}", f"{'recomputation':>15}")
+    table = Table(9, *columns, "  estimated", "  published", "  ratio")
+    for run in NEMO_RUNS:
+        fit, estimate = run.plan()
+        degrees = [(axis, fit.mesh.degree(axis)) for axis in AXES]
+        table.row(
+            run.name,
+            str(run.num_gpus),
+            run.precision,
+            " ".join(f"{axis} {degree}" for axis, degree in degrees if degree > 1) or "one",
+            fit.settings.checkpointing,
+            f"{estimate:,.0f}",
+            f"{run.tokens_per_s:,.0f}",
+            f"{estimate / run.tokens_per_s:.3f}",
+            end="" if fit.fits else "does not fit",
+        )
+
+
 def main() -> int:
     """Print the tables; return 1 if a limit is missed."""
     parser = build_parser(__doc__)
@@ -360,7 +382,8 @@ def main() -> int:
     if options.leave_out:
         print_leave_out(runs)
     print_titan(verdict)
-    sources = sorted({FOUNDRY, *(run.source for run in TITAN_RUNS)})
+    print_nemo()
+    sources = sorted({FOUNDRY, *(run.source for run in (*TITAN_RUNS, *NEMO_RUNS))})
     print("\npublished at:", *sources, sep="\n  ")
     if options.fit:
         fitted = fit_constants([run for run in runs if run.is_fitted])

@@ -168,10 +168,15 @@ def test_a_model_alone_has_the_settings_of_a_run(tmp_path: Path) -> None:
     assert json.loads(odd.out)["requested"] is None
     lora = (*arguments, "parallel.z=8", "adapter.name=lora")
     wide, narrow = (
-        json.loads(plan(*lora, *settings).out)["requested"]["memory"]
+        Plan.model_validate_json(plan(*lora, *settings).out)
         for settings in ((), ("adapter.quantization=nf4",))
     )
-    assert narrow["weights"] < wide["weights"] < full["memory"]["weights"]
+    assert wide.requested
+    assert narrow.requested
+    memory = narrow.requested.memory.weights, wide.requested.memory.weights
+    assert memory[0] < memory[1] < full["memory"]["weights"]
+    assert "weights, bf16; adapters, fp32" in check_widths(wide)
+    assert "weights, NF4; adapters, fp32" in check_widths(narrow)
 
 
 def test_remedies_of_a_model_alone_are_settings(tmp_path: Path) -> None:

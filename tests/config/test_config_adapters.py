@@ -39,7 +39,6 @@ def test_unsupported_adapters_are_refused_by_name(changes: dict[str, Any], messa
             {"train": {"trainable_modules": ["lm_head"]}},
             "'adapter' and 'train.trainable_modules' cannot be combined",
         ),
-        ({"train": {"compile": True}}, "'adapter' and 'train.compile' cannot be combined"),
         (
             {"model": {"scratch": {"config": {"model_type": "llama"}}}},
             "'adapter' needs a trained model in 'model.path'",

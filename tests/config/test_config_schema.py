@@ -178,7 +178,6 @@ def test_compile_is_a_switch_or_auto(text: str, value: object, tmp_path: Path) -
     assert config.train.compile is value or config.train.compile == value == "auto"
     (tmp_path / "copy.yaml").write_text(dump_yaml(config))
     assert load_run_config(tmp_path / "copy.yaml") == config
-    # Without it the blocks of an adapter's base are not compiled, so that only `true` is refused.
     assert RunConfig.model_validate(RUN).train.compile == "auto"
     adapted = {**RUN, "adapter": {"name": "lora"}}
     assert RunConfig.model_validate(adapted).train.compile == "auto"

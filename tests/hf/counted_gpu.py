@@ -51,10 +51,19 @@ class _Operators(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Live(TorchDispatchMode):
-    """Counts the storage of tensors on the GPU until they are freed."""
+class Loaded(Allocations):
+    """Live bytes on the GPU, and the bytes that were copied onto it."""
 
-    def __init__(self, memory: Allocations) -> None:
+    moved_bytes = 0
+
+
+class _Live(TorchDispatchMode):
+    """Counts the storage of tensors on the GPU until they are freed, and copies onto it.
+
+    A copy that changes the dtype as well casts on the CPU, where it is narrower there.
+    """
+
+    def __init__(self, memory: Loaded) -> None:
         super().__init__()
         self._memory = memory
 
@@ -62,6 +71,10 @@ class _Live(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            if (source.device.type, result.device.type) == ("cpu", GPU.type):
+                self._memory.moved_bytes += max(source.nbytes, result.nbytes)
         for tensor in find_tensors(result):
             if not func.is_view and tensor.device.type == GPU.type:
                 self._memory.add(tensor, func._schema.name)
@@ -77,11 +90,11 @@ def _really(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def counted_gpu() -> Iterator[Allocations]:
+def counted_gpu() -> Iterator[Loaded]:
     """Make a GPU available, and count the live bytes on it."""
     # The package has functions of these names.
     load, checks = (importlib.import_module(f"memguard.hf.{name}") for name in ("load", "assembly"))
-    memory = Allocations()
+    memory = Loaded()
     with contextlib.ExitStack() as stack:
         for owner, name in (
             (load, "open_stored"),

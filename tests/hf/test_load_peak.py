@@ -91,6 +91,10 @@ def test_one_dense_tensor_at_a_time_is_on_the_device(
     # 4.5 bits a weight, and embedding, head, norms and adapters.
     assert num_weights * 4.5 / 8 < stored < num_weights * 2 / 2.5
     assert stored <= memory.peak_bytes <= 1.15 * stored + (2 + 4) * LARGEST
+    # Every tensor of the base once as it is in the file, in bf16; adapters, and 1 % for buffers.
+    in_file = sum(tensor.nbytes for _, tensor in load_base(folder))
+    adapters = sum(part.nbytes for name, part in model.named_parameters() if "lora" in name)
+    assert in_file <= memory.moved_bytes <= 1.01 * in_file + adapters
 
 
 def load_base(folder: Path) -> list[tuple[str, torch.Tensor]]:

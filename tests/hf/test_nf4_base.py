@@ -24,6 +24,7 @@ from memguard import errors
 from memguard.audit.requests import Prompt
 from memguard.config import AuditConfig, ParallelConfig, load_run_config
 from memguard.errors import ModelError
+from memguard.hf import adapter_files
 from memguard.hf.assembly import Assembly
 from memguard.hf.load import count_parameters, load_assembled, load_model
 from memguard.hf.merged_weights import open_merged
@@ -236,6 +237,11 @@ def test_split_layers_and_a_missing_library_are_one_line(
         assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
         assert "'parallel.x' must be 1 with 'adapter.quantization'; got " in ended.err
         assert "Use the axes data and z, or remove the setting" in ended.err
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_files, "version", lambda name: "2.11.0+cu130")
+        ended = run_cli("train", path, "--nproc", 2, "parallel.z=2")
+        assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err
+        assert "'adapter.quantization': torch 2.11.0+cu130 trains what FSDP2 splits" in ended.err
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     ended = run_cli("train", path, "--nproc", 1)
     assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.err

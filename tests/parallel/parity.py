@@ -360,7 +360,7 @@ def _use_masks(wrapped: Any, spec: LoraSpec, lm: CausalLM) -> None:
         ]
         for way, masks in enumerate(pieces):
             for mask in masks:
-                mask.first_sample = way * (NUM_ROWS // num_ways)
+                mask.start(way * (NUM_ROWS // num_ways))
         other = wrapped.get_submodule(f"base_model.model.{name}")
         other.lora_dropout["default"] = _Masked(pieces, spec.dropout)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_families import VOCAB_SIZE, build
 from torch import Tensor
 
-from memguard.parallel.attention import prepare_attention
+from memguard.parallel.attention import choose_attention, prepare_attention
 from memguard.parallel.attention_pieces import _piece_tokens
 from memguard.parallel.shard import Checkpointing, checkpoint_blocks
 
@@ -177,3 +177,21 @@ def test_rows_without_a_mask_are_left_alone() -> None:
     model, seen = watch_masks("llama")
     model(input_ids=packed_row(SHORT)["input_ids"], use_cache=False)
     assert seen == [None, None]
+
+
+def test_a_soft_cap_is_not_left_to_attention_that_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of transformers 5.17, which takes SDPA attention for Gemma 2."""
+    expected = build("gemma2", attn_logit_softcapping=0.01)
+    family = next(each for each in type(expected).__mro__ if "_supports_sdpa" in vars(each))
+    monkeypatch.setattr(family, "_supports_sdpa", True)
+    model = build("gemma2", attn_logit_softcapping=0.01)
+    model.config._attn_implementation = "sdpa"
+    expected.set_attn_implementation("eager")
+    model.load_state_dict(expected.state_dict())
+    ids = torch.arange(12)[None]
+    attention = prepare_attention(model, "cpu")
+    assert attention.kernel == "own"
+    assert torch.equal(model.eval()(ids).logits, expected.eval()(ids).logits)
+    assert choose_attention(model, "cuda") in ("flex", "own")
+    attention.restore(model)
+    assert model.config._attn_implementation == "sdpa"

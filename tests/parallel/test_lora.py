@@ -114,7 +114,7 @@ def test_masks_differ_by_layer_sample_and_rank_and_keep_their_share() -> None:
     masks = DropoutMasks(_DROPOUT, "q_proj", 0)
     first = masks(rows)
     assert torch.equal(masks(rows), first)
-    masks.first_sample = 1
+    masks.start(1)
     others = [masks, DropoutMasks(_DROPOUT, "k_proj", 0), DropoutMasks(_DROPOUT, "q_proj", 1)]
     assert all(not torch.equal(other(rows), first) for other in others)
     # 12,000 draws: the share's own deviation is 0.4 %.

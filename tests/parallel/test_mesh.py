@@ -7,10 +7,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from ranks import RankPool
 from torch import distributed as dist
 
-from memguard.parallel.mesh import Axis, build_mesh
+from memguard.parallel.mesh import CONNECT_BYTES, Axis, build_mesh
 from memguard.parallel.mesh_shape import AXES, MeshShape
 
 DEFAULT = MeshShape(z=2, y=2, x=2)
@@ -166,3 +167,36 @@ def test_collectives_that_computation_waits_for_have_priority_on_gpus(ranks: Ran
         ("mesh_z", False),
         ("mesh_y", True),
     ]
+
+
+def connect(shape: MeshShape) -> list[tuple[str, str, int]]:
+    """Collectives of a rank that connects its groups: name, group, bytes of the whole tensor."""
+    mesh, sent = build_mesh(shape, "cpu"), []
+
+    def spy(name: str) -> Any:
+        inner = getattr(dist, name)
+
+        def send(*tensors: torch.Tensor, group: Any = None) -> None:
+            named = "world" if group is None else group.group_desc
+            sent.append((name, named, max(tensor.nbytes for tensor in tensors)))
+            inner(*tensors, group=group)
+
+        return send
+
+    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+    with mock.patch.multiple(dist, **{name: spy(name) for name in names}):
+        mesh.connect(torch.device("cpu"))
+    return sent
+
+
+def test_each_axis_is_connected_for_each_collective_of_large_messages(ranks: RankPool) -> None:
+    (sent, *others) = ranks(connect, 4, MeshShape(z=2, x=2))
+    assert sent == [
+        ("all_reduce", "world", 4),
+        *(
+            (name, group, CONNECT_BYTES)
+            for group in ("mesh_z", "mesh_x")
+            for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+        ),
+    ]
+    assert all(other == sent for other in others)

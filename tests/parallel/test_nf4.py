@@ -5,6 +5,7 @@ import torch
 from fake_mesh import Allocations, observe
 from torch import nn
 
+from memguard.parallel import nf4
 from memguard.parallel.linear import Linear4D
 from memguard.parallel.mesh import Axis
 from memguard.parallel.nf4 import Nf4Linear, Nf4Weight, dequantise_nf4, quantise_nf4
@@ -40,6 +41,14 @@ def test_each_weight_is_the_nearest_value_times_its_blocks_scale(shape: tuple[in
     expected = round_to_nf4(weight_NK).float()
     # One rounding in fp32.
     torch.testing.assert_close(dequantise_nf4(packed, scales, shape), expected, rtol=1e-6, atol=0)
+
+
+def test_weights_are_quantised_in_parts_from_any_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_NK = torch.randn(10, 160, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole = quantise_nf4(weight_NK.float())
+    monkeypatch.setattr(nf4, "_PART", 3 * 64)
+    for ours, expected in zip(quantise_nf4(weight_NK), whole, strict=True):
+        assert torch.equal(ours, expected)
 
 
 def make_layer(device: str) -> Linear4D:

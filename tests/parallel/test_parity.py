@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from memguard.config.mitigations import (
     NgramPenaltyConfig,
     NpoConfig,
 )
+from memguard.parallel.lora import LoraSpec
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,19 @@ def test_compiled_blocks_with_selective_checkpointing_equal_one_process(
     changes = (*_FAMILIES.get(family, ()), *UNTIED)
     case = Case(family=family, changes=changes, checkpointing="selective", compile=True)
     check(fresh_ranks, (1, 1, 2, 2), [replace(case, micro_batch_size=4)])
+
+
+@pytest.mark.long
+@needs_compiler
+@pytest.mark.parametrize(
+    ("degrees", "quantization"), [((1, 2, 1, 2), None), ((1, 2, 1, 1), "nf4")], ids=["LoRA", "NF4"]
+)
+def test_compiled_adapters_equal_one_process(
+    fresh_ranks: RankPool, degrees: Degrees, quantization: Literal["nf4"] | None
+) -> None:
+    adapter = LoraSpec(r=4, alpha=8, dropout=0.25)
+    case = Case(changes=UNTIED, checkpointing="full", compile=True, adapter=adapter)
+    check(fresh_ranks, degrees, [replace(case, quantization=quantization)])
 
 
 @pytest.mark.parametrize(

@@ -35,19 +35,20 @@ def make(folder: Path, **changes: Any) -> RunConfig:
         ({}, "cuda", None, LONG_RUN_S, False, "planned to take 10:00 min, not more than ten"),
         ({}, "cuda", None, None, False, "cannot estimate"),
         ({}, "cpu", None, HOUR_S, False, "on a CPU"),
-        (LORA, "cuda", None, HOUR_S, False, "layers with an adapter are not compiled"),
+        (LORA, "cuda", None, HOUR_S, False, "only 'train.compile: true'"),
         ({"train": {"deterministic": True}}, "cuda", KEPT_ON, HOUR_S, False, "deterministic"),
         # A run that was resumed keeps its choice, on any device and with any number of ranks.
         ({}, "cuda", KEPT_OFF, HOUR_S, False, "on a CPU"),
         ({}, "cpu", KEPT_ON, 1.0, True, "planned to take 2:00 h"),
         # What is set is never overruled.
         ({"train": {"compile": True}}, "cpu", KEPT_OFF, 1.0, True, "'train.compile' is true"),
+        ({**LORA, "train": {"compile": True}}, "cuda", None, 1.0, True, "is true"),
         ({"train": {"compile": False}}, "cuda", KEPT_ON, HOUR_S, False, "is false"),
         ({**LORA, "train": {"compile": False}}, "cuda", None, HOUR_S, False, "is false"),
     ],
     ids=[
         *("long", "short", "unknown", "cpu", "adapter", "deterministic", "kept off", "kept on"),
-        *("true", "false", "false with adapter"),
+        *("true", "true with adapter", "false", "false with adapter"),
     ],
 )
 def test_decisions(

@@ -175,6 +175,9 @@ def _list_problems(config: RunConfig, num_processes: int) -> Iterator[str]:
             f"{names} must be 1 with 'adapter.quantization'; got {got}: weights in nf4 are split "
             "over z only. Use the axes data and z, or remove the setting"
         )
+    z = degrees["z"] if degrees["z"] != -1 else rest
+    if problem := adapter_files.refuse_nf4_over_z(1 if num_processes == 1 else z):
+        yield f"'adapter.quantization': {problem}"
     if path is not None and has_ternary_weights(path):
         yield (
             f"'adapter.quantization' must not be set for '{path}', whose layers already round "

@@ -2,7 +2,8 @@
 
     setting     run                                    compiled
     true, false any                                    as set
-    auto        with an adapter, or deterministic      no
+    auto        with an adapter, or deterministic      no: with an adapter it is not measured on
+                                                       a GPU yet
                 begun before                           as then, if one block can still be compiled
                 on a CPU                               no
                 planned for at most ten minutes, or    no: compiling takes minutes
@@ -117,7 +118,7 @@ def decide_compile(
     if setting != "auto":
         return CompileChoice(is_on=setting, reason=f"'train.compile' is {str(setting).lower()}")
     if config.adapter is not None:
-        return _leave_out("layers with an adapter are not compiled")
+        return _leave_out("with an adapter only 'train.compile: true' compiles them")
     if config.train.deterministic:
         return _leave_out("'train.deterministic' is true, and the compiler chooses by timings")
     if kept is not None:
