@@ -277,6 +277,9 @@ def _build_trainer(
             console.warn(f"'mitigations': goldfish: {remark.text}")
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, prepared.tokenizer, distributed)
+    dtype = _choose_export_dtype(config)
+    if repaired := started.rehearse_export(prepared.tokenizer, dtype=dtype, runtime=runtime):
+        console.warn(repaired)
     lm, model = started.lm, started.lm.model
     check_vocabulary(corpus.input_ids, lm.vocab_size)
     is_wide = lm.compute_dtype != torch.bfloat16
@@ -396,11 +399,15 @@ def _export(
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
-    dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+    dtype = _choose_export_dtype(config)
     target = folder / ("model" if started.adapter is None else "adapter")
     started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
     runtime.only_on_main(lambda: _commit(folder, started, key, trainer.totals.step))
     run.console.info(f"model: saved in {target}")
+
+
+def _choose_export_dtype(config: RunConfig) -> torch.dtype:
+    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
 
 
 def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> None:
