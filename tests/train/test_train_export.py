@@ -149,17 +149,6 @@ def test_what_the_library_cannot_write_or_read_again_is_refused(
         rehearse()
 
 
-def test_a_full_disk_is_no_fault_of_the_model(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, model = load_tokenizer(str(own / "model")), load_model(str(own / "model"))
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tokenizer, "save_pretrained", fail)
-    with pytest.raises(OSError, match="No space left"):
-        rehearse_export(model, tokenizer, dtype=torch.float32, is_sharded=False)
-
-
 def test_a_model_on_a_mesh_is_tried_with_its_stored_tensors(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Setup of a run: process group and mesh, then a checkpoint or random weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -99,23 +99,13 @@ class StartedModel:
     quantization: Literal["nf4"] | None = None
     """Form of its linear layers."""
 
-    def rehearse_export(
-        self, tokenizer: Any, *, dtype: torch.dtype, runtime: Runtime
-    ) -> str | None:
-        """Try all of the export but its weights, before training; every rank must call this.
-
-        Returns:
-            What was repaired, on rank 0.
-        """
-        rehearse: Callable[[], str | None] = partial(
-            rehearse_adapter, self._make_peft_config, tokenizer
-        )
-        if self.adapter is None:
-            is_sharded = self.sharded is not None
-            rehearse = partial(
-                rehearse_export, self.lm.model, tokenizer, dtype=dtype, is_sharded=is_sharded
-            )
-        return runtime.only_on_main(rehearse)
+    def rehearse_export(self, tokenizer: Any, *, dtype: torch.dtype) -> str | None:
+        """Try all of the export but the weights, on rank 0; return what was repaired."""
+        if self.adapter is not None:
+            rehearse_adapter(self._make_peft_config, tokenizer)
+            return None
+        is_sharded = self.sharded is not None
+        return rehearse_export(self.lm.model, tokenizer, dtype=dtype, is_sharded=is_sharded)
 
     def _make_peft_config(self) -> dict[str, Any]:
         assert self.adapter is not None, "the run trains adapters"

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.errors import ConfigError, ModelError, StepTooLarge
+from memguard.errors import ConfigError, MemguardError, ModelError, StepTooLarge
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
-from memguard.planner.fit import SCRATCH, PlanInputs, find_fit, list_micro_batches
-from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.fit import SCRATCH, PlanInputs, describe_faster, find_fit, list_micro_batches
+from memguard.planner.machine import Machine, detect_machine, keep_measured
 from memguard.planner.plan import ModelStorage, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.records.folders import RunFiles
@@ -42,7 +42,7 @@ from memguard.runtime.environment import count_gpus, is_cpu_build
 from memguard.workflows.common.checks import explain_one_process
 
 if TYPE_CHECKING:
-    from memguard.runtime import Runtime
+    from memguard.runtime import Console, Runtime
 
 _AMD_DRIVER = Path("/dev/kfd")
 _GIB = 2**30
@@ -109,10 +109,13 @@ def measure_model(config: Any, name: str, *, is_eager: bool = False) -> ModelSto
     return measure_storage(config, name=name, unknown=unknown)
 
 
-def resolve_auto_settings(config: RunConfig, runtime: "Runtime") -> RunConfig:
+def resolve_auto_settings(
+    config: RunConfig, runtime: "Runtime", console: "Console | None" = None
+) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
-    Every rank must call this. A run that was begun before keeps its precision.
+    Every rank must call this. A run that was begun before keeps its precision. ``console`` is told
+    of faster settings that `auto` does not take.
     """
     machine = _describe_machine(runtime)
 
@@ -131,9 +134,34 @@ def resolve_auto_settings(config: RunConfig, runtime: "Runtime") -> RunConfig:
             sizes=sizes,
             machine=machine,
             world_size=num_ranks,
+            console=console,
         )
 
     return runtime.broadcast_object(runtime.only_on_main(decide))
+
+
+def keep_measured_memory(
+    config: RunConfig, runtime: "Runtime", shape: MeshShape, num_bytes: int | None = None
+) -> None:
+    """Store for later plans what a step needed on this GPU; None: more than it has (bytes).
+
+    Nothing is stored on a CPU, for a model without an estimate, and for a small step.
+    """
+    if runtime.device.type != "cuda":
+        return
+    import torch
+
+    with contextlib.suppress(MemguardError, OSError, RuntimeError):
+        gpu = torch.cuda.get_device_properties(runtime.device)
+        if num_bytes is None:
+            free_bytes, _ = torch.cuda.mem_get_info(runtime.device)
+            num_bytes = int(1.02 * (free_bytes + torch.cuda.memory_reserved(runtime.device)))
+        machine = detect_machine(1, gpus=[(gpu.name, gpu.total_memory / _GIB)])
+        model = read_run_model(config)
+        if isinstance(model, ModelSizes):
+            fit = find_fit(model, shape, describe_work(config, device_type="cuda"), machine)
+            if (share := fit.find_fragmentation(num_bytes)) is not None:
+                keep_measured(gpu.name, share)
 
 
 def resolve_auto(
@@ -143,6 +171,7 @@ def resolve_auto(
     sizes: ModelSizes | None,
     machine: Machine | None,
     world_size: int,
+    console: "Console | None" = None,
 ) -> RunConfig:
     """Return the settings without `auto`, but for `train.compile`."""
     train, is_gpu = config.train, device_type == "cuda"
@@ -157,6 +186,9 @@ def resolve_auto(
             mesh = resolve_mesh(config.parallel, world_size, sizes, batch_size=batch_size)
             fit = find_fit(sizes, mesh, work, machine)
             rows, mode = fit.micro_batch_size, fit.settings.checkpointing
+            faster = describe_faster(sizes, fit, work, machine)
+            if console is not None and faster is not None:
+                console.info(f"memory: {faster}")
         if train.micro_batch_size == "auto":
             # With dp_sgd each row has its own backward pass, and a micro-batch size is refused.
             is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None

@@ -47,6 +47,7 @@ from memguard.runtime import (
     describe_environment,
     detect_runtime,
     deterministic_algorithms,
+    measure_memory,
     quiet_libraries,
     set_deterministic_defaults,
 )
@@ -90,6 +91,7 @@ from memguard.workflows.training.memory import (
     apply_less_memory,
     explain_out_of_memory,
     find_less_memory,
+    keep_measured_memory,
     list_free,
     resolve_auto_for_documents,
     resolve_auto_settings,
@@ -120,7 +122,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         # Before documents are read: a task that cannot be opened would fail after training.
         has_tasks = config.audit.enabled and config.audit.utility
         tasks = runtime.only_on_main(partial(open_alone, config.audit)) if has_tasks else ()
-        settled = resolve_auto_settings(config, runtime)
+        settled = resolve_auto_settings(config, runtime, console)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder; the others have none to check.
         check_folder = partial(runtime.only_on_main, held or (lambda: None))
@@ -194,6 +196,8 @@ def _train_once(run: OpenedRun) -> None:
         console.info(f"model: {find_weights_folder(run.folder)} was trained before")
         return
     trainer: Trainer | None = None
+    mesh = run.distributed.mesh
+    shape = MeshShape() if mesh is None else mesh.shape
     try:
         started, trainer = _build_trainer(run, prepared, key, must_resume=before.damage)
         is_deterministic = config.train.deterministic
@@ -209,15 +213,16 @@ def _train_once(run: OpenedRun) -> None:
             ),
         ):
             trainer.run()
+        reserved_bytes = runtime.agree_max(measure_memory(runtime.device).reserved_bytes or 0)
+        runtime.only_on_main(lambda: keep_measured_memory(config, runtime, shape, reserved_bytes))
         run.check_folder()
         with console.phase("export"):
             _export(run, prepared, key, started, trainer)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        mesh = run.distributed.mesh
-        shape = MeshShape() if mesh is None else mesh.shape
         if trainer is not None and trainer.is_in_step:
+            keep_measured_memory(config, runtime, shape)
             recomputes = trainer.lm.model.supports_gradient_checkpointing
             free = run.free if recomputes else run.free - {"activation_checkpointing"}
             if (too_large := find_less_memory(config, shape, free)) is not None:
@@ -277,8 +282,10 @@ def _build_trainer(
             console.warn(f"'mitigations': goldfish: {remark.text}")
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, prepared.tokenizer, distributed)
-    dtype = _choose_export_dtype(config)
-    if repaired := started.rehearse_export(prepared.tokenizer, dtype=dtype, runtime=runtime):
+    rehearse = partial(
+        started.rehearse_export, prepared.tokenizer, dtype=_choose_export_dtype(config)
+    )
+    if repaired := runtime.only_on_main(rehearse):
         console.warn(repaired)
     lm, model = started.lm, started.lm.model
     check_vocabulary(corpus.input_ids, lm.vocab_size)
