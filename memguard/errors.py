@@ -7,6 +7,8 @@
     ├── RecordError          3  a run or report cannot be read, or cannot be compared
     │   ├── VersionError     3  another version of memguard wrote it
     │   └── UnreadableError  3  only another user can read it
+    ├── OutOfMemory          1  memory ran out in training
+    │   └── StepTooLarge     1  in a step, and settings that need less are left
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
     └── OtherRankFailed      *  another rank ended with that code; its message gives the reason
 
@@ -14,13 +16,15 @@ Messages are one line: the field in quotes, the rule, the value found, the way o
 """
 
 import os
+import re
 import signal
 import sys
 import traceback
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 _MOST = 80
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -119,8 +123,28 @@ def is_foreign(error: BaseException) -> bool:
     return isinstance(error, Exception | SystemExit)
 
 
+_NO_MEMORY = re.compile(
+    r"out of memory|DefaultCPUAllocator|_ALLOC(ATION)?_FAILED|Failed to CUDA (host )?(alloc|calloc)"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out, of a GPU or of this machine.
+
+    torch's allocator     OutOfMemoryError; on a CPU a RuntimeError with the allocator's name
+    CUDA, HIP, Triton     AcceleratorError, RuntimeError: "CUDA error: out of memory"
+    cuBLAS, cuDNN         RuntimeError: "CUBLAS_STATUS_ALLOC_FAILED"
+    NCCL                  DistBackendError: "Cuda failure 2 'out of memory'", "Failed to CUDA alloc"
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error means that another rank has ended, not that this one failed."""
+    if is_out_of_memory(error):
+        return False
     if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
         return True
     return isinstance(error, RuntimeError) and "/gloo/" in str(error)
@@ -166,6 +190,19 @@ class VersionError(RecordError):
 
 class UnreadableError(RecordError):
     """This user may not read a file of a run: private ones can be read by their owner only."""
+
+
+class OutOfMemory(MemguardError):
+    """Memory ran out in training; the message names what helps on the run's mesh."""
+
+
+class StepTooLarge(OutOfMemory):
+    """Memory ran out in a step, and the run may start again with settings that need less."""
+
+    def __init__(self, message: str, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.settings = dict(settings or {})
+        """Of `train`."""
 
 
 class Interrupted(MemguardError):

@@ -19,7 +19,9 @@ from memguard.errors import (
     Interrupted,
     MemguardError,
     OtherRankFailed,
+    StepTooLarge,
     is_lost_peer,
+    is_out_of_memory,
     shorten,
     spell_controls,
 )
@@ -113,6 +115,7 @@ def _explain(error: BaseException) -> ExitReport:
         follows=isinstance(error, OtherRankFailed) or is_lost_peer(error),
         # All ranks have agreed to stop after the same step.
         agreed=isinstance(error, Interrupted),
+        settings=error.settings if isinstance(error, StepTooLarge) else {},
     )
 
 
@@ -161,7 +164,7 @@ def _find_message(error: BaseException) -> tuple[int, str]:
             "command again"
         )
     # Training has its own message, which depends on its mesh.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return 1, (
             "out of memory: use a machine with more; an audit needs less with a lower "
             "'audit.batch_tokens', or on several GPUs (--nproc)"

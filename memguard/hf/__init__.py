@@ -15,5 +15,6 @@ stored_names.py      a checkpoint's tensors under the names and in the layouts o
 assembly.py          adapts a model for training or an audit: sharding, adapters, compilation
 safetensors.py       reads rectangles of tensors; writes files of bounded size
 export.py            a trained model, gathered tensor by tensor, as transformers would store it
+export_rehearsal.py  all of an export but the weights, tried and repaired before training
 adapter_export.py    adapters, into a folder that peft loads or merged into their base
 """

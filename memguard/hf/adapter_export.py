@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from memguard.errors import ModelError
 from memguard.hf.adapter_files import QUANTIZATION
-from memguard.hf.checkpoint_files import CONFIG, INDEX, read_headers, read_json, shorten
+from memguard.hf.checkpoint_files import CONFIG, GENERATION, INDEX, read_headers, read_json, shorten
 from memguard.hf.load import load_model
 from memguard.hf.merged_weights import MergedWeights, attach_adapter, restore_base
 from memguard.hf.nf4_base import Nf4Base
@@ -127,7 +127,6 @@ def write_adapter(
         temporary.chmod(0o755)
 
 
-_GENERATION = "generation_config.json"
 _WRITABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _LEAST = 1e-4
 # Largest difference of a logit, as a share of the largest logit (at least _LEAST), and mean KL
@@ -220,8 +219,8 @@ def write_merged(
         config.pop("torch_dtype", None)
         config["dtype"] = str(dtype).removeprefix("torch.")
     _write_json(out / CONFIG, config)
-    if (base_folder / _GENERATION).is_file():
-        shutil.copyfile(base_folder / _GENERATION, out / _GENERATION)
+    if (base_folder / GENERATION).is_file():
+        shutil.copyfile(base_folder / GENERATION, out / GENERATION)
     merged = {tensor.dtype for tensor in tensors if changed.get(tensor.name) in source.layers}
     return WrittenWeights(
         num_merged=len(source.layers),

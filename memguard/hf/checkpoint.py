@@ -23,7 +23,7 @@ import huggingface_hub
 import transformers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from memguard.errors import MemguardError, ModelError
+from memguard.errors import MemguardError, ModelError, is_out_of_memory
 from memguard.hf.adapter_config import say_where_base_is
 from memguard.hf.adapter_files import AdapterFolder, check_model, is_adapter, read_adapter
 from memguard.hf.checkpoint_files import (
@@ -213,6 +213,8 @@ def explained(problem: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        if is_out_of_memory(error):
             raise
         raise ModelError(f"{problem}: {say_in_one_line(error)}") from error
 

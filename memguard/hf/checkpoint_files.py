@@ -16,6 +16,7 @@ from memguard.hf.config_fields import check_fields
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 # Buffers that are recomputed from the configuration; older checkpoints still store them.
 RECOMPUTED = (
     "rotary_emb.inv_freq",
@@ -91,6 +92,9 @@ def check_config(folder: Path, *, name: str) -> None:
     if rule:
         raise ModelError(f"model '{name}' {rule}")
     check_fields(read_fields(folder / CONFIG, name=name), place=f"model '{name}': {CONFIG}")
+    if (folder / GENERATION).is_file():
+        # transformers would do without a damaged one, and the export would not have its settings.
+        read_fields(folder / GENERATION, name=name)
 
 
 def point_to_adapter(folder: Path) -> str:

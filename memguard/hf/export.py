@@ -136,6 +136,13 @@ def _find_first(name: str, converters: Sequence[WeightConverter]) -> tuple[bool,
     return False, name
 
 
+def find_stored_form(model: Any, *, dtype: torch.dtype) -> StoredForm:
+    """Return what one process would store of a model on a mesh."""
+    outline = describe_model(model.config, name=type(model).__name__)
+    outline._weight_conversions = getattr(model, "_weight_conversions", None)
+    return StoredForm(outline, dtype=dtype)
+
+
 def list_replica_ranks(mesh: Mesh4D) -> list[int]:
     """Return the ranks of data replica 0, x fastest: together they hold the model once."""
     ranks: list[int] = mesh.device_mesh.mesh[0].flatten().tolist()
@@ -205,7 +212,7 @@ def export_model(
         finally:
             # save_pretrained overwrites it with the module's dtype.
             model.config.dtype = kept_dtype
-        _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
+        write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
 
 
 def export_sharded(
@@ -231,10 +238,7 @@ def export_sharded(
     )
     with cleared_on_error(temporary if runtime.is_main else None):
         model = layer.lm.model
-        # What one process would store.
-        outline = describe_model(model.config, name=type(model).__name__)
-        outline._weight_conversions = getattr(model, "_weight_conversions", None)
-        form = StoredForm(outline, dtype=dtype)
+        form = find_stored_form(model, dtype=dtype)
         files = plan_files(form.tensors, max_file_bytes)
         writers = list_replica_ranks(layer.mesh)
         for number, file in enumerate(files):
@@ -251,7 +255,7 @@ def export_sharded(
                 (temporary / "model.safetensors.index.json").write_text(text, encoding="utf-8")
             if model.can_generate():
                 model.generation_config.save_pretrained(temporary)
-            _write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
+            write_surroundings(model, tokenizer, temporary, dtype=dtype, card=card)
             commit(temporary, folder)
 
         runtime.only_on_main(finish)
@@ -314,7 +318,7 @@ def _gather(layer: ShardedLayer, name: str, dtype: torch.dtype, to_rank: int) ->
     return gather_tensor(source, placements, layer.mesh, dtype=dtype, to_rank=to_rank)
 
 
-def _write_surroundings(
+def write_surroundings(
     model: Any, tokenizer: Any, temporary: Path, *, dtype: torch.dtype, card: str
 ) -> None:
     """Write configuration, tokenizer and README.md."""

@@ -73,7 +73,7 @@ def list_assumptions(
     assumptions = [
         f"{machine.reserved_gib:g} GiB per rank are used before the first tensor",
         f"the allocator loses {format_percent(machine.fragmentation, 0)} of activations, logits "
-        "and buffers to fragmentation",
+        f"and buffers to fragmentation{', as runs have measured' if machine.is_measured else ''}",
         "rows contain several documents, whose attention needs a mask"
         if has_mask
         else "flash attention reads where documents end, without a mask",

@@ -5,8 +5,9 @@
         for each micro-batch size: the given one, or the largest that fits; 1 is tried first
           needed = estimated peak + fragmentation x transient memory
 
-Of the modes of a mesh that fit, the one with most estimated tokens a second is taken (cost.py).
-Meshes that fit are ranked by the same, the others by missing memory.
+Of the modes of a mesh that fit, the one with most estimated tokens a second is taken (cost.py). On
+GPUs of a kind that was not measured, those that leave 15 % of the memory come first. Meshes that
+fit are ranked by the same, the others by missing memory.
 """
 
 import math
@@ -31,6 +32,7 @@ from memguard.planner.step_settings import (
     describe_work,
     limit_sizes,
 )
+from memguard.records.texts import format_percent
 
 _MODES: tuple[Checkpointing, ...] = get_args(Checkpointing)
 BETTER_MACHINE = "use GPUs with more memory, more of them, or a smaller model"
@@ -129,6 +131,20 @@ class Fit:
         """Whether the step fits in memory."""
         return self.headroom_bytes >= 0
 
+    def find_fragmentation(self, num_bytes: int) -> float | None:
+        """Return the fragmentation that makes this estimate a measured memory.
+
+        None for a step that fills less than half of the GPU, which tells little of larger ones.
+        """
+        if 2 * num_bytes < self.usable_bytes:
+            return None
+        share = (num_bytes - self.memory.peak.total) / max(1, self.memory.peak.transient)
+        return min(max(share, 0.01), 1.0)
+
+    def fits_in(self, share: float) -> bool:
+        """Return whether the step needs at most this share of the memory."""
+        return self.needed_bytes <= share * self.usable_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
@@ -161,26 +177,45 @@ def find_fit(sizes: ModelSizes, mesh: MeshShape, work: Work, machine: Machine) -
             allowance_bytes=round(machine.fragmentation * memory.peak.transient),
         )
 
+    def choose_largest(mode: Checkpointing, share: float) -> Fit:
+        number = bisect_left(micro_batches, True, key=lambda n: choose(mode, n).fits_in(share))
+        return choose(mode, micro_batches[number])
+
     has_mask = needs_mask(sizes, work, machine)
-    fitting: list[Fit] = []
-    too_large: list[Fit] = []
     micro_batches = list_micro_batches(work.num_rows(mesh))
     if work.micro_batch_size is not None:
         micro_batches = [min(work.micro_batch_size, work.num_rows(mesh))]
-    for mode in _MODES if work.checkpointing is None else (work.checkpointing,):
-        # The smallest micro-batch needs least memory, so it shows whether any size fits.
-        fit = choose(mode, micro_batches[-1])
-        if fit.fits:
-            largest = bisect_left(micro_batches, True, key=lambda rows: choose(mode, rows).fits)
-            fitting.append(choose(mode, micro_batches[largest]))
-        else:
-            too_large.append(fit)
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        # max returns the first of equally fast ones, which recomputes least.
-        return max(fitting, key=lambda fit: _time(sizes, fit, machine, work).tokens_per_s)
-    return min(too_large, key=lambda fit: fit.needed_bytes)
+    modes = _MODES if work.checkpointing is None else (work.checkpointing,)
+    # The smallest micro-batch needs least memory, so it shows whether any size fits.
+    smallest = [choose(mode, micro_batches[-1]) for mode in modes]
+    for share in (1 - machine.margin, 1.0) if machine.margin else (1.0,):
+        fitting = [
+            choose_largest(fit.settings.checkpointing, share)
+            for fit in smallest
+            if fit.fits_in(share)
+        ]
+        if fitting:
+            # max returns the first of equally fast ones, which recomputes least.
+            return max(fitting, key=lambda fit: _time(sizes, fit, machine, work).tokens_per_s)
+    return min(smallest, key=lambda fit: fit.needed_bytes)
+
+
+def describe_faster(sizes: ModelSizes, fit: Fit, work: Work, machine: Machine) -> str | None:
+    """Return what is faster on the same mesh and leaves no margin, in a phrase; None: nothing."""
+    if not machine.margin or not fit.fits:
+        return None
+    exact = machine.model_copy(update={"is_measured": True})
+    other = find_fit(sizes, fit.mesh, work, exact)
+    speeds = [_time(sizes, each, machine, work).tokens_per_s for each in (fit, other)]
+    if speeds[1] <= speeds[0]:
+        return None
+    return (
+        f"'auto' leaves {format_percent(machine.margin, 0)} of the memory, as no step was measured "
+        f"on '{machine.gpu}': activation_checkpointing {other.settings.checkpointing} with "
+        f"micro_batch_size {other.micro_batch_size:,} would need {other.needed_bytes / 2**30:.1f} "
+        f"of {other.usable_bytes / 2**30:.1f} GiB and reach {speeds[1]:,.0f} instead of "
+        f"{speeds[0]:,.0f} tokens/s"
+    )
 
 
 def needs_mask(sizes: ModelSizes, work: Work, machine: Machine) -> bool:

@@ -25,6 +25,7 @@ from memguard.planner.fit import (
     Fit,
     PlanInputs,
     count_parameters,
+    describe_faster,
     find_adapter_fit,
     find_enough_gpus,
     find_fit,
@@ -260,10 +261,12 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     ranked, others = rank_meshes(sizes, meshes, work, machine)
     plans = [make_mesh_plan(choice.fit, choice.step) for choice in ranked[:_NUM_LISTED]]
     plans += [make_mesh_plan(fit, None) for fit in others[:_NUM_NEAR]]
+    taken = [choice.fit for choice in ranked[:1]]
     first: MeshPlan | None = None
     remedies: list[str] = []
     if requested is not None:
         fit, step = find_fit(sizes, requested, work, machine), None
+        taken = [fit]
         if fit.fits:
             step = estimate_step(sizes, fit.mesh, fit.settings, machine, seq_len=work.seq_len)
         else:
@@ -282,6 +285,7 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
     choice = None
     if is_short and inputs.may_adapt:
         choice = find_adapter_fit(sizes, meshes, work, machine, r=_ADAPTER_R, first=requested)
+    faster = [describe_faster(sizes, fit, work, machine) for fit in taken]
     return Plan(
         **inputs.describe(),
         num_parameters=count_parameters(sizes),
@@ -292,12 +296,15 @@ def make_plan(model: "ModelSizes | ModelStorage", inputs: PlanInputs) -> Plan:
         enough=enough,
         with_adapters=None if choice is None else make_mesh_plan(choice.fit, choice.step),
         remedies=tuple(remedies),
-        assumptions=list_assumptions(
-            machine,
-            has_mask=needs_mask(sizes, work, machine),
-            seq_len=work.seq_len,
-            may_be_compiled=work.may_be_compiled,
-            compiles_adapters=work.is_compiled and work.adapter is not None,
+        assumptions=(
+            *list_assumptions(
+                machine,
+                has_mask=needs_mask(sizes, work, machine),
+                seq_len=work.seq_len,
+                may_be_compiled=work.may_be_compiled,
+                compiles_adapters=work.is_compiled and work.adapter is not None,
+            ),
+            *filter(None, faster),
         ),
     )
 

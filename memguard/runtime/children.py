@@ -249,6 +249,8 @@ class ExitReport:
     """The process ended only because another rank had ended."""
     agreed: bool = False
     """All ranks end in this way, not necessarily at the same time."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of `train`, with which all ranks may start again."""
     at_s: float = field(default_factory=time.monotonic)
     """Time of the end on the machine's monotonic clock (seconds)."""
 

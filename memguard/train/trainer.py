@@ -91,13 +91,9 @@ class Trainer:
         self._labels: tuple[float, float] | None = None
         """Labels of all ranks in the next step, before and after mitigations; None: not known."""
         self._stopped_by_budget = False
-        self._first_step = 0
+        self.is_in_step = False
+        """Whether a step was begun and not completed, after an error as well."""
         self._has_warned_of_memory = False
-
-    @property
-    def num_updates(self) -> int:
-        """Optimizer steps that this process has completed."""
-        return self.totals.step - self._first_step
 
     def run(self) -> None:
         """Train from the newest checkpoint, or from the start, to the last step.
@@ -118,7 +114,6 @@ class Trainer:
                 self.step, self.loader, self._run, num_steps=self.num_steps
             )
         self._resume(path)
-        self._first_step = self.totals.step
         log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
@@ -146,6 +141,7 @@ class Trainer:
     def _timed_step(self) -> StepMetrics:
         started = time.perf_counter()
         number, monitor = self.totals.step, self.monitor
+        self.is_in_step = True
         samples = self.loader.samples(number)
         lr = learning_rate(number, self.num_steps, self.config.optim)
         batch = self._batches.take(number)
@@ -177,6 +173,7 @@ class Trainer:
         totals.num_kept_tokens += result.num_kept
         totals.train_s += took
         memory = measure_memory(self.runtime.device)
+        self.is_in_step = False
         return StepMetrics(
             step=totals.step,
             num_steps=self.num_steps,

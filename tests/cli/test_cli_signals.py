@@ -37,7 +37,7 @@ def then(function: Any, number: signal.Signals) -> Any:
 
 STAGES: dict[str, tuple[Any, str, Callable[[Path], list[Path]]]] = {
     "prepare": (corpus, "save_manifest", lambda run: [run / "prepared"]),
-    "export": (export, "_write_surroundings", lambda run: [run / "model"]),
+    "export": (export, "write_surroundings", lambda run: [run / "model"]),
     "audit": (audit, "save_scores", lambda run: [run / "audit" / "report.json"]),
 }
 

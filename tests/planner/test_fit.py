@@ -39,7 +39,7 @@ _GIB = 2**30
 
 
 def make_machine(gib: float, *, gpus_per_node: int = 4, **changes: Any) -> Machine:
-    """A machine whose GPUs have so much for tensors."""
+    """A machine whose GPUs have so much for tensors, all of which `auto` may use."""
     return Machine(
         name="small",
         gpu="small GPU",
@@ -52,6 +52,7 @@ def make_machine(gib: float, *, gpus_per_node: int = 4, **changes: Any) -> Machi
         peak_tflops=300,
         matmul_share=0.8,
         attention_share=0.5,
+        is_measured=True,
         **changes,
     )
 

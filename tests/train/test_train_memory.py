@@ -1,4 +1,4 @@
-"""Micro-batch and checkpointing: free when a run resumes, halved once if memory runs out."""
+"""Micro-batch and checkpointing: free when a run resumes, less if memory runs out."""
 
 import subprocess
 import sys
@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from cli_examples import run_cli, write_run
+from memory_errors import OUT_OF_MEMORY
 from ranks import RankPool
 from run_examples import QUIET, kill_after, make_run, read_lines, run_folder, train_checked
 
 from memguard.config import RunConfig, dump_yaml, load_yaml
+from memguard.errors import OutOfMemory, StepTooLarge
 from memguard.records.folders import RunFiles
 from memguard.runtime import detect_runtime
 from memguard.runtime.environment import MemoryPeak
@@ -23,9 +25,8 @@ from memguard.train import trainer as trainer_module
 from memguard.train.metrics import StepMetrics, read_metrics
 from memguard.train.step import TrainStep
 from memguard.workflows.common import launch as launch_module
-from memguard.workflows.common.launch import HALVE_MICRO_BATCH
+from memguard.workflows.common.launch import LESS_MEMORY
 from memguard.workflows.training import train as train_module
-from memguard.workflows.training.memory import MicroBatchTooLarge, OutOfMemory
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +72,22 @@ def test_a_run_resumes_with_another_micro_batch_and_checkpointing(
     assert (stored["micro_batch_size"], stored["activation_checkpointing"]) == (2, "full")
 
 
-def limit_rows(monkeypatch: pytest.MonkeyPatch, most: int, *, from_step: int = 1) -> list[int]:
-    """Have memory for few rows at a time; return the rows of each forward pass."""
+FULL = {"activation_checkpointing": "full"}
+MODES = ("none", "selective", "full")
+
+
+def limit_rows(
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    *,
+    from_step: int = 1,
+    mode: str = "full",
+    error: Exception = OUT_OF_MEMORY["torch"],
+) -> list[int]:
+    """Have memory for few rows at a time; return the rows of each forward pass.
+
+    Steps that recompute as much as ``mode`` have memory enough for a row.
+    """
     original: Callable[..., Any] = TrainStep._sum_loss
     steps = TrainStep.run
     seen: list[int] = []
@@ -84,8 +99,9 @@ def limit_rows(monkeypatch: pytest.MonkeyPatch, most: int, *, from_step: int = 1
 
     def sum_loss(self: TrainStep, batch: Any, rows: slice) -> Any:
         seen.append(rows.stop - rows.start)
-        if seen[-1] > most and now[0] >= from_step:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        is_short = MODES.index(self.train.checkpointing) < MODES.index(mode)
+        if now[0] >= from_step and (seen[-1] > most or (is_short and mode != "full")):
+            raise error
         return original(self, batch, rows)
 
     monkeypatch.setattr(TrainStep, "run", run)
@@ -93,16 +109,17 @@ def limit_rows(monkeypatch: pytest.MonkeyPatch, most: int, *, from_step: int = 1
     return seen
 
 
-@pytest.mark.parametrize("from_step", [1, 2])
+@pytest.mark.parametrize("from_step", [1, 3])
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
 def test_one_process_starts_again_with_half(
     tmp_path: Path,
     whole: list[float],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    kind: str,
     from_step: int,
 ) -> None:
-    """In the second step too, whose forward pass is the first beside AdamW's moments."""
-    seen = limit_rows(monkeypatch, 4, from_step=from_step)
+    seen = limit_rows(monkeypatch, 4, from_step=from_step, error=OUT_OF_MEMORY[kind])
     config = make_short(tmp_path)
     train_checked(config)
     assert seen[: from_step + 1] == [*[8] * from_step, 4]
@@ -114,19 +131,36 @@ def test_one_process_starts_again_with_half(
 
 
 @pytest.mark.quick
+def test_one_row_is_recomputed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its losses are those of a run that began with what it ends with."""
+    few = {"batch_size": 2, "max_steps": 3}
+    begun = make_run(tmp_path, name="begun", **QUIET, train={**few, "micro_batch_size": 1, **FULL})
+    train_checked(begun)
+    error = OUT_OF_MEMORY["cublas"]
+    limit_rows(monkeypatch, 1, from_step=3, mode="selective", error=error)
+    config = make_run(tmp_path, train=few, **QUIET)
+    train_checked(config)
+    stored = read_train(run_folder(config))
+    assert (stored["micro_batch_size"], stored["activation_checkpointing"]) == (1, "selective")
+    assert read_losses(config) == read_losses(begun)
+    message = " ".join(capsys.readouterr().err.split())
+    assert "'train.activation_checkpointing' must be selective. Training starts again" in message
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("most", "train", "passes"),
     [
-        # Half is too large too.
-        (2, {}, [8, 4]),
-        # The user's own micro-batch.
-        (4, {"micro_batch_size": 8}, [8]),
-        # There is no smaller one.
-        (0, {"batch_size": 1, "max_steps": 2}, [1]),
+        # What `auto` may change is used up.
+        (0, {"batch_size": 2}, [2, 1, 1, 1]),
+        # The user's own micro-batch and recomputation.
+        (4, {"micro_batch_size": 8, "activation_checkpointing": "none"}, [8]),
     ],
-    ids=["twice", "given", "one row"],
+    ids=["all", "given"],
 )
-def test_it_is_halved_once_and_only_if_auto(
+def test_it_ends_where_nothing_is_left_to_auto(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     most: int,
@@ -138,20 +172,39 @@ def test_it_is_halved_once_and_only_if_auto(
         OutOfMemory, match=r"out of memory with .* of 128 tokens at a time"
     ) as error:
         train_checked(make_run(tmp_path, train=train, **QUIET))
-    assert not isinstance(error.value, MicroBatchTooLarge)
+    assert not isinstance(error.value, StepTooLarge)
     assert seen == passes
 
 
-def test_later_steps_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_rows(monkeypatch, 4, from_step=3)
-    with pytest.raises(OutOfMemory, match=r"set 'train\.micro_batch_size' to 4") as error:
-        train_checked(make_run(tmp_path, **QUIET))
-    assert not isinstance(error.value, MicroBatchTooLarge)
+def test_a_later_step_starts_again_from_the_checkpoint(
+    tmp_path: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = limit_rows(monkeypatch, 4, from_step=6)
+    config = make_short(tmp_path)
+    train_checked(config)
+    # Steps 1 to 6, and 5 to 7 of two passes each.
+    assert seen == [8] * 6 + [4] * 6
+    np.testing.assert_allclose(read_losses(config), whole, rtol=2e-4)
+
+
+def test_memory_that_runs_out_outside_of_steps_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smaller steps would not help."""
+
+    def export(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(train_module, "_export", export)
+    with pytest.raises(OutOfMemory) as error:
+        train_checked(make_run(tmp_path, train={"max_steps": 1}, **QUIET))
+    assert not isinstance(error.value, StepTooLarge)
 
 
 def test_the_command_names_what_helps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_rows(monkeypatch, 4)
-    outcome = run_cli("train", write_run(folder, train={"micro_batch_size": 8}))
+    own = {"micro_batch_size": 8, "activation_checkpointing": "none"}
+    outcome = run_cli("train", write_run(folder, train=own))
     assert outcome.code == 1
     line = outcome.err.splitlines()[-1]
     assert line.startswith(
@@ -165,7 +218,7 @@ def train_short_of_memory(config: RunConfig, *, is_second: bool) -> None:
     most = 2 if detect_runtime().rank == 1 else 8
     with pytest.MonkeyPatch.context() as patched:
         if is_second:
-            patched.setenv(HALVE_MICRO_BATCH, "1")
+            patched.setenv(LESS_MEMORY, '{"micro_batch_size": 2}')
         limit_rows(patched, most)
         train_checked(config)
 
@@ -173,7 +226,7 @@ def train_short_of_memory(config: RunConfig, *, is_second: bool) -> None:
 def test_ranks_agree_on_half(tmp_path: Path, ranks: RankPool) -> None:
     config = make_run(tmp_path, train={"max_steps": 3}, parallel={"z": 2}, **QUIET)
     # A rank that waits for another in a collective cannot be told: all of them end.
-    with pytest.raises(MicroBatchTooLarge, match=r"with 4 rows .* must be 2 or less"):
+    with pytest.raises(StepTooLarge, match=r"with 4 rows .* must be 2 or less"):
         ranks(partial(train_short_of_memory, is_second=False), 2, config)
     ranks(partial(train_short_of_memory, is_second=True), 2, config)
     assert len(read_losses(config)) == 3
@@ -200,24 +253,27 @@ def test_two_processes_are_started_again_with_half(
     assert (tmp_path / "runs" / "run" / "trained.json").exists()
 
 
-def test_processes_are_started_again_once(
+def test_processes_are_started_again_as_often_as_settings_are_left(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "fail.py"
     program.write_text(
-        "import os, sys\n"
-        "from memguard.runtime.children import ExitReport, report_exit\n"
-        f"second = os.environ.get('{HALVE_MICRO_BATCH}', '')\n"
-        "text = f'memguard: no {second}'\n"
-        "report_exit(ExitReport(code=1, kind='MicroBatchTooLarge', text=text))\n"
+        "import json, os, sys\n"
+        "from memguard.cli.errors import _explain\n"
+        "from memguard.errors import StepTooLarge\n"
+        "from memguard.runtime.children import report_exit\n"
+        f"rows = json.loads(os.environ.get('{LESS_MEMORY}', '{{}}')).get('micro_batch_size', 4)\n"
+        "less = {'micro_batch_size': rows // 2} if rows > 1 else {}\n"
+        "report_exit(_explain(StepTooLarge(f'no {rows}', less)))\n"
         "sys.exit(1)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(PROGRAM.parents[2]))
     assert launch_module.launch([sys.executable, str(program)], 2) == 1
-    first, last = capfd.readouterr().err.splitlines()
-    assert first == "memguard: no . Training starts again with that"
-    assert last == "memguard: no 1"
-    assert MicroBatchTooLarge.__name__ == launch_module._TOO_LARGE
+    assert capfd.readouterr().err.splitlines() == [
+        "memguard: no 4. Training starts again with that",
+        "memguard: no 2. Training starts again with that",
+        "memguard: no 1",
+    ]
 
 
 @pytest.mark.long

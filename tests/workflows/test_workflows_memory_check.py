@@ -10,24 +10,27 @@ from typing import Any
 import pytest
 import torch
 from cli_examples import run_cli, write_run
+from memory_errors import OUT_OF_MEMORY
 from published_sizes import CONFIG_FIELDS, LLAMA_8B
 
 from memguard import api
 from memguard.config import RunConfig
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, is_lost_peer, is_out_of_memory
+from memguard.hf.checkpoint import explained
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.planner.machine import Machine, detect_machine, load_machine
 from memguard.runtime import Runtime
 from memguard.workflows.training import memory as memory_check
 from memguard.workflows.training.checks import read_local_sizes
 from memguard.workflows.training.memory import (
+    apply_less_memory,
     check_memory,
     check_memory_early,
-    explain_halving,
     explain_out_of_memory,
     find_half,
-    is_out_of_memory,
+    find_less_memory,
     keep_precision,
+    list_free,
     resolve_auto,
     resolve_auto_settings,
 )
@@ -230,23 +233,54 @@ def test_half_of_a_micro_batch_divides_the_rows(
     assert find_half(config, shape) == half
     private = make(large, train={"batch_size": 24}, mitigations=[{"name": "dp_sgd"}])
     assert find_half(private, shape) is None
-    if half is not None and micro is not None:
-        text = explain_halving(
-            resolve_auto(config, device_type="cpu", sizes=None, machine=None, world_size=1),
-            shape,
-            half,
-        )
-        assert f"'train.micro_batch_size' must be {half} or less" in text
 
 
-def test_out_of_memory_of_each_kind() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert is_out_of_memory(MemoryError())
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        ({}, [(4, "none"), (2, "none"), (1, "none"), (1, "selective"), (1, "full")]),
+        ({"micro_batch_size": 8}, [(8, "selective"), (8, "full")]),
+        ({"activation_checkpointing": "none"}, [(4, "none"), (2, "none"), (1, "none")]),
+        ({"micro_batch_size": 2, "activation_checkpointing": "selective"}, []),
+        ({"micro_batch_size": 1, "compile": True}, [(1, "full")]),
+    ],
+    ids=["auto", "own rows", "own mode", "own", "compiled"],
+)
+def test_a_step_needs_less_until_nothing_is_left(
+    large: Path, train: dict[str, Any], steps: list[tuple[int, str]]
+) -> None:
+    """Only what `auto` chose is changed."""
+    config = make(large, train={"batch_size": 8, **train})
+    free = list_free(config)
+    now = resolve_auto(config, device_type="cpu", sizes=None, machine=None, world_size=1)
+    seen = []
+    while (error := find_less_memory(now, MeshShape(), free)) is not None:
+        assert str(error).startswith("out of memory with ")
+        now = apply_less_memory(now, free, json.dumps(error.settings))
+        seen.append((now.train.micro_batch_size, now.train.activation_checkpointing))
+    assert seen == steps
+
+
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+def test_out_of_memory_of_each_kind(kind: str) -> None:
+    error = OUT_OF_MEMORY[kind]
+    assert is_out_of_memory(error)
+    # It names no other rank as the cause, and no fault of the checkpoint.
+    assert not is_lost_peer(error)
+    with pytest.raises(type(error)), explained("model 'm' cannot be loaded"):
+        raise error
+
+
+def test_other_errors_are_not_out_of_memory() -> None:
     # torch 2.13's message; it is a plain RuntimeError.
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(error.value)
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert not is_out_of_memory(torch.AcceleratorError("CUDA error: device-side assert triggered"))
+    lost = torch.distributed.DistBackendError("NCCL error: remote process exited")
+    assert is_lost_peer(lost)
+    assert not is_out_of_memory(lost)
 
 
 def test_adapters_are_named_where_they_fit_and_the_weights_do_not(large: Path) -> None:

@@ -6,8 +6,8 @@
     error         one line and the exit code of the rank that failed first, or of the one that was
                   killed; others exit in seconds. After a lost connection, the rank that caused it
                   has half a minute to end, so that it is named
-    memory        if it runs out in the first steps with a micro-batch that `auto` chose, all ranks
-                  are ended and started again with half of it, once
+    memory        if it runs out in a step whose settings `auto` chose, all ranks are ended and
+                  started again with settings that need less
     Ctrl-C, TERM  all ranks save a checkpoint and exit; there is no time limit
 
 torchrun does not support the last two: it sends SIGTERM, which memguard interprets as "save", to
@@ -16,6 +16,7 @@ process group. For several machines use torchrun: `torchrun ... -m memguard trai
 """
 
 import ctypes
+import json
 import math
 import os
 import signal
@@ -24,10 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memguard.errors import ConfigError
 from memguard.runtime.children import (
@@ -45,13 +47,10 @@ from memguard.runtime.children import (
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.runtime.stalls import take_notice
 
-HALVE_MICRO_BATCH = "MEMGUARD_HALVE_MICRO_BATCH"
-"""Environment variable of the second attempt of a run whose first one ran out of memory."""
+LESS_MEMORY = "MEMGUARD_LESS_MEMORY"
+"""Environment variable: settings of `train` (JSON), with which a run that ran out of memory starts
+again."""
 STARTED_AGAIN = "Training starts again with that"
-_TOO_LARGE = "MicroBatchTooLarge"
-"""Class of the error after which all ranks are started again, once."""
-
-
 _GRACE_S = 5.0
 """Time for the other ranks to detect a failure and exit on their own."""
 _CAUSE_S = 30.0
@@ -117,17 +116,17 @@ def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = N
     ``stdout`` is that of rank 0. Returns the exit code of the rank that failed first, 1 if it was
     killed; 0 if none failed.
     """
-    code = _run(command, num_processes, stdout, {})
-    if code is None:
-        code = _run(command, num_processes, stdout, {HALVE_MICRO_BATCH: "1"})
-    assert code is not None, "ranks are started again once"
-    return code
+    end: int | Mapping[str, Any] = {}
+    while not isinstance(end, int):
+        variables = {LESS_MEMORY: json.dumps(end)} if end else {}
+        end = _run(command, num_processes, stdout, variables)
+    return end
 
 
 def _run(
     command: Sequence[str], num_processes: int, stdout: int | None, variables: dict[str, str]
-) -> int | None:
-    """Run all ranks to their end; None if they must be started again."""
+) -> int | Mapping[str, Any]:
+    """Run all ranks to their end; return their code, or settings to start all of them again."""
     with tempfile.TemporaryDirectory(prefix="memguard-") as folder, _held_back() as mask:
         ranks: list[_Rank] = []
         try:
@@ -135,7 +134,7 @@ def _run(
             stop = _wait(ranks)
         finally:
             end_children([rank.process for rank in ranks])
-        return _report_end(ranks, stop, may_restart=not variables)
+        return _report_end(ranks, stop)
 
 
 @contextmanager
@@ -264,8 +263,8 @@ def _show_notices(ranks: Sequence[_Rank]) -> None:
             print(f"{start}{line}", file=sys.stderr, flush=True)
 
 
-def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) -> int | None:
-    """Print the error if a rank failed; return the exit code, None to start all ranks again."""
+def _report_end(ranks: Sequence[_Rank], stop: int | None) -> int | Mapping[str, Any]:
+    """Print the error if a rank failed; return the exit code, or settings to start all again."""
     if all(rank.code == 0 for rank in ranks):
         return 0
     if ranks[0].code == -signal.SIGKILL and sys.stderr.isatty():
@@ -281,9 +280,9 @@ def _report_end(ranks: Sequence[_Rank], stop: int | None, *, may_restart: bool) 
         print(f"memguard: rank {first.number} {_describe_death(first)}", file=sys.stderr)
         return max(1, first.code)
     prefix = "" if _speaks_for_all(first, ranks) else f"rank {first.number}: "
-    if may_restart and stop is None and first.report.kind == _TOO_LARGE:
+    if first.report.settings and stop is None:
         print(f"{prefix}{first.report.text}. {STARTED_AGAIN}", file=sys.stderr, flush=True)
-        return None
+        return first.report.settings
     first.report.print(prefix)
     return first.report.code
 

@@ -19,6 +19,7 @@ from memguard.hf.assembly import Assembly, ShardedLayer, assemble_loaded, find_s
 from memguard.hf.checkpoint import find_positions, get_folder, load_config, load_tokenizer
 from memguard.hf.config_fields import check_positions
 from memguard.hf.export import export_model, export_sharded
+from memguard.hf.export_rehearsal import rehearse_adapter, rehearse_export
 from memguard.hf.from_config import build_scratch_model, describe_model, make_scratch_config
 from memguard.hf.identity import list_model_files, sum_model
 from memguard.hf.load import load_assembled, load_model, load_sharded, shard_scratch_model
@@ -98,16 +99,27 @@ class StartedModel:
     quantization: Literal["nf4"] | None = None
     """Form of its linear layers."""
 
+    def rehearse_export(self, tokenizer: Any, *, dtype: torch.dtype) -> str | None:
+        """Try all of the export but the weights, on rank 0; return what was repaired."""
+        if self.adapter is not None:
+            rehearse_adapter(self._make_peft_config, tokenizer)
+            return None
+        is_sharded = self.sharded is not None
+        return rehearse_export(self.lm.model, tokenizer, dtype=dtype, is_sharded=is_sharded)
+
+    def _make_peft_config(self) -> dict[str, Any]:
+        assert self.adapter is not None, "the run trains adapters"
+        assert self.base is not None, "adapters belong to a checkpoint"
+        return make_peft_config(
+            self.lm.model, self.adapter, base=self.base, revision=self.base_revision
+        )
+
     def export(
         self, tokenizer: Any, folder: Path, *, dtype: torch.dtype, card: str, runtime: Runtime
     ) -> None:
         """Export the weights, or the adapters if there are any; every rank must call this."""
         if self.adapter is not None:
-            assert self.base is not None, "adapters belong to a checkpoint"
-            tensors = gather_adapter(self.lm.model)
-            config = make_peft_config(
-                self.lm.model, self.adapter, base=self.base, revision=self.base_revision
-            )
+            tensors, config = gather_adapter(self.lm.model), self._make_peft_config()
             runtime.only_on_main(
                 lambda: write_adapter(
                     tensors,

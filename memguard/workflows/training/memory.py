@@ -21,17 +21,19 @@ the planner cannot estimate, only weights, gradients and moments are counted.
 """
 
 import contextlib
+import json
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memguard.config import RunConfig, load_yaml
 from memguard.config.mitigations import DpSgdConfig, find_mitigation
-from memguard.errors import ConfigError, MemguardError, ModelError
+from memguard.errors import ConfigError, MemguardError, ModelError, StepTooLarge
 from memguard.parallel.mesh_shape import MeshShape, resolve_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
-from memguard.planner.fit import SCRATCH, PlanInputs, find_fit, list_micro_batches
-from memguard.planner.machine import Machine, detect_machine
+from memguard.planner.fit import SCRATCH, PlanInputs, describe_faster, find_fit, list_micro_batches
+from memguard.planner.machine import Machine, detect_machine, keep_measured
 from memguard.planner.plan import ModelStorage, make_plan
 from memguard.planner.step_settings import describe_work
 from memguard.records.folders import RunFiles
@@ -40,7 +42,7 @@ from memguard.runtime.environment import count_gpus, is_cpu_build
 from memguard.workflows.common.checks import explain_one_process
 
 if TYPE_CHECKING:
-    from memguard.runtime import Runtime
+    from memguard.runtime import Console, Runtime
 
 _AMD_DRIVER = Path("/dev/kfd")
 _GIB = 2**30
@@ -108,12 +110,12 @@ def measure_model(config: Any, name: str, *, is_eager: bool = False) -> ModelSto
 
 
 def resolve_auto_settings(
-    config: RunConfig, runtime: "Runtime", *, halve: bool = False
+    config: RunConfig, runtime: "Runtime", console: "Console | None" = None
 ) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
-    Every rank must call this. A run that was begun before keeps its precision. ``halve``: with half
-    of the micro-batch that `auto` chooses, because it did not fit.
+    Every rank must call this. A run that was begun before keeps its precision. ``console`` is told
+    of faster settings that `auto` does not take.
     """
     machine = _describe_machine(runtime)
 
@@ -126,19 +128,40 @@ def resolve_auto_settings(
             sizes = model if isinstance(model, ModelSizes) else None
             if machine is not None and not has_trained(folder):
                 check_memory(resumed, model, machine, num_ranks)
-        resolved = resolve_auto(
+        return resolve_auto(
             resumed,
             device_type=runtime.device.type,
             sizes=sizes,
             machine=machine,
             world_size=num_ranks,
+            console=console,
         )
-        if not halve:
-            return resolved
-        half = find_half(resolved, resolve_mesh(resolved.parallel, num_ranks))
-        return resolved if half is None else set_train(resolved, micro_batch_size=half)
 
     return runtime.broadcast_object(runtime.only_on_main(decide))
+
+
+def keep_measured_memory(
+    config: RunConfig, runtime: "Runtime", shape: MeshShape, num_bytes: int | None = None
+) -> None:
+    """Store for later plans what a step needed on this GPU; None: more than it has (bytes).
+
+    Nothing is stored on a CPU, for a model without an estimate, and for a small step.
+    """
+    if runtime.device.type != "cuda":
+        return
+    import torch
+
+    with contextlib.suppress(MemguardError, OSError, RuntimeError):
+        gpu = torch.cuda.get_device_properties(runtime.device)
+        if num_bytes is None:
+            free_bytes, _ = torch.cuda.mem_get_info(runtime.device)
+            num_bytes = int(1.02 * (free_bytes + torch.cuda.memory_reserved(runtime.device)))
+        machine = detect_machine(1, gpus=[(gpu.name, gpu.total_memory / _GIB)])
+        model = read_run_model(config)
+        if isinstance(model, ModelSizes):
+            fit = find_fit(model, shape, describe_work(config, device_type="cuda"), machine)
+            if (share := fit.find_fragmentation(num_bytes)) is not None:
+                keep_measured(gpu.name, share)
 
 
 def resolve_auto(
@@ -148,6 +171,7 @@ def resolve_auto(
     sizes: ModelSizes | None,
     machine: Machine | None,
     world_size: int,
+    console: "Console | None" = None,
 ) -> RunConfig:
     """Return the settings without `auto`, but for `train.compile`."""
     train, is_gpu = config.train, device_type == "cuda"
@@ -162,6 +186,9 @@ def resolve_auto(
             mesh = resolve_mesh(config.parallel, world_size, sizes, batch_size=batch_size)
             fit = find_fit(sizes, mesh, work, machine)
             rows, mode = fit.micro_batch_size, fit.settings.checkpointing
+            faster = describe_faster(sizes, fit, work, machine)
+            if console is not None and faster is not None:
+                console.info(f"memory: {faster}")
         if train.micro_batch_size == "auto":
             # With dp_sgd each row has its own backward pass, and a micro-batch size is refused.
             is_private = find_mitigation(config.mitigations, DpSgdConfig) is not None
@@ -196,28 +223,47 @@ def keep_precision(config: RunConfig, folder: Path) -> RunConfig:
 # -- after an out-of-memory error ----------------------------------------------------------------
 
 
-class OutOfMemory(MemguardError):
-    """Memory ran out in training; the message names what helps on the run's mesh."""
+def list_free(config: RunConfig) -> frozenset[str]:
+    """Return the settings of `train` that `auto` chooses by memory."""
+    names = ("micro_batch_size", "activation_checkpointing")
+    return frozenset(name for name in names if getattr(config.train, name) == "auto")
 
 
-class MicroBatchTooLarge(OutOfMemory):
-    """Memory ran out in the first steps with a micro-batch that `auto` chose."""
+def apply_less_memory(config: RunConfig, free: Collection[str], given: str) -> RunConfig:
+    """Return the settings with those of `LESS_MEMORY` that `auto` would choose."""
+    settings = json.loads(given) if given else {}
+    return set_train(config, **{name: settings[name] for name in free if name in settings})
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out, of a GPU or of this machine."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    # torch's allocator on the CPU has no error of its own.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+def find_less_memory(
+    config: RunConfig, shape: MeshShape, free: Collection[str]
+) -> StepTooLarge | None:
+    """Return the error with which a run starts again after its memory ran out in a step.
 
-
-def explain_halving(config: RunConfig, shape: MeshShape, half: int) -> str:
-    """Return why a run's micro-batch, which `auto` chose, must be halved."""
-    return (
-        f"out of memory {_describe_step(config, shape)}, which 'auto' chose: "
-        f"'train.micro_batch_size' must be {half} or less"
+    The micro-batch is halved until it is one row; then more is recomputed: none, selective, full.
+    On a mesh with x > 1 recomputing blocks also store their inputs in parts. ``free``: see
+    `list_free`. None if nothing that needs less is left.
+    """
+    train, half = config.train, find_half(config, shape)
+    name, value = "micro_batch_size", f"{half} or less"
+    changed: Any = half
+    if half is None or name not in free:
+        name, changed = "activation_checkpointing", _MORE.get(train.checkpointing)
+        if train.compile is True and changed == "selective":
+            changed = "full"  # Older releases of transformers cannot compile selective.
+        value = str(changed)
+    if changed is None or name not in free:
+        return None
+    settings = {each: getattr(train, each) for each in free} | {name: changed}
+    return StepTooLarge(
+        f"out of memory {_describe_step(config, shape)}, which 'auto' chose: 'train.{name}' must "
+        f"be {value}",
+        settings,
     )
+
+
+_MORE: Mapping[str, str] = {"none": "selective", "selective": "full"}
+"""The next mode of checkpointing, which recomputes more."""
 
 
 def explain_out_of_memory(

@@ -13,6 +13,7 @@ Each stage writes files, and the same command skips those that are finished.
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from memguard.config.mitigations import DpSgdConfig, find_mitigation
 from memguard.data.corpus import load_corpus
 from memguard.data.identity_key import load_identity_key
 from memguard.data.token_checks import check_vocabulary
-from memguard.errors import ConfigError
+from memguard.errors import ConfigError, OutOfMemory, StepTooLarge, is_out_of_memory
 from memguard.hf.load import count_parameters
 from memguard.model.causal_lm import CausalLM
 from memguard.model.checks import keeps_documents_apart
@@ -46,6 +47,7 @@ from memguard.runtime import (
     describe_environment,
     detect_runtime,
     deterministic_algorithms,
+    measure_memory,
     quiet_libraries,
     set_deterministic_defaults,
 )
@@ -66,7 +68,7 @@ from memguard.workflows.common.folder import (
     compute_run_key,
     locked,
 )
-from memguard.workflows.common.launch import HALVE_MICRO_BATCH, STARTED_AGAIN
+from memguard.workflows.common.launch import LESS_MEMORY, STARTED_AGAIN
 from memguard.workflows.common.setup import (
     DistributedContext,
     StartedModel,
@@ -86,12 +88,11 @@ from memguard.workflows.training.data import (
     report_control,
 )
 from memguard.workflows.training.memory import (
-    MicroBatchTooLarge,
-    OutOfMemory,
-    explain_halving,
+    apply_less_memory,
     explain_out_of_memory,
-    find_half,
-    is_out_of_memory,
+    find_less_memory,
+    keep_measured_memory,
+    list_free,
     resolve_auto_for_documents,
     resolve_auto_settings,
     set_train,
@@ -121,29 +122,27 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         # Before documents are read: a task that cannot be opened would fail after training.
         has_tasks = config.audit.enabled and config.audit.utility
         tasks = runtime.only_on_main(partial(open_alone, config.audit)) if has_tasks else ()
-        is_second = HALVE_MICRO_BATCH in os.environ
-        settled = resolve_auto_settings(config, runtime, halve=is_second)
+        settled = resolve_auto_settings(config, runtime, console)
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder; the others have none to check.
         check_folder = partial(runtime.only_on_main, held or (lambda: None))
-        opened = OpenedRun(settled, folder, distributed, console, check_folder)
-        may_halve = config.train.micro_batch_size == "auto" and not is_second
-        reason = None
-        try:
-            _train_once(opened, may_halve=may_halve)
-        except MicroBatchTooLarge as error:
-            if runtime.world_size > 1:
-                # Other ranks wait in collectives: the launcher ends them and starts all again.
-                raise
-            reason = str(error)
-        if reason is not None:
+        free, less = list_free(config), os.environ.get(LESS_MEMORY, "")
+        while True:
+            settled = apply_less_memory(settled, free, less)
+            try:
+                _train_once(OpenedRun(settled, folder, distributed, console, check_folder, free))
+                break
+            except StepTooLarge as error:
+                if runtime.world_size > 1:
+                    # Other ranks wait in collectives: the launcher ends them and starts all again.
+                    raise
+                console.warn(f"{error}. {STARTED_AGAIN}")
+                less = json.dumps(error.settings)
             # Here, where no traceback holds the model.
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.reset()
             gc.collect()
             torch.cuda.empty_cache()
-            settled = resolve_auto_settings(config, runtime, halve=True)
-            console.warn(f"{reason}. {STARTED_AGAIN}")
-            opened = OpenedRun(settled, folder, distributed, console, check_folder)
-            _train_once(opened, may_halve=False)
         result: dict[str, Any] = {"run": str(folder), "model": str(find_weights_folder(folder))}
         if not config.audit.enabled:
             return result
@@ -176,12 +175,15 @@ class OpenedRun:
     console: Console
     check_folder: Callable[[], None]
     """Raises, on every rank, if the run's folder is no longer the locked one."""
+    free: frozenset[str]
+    """Settings of `train` that `auto` chose, and that may change if memory runs out."""
 
 
-def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
+def _train_once(run: OpenedRun) -> None:
     """Prepare the documents, then train and export unless that was done before.
 
-    With ``may_halve``, training may start again with a smaller micro-batch: `MicroBatchTooLarge`.
+    Raises:
+        StepTooLarge: memory ran out in a step, and training may start again with other settings.
     """
     config, console, runtime = run.config, run.console, run.distributed.runtime
     with console.phase("documents"):
@@ -194,6 +196,8 @@ def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
         console.info(f"model: {find_weights_folder(run.folder)} was trained before")
         return
     trainer: Trainer | None = None
+    mesh = run.distributed.mesh
+    shape = MeshShape() if mesh is None else mesh.shape
     try:
         started, trainer = _build_trainer(run, prepared, key, must_resume=before.damage)
         is_deterministic = config.train.deterministic
@@ -209,19 +213,20 @@ def _train_once(run: OpenedRun, *, may_halve: bool) -> None:
             ),
         ):
             trainer.run()
+        reserved_bytes = runtime.agree_max(measure_memory(runtime.device).reserved_bytes or 0)
+        runtime.only_on_main(lambda: keep_measured_memory(config, runtime, shape, reserved_bytes))
         run.check_folder()
         with console.phase("export"):
             _export(run, prepared, key, started, trainer)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        mesh = run.distributed.mesh
-        shape = MeshShape() if mesh is None else mesh.shape
-        # AdamW's moments exist from the second step on, so the first two show whether a step fits.
-        is_new = trainer is not None and trainer.num_updates < 2
-        half = find_half(config, shape)
-        if may_halve and is_new and half is not None:
-            raise MicroBatchTooLarge(explain_halving(config, shape, half)) from error
+        if trainer is not None and trainer.is_in_step:
+            keep_measured_memory(config, runtime, shape)
+            recomputes = trainer.lm.model.supports_gradient_checkpointing
+            free = run.free if recomputes else run.free - {"activation_checkpointing"}
+            if (too_large := find_less_memory(config, shape, free)) is not None:
+                raise too_large from error
         device_type = runtime.device.type
         text = explain_out_of_memory(config, shape, device_type, is_loaded=trainer is not None)
         raise OutOfMemory(text) from error
@@ -277,6 +282,11 @@ def _build_trainer(
             console.warn(f"'mitigations': goldfish: {remark.text}")
     console.info(f"model: loading {config.model.path or 'random weights'}")
     started = start_model(config, prepared.tokenizer, distributed)
+    rehearse = partial(
+        started.rehearse_export, prepared.tokenizer, dtype=_choose_export_dtype(config)
+    )
+    if repaired := runtime.only_on_main(rehearse):
+        console.warn(repaired)
     lm, model = started.lm, started.lm.model
     check_vocabulary(corpus.input_ids, lm.vocab_size)
     is_wide = lm.compute_dtype != torch.bfloat16
@@ -396,11 +406,15 @@ def _export(
     card = render_model_card(
         None, run_name=config.name, base_model=config.model.path, config_yaml=dump_yaml(config)
     )
-    dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+    dtype = _choose_export_dtype(config)
     target = folder / ("model" if started.adapter is None else "adapter")
     started.export(prepared.tokenizer, target, dtype=dtype, card=card, runtime=runtime)
     runtime.only_on_main(lambda: _commit(folder, started, key, trainer.totals.step))
     run.console.info(f"model: saved in {target}")
+
+
+def _choose_export_dtype(config: RunConfig) -> torch.dtype:
+    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
 
 
 def _commit(folder: Path, started: StartedModel, run_key: str, step: int) -> None:
