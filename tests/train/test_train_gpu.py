@@ -119,6 +119,7 @@ def run_out_above(rows: int, device: torch.device, monkeypatch: pytest.MonkeyPat
         count = self.step.train.count_micro_rows(8)
         tried.append(count)
         if count > rows:
+            self.is_in_step = True
             if device.type == "cuda":
                 # A real error of the allocator: four pebibytes.
                 torch.empty(2**50, device=device)
