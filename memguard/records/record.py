@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -280,12 +280,21 @@ def format_json(value: Any, indent: str = "") -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ": "))
 
 
-def load_record(kind: type[RecordT], path: Path) -> RecordT:
-    """Read a record from its file; UnreadableError or RecordError if it cannot be had."""
+def load_record(
+    kind: type[RecordT], path: Path, *, convert: Callable[[dict[str, Any]], Any] | None = None
+) -> RecordT:
+    """Read a record from its file; UnreadableError or RecordError if it cannot be had.
+
+    ``convert`` changes each object as soon as it is parsed, to hold large ones in another form.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise describe_unread(path, error) from error
+    if convert is not None:
+        # What json cannot parse, pydantic reports.
+        with contextlib.suppress(ValueError, RecursionError):
+            return validate_record(kind, json.loads(content, object_hook=convert), path)
     return validate_record(kind, content, path)
 
 
@@ -296,10 +305,12 @@ def describe_unread(path: Path, error: OSError) -> RecordError:
     return RecordError(f"'{path}' cannot be read: {error.strerror}")
 
 
-def validate_record(kind: type[RecordT], content: bytes, path: Path) -> RecordT:
-    """Return the record that the JSON of a file holds; RecordError names ``path``."""
+def validate_record(kind: type[RecordT], content: bytes | Mapping[str, Any], path: Path) -> RecordT:
+    """Return the record that the JSON of a file, parsed or not, holds; RecordError names it."""
     try:
-        return kind.model_validate_json(content)
+        if isinstance(content, bytes):
+            return kind.model_validate_json(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         if first["loc"] == ("schema",):

@@ -277,14 +277,15 @@ def load_checkpoint(
     Raises:
         RecordError: a tensor is missing or has another shape, or the checkpoint cannot be read.
     """
-    state.make_room(load_metadata(path, files).tensors)
+    stored = load_metadata(path, files)
+    state.make_room(stored.tensors)
     tensors = state.tensors()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             load(
                 tensors,
-                storage_reader=JsonReader(path, files),
+                storage_reader=JsonReader(path, stored, tensors),
                 no_dist=runtime.world_size == 1,
                 process_group=runtime.control,
             )

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_examples import load_state, make_state, save_state
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from memguard.errors import RecordError
 from memguard.records.run_files import load_checkpoint_manifest
 from memguard.records.sealed import save_sealed, sum_file
 from memguard.runtime import Console
 from memguard.train.checkpoint import find_checkpoint
-from memguard.train.checkpoint_storage import load_metadata
+from memguard.train.checkpoint_storage import TensorPlaces, load_metadata
 
 
 class Command:
@@ -84,8 +85,7 @@ def test_a_pickle_among_the_tensors_is_not_run(checkpoint: Path, tmp_path: Path,
         torch.save(command, shard)
     values = json.loads((checkpoint / "metadata.json").read_text())
     for tensor in values["tensors"].values():
-        for chunk in tensor["chunks"]:
-            chunk |= {"begin": 0, "length": shard.stat().st_size}
+        tensor |= {"begin": [0], "length": [shard.stat().st_size]}
     (checkpoint / "metadata.json").write_text(json.dumps(values))
     seal_again(checkpoint)
     with pytest.raises(RecordError, match="is not usable for this run"):
@@ -93,9 +93,10 @@ def test_a_pickle_among_the_tensors_is_not_run(checkpoint: Path, tmp_path: Path,
     assert not (tmp_path / "mark").exists()
 
 
-def change_tally(checkpoint: Path, **changes: object) -> None:
+def change_tally(checkpoint: Path, *, files: list[Any] | None = None, **changes: object) -> None:
     values = json.loads((checkpoint / "metadata.json").read_text())
-    values["tensors"]["tally"]["chunks"][0] |= changes
+    values["tensors"]["tally"] |= changes
+    values["files"] = values["files"] if files is None else files
     (checkpoint / "metadata.json").write_text(json.dumps(values))
     seal_again(checkpoint)
 
@@ -103,27 +104,71 @@ def change_tally(checkpoint: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"file": "../outside"},
-        {"file": "/etc/hostname"},
-        {"file": "manifest.json"},
-        {"length": 10**9},
-        {"begin": 10**9},
-        {"offsets": [0, 0]},
+        {"files": ["../outside"]},
+        {"files": ["/etc/hostname"]},
+        {"files": ["manifest.json"]},
+        {"file": [1]},
+        {"length": [10**9]},
+        {"begin": [10**9]},
+        # The sum exceeds the largest number, and would be negative.
+        {"begin": [2**62], "length": [2**62]},
+        {"offsets": [[0], [0]]},
+        {"length": [1, 1]},
     ],
     ids=str,
 )
-def test_tensors_lie_in_files_of_the_checkpoint(
-    checkpoint: Path, changes: dict[str, object]
-) -> None:
+def test_tensors_lie_in_files_of_the_checkpoint(checkpoint: Path, changes: dict[str, Any]) -> None:
     (checkpoint.parent / "outside").write_bytes(b"x" * 10**4)
     change_tally(checkpoint, **changes)
     assert resume(checkpoint) is None
 
 
-@pytest.mark.parametrize("changes", [{"begin": -1}, {"sizes": [-3]}, {"file": None}], ids=str)
-def test_what_no_writer_says_is_refused(checkpoint: Path, changes: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"begin": [wrong]} for wrong in (-1, 0.5, "0", None, True, 2**64, [0])),
+        {"sizes": [[-3]]},
+        {"begin": 0},
+        {"file": None},
+        {"files": [0]},
+        {"chunks": []},
+    ],
+    ids=str,
+)
+def test_what_no_writer_says_is_refused(checkpoint: Path, changes: dict[str, Any]) -> None:
     change_tally(checkpoint, **changes)
     assert resume(checkpoint) is None
+
+
+def test_a_rank_reads_the_rectangles_that_overlap_its_own() -> None:
+    draw = np.random.default_rng(0)
+    # 4 x 3 rectangles of uneven sizes; a scalar has one, without dimensions.
+    rows, columns = np.cumsum([0, 3, 1, 5, 2]), np.cumsum([0, 4, 4, 1])
+    grid = [(r, c) for r in range(4) for c in range(3)]
+    places = TensorPlaces.model_validate(
+        {
+            "dtype": "float32",
+            "size": (11, 9),
+            "offsets": ([int(rows[r]) for r, _ in grid], [int(columns[c]) for _, c in grid]),
+            "sizes": (
+                [int(rows[r + 1] - rows[r]) for r, _ in grid],
+                [int(columns[c + 1] - columns[c]) for _, c in grid],
+            ),
+            **dict.fromkeys(("file", "begin", "length"), [0] * 12),
+        }
+    )
+    for _ in range(50):
+        start, end = (np.sort(draw.choice(np.arange(12), 2, replace=False)) for _ in range(2))
+        own = ChunkStorageMetadata(
+            offsets=torch.Size([int(start[0]), int(min(end[0], 8))]),
+            sizes=torch.Size([int(start[1] - start[0]), 1]),
+        )
+        cells = np.zeros((11, 9), dtype=bool)
+        cells[own.offsets[0] : own.offsets[0] + own.sizes[0], own.offsets[1]] = True
+        wanted = [
+            bool(cells[rows[r] : rows[r + 1], columns[c] : columns[c + 1]].any()) for r, c in grid
+        ]
+        assert places.find_overlapping(own).tolist() == wanted
 
 
 @pytest.mark.parametrize("dtype", ["load", "no_such", "__builtins__"])
