@@ -146,8 +146,10 @@ class Batching:
                 batches = self._take_round(waiting, jobs)
                 num_steps = max(jobs[index].num_new for batch in batches for index in batch)
                 batch = self._lm.deal(batches)[0] or []
+                before = 0
                 if self._measures_memory:
                     torch.cuda.reset_peak_memory_stats(self._lm.device)
+                    before = torch.cuda.memory_allocated(self._lm.device)
                 try:
                     done = self._try_batch(run_batch, batch, num_steps)
                 except LimitReached as reason:
@@ -157,7 +159,9 @@ class Batching:
                     self._halve([jobs[index] for index in batch])
                     continue
                 if self._measures_memory:
-                    self._batch_tokens = self._agree_on_budget(_count_tokens([jobs[waiting[0]]]))
+                    self._batch_tokens = self._agree_on_budget(
+                        _count_tokens([jobs[waiting[0]]]), before
+                    )
                     self._measures_memory = False
                 self._check_finite(done)
                 mine.update(zip(batch, done.results, strict=True))
@@ -216,12 +220,16 @@ class Batching:
         self._batch_tokens = _count_tokens(batch) // 2
         logger.warning("out of GPU memory: continuing with %d tokens per batch", self._batch_tokens)
 
-    def _agree_on_budget(self, num_tokens: int) -> int:
-        """Return the number of tokens that fit on every rank, after a job of ``num_tokens`` fit."""
+    def _agree_on_budget(self, num_tokens: int, before: int) -> int:
+        """Return the number of tokens that fit on every rank, after a job of ``num_tokens`` fit.
+
+        ``before`` it so many bytes were allocated: what it keeps, such as rows to be continued, is
+        part of what it used.
+        """
         device = self._lm.device
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+        used = torch.cuda.max_memory_allocated(device) - before
         fits = int(_MEMORY_SHARE * (free + cached) / max(used, 1) * num_tokens)
         smallest = -self.runtime.agree_max(-max(fits, num_tokens))
         return min(self._batch_tokens, smallest)

@@ -26,7 +26,7 @@ from torch import Tensor
 from memguard.audit.cache import StoredNumbers
 from memguard.audit.decoding import Decoder
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
-from memguard.audit.requests import Continued, Continues, Generated, Score
+from memguard.audit.requests import Continued, Continues, Generated, Prompt, Score
 from memguard.model.kv_cache import RowPool, can_continue, recall_check
 
 LEAST_CHECKED = 8
@@ -51,14 +51,18 @@ class Follower:
     is_on: bool | None = field(init=False)
     """Whether rows are kept; None: the next pass decides. The same on every rank."""
     _shortest: int = field(init=False)
+    """Tokens of the shortest prompt."""
+    _room: int = field(init=False)
+    """Tokens of the longest continuation."""
     _pool: RowPool | None = None
     _waiting: list[tuple[int, Continued]] = field(default_factory=list)
     """Items of the rows in the pool."""
     _numbers: dict[int, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        prompts = [p.first_choice for p in self.request.passages if p is not None]
-        self._shortest = min(prompts, default=self.longest)
+        passages = [passage for passage in self.request.passages if passage is not None]
+        self._shortest = min((p.first_choice for p in passages), default=self.longest)
+        self._room = max((len(p.input_ids) - p.first_choice for p in passages), default=0)
         self.is_on = recall_check(self.decoder.lm, self._shortest, self.longest)
 
     def add(
@@ -81,22 +85,10 @@ class Follower:
             if not self.is_on:
                 return False
             lm.cached_lengths[self._shortest, self.longest] = True
-        left = []
-        for row, (place, result) in enumerate(zip(places, results, strict=True)):
-            if place in self.items:
-                item, text = self._find(*self.items[place], result)
-                if text is not None and item in self.store.missing:
-                    left.append((row, item, text))
+        left = self._find_texts(places, results)
         while True:
-            if not self._waiting:
-                # Later passes have no longer rows.
-                prompts = [text.prompt for *_, text in left]
-                room = max((prompt.num_new for prompt in prompts), default=0)
-                slots = max((len(prompt.input_ids) for prompt in prompts), default=0)
-                longest = max((len(p.input_ids) + p.num_new for p in prompts), default=1)
-                num_rows = max(1, self.decoder.batch_tokens // longest) if left else 0
-                self._pool = RowPool(cache, hidden_BTD, num_rows, slots, room)
-            assert self._pool is not None, "made for the first row"
+            if self._pool is None:
+                self._pool = self._build_pool(cache, hidden_BTD, [text.prompt for *_, text in left])
             while left:
                 row, item, text = left[0]
                 if not self._pool.add(cache, hidden_BTD, row, len(text.prompt.input_ids)):
@@ -125,11 +117,33 @@ class Follower:
         """Keep nothing more: the model does not support it, or memory ran out."""
         self.is_on, self._pool, self._waiting = False, None, []
 
-    def _find(self, item: int, whole: Passage, result: TokenResult) -> tuple[int, Continued | None]:
-        own = self.request.passages[item]
-        assert own is not None, "it has been scored"
-        part = result.restrict(whole, own, self.request.selection, self.computed)
-        return item, self.continues.find(item, part)
+    def _find_texts(
+        self, places: Sequence[int], results: Sequence[TokenResult]
+    ) -> list[tuple[int, int, Continued]]:
+        """Return the rows of a pass that will be continued, with their items and texts."""
+        texts = []
+        for row, (place, result) in enumerate(zip(places, results, strict=True)):
+            if place not in self.items:
+                continue
+            item, whole = self.items[place]
+            own = self.request.passages[item]
+            assert own is not None, "it has been scored"
+            part = result.restrict(whole, own, self.request.selection, self.computed)
+            # A text whose numbers are cached counts in the sample below the floor.
+            text = self.continues.find(item, part)
+            if text is not None and item in self.store.missing:
+                texts.append((row, item, text))
+        return texts
+
+    def _build_pool(self, cache: Any, hidden_BTD: Tensor, prompts: Sequence[Prompt]) -> RowPool:
+        """Return memory for the rows of a decoding batch; later passes have no longer rows.
+
+        Without prompts it is as large, so that memory which does not suffice fails a first pass.
+        """
+        slots = max((len(prompt.input_ids) for prompt in prompts), default=hidden_BTD.shape[1])
+        longest = max((len(p.input_ids) + p.num_new for p in prompts), default=slots + 1)
+        num_rows = max(1, self.decoder.batch_tokens // longest)
+        return RowPool(cache, hidden_BTD, num_rows, slots, self._room)
 
     def _flush(self) -> None:
         """Continue the rows of the pool, on all ranks."""

@@ -235,13 +235,12 @@ class Runner:
 
     def _follow(self, group: Sequence[Score], longest: int) -> Follower | None:
         """Return what continues documents while they are scored, the longest first, if possible."""
-        request = next((request for request in group if request.continues is not None), None)
-        decoder = None if request is None else self.audited.decoder()
-        # A stand-in has no model.
-        if request is None or decoder is None or not getattr(decoder, "fits", False):
+        found = [(one, one.continues) for one in group if one.continues is not None]
+        if not found:
             return None
-        continues = request.continues
-        if continues is None or decoder.find_obstacle() is not None:
+        (request, continues), decoder = found[0], self.audited.decoder()
+        # A stand-in has no model.
+        if not getattr(decoder, "fits", False) or decoder.find_obstacle() is not None:
             return None
         store = self._open(continues, continues.keys)
         return Follower(decoder, request, continues, store, longest)

@@ -115,8 +115,8 @@ class ModelScorer:
         def run(batch: Sequence[int], _: int) -> BatchResult[TokenResult]:
             rows = [passages[index] for index in batch]
             if follower is not None and follower.is_on is not False:
+                cache = build_row_cache(0)
                 try:
-                    cache = build_row_cache(0)
                     result, ids_BT, hidden_BTD = self._score_batch(rows, requested, cache)
                     if follower.add(batch, result.results, ids_BT, hidden_BTD, cache):
                         return result
@@ -127,6 +127,7 @@ class ModelScorer:
                     if follower.is_on:
                         raise
                 follower.drop()
+                cache.layers.clear()  # The next pass needs its memory.
             return self._score_batch(rows, requested)[0]
 
         return self._batching.run(

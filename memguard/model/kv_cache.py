@@ -114,11 +114,13 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
 
 def _take(slots: Tensor, rows_R: Tensor, first_slot: int) -> Tensor:
-    if first_slot == 0 or len(rows_R) != len(slots):
+    num_rows = len(rows_R)
+    if num_rows > len(slots):
         return slots[rows_R]
-    changing = slots[:, :, first_slot:]
-    changing.copy_(changing[rows_R])
-    return slots
+    # In the memory of the old rows, or all layers would be in memory twice.
+    first = first_slot if num_rows == len(slots) else 0
+    slots[:num_rows, :, first:] = slots[:, :, first:][rows_R]
+    return slots[:num_rows]
 
 
 class RowPool:

@@ -76,6 +76,24 @@ def test_a_batch_that_did_not_fit_limits_all_that_follow() -> None:
         Batching(LAYER, 32).run(wide := make_jobs([(4, 2, 3)]), Recorder(wide, limit=1))
 
 
+def test_what_the_first_job_keeps_counts_as_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, allocated = make_jobs([(4, 0, 1)] * 40), [1_000, 1_300]
+    recorder = Recorder(jobs)
+    known = {
+        "reset_peak_memory_stats": lambda _: None,
+        # Of the 400 bytes that the first job takes, 300 stay.
+        "max_memory_allocated": lambda _: 1_400,
+        "memory_allocated": lambda _: allocated[bool(recorder.batches)],
+        "memory_reserved": lambda _: 1_300,
+        "mem_get_info": lambda _: (8_700, 10_000),
+    }
+    for name, answer in known.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    Batching(LAYER, 1 << 20, measures_memory=True).run(jobs, recorder)
+    # Four fifths of 8,700 bytes are 69 tokens.
+    assert [len(batch) for batch in recorder.batches] == [1, 17, 17, 5]
+
+
 def test_numbers_that_are_not_finite_are_counted() -> None:
     jobs = make_jobs([(4, 0, 1)] * 3)
     with pytest.raises(ModelError, match="not finite for 2 of 3 tokens"):

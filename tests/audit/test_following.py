@@ -234,22 +234,54 @@ def test_what_is_cached_is_not_continued(
 
 
 @pytest.mark.parametrize(
-    ("owner", "place"), [(kv_cache.RowPool, "add"), (kv_cache.GrowingRows, "resume")]
+    ("owner", "place"),
+    [(kv_cache._Layer, "like"), (kv_cache.RowPool, "add"), (kv_cache.GrowingRows, "resume")],
 )
 def test_rows_that_do_not_fit_into_memory_run_as_before(
     owner: type, place: str, monkeypatch: pytest.MonkeyPatch, never: Any
 ) -> None:
     lm = build_layer("llama")
-    windows, decoder = make_windows(lm), Noting(lm, 300)
+    windows, decoder, passes = make_windows(lm), Noting(lm, 300), []
+    original = ModelScorer._score_batch
 
     def refuse(*_: Any) -> Any:
         raise torch.OutOfMemoryError
 
+    def run(scorer: ModelScorer, rows: Any, requested: Any, cache: Any = None) -> Any:
+        # A pass that is repeated needs the memory of the keys.
+        assert cache is not None or passes[-1] is None or not passes[-1].layers
+        passes.append(cache)
+        return original(scorer, rows, requested, cache)
+
+    theirs = never(lm, windows)
     lm.cached_lengths[1, 100] = True
     monkeypatch.setattr(owner, place, refuse)
+    monkeypatch.setattr(ModelScorer, "_score_batch", run)
     ours = measure(lm, windows, decoder)
     assert decoder.num_prompts == ours.detail.num_generated
-    check_same(ours, never(lm, windows))
+    assert passes[0] is not None
+    check_same(ours, theirs)
+
+
+def test_memory_of_kept_rows_is_taken_in_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = build_layer("llama")
+    windows = make_windows(lm)
+    verbatim = max(windows[::4], key=lambda window: len(window.input_ids))
+    size = len(verbatim.input_ids)
+    pools: list[kv_cache.RowPool] = []
+
+    def note(*args: Any) -> kv_cache.RowPool:
+        pools.append(kv_cache.RowPool(*args))
+        return pools[-1]
+
+    monkeypatch.setattr(following, "RowPool", note)
+    others = [window for window in windows[1::4] if len(window.input_ids) < size]
+    decoder = Noting(lm, 300)
+    held = Held(ModelScorer(lm, 1), decoder)
+    run_probes([PROBE], held, [verbatim, *others[:2]])
+    (pool,) = pools
+    assert decoder.num_kept == len(pool.sizes) == 2
+    assert len(pool.hidden_RD) == 300 // size
 
 
 def measure_on_mesh(
