@@ -37,6 +37,9 @@ _NUM_SPEAKERS = 8
 """Only the first ranks read and speak: each of thousands would read thousands of posts."""
 _MOST_NAMED = 4
 _COLLECTIVES = "torch.distributed.distributed_c10d"
+_JOIN_SAVE = ("memguard.train.background_save", "_join")
+SAVE_THREAD = "memguard-save"
+"""Name of the thread that saves; while the main thread waits for it, it is looked at instead."""
 
 _PLACES: tuple[tuple[str, str, str | None], ...] = (
     # A step has the time limit of its process group ('parallel.timeout_minutes').
@@ -84,6 +87,10 @@ def look_at(thread: int) -> Look:
         frames.append(frame)
         frame = frame.f_back
     calls = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
+    if _JOIN_SAVE in calls:
+        for other in threading.enumerate():
+            if other.name == SAVE_THREAD and other.ident is not None:
+                return look_at(other.ident)
     return Look(
         place=find_place(calls),
         stack=tuple((id(frame.f_code), frame.f_lasti) for frame in frames),

@@ -275,7 +275,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], "subprocess.Popen[str
     launchers: list[subprocess.Popen[str]] = []
     write_texts(tmp_path / "documents.jsonl", 27, words=30)
     scratch = {"scratch": {"config": TINY_LLAMA, "vocab_size": 300}, "path": None}
-    write_run(tmp_path, model=scratch, train={"checkpoint_every_steps": 1})
+    write_run(tmp_path, model=scratch, train={"checkpoint_every_steps": 2})
     root = str(STOPPED.parents[2])
 
     def run(where: str, rank: int) -> "subprocess.Popen[str]":
