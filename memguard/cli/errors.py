@@ -16,6 +16,7 @@ import typer
 from memguard.errors import (
     MAX_PATH,
     ConfigError,
+    Diverged,
     Interrupted,
     MemguardError,
     OtherRankFailed,
@@ -59,8 +60,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def run_app() -> NoReturn:
     """Run the command line and exit.
 
-    Exit codes: 0 success, 1 internal error, 2 usage or configuration, 3 data or model, 130/143
-    interrupted.
+    Exit codes: 0 success, 1 internal error, 2 usage or configuration, 3 data or model, 4 diverged,
+    130/143 interrupted.
     """
     warnings.showwarning = lambda message, *_, **__: Console().info(f"memguard: warning: {message}")
     # Before torch is imported, and for all ranks that this process starts.
@@ -98,6 +99,10 @@ def _end(report: ExitReport) -> NoReturn:
     report = replace(report, text=text)
     if (width := Console().width) is not None:  # A terminal would cut words.
         report = replace(report, text=wrap_words(report.text, width, indent="  "))
+    if "MEMGUARD_RUN" in os.environ:
+        from memguard.runtime.ended import end_attempt  # Needs pydantic.
+
+        end_attempt(report)
     report_exit(report)
     sys.stdout.flush()
     sys.exit(report.code)
@@ -116,6 +121,7 @@ def _explain(error: BaseException) -> ExitReport:
         # All ranks have agreed to stop after the same step.
         agreed=isinstance(error, Interrupted),
         settings=error.settings if isinstance(error, StepTooLarge) else {},
+        step=error.step if isinstance(error, Diverged) else None,
     )
 
 

@@ -251,6 +251,8 @@ class ExitReport:
     """All ranks end in this way, not necessarily at the same time."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of `train`, with which all ranks may start again."""
+    step: int | None = None
+    """Step at which training diverged."""
     at_s: float = field(default_factory=time.monotonic)
     """Time of the end on the machine's monotonic clock (seconds)."""
 

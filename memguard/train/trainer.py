@@ -22,6 +22,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
+from memguard.train.divergence import explained
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally
@@ -102,7 +103,7 @@ class Trainer:
             ConfigError: the budget was already exceeded at the first audit; or a resumed run would
                 audit other tokens than before.
             Interrupted: SIGINT or SIGTERM was received; the state was saved.
-            ModelError: the loss is not finite.
+            Diverged: the loss or the gradient norm of a step is not finite.
             OSError: a checkpoint could not be written.
             RecordError: a checkpoint is from another run, or the last weights within the budget
                 are missing.
@@ -114,7 +115,13 @@ class Trainer:
                 self.step, self.loader, self._run, num_steps=self.num_steps
             )
         self._resume(path)
-        log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
+        log = MetricsLog(
+            path,
+            kept=self.checkpoints.log,
+            why=self._run.why,
+            step=self.totals.step,
+            is_writer=self.runtime.is_main,
+        )
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -158,9 +165,15 @@ class Trainer:
             labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
             return [*labels, *self.stop_request.count()]
 
-        result = self.step.run(
-            batch, lr=lr, step=number + 1, first_sample=samples[0], labels=self._labels, share=share
-        )
+        with explained(self._run, self.loader, self.step, number):
+            result = self.step.run(
+                batch,
+                lr=lr,
+                step=number + 1,
+                first_sample=samples[0],
+                labels=self._labels,
+                share=share,
+            )
         *labels, interrupts, terminations = result.shared
         self._labels = None if is_last or changes else (labels[0], labels[1])
         self._signal_number = self.stop_request.find((interrupts, terminations))
