@@ -11,7 +11,6 @@
     │   └── StepTooLarge     1  in a step, and settings that need less are left
     ├── Diverged             4  the loss or the gradient norm of a step is not finite
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
-    ├── NotStartedAgain      *  the attempt before, which ended with that code, is the last one
     └── OtherRankFailed      *  another rank ended with that code; its message gives the reason
 
 Messages are one line: the field in quotes, the rule, the value found, the way out.
@@ -212,9 +211,10 @@ class Diverged(MemguardError):
 
     exit_code = 4
 
-    def __init__(self, step: int, message: str) -> None:
+    def __init__(self, step: int, message: str, *, is_own: bool = False) -> None:
         super().__init__(f"training diverged at step {step}: {message}")
-        self.step = step
+        self.step, self.what, self.is_own = step, message, is_own
+        """`is_own`: whether the loss of this rank's own rows is not finite."""
 
 
 class Interrupted(MemguardError):
@@ -224,14 +224,6 @@ class Interrupted(MemguardError):
         super().__init__(message)
         self.exit_code = 128 + signal_number
         self.signal_name = signal.Signals(signal_number).name
-
-
-class NotStartedAgain(MemguardError):
-    """What ended the attempt before would end another one."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class OtherRankFailed(MemguardError):

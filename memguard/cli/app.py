@@ -207,7 +207,7 @@ def train(
     run = check_run(settings, nproc=nproc)
     for note in run.notes:
         say(f"train: {note}")
-    run_on_processes(run.num_to_start, max_restarts=max_restarts, run_folder=run.folder)
+    run_on_processes(run.num_to_start, (run.folder, max_restarts) if max_restarts else None)
     say("train: loading torch and transformers")
     from memguard.workflows.training.train import train_run
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memguard.errors import NotStartedAgain, OtherRankFailed
+from memguard.errors import MemguardError, OtherRankFailed
 from memguard.records import Record, save_record
 from memguard.records.run_files import list_checkpoints
 from memguard.runtime.children import ExitReport, is_started_by_nproc, own_rank
@@ -82,9 +82,9 @@ def begin_attempt(folder: Path, *, is_restart: bool) -> Ended:
 
 
 def close_attempt(folder: Path, code: int, error: str = "", step: int | None = None) -> None:
-    """Write how an attempt ended, if no other rank has; never raises. ``step``: of a divergence."""
+    """Write how an attempt ended, if no rank has failed before; ``step``: of a divergence."""
     ended = _read(folder)
-    if ended is not None and ended.exit_code is None:
+    if ended is not None and not ended.exit_code:
         with suppress(OSError):
             ended = _close(ended, folder, code, error, step)
             save_record(ended.model_copy(update={"at_s": time.time()}), folder / "ended.json")
@@ -96,12 +96,15 @@ def end_attempt(report: ExitReport) -> None:
     close_attempt(Path(os.environ.pop(RUN_FOLDER)), report.code, error, report.step)
 
 
-def may_follow(folder: Path, max_restarts: int) -> bool:
-    """Say whether an attempt follows one that has failed, begun by this process or its siblings."""
-    close_attempt(folder, 1, "killed")
-    ended = _read(folder)
-    why_not = "it had not begun" if ended is None or not _is_own(ended) else ""
-    why_not = why_not or (ended and ended.explain_end(max_restarts)) or ""
+def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
+    """Say whether an attempt follows the one that this process or a sibling began, and that failed.
+
+    ``code`` is how it ended if no rank could write that.
+    """
+    ended, why_not = _read(folder), "it had not begun"
+    if ended is not None and _is_own(ended):
+        close_attempt(folder, code, "no message")
+        why_not = (_read(folder) or ended).explain_end(max_restarts) or ""
     again = f"not started again: {why_not}" if why_not else "starting again"
     print(f"memguard: {again}", file=sys.stderr, flush=True)
     return not why_not
@@ -136,7 +139,9 @@ def refuse_restart(folder: Path) -> None:
         code = 1 if ended.exit_code is None else ended.exit_code
         if own_rank() > 0:
             raise OtherRankFailed(0, code)
-        raise NotStartedAgain(f"not started again: {why_not} ({ended.describe()})", code)
+        refusal = MemguardError(f"not started again: {why_not} ({ended.describe()})")
+        refusal.exit_code = code
+        raise refusal
 
 
 def read_start_s(process: int) -> float:

@@ -1,4 +1,4 @@
-"""Whose rows a step had whose loss or gradient norm is not finite; their ids in a private file."""
+"""Whose rows a step had that is not finite; the ids of their documents in a private file."""
 
 import json
 from collections.abc import Iterator
@@ -8,36 +8,30 @@ from memguard.data.loader import Loader
 from memguard.errors import Diverged, list_first, plural, shorten
 from memguard.records import PRIVATE_MODE, write_atomically
 from memguard.train.run_state import RunState
-from memguard.train.step import NotFinite, TrainStep, list_own_samples
+from memguard.train.step import TrainStep, list_own_samples
 
 
 @contextmanager
-def explained(run: RunState, loader: Loader, step: TrainStep, number: int) -> Iterator[None]:
-    """Name ranks and documents if a step, from 0, is not finite; all ranks call this.
+def explained(run: RunState, loader: Loader, step: TrainStep) -> Iterator[None]:
+    """Name ranks and documents in the error of a step on all ranks that is not finite.
 
-    Raises:
-        Diverged: the documents are those of the ranks whose own loss is not finite, or of all.
+    They are those whose own loss is not finite, or all.
     """
     try:
         yield
-    except NotFinite as error:
+    except Diverged as error:
         documents: set[int] = set()
-        for sample in list_own_samples(loader, number, step.lm)[0]:
-            first, last = loader.rows.row_start[loader.schedule[sample] :][:2]
-            documents.update(loader.rows.document[first:last].tolist())
+        for sample in list_own_samples(loader, error.step - 1, step.lm)[0]:
+            start, stop = loader.rows.row_start[loader.schedule[sample] :][:2]
+            documents.update(loader.rows.document[start:stop].tolist())
         parts = run.runtime.gather_objects((error.is_own, documents))
-        ranks = [rank for rank, (is_own, _) in enumerate(parts) if is_own] or list(
-            range(len(parts))
-        )
-        ids = [
-            loader.corpus.manifest[n].id for n in sorted(set().union(*(parts[r][1] for r in ranks)))
-        ]
-        path, values = run.folder / "diverged.json", {"step": number + 1, "ranks": ranks}
-        text = json.dumps({**values, "what": str(error), "documents": ids}, indent=2)
+        ranks = [rank for rank, (is_own, _) in enumerate(parts) if is_own] or [*range(len(parts))]
+        found = sorted(set().union(*(parts[rank][1] for rank in ranks)))
+        ids = [loader.corpus.manifest[index].id for index in found]
+        values = {"step": error.step, "what": error.what, "ranks": ranks, "documents": ids}
+        path, text = run.folder / "diverged.json", json.dumps(values, indent=2)
         run.runtime.only_on_main(lambda: write_atomically(path, text.encode(), PRIVATE_MODE))
         named = f"rank{'s' * (len(ranks) > 1)} {list_first([str(rank) for rank in ranks], 4)}"
-        raise Diverged(
-            number + 1,
-            f"{error} on {named}, with {plural(len(ids), 'document')} in the rows, see "
-            f"'{shorten(str(path), 50)}'. Lower 'optim.lr' (now {step.optim.lr:g})",
-        ) from None
+        counted = f"{plural(len(ids), 'document')} in its rows, see '{shorten(str(path), 48)}'"
+        lower = f"Lower 'optim.lr' (now {step.optim.lr:g})"
+        raise Diverged(error.step, f"{error.what} on {named}, {counted}. {lower}") from None

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch, Loader
+from memguard.errors import Diverged
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.attention_pieces import Packing
@@ -119,15 +120,6 @@ class _Labels:
         return hidden_BTD.flatten(0, 1).index_select(0, self.index_N)
 
 
-class NotFinite(ArithmeticError):
-    """The loss or the gradient norm of all rows is not finite; nothing was updated."""
-
-    def __init__(self, what: str, *, is_own: bool) -> None:
-        super().__init__(what)
-        self.is_own = is_own
-        """Whether the loss of this rank's rows is not finite."""
-
-
 class _Sums(NamedTuple):
     """Sums over some rows; FSDP2 finds tensors in tuples only."""
 
@@ -180,7 +172,7 @@ class TrainStep:
         this rank, as many on every rank, which are summed over ranks together with the loss.
 
         Raises:
-            NotFinite: the loss or the gradient norm is not finite.
+            Diverged: the loss or the gradient norm is not finite.
         """
         if labels is None:
             own_labels = torch.tensor([batch.num_supervised, batch.num_kept], dtype=torch.float64)
@@ -237,7 +229,7 @@ class TrainStep:
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
             is_loss = not math.isfinite(loss_sum)
             what = f"loss {loss_sum}" if is_loss else f"gradient norm {grad_norm}"
-            raise NotFinite(what, is_own=not math.isfinite(totals[0]))
+            raise Diverged(step, what, is_own=not math.isfinite(totals[0]))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()

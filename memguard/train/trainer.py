@@ -165,7 +165,7 @@ class Trainer:
             labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
             return [*labels, *self.stop_request.count()]
 
-        with explained(self._run, self.loader, self.step, number):
+        with explained(self._run, self.loader, self.step):
             result = self.step.run(
                 batch,
                 lr=lr,

@@ -66,24 +66,20 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _INTERRUPTED = "memguard: interrupted; run the same command again to resume"
 
 
-def run_on_processes(
-    num_processes: int, *, max_restarts: int = 0, run_folder: Path | None = None
-) -> None:
+def run_on_processes(num_processes: int, restarts: tuple[Path, int] | None = None) -> None:
     """Run this command as several processes and exit with their code; return in each of them.
 
-    Called after every check that does not need torch. ``max_restarts``: of the run in a folder.
+    Called after every check that does not need torch. ``restarts``: see `launch`.
     """
-    if (num_processes == 1 and not max_restarts) or is_started_by_nproc():
+    if (num_processes == 1 and not restarts) or is_started_by_nproc():
         return
     if "LOCAL_RANK" in os.environ:
-        option = "--nproc' starts the processes itself: leave it out under torchrun"
-        if max_restarts:
-            option = "--max-restarts' is one of torchrun, too: give it to torchrun"
-        raise ConfigError(f"'{option}")
+        option = "--max-restarts" if restarts else "--nproc"
+        raise ConfigError(f"'{option}' starts the processes itself: leave it out under torchrun")
     check_num_processes(num_processes, option="--nproc", way_out=MORE_MACHINES)
     command = [sys.executable, "-m", "memguard", *sys.argv[1:]]
     # Not typer's Exit: its 130 means a Ctrl-C that has not been reported yet.
-    sys.exit(launch(command, num_processes, max_restarts=max_restarts, run_folder=run_folder))
+    sys.exit(launch(command, num_processes, **({"restarts": restarts} if restarts else {})))
 
 
 @dataclass(slots=True)
@@ -123,27 +119,22 @@ def launch(
     num_processes: int,
     *,
     stdout: int | None = None,
-    max_restarts: int = 0,
-    run_folder: Path | None = None,
+    restarts: tuple[Path, int] | None = None,
 ) -> int:
     """Run a command as several processes on this machine; print one line if they fail.
 
     ``stdout`` is that of rank 0. Returns the exit code of the rank that failed first, 1 if it was
-    killed; 0 if none failed. A run in a folder is started again as its `ended.json` allows.
+    killed; 0 if none failed. ``restarts``: folder of a run, and how often it may be started again.
     """
     variables, is_restart = dict[str, str](), False
     while True:
-        if run_folder is not None and max_restarts:
-            begin_attempt(run_folder, is_restart=is_restart)
+        if restarts:
+            begin_attempt(restarts[0], is_restart=is_restart)
         end = _run(command, num_processes, stdout, variables)
         is_restart = isinstance(end, int)
         if not isinstance(end, int):
             variables = {LESS_MEMORY: json.dumps(end)}
-            continue
-        is_failure = end != 0 and find_stop_signal(end) is None
-        if not (
-            max_restarts and is_failure and run_folder and may_follow(run_folder, max_restarts)
-        ):
+        elif end == 0 or find_stop_signal(end) or not (restarts and may_follow(*restarts, end)):
             return end
 
 
