@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -28,6 +29,7 @@ from memguard.errors import (
 )
 from memguard.runtime import set_allocator_defaults
 from memguard.runtime.children import (
+    RUN_FOLDER,
     ExitReport,
     SignalReceived,
     raise_on_signals,
@@ -99,10 +101,10 @@ def _end(report: ExitReport) -> NoReturn:
     report = replace(report, text=text)
     if (width := Console().width) is not None:  # A terminal would cut words.
         report = replace(report, text=wrap_words(report.text, width, indent="  "))
-    if "MEMGUARD_RUN" in os.environ:
-        from memguard.runtime.ended import end_attempt  # Needs pydantic.
+    if folder := os.environ.pop(RUN_FOLDER, ""):
+        from memguard.runtime.ended import close_attempt  # Needs pydantic.
 
-        end_attempt(report)
+        close_attempt(Path(folder), report)
     report_exit(report)
     sys.stdout.flush()
     sys.exit(report.code)

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 from memguard.errors import MemguardError, OtherRankFailed
 from memguard.records import Record, save_record
 from memguard.records.run_files import list_checkpoints
-from memguard.runtime.children import ExitReport, is_started_by_nproc, own_rank
+from memguard.runtime.children import RUN_FOLDER, ExitReport, is_started_by_nproc, own_rank
 
 if TYPE_CHECKING:
     from memguard.runtime.processes import Runtime
 
-RUN_FOLDER = "MEMGUARD_RUN"
-"""Environment variable of a process that trains: the run's folder."""
 _MOST_FRUITLESS = 2
 _STOPPED = "it was stopped"
 _FINAL = {0: "it has ended", 2: "correct its settings", 3: "correct its inputs"}
@@ -72,7 +70,7 @@ def begin_attempt(folder: Path, *, is_restart: bool) -> Ended:
     before, newest = _read_closed(folder), _find_newest(folder)
     begun = Ended(at_s=time.time(), newest_checkpoint=newest)
     if before is not None:
-        kept: dict[str, Any] = {"why": before.describe() if before.exit_code else before.why}
+        kept: dict[str, Any] = {"why": before.why if before.exit_code == 0 else before.describe()}
         if is_restart and before.exit_code not in (0, 130, 143):
             kept |= {"num_fruitless": before.num_fruitless, "diverged": before.diverged}
             kept["attempt"] = before.attempt + 1
@@ -81,19 +79,15 @@ def begin_attempt(folder: Path, *, is_restart: bool) -> Ended:
     return begun
 
 
-def close_attempt(folder: Path, code: int, error: str = "", step: int | None = None) -> None:
-    """Write how an attempt ended, if no rank has failed before; ``step``: of a divergence."""
+def close_attempt(folder: Path, report: ExitReport) -> None:
+    """Write how an attempt ended, if no rank has failed before."""
     ended = _read(folder)
     if ended is not None and not ended.exit_code:
+        error = "lost a rank" if report.follows else report.kind
+        steps = (*ended.diverged, *([] if report.step is None else [report.step]))
+        told = {"exit_code": report.code, "error": error, "diverged": steps, "at_s": time.time()}
         with suppress(OSError):
-            ended = _close(ended, folder, code, error, step)
-            save_record(ended.model_copy(update={"at_s": time.time()}), folder / "ended.json")
-
-
-def end_attempt(report: ExitReport) -> None:
-    """Write how this process's attempt ended."""
-    error = "lost a rank" if report.follows else report.kind
-    close_attempt(Path(os.environ.pop(RUN_FOLDER)), report.code, error, report.step)
+            save_record(_close(ended, folder, **told), folder / "ended.json")
 
 
 def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
@@ -103,7 +97,7 @@ def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
     """
     ended, why_not = _read(folder), "it had not begun"
     if ended is not None and _is_own(ended):
-        close_attempt(folder, code, "no message")
+        close_attempt(folder, ExitReport(code=code, kind="no message", text=""))
         why_not = (_read(folder) or ended).explain_end(max_restarts) or ""
     again = f"not started again: {why_not}" if why_not else "starting again"
     print(f"memguard: {again}", file=sys.stderr, flush=True)
@@ -112,7 +106,7 @@ def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
 
 @contextmanager
 def attempted(folder: Path, runtime: "Runtime") -> Iterator[Ended]:
-    """Record an attempt at a locked run, on all ranks; `report_exit` writes how a failed one ended.
+    """Record an attempt at a locked run, on all ranks; the command line writes how one failed.
 
     One that the launcher has begun goes on.
     """
@@ -129,7 +123,7 @@ def attempted(folder: Path, runtime: "Runtime") -> Iterator[Ended]:
     os.environ[RUN_FOLDER] = str(folder)
     yield ended
     os.environ.pop(RUN_FOLDER, None)
-    runtime.only_on_main(partial(close_attempt, folder, 0))
+    runtime.only_on_main(partial(close_attempt, folder, ExitReport(code=0, kind="", text="")))
 
 
 def refuse_restart(folder: Path) -> None:
@@ -164,18 +158,14 @@ def _read(folder: Path) -> Ended | None:
 
 def _read_closed(folder: Path) -> Ended | None:
     ended = _read(folder)
-    return ended and (_close(ended, folder, None) if ended.exit_code is None else ended)
+    return ended and (_close(ended, folder) if ended.exit_code is None else ended)
 
 
-def _close(
-    ended: Ended, folder: Path, code: int | None, error: str = "", step: int | None = None
-) -> Ended:
+def _close(ended: Ended, folder: Path, **told: Any) -> Ended:
     newest = _find_newest(folder)
-    is_fruitless = code != 0 and newest <= ended.newest_checkpoint
-    update: dict[str, Any] = {"exit_code": code, "error": error, "newest_checkpoint": newest}
-    update["num_fruitless"] = ended.num_fruitless + 1 if is_fruitless else 0
-    update["diverged"] = (*ended.diverged, *(() if step is None else (step,)))
-    return ended.model_copy(update=update)
+    is_fruitless = told.get("exit_code") != 0 and newest <= ended.newest_checkpoint
+    told["num_fruitless"] = ended.num_fruitless + 1 if is_fruitless else 0
+    return ended.model_copy(update={**told, "newest_checkpoint": newest})
 
 
 def _find_newest(folder: Path) -> int:

@@ -32,6 +32,6 @@ def explained(run: RunState, loader: Loader, step: TrainStep) -> Iterator[None]:
         path, text = run.folder / "diverged.json", json.dumps(values, indent=2)
         run.runtime.only_on_main(lambda: write_atomically(path, text.encode(), PRIVATE_MODE))
         named = f"rank{'s' * (len(ranks) > 1)} {list_first([str(rank) for rank in ranks], 4)}"
-        counted = f"{plural(len(ids), 'document')} in its rows, see '{shorten(str(path), 48)}'"
-        lower = f"Lower 'optim.lr' (now {step.optim.lr:g})"
-        raise Diverged(error.step, f"{error.what} on {named}, {counted}. {lower}") from None
+        counted = f"{plural(len(ids), 'document')} (ids in '{shorten(str(path), 40)}')"
+        what = f"{error.what} on {named}, whose rows have {counted}; lower 'optim.lr'"
+        raise Diverged(error.step, what) from None

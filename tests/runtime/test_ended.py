@@ -24,12 +24,16 @@ def checkpoint(folder: Path, step: int) -> None:
     (folder / "checkpoints" / name_checkpoint(step)).mkdir(parents=True)
 
 
+def close(folder: Path, code: int, kind: str = "SomeError", step: int | None = None) -> None:
+    close_attempt(folder, ExitReport(code=code, kind=kind, text="", step=step))
+
+
 def fail(folder: Path, code: int = 1, step: int | None = None, new: int | None = None) -> Ended:
     """Have one more attempt that fails, perhaps after a new checkpoint."""
     begin_attempt(folder, is_restart=True)
     if new is not None:
         checkpoint(folder, new)
-    close_attempt(folder, code, "SomeError", step)
+    close(folder, code, step=step)
     return read(folder)
 
 
@@ -65,6 +69,9 @@ def test_attempts_are_counted_until_one_makes_a_checkpoint(tmp_path: Path) -> No
     assert fail(tmp_path, new=6).num_fruitless == 0
     assert read(tmp_path).newest_checkpoint == 6
     # A person's start, and one after a stop, begin a row of their own.
+    begin_attempt(tmp_path, is_restart=True)
+    assert begin_attempt(tmp_path, is_restart=False).why == "killed"
+    close(tmp_path, 1)
     begun = begin_attempt(tmp_path, is_restart=False)
     assert (begun.attempt, begun.why) == (1, "exit code 1, SomeError")
     assert fail(tmp_path, 143).attempt == 2
@@ -81,9 +88,8 @@ def test_the_first_rank_tells_how_it_ended(tmp_path: Path) -> None:
     begin_attempt(tmp_path, is_restart=False)
     with pytest.raises(ZeroDivisionError), attempted(tmp_path, ALONE):
         raise ZeroDivisionError
-    report = ExitReport(code=3, kind="DataError", text="")
-    ended.end_attempt(report)
-    close_attempt(tmp_path, 1, "lost a rank")
+    close(tmp_path, 3, "DataError")
+    close(tmp_path, 1, "RuntimeError")
     assert (read(tmp_path).exit_code, read(tmp_path).error) == (3, "DataError")
 
 
@@ -129,7 +135,7 @@ def test_torchruns_workers_end_after_a_final_end(
 ) -> None:
     begin_attempt(tmp_path, is_restart=False)
     if code is not None:
-        close_attempt(tmp_path, code, "SomeError")
+        close(tmp_path, code)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setenv("RANK", str(rank))
     ended.refuse_restart(tmp_path)  # torchrun has not started it.
