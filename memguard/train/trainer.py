@@ -24,6 +24,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
+from memguard.train.divergence import explained
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally
@@ -109,7 +110,7 @@ class Trainer:
             ConfigError: the budget was already exceeded at the first audit; or a resumed run would
                 audit other tokens than before.
             Interrupted: SIGINT or SIGTERM was received; the state was saved.
-            ModelError: the loss is not finite.
+            Diverged: the loss or the gradient norm of a step is not finite.
             OSError: the first, the last or two checkpoints in a row could not be written.
             RecordError: a checkpoint is from another run, or the last weights within the budget
                 are missing.
@@ -121,7 +122,13 @@ class Trainer:
                 self.step, self.loader, self._run, num_steps=self.num_steps
             )
         self._resume(path)
-        log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
+        log = MetricsLog(
+            path,
+            kept=self.checkpoints.log,
+            why=self._run.why,
+            step=self.totals.step,
+            is_writer=self.runtime.is_main,
+        )
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -168,13 +175,18 @@ class Trainer:
             labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
             minutes = self.config.train.checkpoint_every_minutes or math.inf
             is_due = time.monotonic() - self.checkpoints.newest_s >= minutes * 60
-            return [
-                *labels, is_due, self.checkpoints.saves.has_failed, *self.stop_request.count()
-            ]  # fmt: skip
+            has_failed = self.checkpoints.saves.has_failed
+            return [*labels, is_due, has_failed, *self.stop_request.count()]
 
-        result = self.step.run(
-            batch, lr=lr, step=number + 1, first_sample=samples[0], labels=self._labels, share=share
-        )
+        with explained(self._run, self.loader, self.step):
+            result = self.step.run(
+                batch,
+                lr=lr,
+                step=number + 1,
+                first_sample=samples[0],
+                labels=self._labels,
+                share=share,
+            )
         *labels, is_due, has_failed, interrupts, terminations = result.shared
         self._is_save_due, self._has_save_failed = is_due > 0, has_failed > 0
         self._labels = None if is_last or changes else (labels[0], labels[1])

@@ -60,7 +60,7 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
     run = run_folder(finished)
     expected = {
         "config.yaml", "environment.json", "manifest.jsonl", "metrics.jsonl", "checkpoints",
-        "model", "audit", "prepared", "trained.json",
+        "model", "audit", "prepared", "trained.json", "ended.json",
     }  # fmt: skip
     assert {path.name for path in run.iterdir()} == {*expected, ".lock"}
     assert {path.name for path in (run / "audit").iterdir()} == {
