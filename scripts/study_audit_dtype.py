@@ -39,10 +39,11 @@ OUTCOMES = {
     "near-verbatim": "extraction.near_verbatim",
     "in the list of extracted documents": "extracted",
     "sampled within the limit": "sampling.within_limit",
+    "attack cost is infinite": "never",
     "another window": "extraction.other_window",
 }
 """What an audit says of a document: 0, 1 or not measured."""
-NEAR_TIE = "extraction.tiny_margin"
+NEAR_TIE, NUM_CORRECT = "extraction.tiny_margin", "extraction.num_correct"
 COST, LOSS, MARGIN = "sampling.log10_queries", "membership.loss", "extraction.min_margin"
 LORA = {
     "name": "lora",
@@ -166,6 +167,8 @@ def audit(folder: Path, arithmetic: str) -> Audited:
         if name.partition(".")[2] and not isinstance(next(filter(None, values), 0), str)
     }
     extracted = [values for name, values in columns.items() if is_extracted(name)]
+    # It may be beyond what any number of queries draws.
+    columns["never"] = np.isinf(columns[COST]).astype(float)
     columns["extracted"] = np.nanmax(np.stack(extracted), axis=0)
     return Audited(report=load_record(AuditReport, out / REPORT), columns=columns)
 
@@ -275,7 +278,8 @@ def write_changes(compared: Compared) -> str:
 def write_numbers(compared: Compared) -> str:
     """Return by how much numbers change."""
     lines = [
-        "Differences from fp32: median and largest over documents; of the AUC, over audits.",
+        "Differences from fp32 of the documents: median, 99th percentile, largest; margins where "
+        "as many tokens are right. Of the AUC, over audits.",
         "",
         "| models | arithmetic | attack cost (powers of 10) | loss (nats a token) "
         "| smallest margin (logits) | AUC of the loss: fp32, largest change "
@@ -301,11 +305,12 @@ def write_numbers(compared: Compared) -> str:
 
 
 def _differ(one: Mapping[str, Audited], arithmetic: str, column: str) -> np.ndarray:
-    ours, fp32 = (one[name].columns.get(column) for name in (arithmetic, "fp32"))
-    if ours is None or fp32 is None:
-        return np.zeros(0)
-    is_known = np.isfinite(ours) & np.isfinite(fp32)
-    changes: np.ndarray = np.abs(ours - fp32)[is_known]
+    """Return the differences from fp32 of the documents with both; of margins, of equal tokens."""
+    ours, fp32 = one[arithmetic].columns, one["fp32"].columns
+    is_known = np.isfinite(ours[column]) & np.isfinite(fp32[column])
+    if column == MARGIN:
+        is_known &= ours[NUM_CORRECT] == fp32[NUM_CORRECT]
+    changes: np.ndarray = np.abs(ours[column] - fp32[column])[is_known]
     return changes
 
 
@@ -320,4 +325,4 @@ def _find_auc(audited: Audited) -> tuple[float, float, float] | None:
 def _show(changes: np.ndarray) -> str:
     if not len(changes):
         return "not measured"
-    return f"{np.median(changes):.4f}, {changes.max():.3f}"
+    return f"{np.median(changes):.4f}, {np.quantile(changes, 0.99):.3f}, {changes.max():.3f}"
