@@ -78,7 +78,7 @@ def test_a_batch_that_did_not_fit_limits_all_that_follow() -> None:
     batching.run(jobs, later)
     assert [len(batch) for batch in later.batches] == [2, 2, 2, 2]
 
-    with pytest.raises(ModelError, match=r"3 row\(s\) of 6 tokens, does not fit into GPU memory"):
+    with pytest.raises(ModelError, match=r"3 row\(s\) of 6 tokens, does not fit into memory"):
         Batching(LAYER, 32).run(wide := make_jobs([(4, 2, 3)]), Recorder(wide, limit=1))
 
 
