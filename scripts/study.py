@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="adapters, utility: a small sample; prints its tables only",
+        help="adapters, audit_dtype, utility: a small sample; prints its tables only",
     )
     options = parser.parse_intermixed_args()
     if options.another_seed is not None and options.study in (*OWN_STEPS, "catastrophic"):
