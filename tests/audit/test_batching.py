@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from audit_examples import build_tiny_layer
 from hypothesis import given
 from hypothesis import strategies as st
