@@ -79,7 +79,7 @@ def run_on_processes(num_processes: int, restarts: tuple[Path, int] | None = Non
     check_num_processes(num_processes, option="--nproc", way_out=MORE_MACHINES)
     command = [sys.executable, "-m", "memguard", *sys.argv[1:]]
     # Not typer's Exit: its 130 means a Ctrl-C that has not been reported yet.
-    sys.exit(launch(command, num_processes, **({"restarts": restarts} if restarts else {})))
+    sys.exit(launch(command, num_processes, restarts=restarts))
 
 
 @dataclass(slots=True)
