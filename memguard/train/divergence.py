@@ -26,7 +26,7 @@ def explained(run: RunState, loader: Loader, step: TrainStep) -> Iterator[None]:
             documents.update(loader.rows.document[start:stop].tolist())
         parts = run.runtime.gather_objects((error.is_own, documents))
         ranks = [rank for rank, (is_own, _) in enumerate(parts) if is_own] or [*range(len(parts))]
-        found = sorted(set().union(*(parts[rank][1] for rank in ranks)))
+        found = sorted({index for rank in ranks for index in parts[rank][1]})
         ids = [loader.corpus.manifest[index].id for index in found]
         values = {"step": error.step, "what": error.what, "ranks": ranks, "documents": ids}
         path, text = run.folder / "diverged.json", json.dumps(values, indent=2)

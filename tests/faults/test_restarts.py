@@ -312,7 +312,9 @@ def test_a_slurm_job_is_requeued_by_the_same_rule(place: Path) -> None:
     said = place / "job"
     assert submit(place, 0, "once") == (1, True), said.read_text()
     assert submit(place, 1, "once") == (0, False), said.read_text()
-    assert [start.why for start in read_starts(place)][1:] == ["exit code 1, lost a rank"]
+    # torchrun may have ended the other rank before it could tell.
+    (why,) = (start.why for start in read_starts(place)[1:])
+    assert why in ("exit code 1, lost a rank", "exit code 1, no message")
     # Without a checkpoint, two attempts are enough.
     (place / "kill").touch()
     never = ("name=never", "train.checkpoint_every_steps=null")

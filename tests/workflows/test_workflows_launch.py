@@ -264,7 +264,8 @@ def test_processes_are_started_by_one_of_them(
     path = write_run(folder)
     started: list[tuple[list[str], int]] = []
 
-    def launch(command: list[str], count: int, *, restarts: None) -> int:
+    def launch(command: list[str], count: int, restarts: object) -> int:
+        assert restarts is None
         started.append((command, count))
         return 12
 
