@@ -96,7 +96,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
             stage,
             count,
             victim,
-            marks=() if (stage, count) == ("hashes", 1) else pytest.mark.faults,
+            marks=pytest.mark.faults,
         )
         for stage in SAVE_STAGES
         for count, victim in ((1, "all"), (2, "all"), (2, "self"), (4, "self"))
