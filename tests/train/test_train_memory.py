@@ -128,7 +128,8 @@ def test_one_process_starts_again_with_half(
     from_step: int,
 ) -> None:
     seen = limit_rows(monkeypatch, 4, from_step=from_step, error=OUT_OF_MEMORY[kind])
-    config = make_short(tmp_path)
+    # Without a checkpoint it starts again at step 1.
+    config = make_short(tmp_path, checkpoint_every_steps=None)
     train_checked(config)
     assert seen[: from_step + 1] == [*[8] * from_step, 4]
     assert max(seen[from_step:]) == 4
@@ -143,7 +144,8 @@ def test_one_row_is_recomputed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its losses are those of a run that began with what it ends with."""
-    few = {"batch_size": 2, "max_steps": 3}
+    # Without a checkpoint it starts again at step 1.
+    few = {"batch_size": 2, "max_steps": 3, "checkpoint_every_steps": None}
     begun = make_run(tmp_path, name="begun", **QUIET, train={**few, "micro_batch_size": 1, **FULL})
     train_checked(begun)
     error = OUT_OF_MEMORY["cublas"]
