@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -129,10 +130,11 @@ def test_a_run_that_dies_at_one_step_is_given_up(
 ) -> None:
     code, said = run(ranks, tmp_path, 4, 5, kill_at, step, 1, None)
     assert code == 1, said
-    place = "step 4" if step == 5 else "the start"
+    # The save after step 4 may still be written when a rank dies in step 5.
+    place = "step [24]" if step == 5 else "the start"
     last = f"memguard: not started again: 2 attempts in a row made no checkpoint after {place}"
-    assert said.splitlines()[-1] == last
-    assert said.count("rank 1 was killed by SIGKILL") == (3 if step == 5 else 2)
+    assert re.fullmatch(last, said.splitlines()[-1])
+    assert said.count("rank 1 was killed by SIGKILL") in ((3, 4) if step == 5 else (2,))
 
 
 @pytest.mark.faults
