@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records import Record, StartLine, WatchedLine, write_atomically
+from memguard.records import KeptBy, Record, StartLine, WatchedLine, write_atomically
 from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
 from memguard.runtime.ended import read_start_s
@@ -107,7 +107,7 @@ def _shorten_rate(value: float) -> str:
 
 
 class HeldoutMetrics(Record):
-    """Mean loss on held-out documents, before and after training."""
+    """Mean loss on held-out documents, before, during and after training."""
 
     event: Literal["heldout"] = "heldout"
     step: int
@@ -134,7 +134,11 @@ class EndMetrics(Record):
     delta: float | None = None
     tally_sha256: str
     """Hash of how much of each document was trained; the manifest's counts must match it."""
-    stopped_by_budget: bool = False
+    last_step: int
+    """Steps that were taken; `step`, and the totals, are those of the exported weights."""
+    kept_by: KeptBy = "last"
+    stopped_by: Literal["budget", "heldout"] | None = None
+    """What ended training before its last step."""
     """Whether the memorization budget ended the run before its last step."""
 
 
@@ -212,9 +216,15 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
     if not path.exists():
         return
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        text = path.read_bytes()
     except OSError as error:
         raise describe_unread(path, error) from error
+    yield from parse_metrics(text, path)
+
+
+def parse_metrics(text: bytes, path: Path) -> Iterator[MetricsLine]:
+    """Yield the lines of a log; ``path`` is for messages. See `read_metrics`."""
+    lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"'.encode() in line), None)
         try:

@@ -62,6 +62,8 @@ FREE_IN_TRAIN = (
     "checkpoint_every_minutes",
     "keep_checkpoints",
     "log_every_steps",
+    "heldout_every_steps",
+    "keep",
 )
 _FIRST_SCHEDULE = "cosine"
 """The learning rate's schedule in a config.yaml that does not name one."""
