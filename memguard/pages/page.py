@@ -164,7 +164,7 @@ class CurveChart:
     description: str
     panels: tuple[Panel, ...]
     x_label: str
-    mark_at: float
+    mark_at: float | None
     mark_label: str
 
 
@@ -255,6 +255,14 @@ class Page:
     tool_version: str
     confidentiality: str
     glossary: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPage(Page):
+    """The page of a run that was not audited."""
+
+    state: str
+    section: Section
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -258,18 +258,15 @@ def _draw_curves(chart: CurveChart, key: str) -> str:
             axes.set_ylabel(panel.y_label)
             if panel.is_percent:
                 set_percent_axis(axes, panel.y_label)
-            axes.axvline(chart.mark_at, color=BASE, linestyle=(0, (5, 3)), linewidth=1.4, zorder=1)
+            if chart.mark_at is not None:
+                axes.axvline(chart.mark_at, color=BASE, linestyle=(0, (5, 3)), zorder=1)
             for line in panel.lines:
                 style = _style(line.style) | ({"marker": ""} if len(line.points) > 40 else {})
                 points = [(point.x, point.y) for point in line.points]
                 handles += axes.plot(*zip(*points, strict=True), markeredgecolor=CARD, **style)
-        rows[0].annotate(
-            chart.mark_label,
-            xy=(chart.mark_at, 1.02),
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            fontsize=11,
-        )
+        if chart.mark_at is not None:
+            place = {"xy": (chart.mark_at, 1.02), "xycoords": ("data", "axes fraction")}
+            rows[0].annotate(chart.mark_label, **place, ha="center", fontsize=11)
         rows[-1].set_xlabel(chart.x_label)
         rows[-1].xaxis.get_major_locator().set_params(integer=True)
         _draw_legend(figure, lines, handles)

@@ -1,6 +1,7 @@
 """What happened during training, step by step: losses, extraction, budget, and the exported step.
 
-The chart has losses above and extraction below, over the same steps.
+The chart has losses above and extraction below, over the same steps. A run that was not audited has
+a page with this section only, also while it is trained.
 """
 
 from collections.abc import Iterator
@@ -9,20 +10,53 @@ from dataclasses import replace
 from memguard.errors import plural
 from memguard.pages import formatting as fmt
 from memguard.pages.columns import Column, Content, make_table, show_missing
-from memguard.pages.page import Cell, CurveChart, Figure, Line, Panel, Point, Section, Table
+from memguard.pages.page import (
+    Cell,
+    CurveChart,
+    Figure,
+    Line,
+    Panel,
+    Point,
+    Section,
+    Table,
+    TrainingPage,
+)
 from memguard.records import RISK_NAMES, LossPoint, ResultRow, Tables, TrainingSummary
+from memguard.report.texts import COMPARISON_CONFIDENTIALITY
 
 _MOST_BUCKETS = 8
 _MOST_ROWS = 12
 
 
-def build_during(training: TrainingSummary | None, tables: Tables) -> Section | None:
-    """Build the section; None without a curve and without audits during training.
+def build_page(
+    training: TrainingSummary, tables: Tables, *, name: str, version: str, has_ended: bool
+) -> TrainingPage:
+    """Build the page of a run called ``name``."""
+    section = _build_section(training, tables, has_ended=has_ended)
+    heading = f"Run '{fmt.clean_name(name, 120)}'"
+    ended = "has ended" if has_ended else f"is at step {training.last_step:,}"
+    return TrainingPage(
+        title=f"{heading}: training",
+        heading=heading,
+        tool_version=fmt.clean_name(version, 40),
+        confidentiality=COMPARISON_CONFIDENTIALITY,
+        glossary=(),
+        state=f"Training {ended}. What the model memorized was not measured: run memguard audit.",
+        section=section,
+    )
 
-    ``tables`` has the rows of these audits.
+
+def build_during(training: TrainingSummary | None, tables: Tables) -> Section | None:
+    """Build the section of a report; None if nothing was measured between first and last step.
+
+    ``tables`` has the rows of audits during training.
     """
     if training is None or not (training.watched or len(training.curve.heldout) > 2):
         return None
+    return _build_section(training, tables, has_ended=True)
+
+
+def _build_section(training: TrainingSummary, tables: Tables, *, has_ended: bool) -> Section:
     first = _describe_first(training, tables) if training.watched else ""
     lead = (describe_exported(training), first, describe_budget(training))
     return Section(
@@ -32,7 +66,7 @@ def build_during(training: TrainingSummary | None, tables: Tables) -> Section | 
         figure=Figure(
             key="during",
             title="Loss and extraction by step" if training.watched else "Loss by step",
-            chart=_build_chart(training, tables, first),
+            chart=_build_chart(training, tables, first, has_ended=has_ended),
             caption=_write_caption(training),
             table=_build_table(training, tables),
         ),
@@ -97,7 +131,7 @@ def _describe_first(training: TrainingSummary, tables: Tables) -> str:
     """Give the step at which the first document of each bucket was extracted."""
     learned = tables.select("extraction", "learned")
     if not any(row.num_matched for row in learned):
-        return "Training made no audited document extractable."
+        return "Of the sample that was audited during training, no document became extractable."
     first = []
     for bucket in _list_buckets(training, tables, trained=True):
         steps = [row.step for row in learned if row.bucket == bucket and row.num_matched]
@@ -109,15 +143,18 @@ def _describe_first(training: TrainingSummary, tables: Tables) -> str:
     )
 
 
-def _build_chart(training: TrainingSummary, tables: Tables, first: str) -> CurveChart:
+def _build_chart(
+    training: TrainingSummary, tables: Tables, first: str, *, has_ended: bool
+) -> CurveChart:
     drawn = (
-        (training.curve.training, "training loss", "base"),
+        (training.curve.training, "training loss", "0"),
         (training.curve.heldout, "held-out loss", "1"),
     )
     losses = tuple(_draw_loss(*line) for line in drawn if line[0])
     rates = tuple(_draw_rates(training, tables))
     kinds = "losses and newly extracted documents" if rates else "losses"
-    text = f"Chart of {kinds} by step; step {training.num_steps:,} is exported. {first}"
+    exported = f"; step {training.num_steps:,} is exported" if has_ended else ""
+    text = f"Chart of {kinds} by step{exported}. {first}"
     panels = (
         Panel(y_label="nats a token", lines=losses),
         Panel(y_label="extracted (%)", lines=rates, is_percent=True),
@@ -126,7 +163,7 @@ def _build_chart(training: TrainingSummary, tables: Tables, first: str) -> Curve
         description=text.strip(),
         panels=tuple(panel for panel in panels if panel.lines),
         x_label="optimizer steps",
-        mark_at=training.num_steps,
+        mark_at=training.num_steps if has_ended else None,
         mark_label=f"exported: {training.num_steps:,}",
     )
 
@@ -159,7 +196,8 @@ def _write_caption(training: TrainingSummary) -> str:
     if training.watched:
         texts.append(
             "Extracted: documents that are extracted now and were not before training, among the "
-            "same audited documents of each bucket at every step; the control is never trained."
+            "same audited documents of each bucket at every step. Step 0 is the model before "
+            "training; the control is never trained."
         )
     return " ".join(texts)
 

@@ -11,13 +11,20 @@ _MOST_POINTS = 200
 
 
 def summarise_training(
-    lines: Sequence[MetricsLine], config: RunConfig, num_removed: int | None
+    lines: Sequence[MetricsLine],
+    config: RunConfig,
+    num_removed: int | None = None,
+    *,
+    so_far: bool = False,
 ) -> TrainingSummary | None:
-    """Return what a report says of a training; None if it has not ended.
+    """Return what a report says of a training; None if it has not ended, or has no step.
 
-    ``num_removed`` documents were removed as copies; None if no mitigation removes any.
+    ``num_removed`` documents were removed as copies; None if no mitigation removes any. With
+    ``so_far`` a training that has not ended is summarised too.
     """
     end = next((line for line in lines if isinstance(line, EndMetrics)), None)
+    if end is None and so_far:
+        end = _sum_steps(lines)
     if end is None:
         return None
     heldout = _list_heldout(lines)
@@ -48,6 +55,22 @@ def summarise_training(
         starts=starts if len(starts) > 1 else [],
         watched=[line.to_step() for line in lines if isinstance(line, WatchedLine)],
         budget=None if config.budget is None else Budget(**config.budget.model_dump()),
+    )
+
+
+def _sum_steps(lines: Sequence[MetricsLine]) -> EndMetrics | None:
+    """Return the totals of the steps so far; None if there is none."""
+    steps = [line for line in lines if isinstance(line, StepMetrics)]
+    if not steps:
+        return None
+    return EndMetrics(
+        step=steps[-1].step,
+        last_step=steps[-1].step,
+        num_rows=sum(line.num_rows for line in steps),
+        num_supervised_tokens=sum(line.num_supervised_tokens for line in steps),
+        num_kept_tokens=sum(line.num_kept_tokens for line in steps),
+        train_s=steps[-1].elapsed_s,
+        tally_sha256="",
     )
 
 

@@ -257,7 +257,7 @@ class Trainer:
             return
         corpus, seq_len = self.data.corpus, self.config.data.seq_len
         bucket, documents = choose_heldout(corpus)
-        if documents:
+        if documents and not self._heldout.nll_by_step:
             self.console.info(
                 f"held-out loss: measuring on {len(documents):,} documents ({bucket})"
             )

@@ -30,8 +30,7 @@ _NAMES_OF: dict[str | None, str] = {
     "optim.warmup_fraction": "warmup_ratio",
     NONE: (
         "warmup_steps optimizer gradient_accumulation_steps per_device_eval_batch_size "
-        "eval_batch_size eval_steps eval_strategy load_best_model_at_end "
-        "early_stopping_patience report_to use_wandb resume_from_checkpoint fp16 deepspeed "
+        "eval_batch_size report_to use_wandb resume_from_checkpoint fp16 deepspeed "
         "fsdp fsdp_config load_in_8bit packing sample_packing chat_template push_to_hub "
         "dataloader_num_workers group_by_length"
     ),
@@ -44,6 +43,9 @@ _NAMES_OF: dict[str | None, str] = {
     "train.checkpoint_every_steps": "save_steps save_strategy",
     "train.keep_checkpoints": "save_total_limit",
     "train.log_every_steps": "logging_steps",
+    "train.heldout_every_steps": "eval_steps eval_strategy evaluation_strategy",
+    "train.export: best": "load_best_model_at_end",
+    "train.stop_after_worse": "early_stopping_patience",
     "train.precision: bf16": "bf16",
     "train.activation_checkpointing: full": "gradient_checkpointing",
     "train.compile: true": "torch_compile",
@@ -87,7 +89,7 @@ def read_problem(path: Path, *overrides: str) -> str:
 
 
 def test_all_names_have_a_row_here() -> None:
-    assert len(NAMES) == 60
+    assert len(NAMES) == 61
     assert _ADVICE.keys() == NAMES.keys() | SHARED.keys() | {"optim"}
 
 

@@ -25,6 +25,7 @@ from memguard.runtime import Runtime
 from memguard.train.heldout import measure_heldout
 from memguard.train.kept_step import HeldoutLosses, choose_step
 from memguard.train.metrics import EndMetrics, HeldoutMetrics
+from memguard.workflows.compare import render_folder
 
 BEST = {"heldout_every_steps": 3, "keep": "best", "export": "best"}
 
@@ -138,3 +139,16 @@ def test_a_mesh_measures_and_keeps_the_same(documents: Path, ranks: RankPool) ->
     (end,), losses = read_lines(on_mesh, EndMetrics), read_heldout(on_mesh)
     assert (end.step, end.kept_by) == (min(losses, key=lambda step: losses[step]), "heldout")
     assert measure_exported(on_mesh, end.step) == pytest.approx(losses[end.step], abs=1e-6)
+
+
+def test_a_run_that_was_not_audited_has_a_page(documents: Path) -> None:
+    config = make(documents, "page", heldout_every_steps=1, max_steps=3)
+    kill_after(2, config)
+    # As `memguard report` beside a run that is still trained.
+    page = render_folder(run_folder(config)).read_text()
+    assert "Training is at step 1. What the model memorized was not measured" in page
+    assert "exported" not in page
+    train_checked(config)
+    page = render_folder(run_folder(config)).read_text()
+    assert "Training has ended." in page
+    assert "exported: 3" in page
