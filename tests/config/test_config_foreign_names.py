@@ -16,10 +16,16 @@ from memguard.errors import ConfigError
 
 TEXT = "name: x\nmodel: {path: m}\ndata: {train: a.jsonl}\n"
 RUN: dict[str, Any] = yaml.safe_load(TEXT)
-# What budgets and adapters need beside the setting that the advice names.
+# What budgets, adapters and the best step need beside the setting that the advice names.
 BESIDE: dict[str, Any] = {
     "adapter": {"adapter.name": "lora"},
     "budget": {"train.audit_every_steps": 5},
+    "train.keep": {"train.heldout_every_steps": 5, "data.heldout_documents": 5},
+    "train.export": {
+        "train.heldout_every_steps": 5,
+        "data.heldout_documents": 5,
+        "train.keep": "best",
+    },
 }
 NONE = None
 """There is no such setting."""
@@ -176,7 +182,7 @@ def test_each_setting_that_is_named_exists(setting: str, value: str) -> None:
     key_path: KeyPath = tuple(setting.split("."))
     assert key_path[-1] in _fields_at(RunConfig, key_path[:-1])
     if value:
-        beside = BESIDE.get(setting.partition(".")[0], {})
+        beside = BESIDE.get(setting, BESIDE.get(setting.partition(".")[0], {}))
         settings = {**beside, setting: yaml.safe_load(value)}
         config: Any = RunConfig.model_validate(apply_settings(RUN, settings))
         plain: Any = RunConfig.model_validate(apply_settings(RUN, beside))
