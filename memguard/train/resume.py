@@ -97,9 +97,7 @@ class Checkpoints:
         )
         self.log = (path / LOG).read_bytes()
 
-    def save(
-        self, totals: Totals, *, best_step: int | None = None, is_vital: bool = False
-    ) -> None:
+    def save(self, totals: Totals, *, best_step: int | None = None, is_vital: bool = False) -> None:
         """Begin to save the current state; no save is in flight. See `BackgroundSave.wait`.
 
         The checkpoint of ``best_step`` is kept besides the newest ones.

@@ -29,7 +29,6 @@ from memguard.records import (
     DataIdentity,
     ManifestEntry,
     ModelIdentity,
-    StartLine,
     TrainingSummary,
     WatchedLine,
 )
