@@ -9,6 +9,7 @@ no id, no path. What a tracker collects by itself is switched off.
 """
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -94,6 +95,9 @@ class Tracking:
         for name, (_, finish, *_) in tuple(self.open.items()):
             with self._contained(name):
                 finish()
+                # wandb says nothing where its file could not be written.
+                if name == "wandb" and shutil.disk_usage(self._folder / "track").free < 2**16:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.open.clear()
 
     @contextlib.contextmanager
