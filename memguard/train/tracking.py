@@ -112,8 +112,8 @@ class Tracking:
             self.open.pop(name, None)
             why = spell_controls(f"{type(error).__name__}: {error}".partition("\n")[0])
             missing = isinstance(error, ImportError)
-            self.failed.append(f"{name}: {advise_install(name) if missing else shorten(why)}")
-            again = f"'memguard track {shorten(str(self._folder), 40)}' sends all events"
+            self.failed.append(f"{name}: {advise_install(name) if missing else shorten(why, 50)}")
+            again = f"'memguard track {shorten(str(self._folder), 30)} --to {name}' sends all"
             self._say(f"warning: track: {self.failed[-1]}; {again}")
 
 

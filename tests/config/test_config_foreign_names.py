@@ -150,7 +150,7 @@ def test_settings_of_a_sweep_are_below_its_run(tmp_path: Path) -> None:
     for expected in (
         expect("run.optim.lr", "run.learning_rate"),
         expect("run.optim.warmup_fraction", "warmup_ratio"),
-        expect("track: [tensorboard, wandb, trackio]", "report_to"),
+        expect("run.track: [tensorboard, wandb, trackio]", "report_to"),
         "'settings[0].output_dir' is not a setting; did you mean 'output_dir' (at the top level)?",
     ):
         assert expected in text

@@ -62,7 +62,8 @@ def write_log(folder: Path, num_steps: int = 3) -> None:
     folder.mkdir(exist_ok=True)
     common = {"num_steps": 3, "lr": 0.1, "grad_norm": None, "num_rows": 2, "elapsed_s": 1.0}
     counts = {"num_supervised_tokens": 9, "num_kept_tokens": 9, "tokens_per_s": 5.0}
-    lines = [
+    start = {"event": "start", "why": "planted", "step": 0, "num_lost_steps": 0, "first_step_s": 1}
+    lines = [start] + [
         {
             "event": "step",
             "step": step,
@@ -84,9 +85,10 @@ def test_lines_become_events_of_a_module_with_init_log_and_finish(
     said: list[str] = []
     tracking = Tracking(["wandb"], tmp_path / "secret-run", said.append)
     tracking.start()
-    assert [values["step"] for values in stand_in.logged] == [1, 2, 3]
-    assert stand_in.logged[1]["train/loss"] == 0.5
-    assert "train/grad_norm" not in stand_in.logged[1]
+    assert [values["step"] for values in stand_in.logged] == [0, 1, 2, 3]
+    assert stand_in.logged[0].keys() == {"step", "start/num_lost_steps", "start/first_step_s"}
+    assert stand_in.logged[2]["train/loss"] == 0.5
+    assert "train/grad_norm" not in stand_in.logged[2]
     assert all(
         isinstance(value, float | int) for line in stand_in.logged for value in line.values()
     )
@@ -106,7 +108,8 @@ def test_lines_become_events_of_a_module_with_init_log_and_finish(
     assert len(tracking.failed) == 1
     assert "No space left" in tracking.failed[0]
     assert len([line for line in said if line.startswith("warning: ")]) == 1
-    assert said[-1].endswith("' sends all events")
+    assert said[-1].endswith(" --to wandb' sends all")
+    assert len(said[-1]) <= 160
 
 
 def test_a_tracker_that_is_missing_is_one_warning(
