@@ -54,9 +54,8 @@ _TABLE: Mapping[str, str] = {
     "save_steps save_strategy": "use <train.checkpoint_every_steps>",
     "save_total_limit": "use <train.keep_checkpoints>",
     "logging_steps": "use <train.log_every_steps>; metrics.jsonl has every step",
-    "report_to use_wandb": (
-        "there is none like it: metrics.jsonl in the folder of the run has a line for each step"
-    ),
+    "report_to": "use <track: [tensorboard, wandb, trackio]>",
+    "use_wandb": "use <track: [wandb]>",
     "output_dir": "use <output_dir>, the folder of all runs; that of a run is <output_dir>/<name>",
     "resume_from_checkpoint": "there is none like it: the same command resumes an interrupted run",
     # Arithmetic, memory and processes.

@@ -223,6 +223,9 @@ class RunConfig(Settings):
     )
     parallel: ParallelConfig = ParallelConfig()
     audit: AuditConfig = AuditConfig()
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), description="Trackers that get the numbers of metrics.jsonl and of the verdict."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -177,6 +177,8 @@ class MetricsLog:
         an interrupted run wrote after it only its starts are kept. ``why``: see `StartLine`.
         """
         self._file: TextIO | None = None
+        self.on_line: Callable[[MetricsLine], None] | None = None
+        """Called with each line once it is written."""
         if not is_writer:
             return
         written = path.read_bytes() if path.is_file() else b""
@@ -200,6 +202,8 @@ class MetricsLog:
         if self._file is not None:
             self._file.write(f"{line.model_dump_json()}\n")
             self._file.flush()
+        if self.on_line is not None:
+            self.on_line(line)
 
     def close(self) -> None:
         """Close the file."""

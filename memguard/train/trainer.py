@@ -138,6 +138,8 @@ class Trainer:
             step=self.totals.step,
             is_writer=self.runtime.is_main,
         )
+        if self._run.track is not None:
+            self._run.track(log)
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:

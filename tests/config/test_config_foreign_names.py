@@ -36,10 +36,12 @@ _NAMES_OF: dict[str | None, str] = {
     "optim.warmup_fraction": "warmup_ratio",
     NONE: (
         "warmup_steps optimizer gradient_accumulation_steps per_device_eval_batch_size "
-        "eval_batch_size report_to use_wandb resume_from_checkpoint fp16 deepspeed "
+        "eval_batch_size resume_from_checkpoint fp16 deepspeed "
         "fsdp fsdp_config load_in_8bit packing sample_packing chat_template push_to_hub "
         "dataloader_num_workers group_by_length"
     ),
+    "track: [tensorboard, wandb, trackio]": "report_to",
+    "track: [wandb]": "use_wandb",
     "optim.betas: [0.9, 0.999]": "adam_beta1 adam_beta2",
     "optim.eps": "adam_epsilon",
     "optim.max_grad_norm": "gradient_clipping",
@@ -156,7 +158,7 @@ def test_settings_of_a_sweep_are_below_its_run(tmp_path: Path) -> None:
     for expected in (
         expect("run.optim.lr", "run.learning_rate"),
         expect("run.optim.warmup_fraction", "warmup_ratio"),
-        expect(None, "report_to"),
+        expect("run.track: [tensorboard, wandb, trackio]", "report_to"),
         "'settings[0].output_dir' is not a setting; did you mean 'output_dir' (at the top level)?",
     ):
         assert expected in text

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 REPAIR_CONFIG = "'memguard train' with the file that the run was started from writes it again"
 REPAIR_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
 # Settings that may differ when a run is resumed: they do not change the trained weights.
-_FREE = ("name", "output_dir", "audit", "parallel")
+_FREE = ("name", "output_dir", "audit", "parallel", "track")
 FREE_IN_TRAIN = (
     "activation_checkpointing",
     "micro_batch_size",
