@@ -301,11 +301,12 @@ def test_the_settings_of_the_guides_are_valid(folder: Path) -> None:
     # That of axolotl is a part of axolotl's settings; policies are tested below.
     others = ("plugins:", "# policy.yaml", "accepted:")
     blocks = [block for block in blocks if not block.startswith(others)]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for number, block in enumerate(blocks):
         values = yaml.safe_load(block)
         if "name" not in values:  # A part of a run's settings.
-            values = {**run, **values, "train": {**run["train"], **values["train"]}}
+            parts = {key: {**run[key], **values[key]} for key in ("data", "train") if key in values}
+            values = {**run, **values, **parts}
         path = folder / f"block{number}.yaml"
         path.write_text(yaml.safe_dump(values))
         load_run_config(path)
