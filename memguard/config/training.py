@@ -93,6 +93,11 @@ class TrainConfig(Settings):
         500, description="Steps between checkpoints; null saves only on interruption."
     )
     keep_checkpoints: PositiveInt = Field(2, description="Newest checkpoints that are kept.")
+    stall_minutes: Positive = Field(
+        10,
+        description="Longest wait in a step or a save for a rank that does nothing, then the run "
+        "ends with exit code 1 (minutes); below 'parallel.timeout_minutes'.",
+    )
     log_every_steps: PositiveInt = Field(10, description="Steps between log lines.")
     audit_every_steps: PositiveInt | None = Field(
         None, description="Steps between audits of a few documents; null audits at the end only."

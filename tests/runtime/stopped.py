@@ -1,14 +1,23 @@
-"""`memguard` of which one rank stops itself: `python stopped.py launch WHERE RANK ARGUMENTS...`."""
+"""`memguard` of which one rank stops itself: `python stopped.py launch WHERE RANK ARGUMENTS...`.
+
+In a step that is the third one; WHERE `slow` makes each rank sleep there instead.
+"""
 
 import importlib
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from memguard.runtime.children import own_rank
 
+NUM_RANKS = "STOPPED_RANKS"
+SLOW_S = 20.0
 PLACES = {
+    "forward": ("memguard.train.step", "TrainStep._sum_loss"),
+    "backward": ("memguard.train.step", "TrainStep._backward"),
+    "slow": ("memguard.train.step", "TrainStep._backward"),
     "save": ("memguard.train.checkpoint", "_sum_part"),
     "prepare": ("memguard.workflows.training.train", "_prepare"),
 }
@@ -23,9 +32,22 @@ def stop(*_: Any, **__: Any) -> None:
 
 def run(where: str, rank: str, *arguments: str) -> None:
     sys.argv[1:] = arguments
-    if own_rank() == int(rank):
-        module, function = PLACES[where]
-        setattr(importlib.import_module(module), function, stop)
+    if own_rank() == int(rank) or where == "slow":
+        module, names = PLACES[where]
+        *owners, name = names.split(".")
+        owner = importlib.import_module(module)
+        for each in owners:
+            owner = getattr(owner, each)
+        before, num_calls = getattr(owner, name), 0
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 3 or not owners:
+                time.sleep(SLOW_S) if where == "slow" else stop()
+            return before(*args, **kwargs)
+
+        setattr(owner, name, call)
     from memguard.cli import main
 
     main()
@@ -34,7 +56,8 @@ def run(where: str, rank: str, *arguments: str) -> None:
 def launch(*arguments: str) -> None:
     from memguard.workflows.common import launch
 
-    sys.exit(launch.launch([sys.executable, __file__, *arguments], 2))
+    num_ranks = int(os.environ.get(NUM_RANKS, "2"))
+    sys.exit(launch.launch([sys.executable, __file__, *arguments], num_ranks))
 
 
 if __name__ == "__main__":

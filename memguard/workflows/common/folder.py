@@ -61,6 +61,7 @@ FREE_IN_TRAIN = (
     "checkpoint_every_steps",
     "keep_checkpoints",
     "log_every_steps",
+    "stall_minutes",
 )
 _FIRST_SCHEDULE = "cosine"
 """The learning rate's schedule in a config.yaml that does not name one."""
