@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -402,7 +403,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], "subprocess.Popen[str
 
     yield run
     for launcher in launchers:
-        os.killpg(launcher.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
         launcher.communicate()
 
 
