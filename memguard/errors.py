@@ -9,6 +9,7 @@
     │   └── UnreadableError  3  only another user can read it
     ├── OutOfMemory          1  memory ran out in training
     │   └── StepTooLarge     1  in a step, and settings that need less are left
+    ├── Diverged             4  the loss or the gradient norm of a step is not finite
     ├── Interrupted    130/143  stopped by a signal after saving; run again to resume
     └── OtherRankFailed      *  another rank ended with that code; its message gives the reason
 
@@ -203,6 +204,17 @@ class StepTooLarge(OutOfMemory):
         super().__init__(message)
         self.settings = dict(settings or {})
         """Of `train`."""
+
+
+class Diverged(MemguardError):
+    """The loss or the gradient norm of a step is not finite; nothing was updated."""
+
+    exit_code = 4
+
+    def __init__(self, step: int, message: str, *, is_own: bool = False) -> None:
+        super().__init__(f"training diverged at step {step}: {message}")
+        self.step, self.what, self.is_own = step, message, is_own
+        """`is_own`: whether the loss of this rank's own rows is not finite."""
 
 
 class Interrupted(MemguardError):

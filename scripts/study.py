@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import study_adapters
+import study_audit_dtype
 import study_utility
 from study_common import (
     STUDIES,
@@ -69,7 +70,11 @@ SIZES = (
     Size(hidden=320, layers=6, intermediate=880),
 )
 
-OWN_STEPS = {"adapters": study_adapters.run, "utility": study_utility.run}
+OWN_STEPS = {
+    "adapters": study_adapters.run,
+    "audit_dtype": study_audit_dtype.run,
+    "utility": study_utility.run,
+}
 """Studies that are more than a sweep; they have a quick form."""
 
 
@@ -84,7 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="adapters, utility: a small sample; prints its tables only",
+        help="adapters, audit_dtype, utility: a small sample; prints its tables only",
     )
     options = parser.parse_intermixed_args()
     if options.another_seed is not None and options.study in (*OWN_STEPS, "catastrophic"):

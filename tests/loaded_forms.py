@@ -26,7 +26,7 @@ def measure_form(run: Path, load_as: LoadAs) -> float:
         form=None if load_as == "stored" else LoadedForm(name=load_as, stored=fp32, dtype=fp32),
     )
     alone = DistributedContext(runtime=runtime, mesh=None, parallel=ParallelConfig())
-    model = LazyModel(source, config.audit, alone)
+    model = LazyModel(source, config.audit.model_copy(update={"dtype": "fp32"}), alone)
     measured = measure_heldout(
         model.load(),
         load_corpus(run),

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from memguard.audit.requests import LimitReached
-from memguard.errors import ModelError
+from memguard.errors import ModelError, is_out_of_memory
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
 from memguard.runtime import Runtime
@@ -203,8 +203,8 @@ class Batching:
         """Run a batch; return None if memory ran out. The exception's tensors are then freed."""
         try:
             return run_batch(batch, num_steps)
-        except torch.OutOfMemoryError:
-            if self._lm.has_peers:
+        except (RuntimeError, MemoryError) as error:
+            if self._lm.has_peers or not is_out_of_memory(error):
                 raise
             return None
 
@@ -213,12 +213,12 @@ class Batching:
         if len(batch) == 1:
             raise ModelError(
                 f"one document, {batch[0].num_rows} row(s) of {batch[0].num_tokens} tokens, does "
-                "not fit into GPU memory beside the model. Set 'audit.dtype' to bf16, or, for "
+                "not fit into memory beside the model. Set 'audit.dtype' to bf16, or, for "
                 "texts, a smaller 'audit.prefix_tokens'."
             )
         torch.cuda.empty_cache()
         self._batch_tokens = _count_tokens(batch) // 2
-        logger.warning("out of GPU memory: continuing with %d tokens per batch", self._batch_tokens)
+        logger.warning("out of memory: continuing with %d tokens per batch", self._batch_tokens)
 
     def _agree_on_budget(self, num_tokens: int, before: int) -> int:
         """Return the number of tokens that fit on every rank, after a job of ``num_tokens`` fit.

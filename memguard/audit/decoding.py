@@ -36,6 +36,7 @@ from memguard.audit.generation_time import Clock, GenerationLimit
 from memguard.audit.requests import LimitReached, Prompt
 from memguard.audit.token_loop import Choice, Choose, Continuation, IsDone, TokenLoop
 from memguard.config.settings import SamplingScheme
+from memguard.errors import is_out_of_memory
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
 from memguard.model.kv_cache import GrowingRows, RowPool, can_cache, recall_check, send
@@ -139,8 +140,8 @@ class Decoder:
     def _check_cache(self, shortest: int, longest: int) -> bool:
         try:
             is_cached = can_cache(self.lm, shortest, longest)
-        except torch.OutOfMemoryError:
-            if self.lm.has_peers:
+        except (RuntimeError, MemoryError) as error:
+            if self.lm.has_peers or not is_out_of_memory(error):
                 raise
             # The check needs memory for two rows; without a cache one row at a time is enough.
             return False

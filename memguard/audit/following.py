@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from memguard.audit.cache import StoredNumbers
 from memguard.audit.decoding import Decoder
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.requests import Continued, Continues, Generated, Prompt, Score
+from memguard.errors import is_out_of_memory
 from memguard.model.kv_cache import RowPool, can_continue, recall_check
 
 LEAST_CHECKED = 8
@@ -104,8 +104,8 @@ class Follower:
         try:
             if self.is_on:
                 self._flush()
-        except torch.OutOfMemoryError:
-            if self.decoder.lm.has_peers:
+        except (RuntimeError, MemoryError) as error:
+            if self.decoder.lm.has_peers or not is_out_of_memory(error):
                 raise
             self.drop()
         of_ranks = self.decoder.runtime.gather_objects(list(self._numbers.items()))

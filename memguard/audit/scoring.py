@@ -24,6 +24,7 @@ from memguard.audit.batching import Batching, BatchResult, Job, Progress
 from memguard.audit.following import LEAST_CHECKED, Follower
 from memguard.audit.passages import Passage, ScoreSelection, TokenResult
 from memguard.audit.windows import TINY_MARGINS
+from memguard.errors import is_out_of_memory
 from memguard.model.causal_lm import CausalLM
 from memguard.model.kv_cache import NO_CACHE, build_row_cache, send
 from memguard.model.token_scores import TokenScores
@@ -120,11 +121,11 @@ class ModelScorer:
                     result, ids_BT, hidden_BTD = self._score_batch(rows, requested, cache)
                     if follower.add(batch, result.results, ids_BT, hidden_BTD, cache):
                         return result
-                except torch.OutOfMemoryError:
-                    if self._lm.has_peers:
-                        raise
-                except NO_CACHE:
-                    if follower.is_on:
+                except (*NO_CACHE, RuntimeError, MemoryError) as error:
+                    is_expected = isinstance(error, NO_CACHE) and not follower.is_on
+                    if is_out_of_memory(error):
+                        is_expected = not self._lm.has_peers
+                    if not is_expected:
                         raise
                 follower.drop()
                 cache.layers.clear()  # The next pass needs its memory.

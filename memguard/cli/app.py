@@ -15,6 +15,7 @@ from memguard.cli.options import (
     TAKES_SETTINGS,
     Config,
     Json,
+    MaxRestarts,
     Nproc,
     Overrides,
     TrainNproc,
@@ -188,19 +189,25 @@ def prepare(config: Config, overrides: Overrides = None, as_json: Json = False) 
 
 @app.command(context_settings=TAKES_SETTINGS)
 def train(
-    config: Config, overrides: Overrides = None, nproc: TrainNproc = None, as_json: Json = False
+    config: Config,
+    overrides: Overrides = None,
+    nproc: TrainNproc = None,
+    max_restarts: MaxRestarts = 0,
+    as_json: Json = False,
 ) -> None:
     """Train a run and audit it.
 
     After an interruption the same command resumes.
     """
+    from memguard.runtime.ended import refuse_restart
     from memguard.workflows.training.checks import check_run
 
-    run = check_run(_load_run(config, overrides), nproc=nproc)
+    settings = _load_run(config, overrides)
+    refuse_restart(Path(settings.output_dir) / settings.name)
+    run = check_run(settings, nproc=nproc)
     for note in run.notes:
         say(f"train: {note}")
-    if run.num_to_start > 1:
-        run_on_processes(run.num_to_start)
+    run_on_processes(run.num_to_start, (run.folder, max_restarts) if max_restarts else None)
     say("train: loading torch and transformers")
     from memguard.workflows.training.train import train_run
 

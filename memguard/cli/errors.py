@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -16,6 +17,7 @@ import typer
 from memguard.errors import (
     MAX_PATH,
     ConfigError,
+    Diverged,
     Interrupted,
     MemguardError,
     OtherRankFailed,
@@ -27,6 +29,7 @@ from memguard.errors import (
 )
 from memguard.runtime import set_allocator_defaults
 from memguard.runtime.children import (
+    RUN_FOLDER,
     ExitReport,
     SignalReceived,
     raise_on_signals,
@@ -59,8 +62,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def run_app() -> NoReturn:
     """Run the command line and exit.
 
-    Exit codes: 0 success, 1 internal error, 2 usage or configuration, 3 data or model, 130/143
-    interrupted.
+    Exit codes: 0 success, 1 internal error, 2 usage or configuration, 3 data or model, 4 diverged,
+    130/143 interrupted.
     """
     warnings.showwarning = lambda message, *_, **__: Console().info(f"memguard: warning: {message}")
     # Before torch is imported, and for all ranks that this process starts.
@@ -98,6 +101,10 @@ def _end(report: ExitReport) -> NoReturn:
     report = replace(report, text=text)
     if (width := Console().width) is not None:  # A terminal would cut words.
         report = replace(report, text=wrap_words(report.text, width, indent="  "))
+    if folder := os.environ.pop(RUN_FOLDER, ""):
+        from memguard.runtime.ended import close_attempt  # Needs pydantic.
+
+        close_attempt(Path(folder), report)
     report_exit(report)
     sys.stdout.flush()
     sys.exit(report.code)
@@ -116,6 +123,7 @@ def _explain(error: BaseException) -> ExitReport:
         # All ranks have agreed to stop after the same step.
         agreed=isinstance(error, Interrupted),
         settings=error.settings if isinstance(error, StepTooLarge) else {},
+        step=error.step if isinstance(error, Diverged) else None,
     )
 
 

@@ -62,6 +62,15 @@ TrainNproc = Annotated[
         help="Run on this many processes of this machine; one for each visible GPU if left out.",
     ),
 ]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        "--max-restarts",
+        min=0,
+        show_default=False,
+        help="Start again after a failure of a process, at most so often; not without progress.",
+    ),
+]
 
 Format = Annotated[
     str | None,

@@ -144,6 +144,7 @@ def _kinds(mesh: MeshPlan, plan: Plan, owner: str) -> Table:
     usable = format_bytes(mesh.memory.usable)
     table.add_row(Text("needed", style="bold"), format_bytes(mesh.memory.needed))
     table.add_row(f"available per {owner}", usable)
+    table.add_row("copy for checkpoints, in the machine's memory", format_bytes(mesh.memory.host))
     return table
 
 

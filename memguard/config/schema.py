@@ -168,7 +168,11 @@ class AuditConfig(Settings):
         description="For 'device_map': room on each device, e.g. {'0': '70GiB', cpu: '200GiB'}.",
     )
     cache: bool = Field(True, description="Cache scores (no text), so that none is computed twice.")
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the audit.")
+    dtype: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Arithmetic of the audit. auto: bf16 on a GPU that is fast in it (compute "
+        "capability 8 or more), else fp32; logits and all after them are fp32 in any case.",
+    )
     excerpts: bool = Field(
         False, description="Write the worst findings' text to audit/private/ (mode 0600)."
     )

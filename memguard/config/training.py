@@ -90,7 +90,12 @@ class TrainConfig(Settings):
         1024, description="Tokens whose logits exist at a time (tokens)."
     )
     checkpoint_every_steps: PositiveInt | None = Field(
-        500, description="Steps between checkpoints; null saves only on interruption."
+        500,
+        description="Steps between checkpoints, and one after step 2; null saves only on "
+        "interruption, or by 'checkpoint_every_minutes'.",
+    )
+    checkpoint_every_minutes: Positive | None = Field(
+        None, description="Minutes after which a checkpoint is due whatever the step; null: none."
     )
     keep_checkpoints: PositiveInt = Field(2, description="Newest checkpoints that are kept.")
     stall_minutes: Positive = Field(

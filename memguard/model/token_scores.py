@@ -31,6 +31,7 @@ from memguard.model.lm_head import (
     iterate_chunks,
     max_of_piece,
     pick_label,
+    scoring,
     widen,
 )
 from memguard.model.truncation import find_first, find_peaks, raise_peaks, score_truncated
@@ -148,8 +149,7 @@ def _write_logits(head: Head, hidden_CD: Tensor, logits_CV: Tensor) -> None:
     if head.weight_VD is None or head.steps or head.feature_axis.degree > 1:
         logits_CV.copy_(compute_logits(head, hidden_CD))
         return
-    # Training's autocast must not affect scores.
-    with torch.autocast(hidden_CD.device.type, enabled=False):
+    with scoring(head, hidden_CD.device):
         torch.mm(hidden_CD, head.weight_VD.T, out=logits_CV)
     if head.bias_V is not None:
         logits_CV.add_(head.bias_V)

@@ -36,10 +36,12 @@ from memguard.parallel.attention_pieces import (
     Packing,
     SharedBias,
     attend_in_pieces,
+    attend_whole,
     attention_dtype,
     cast_for_attention,
     find_first_keys,
     make_dense_mask,
+    repeat_heads,
 )
 from memguard.parallel.hf_plan import find_blocks
 
@@ -90,8 +92,7 @@ def attend_varlen(
     assert max_length_q is not None, "they are passed together"
     query, key, value = cast_for_attention(query, key, value)
     if not _HAS_GQA:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+        key, value = repeat_heads(query, key, value)
     options: dict[str, Any] = {"enable_gqa": True} if _HAS_GQA else {}
     attended = varlen_attn(
         query.transpose(1, 2).flatten(0, 1),
@@ -303,6 +304,9 @@ def prepare_attention(model: Any, device_type: str) -> Attention:
         transformers.AttentionInterface.register(name, attend)
         transformers.AttentionMaskInterface.register(name, make_mask)
         model.config._attn_implementation = name
+    elif device_type == "cuda" and _read_implementation(model) == "sdpa":
+        # Such a family may compare the name with "sdpa", which it therefore keeps.
+        transformers.AttentionInterface.register("sdpa", attend_whole)
     blocks = [model.get_submodule(name) for name in find_blocks(model)]
     hooks = []
     if blocks:

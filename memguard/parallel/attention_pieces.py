@@ -116,16 +116,11 @@ def attend_in_pieces(
         or any(kwargs.get(name) is not None for name in UNSUPPORTED)
     )
     if whole:
-        attended, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, **kwargs
-        )
-        return attended, None
+        return attend_whole(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     assert attention_mask is not None, "checked above"
     # Torch's attention casts by itself, but would do so once per piece.
     query, key, value = cast_for_attention(query, key, value)
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    key, value = repeat_heads(query, key, value)
     pieces = [
         functional.scaled_dot_product_attention(
             query[:, :, start : start + size],
@@ -138,6 +133,40 @@ def attend_in_pieces(
         for start in range(0, num_tokens, size)
     ]
     return torch.cat(pieces, dim=1), None
+
+
+def attend_whole(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Run transformers' SDPA attention, in fp32 on CUDA with keys and values of every head.
+
+    CUDA's fused kernels take grouped heads in half precision only; torch would compute all scores,
+    T x T a head. With a mask transformers repeats keys itself.
+    """
+    dtype = attention_dtype(query.dtype, query.device.type)
+    is_wide = query.device.type == "cuda" and dtype.itemsize >= torch.float32.itemsize
+    if is_wide and attention_mask is None and kwargs.get("cache") is None:
+        key, value = repeat_heads(query, key, value)
+        if kwargs.get("is_causal") is None:
+            kwargs["is_causal"] = getattr(module, "is_causal", True)
+        module = None  # Its number of groups is not that of these keys.
+    attended, _ = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout, scaling, **kwargs
+    )
+    return attended, None
+
+
+def repeat_heads(query: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return keys and values ``[B, H, T, d]``, repeated for the heads that share them."""
+    groups = query.shape[1] // tensors[0].shape[1]
+    return tuple(each if groups == 1 else each.repeat_interleave(groups, 1) for each in tensors)
 
 
 def _piece_tokens(num_tokens: int, device_type: str) -> int:

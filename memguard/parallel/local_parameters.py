@@ -77,27 +77,20 @@ class LocalParameter:
     def to_global(self, value: Tensor) -> Tensor:
         """Return a tensor of the piece's shape as one of the full shape, for checkpoints.
 
-        It is a DTensor, or `StoredPieces` if files have another order; it shares storage.
+        It shares storage. It is no DTensor, which would move a copy on the CPU back to a GPU.
         """
         if value.shape != self.local.shape or not isinstance(self.source, DTensor):
             return value
+        shape, start = compute_local_shape_and_global_offset(
+            self.source.shape, self.source.device_mesh, self.source.placements
+        )
+        pieces = {tuple(start): value} if value.numel() else {}
         if self.order is not None:
-            shape, start = compute_local_shape_and_global_offset(
-                self.source.shape, self.source.device_mesh, self.source.placements
-            )
             rectangle = ShardSlice(start=tuple(start), shape=tuple(shape))
             pieces = {
                 piece.file.start: value[piece.mesh.slices] for piece in self.order.split(rectangle)
             }
-            return StoredPieces(self.source.shape, pieces, value.dtype)
-        return DTensor.from_local(
-            value,
-            self.source.device_mesh,
-            self.source.placements,
-            run_check=False,
-            shape=self.source.shape,
-            stride=self.source.stride(),
-        )
+        return StoredPieces(self.source.shape, pieces, value.dtype)
 
 
 def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[LocalParameter]:
@@ -251,11 +244,11 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 class StoredPieces(Tensor):
-    """A tensor of which a rank holds several rectangles, by their first elements.
+    """A tensor of which a rank holds some rectangles, by their first elements.
 
-    A DTensor is one rectangle on each rank. Of a parameter that is several projections a rank holds
-    one rectangle of each (`fused`). torch's distributed checkpoint saves and loads any tensor with
-    the three methods below.
+    Of most parameters a rank holds one; of one that is several projections it holds one of each
+    (`fused`). torch's distributed checkpoint saves and loads any tensor with the three methods
+    below.
     """
 
     pieces: Mapping[tuple[int, ...], Tensor]

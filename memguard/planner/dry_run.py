@@ -6,6 +6,8 @@ It neither names nor quotes a document. Disk space that a run needs at most:
     at the end       the kept checkpoints, and `model/` or `adapter/`
     checkpoint       trained weights and AdamW's two moments, fp32: 12 bytes a parameter
 
+From the first save on, the processes hold as much again in the machine's memory, for the copy that
+is saved while training goes on; with `parallel.data` above 1 so much for each copy of the model.
 The files of the audit and the documents are small in comparison.
 """
 
@@ -146,10 +148,10 @@ def remark_on_disk(
     text = (
         f"Checkpoints take {format_bytes(checkpoint)} each, {times} at a time, and the export "
         f"{format_bytes(export_bytes)}: {format_bytes(peak)} in all; {format_bytes(free_bytes)} "
-        "are free."
+        f"are free. Saves copy the state into {format_bytes(checkpoint)} of the machine's memory."
     )
     if peak > free_bytes * (1 - _FREE_SHARE_TO_LEAVE):
-        ways = "Lower 'train.keep_checkpoints', free some space, or choose another 'output_dir'."
+        ways = "Lower 'train.keep_checkpoints', free some disk, or choose another 'output_dir'."
         return warn("disk", f"{text} {ways}")
     return note("disk", text)
 

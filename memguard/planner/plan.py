@@ -65,6 +65,8 @@ class MemoryPlan(Record):
     """Sum of all kinds."""
     usable: int
     """Memory of a GPU that is available for tensors."""
+    host: int
+    """The machine's memory for the copy of the state that is saved while training goes on."""
 
 
 class SpeedPlan(Record):
@@ -323,6 +325,8 @@ def make_mesh_plan(fit: Fit, step: StepEstimate | None) -> MeshPlan:
             allowance=fit.allowance_bytes,
             needed=fit.needed_bytes,
             usable=fit.usable_bytes,
+            # The weights beside their two moments, all fp32.
+            host=fit.memory.peak.optimizer * 3 // 2,
         ),
         speed=None
         if step is None

@@ -34,6 +34,7 @@ from memguard.records.audit import (
     Method,
     ModelIdentity,
     ProbeRun,
+    StartLine,
     TrainingSummary,
     WatchedLine,
     WatchedStep,

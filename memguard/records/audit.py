@@ -38,6 +38,20 @@ class WatchedStep(Record):
     audit_s: float
 
 
+class StartLine(Record):
+    """One start of a training; a line of metrics.jsonl."""
+
+    event: Literal["start"] = "start"
+    why: str
+    """First start, or how the attempt before it ended."""
+    step: int
+    """Of the checkpoint that it went on from; 0 without one."""
+    num_lost_steps: int
+    """Steps after that checkpoint, which were taken again."""
+    first_step_s: float
+    """Seconds from the start of its process to the end of its first step."""
+
+
 class WatchedLine(WatchedStep):
     """One audit during training; a line of metrics.jsonl."""
 
@@ -263,6 +277,8 @@ class TrainingSummary(Record):
     heldout_bucket: str | None
     heldout_num_documents: int
     heldout_num_tokens: int
+    starts: list[StartLine] = Field(default_factory=list)
+    """Starts of a training that was interrupted; empty for a single one."""
     watched: list[WatchedStep] = Field(default_factory=list)
     """Audits during training; empty if there were none."""
     budget: Budget | None = None

@@ -17,6 +17,7 @@ from memguard.records import (
     AuditReport,
     LoadAs,
     ResultRow,
+    StartLine,
     Tables,
     TrainingSummary,
     WatchedStep,
@@ -96,7 +97,14 @@ def _describe_training(training: TrainingSummary, load_as: LoadAs) -> tuple[Fact
         Fact("Steps", fmt.count(training.num_steps)),
         Fact("Supervised tokens", fmt.count(training.num_supervised_tokens)),
         Fact("Time", fmt.duration(training.train_s)),
+        *(Fact("Start", _describe_start(start)) for start in training.starts),
     )
+
+
+def _describe_start(start: StartLine) -> str:
+    lost = f", {plural(start.num_lost_steps, 'step')} lost" if start.num_lost_steps else ""
+    first = f"first step after {fmt.duration(start.first_step_s)}"
+    return f"from step {start.step:,} ({start.why}{lost}): {first}"
 
 
 def _describe_target(training: TrainingSummary) -> str:

@@ -33,6 +33,8 @@ from typing import Any, TypeVar
 
 EXIT_REPORT_FILE = "MEMGUARD_EXIT_REPORT"
 """Environment variable: file to which a rank of `--nproc` writes its final error message."""
+RUN_FOLDER = "MEMGUARD_RUN"
+"""Environment variable of a process that trains: folder of the run, in which it tells its end."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_SIGNAL_S = 1.0
 """Signals within this time count as one: a launcher forwards the Ctrl-C that the terminal already
@@ -251,6 +253,8 @@ class ExitReport:
     """All ranks end in this way, not necessarily at the same time."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of `train`, with which all ranks may start again."""
+    step: int | None = None
+    """Step at which training diverged."""
     at_s: float = field(default_factory=time.monotonic)
     """Time of the end on the machine's monotonic clock (seconds)."""
 

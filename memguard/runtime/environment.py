@@ -129,8 +129,8 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 def fast_matmuls(device: "torch.device") -> Iterator[None]:
     """Compute fp32 matmuls on a GPU in TF32 inside this block; on a CPU nothing changes.
 
-    TF32 rounds factors to 10 bits of mantissa, more than bf16's 7; sums stay fp32. Only training
-    steps use it: an audit in fp32 is exact.
+    TF32 rounds factors to 10 bits of mantissa, more than bf16's 7; sums stay fp32. Training
+    steps use it, and heads of audits in bf16, whose factors are not rounded by it.
     """
     if device.type != "cuda":
         yield

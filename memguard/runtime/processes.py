@@ -16,12 +16,14 @@ ranks tell whether they have failed, so that an error on one rank ends the part 
 
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import torch
 from torch import distributed as dist
@@ -34,7 +36,7 @@ ValueT = TypeVar("ValueT")
 
 # Longer than any wait; gloo overflows on a much larger value.
 _FOREVER = timedelta(days=30)
-# Longest time between the first and the last rank that call the same function of memguard.
+# Longest time between the first and the last rank that call the same function of memguard, or join.
 _MEETING = timedelta(minutes=5)
 # The launcher's listening socket, which reserves the port before any rank starts.
 _STORE_FD = "MEMGUARD_STORE_FD"
@@ -352,7 +354,7 @@ def _find_store(runtime: Runtime) -> Any:
     """Return the store for the rendezvous; None lets torch use torchrun's environment."""
     inherited = os.environ.get(_STORE_FD)
     if inherited is None:
-        return None
+        return _meet_again(runtime)
     return dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -360,3 +362,30 @@ def _find_store(runtime: Runtime) -> Any:
         runtime.is_main,
         master_listen_fd=int(inherited) if runtime.is_main else None,
     )
+
+
+def _meet_again(runtime: Runtime) -> Any:
+    """Return the store of torchrun's agents with a prefix for this attempt; None if they lend none.
+
+    The store has keys of the attempts before, and the agents of several machines need not have
+    counted as many: rank 0 draws the prefix, and each rank waits until rank 0 has seen it.
+    """
+    lends = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not lends or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, runtime.world_size, False)  # type: ignore[attr-defined]
+    own = uuid4().hex
+    if runtime.is_main:
+        store.set("memguard/attempt", own)
+        names = [f"{own}/{rank}" for rank in range(1, runtime.world_size)]
+        store.wait(names, _MEETING)
+        store.set(f"{own}/seen", b"".join(store.multi_get(names)).decode())
+        return dist.distributed_c10d.PrefixStore(own, store)
+    while True:
+        attempt = store.get("memguard/attempt").decode()
+        store.set(f"{attempt}/{runtime.rank}", own)
+        # That of an attempt before has not seen it.
+        if store.check([f"{attempt}/seen"]) and own in store.get(f"{attempt}/seen").decode():
+            return dist.distributed_c10d.PrefixStore(attempt, store)
+        time.sleep(0.1)

@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from memguard.errors import list_first, plural
-from memguard.runtime.children import EXIT_REPORT_FILE, ExitReport, report_exit
+from memguard.runtime.children import EXIT_REPORT_FILE, RUN_FOLDER, ExitReport, report_exit
 from memguard.runtime.console import Console
 
 _LOOK_EVERY_S = 5.0
@@ -44,6 +44,9 @@ _NUM_SPEAKERS = 16
 """Only the first ranks, of more than one machine, read and speak: thousands would overload it."""
 _MOST_NAMED = 4
 _COLLECTIVES = "torch.distributed.distributed_c10d"
+_JOIN_SAVE = ("memguard.train.background_save", "_join")
+SAVE_THREAD = "memguard-save"
+"""Name of the thread that saves; while the main thread waits for it, it is looked at instead."""
 
 _PHASES: tuple[tuple[str, str, str | None], ...] = (
     # It waits for its own documents.
@@ -100,6 +103,10 @@ def look_at(thread: int, step: int = 0) -> Look:
         frames.append(frame)
         frame = frame.f_back
     calls = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
+    if _JOIN_SAVE in calls:
+        for other in threading.enumerate():
+            if other.name == SAVE_THREAD and other.ident is not None:
+                return look_at(other.ident, step)
     return Look(
         place=find_place(calls, in_step=step > 0),
         stack=((step, 0), *((id(frame.f_code), frame.f_lasti) for frame in frames)),
@@ -312,7 +319,14 @@ def stalls_watched(rank: int, world_size: int, store: Any, progress: Progress) -
 
 
 def _end(line: str) -> None:
-    report_exit(ExitReport(code=1, kind="Stalled", text=f"memguard: {line}"))
+    from memguard.runtime.ended import close_attempt  # Needs pydantic.
+
+    report = ExitReport(code=1, kind="Stalled", text=f"memguard: {line}")
+    report_exit(report)
+    # The run's folder may be what hangs.
+    threading.Timer(_ANSWER_WITHIN_S, os._exit, (1,)).start()
+    if folder := os.environ.get(RUN_FOLDER):
+        close_attempt(Path(folder), report)
     os._exit(1)
 
 

@@ -9,6 +9,7 @@
     dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
     optim.py               AdamW, its parameter groups and the learning rate of a step
     checkpoint.py          save and resume, bit for bit; committed by rename
+    background_save.py     runs a save of a copy of the state while training goes on
     checkpoint_storage.py  locations of a checkpoint's tensors, as JSON instead of torch's pickle
     resume.py              saves and restores the progress of a run
     heldout.py             mean loss on documents that are never trained

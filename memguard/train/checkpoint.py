@@ -16,7 +16,7 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,24 @@ LOG = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StatePart:
+    """One tensor of a state, as this rank holds it."""
+
+    name: str
+    value: Tensor
+    parameter: LocalParameter | None = None
+    """The parameter that it belongs to, if any."""
+
+
+def to_stored(parts: Iterable[StatePart]) -> dict[str, Tensor]:
+    """Return tensors as checkpoints store them, by name; they share storage with the parts."""
+    return {
+        part.name: part.value if part.parameter is None else part.parameter.to_global(part.value)
+        for part in parts
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainState:
     """The objects of a running training that a checkpoint saves and restores."""
 
@@ -59,16 +77,17 @@ class TrainState:
     arrays: Mapping[str, NDArray[Any]]
     """Counts and decisions of the run, by name; the same on every rank."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the state by name; they share storage with the live tensors."""
-        state = {f"model.{name}": buffer for name, buffer in self.buffers.items()}
-        for parameter in self.parameters:
-            state[f"model.{parameter.name}"] = parameter.to_global(parameter.local.detach())
-            for field, value in self.optimizer.state.get(parameter.local, {}).items():
-                state[f"optimizer.{parameter.name}.{field}"] = parameter.to_global(value)
+    def parts(self) -> Iterator[StatePart]:
+        """Yield every tensor of the state; they share storage with the live tensors."""
+        for name, buffer in self.buffers.items():
+            yield StatePart(name=f"model.{name}", value=buffer)
+        for each in self.parameters:
+            yield StatePart(name=f"model.{each.name}", value=each.local.detach(), parameter=each)
+            for field, value in self.optimizer.state.get(each.local, {}).items():
+                name = f"optimizer.{each.name}.{field}"
+                yield StatePart(name=name, value=value, parameter=each)
         for name, array in self.arrays.items():
-            state[name] = torch.from_numpy(array)
-        return state
+            yield StatePart(name=name, value=torch.from_numpy(array))
 
     def make_room(self, stored: Container[str] | None = None) -> None:
         """Allocate the optimizer's moments, to be filled from a checkpoint.
@@ -90,18 +109,20 @@ class TrainState:
 
 def save_checkpoint(
     folder: Path,
-    state: TrainState,
+    tensors: Mapping[str, Tensor],
+    runtime: Runtime,
     *,
     progress: CheckpointManifest,
     log: Path,
+    log_bytes: int,
     keep: int,
-    runtime: Runtime,
     keep_step: int | None = None,
 ) -> Path:
     """Write one checkpoint and delete the oldest beyond ``keep``; every rank calls this.
 
-    All ranks share the file system of ``folder``. The manifest ``progress`` has no `files` yet;
-    ``log``, metrics.jsonl, is copied into the checkpoint; that of ``keep_step`` is kept too.
+    All ranks share the file system of ``folder``. ``tensors`` are those of `to_stored`. The
+    manifest ``progress`` has no `files` yet; the first ``log_bytes`` of ``log``, metrics.jsonl, are
+    copied into the checkpoint; the checkpoint of ``keep_step`` is kept too.
 
     Raises:
         OSError: the disk of this or another rank is full or not writable; existing checkpoints
@@ -114,8 +135,8 @@ def save_checkpoint(
     try:
         # If any rank fails, all do, so that none waits for it.
         with runtime.contain():
-            _write_part(state, temporary, runtime)
-        runtime.only_on_main(lambda: shutil.copyfile(log, temporary / LOG))
+            _write_part(tensors, temporary, runtime)
+        runtime.only_on_main(lambda: _copy_start(log, temporary / LOG, log_bytes))
         with runtime.contain():
             part = _sum_part(temporary, runtime)
         sums = runtime.gather_objects(part)
@@ -123,7 +144,7 @@ def save_checkpoint(
         manifest = progress.model_copy(update={"files": files})
         runtime.only_on_main(lambda: _commit(temporary, target, manifest))
     except BaseException as error:
-        num_bytes = sum(tensor.nbytes for tensor in state.tensors().values())
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         # On a full disk, torch's writer reports only an unexpected file position.
         is_full = temporary.exists() and shutil.disk_usage(temporary).free < num_bytes
         if runtime.is_main:
@@ -143,17 +164,19 @@ def save_checkpoint(
     return target
 
 
-def _write_part(state: TrainState, temporary: Path, runtime: Runtime) -> None:
-    # One thread: with more, a failed write is reported as a success (pytorch#191391).
-    writer = JsonWriter(str(temporary), thread_count=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        save(
-            state.tensors(),
-            storage_writer=writer,
-            no_dist=runtime.world_size == 1,
-            process_group=runtime.control,
-        )
+def _write_part(tensors: Mapping[str, Tensor], temporary: Path, runtime: Runtime) -> None:
+    save(
+        dict(tensors),
+        # One thread: with more, a failed write is reported as a success (pytorch#191391).
+        storage_writer=JsonWriter(str(temporary), thread_count=1),
+        no_dist=runtime.world_size == 1,
+        process_group=runtime.control,
+    )
+
+
+def _copy_start(source: Path, target: Path, num_bytes: int) -> None:
+    with source.open("rb") as file:
+        target.write_bytes(file.read(num_bytes))
 
 
 def _sum_part(temporary: Path, runtime: Runtime) -> dict[str, FileSum]:
@@ -279,7 +302,7 @@ def load_checkpoint(
     """
     stored = load_metadata(path, files)
     state.make_room(stored.tensors)
-    tensors = state.tensors()
+    tensors = to_stored(state.parts())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

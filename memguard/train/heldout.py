@@ -13,7 +13,7 @@ import torch
 
 from memguard.data.corpus import Corpus
 from memguard.data.packing import split_points
-from memguard.errors import ModelError
+from memguard.errors import Diverged, ModelError
 from memguard.model.causal_lm import CausalLM
 from memguard.model.evaluation import evaluating
 from memguard.records import IGNORE_LABEL
@@ -58,7 +58,7 @@ def measure_heldout(
     has ``batch_tokens``, padding included. Every rank calls this and gets the same result.
 
     Raises:
-        ModelError: the loss is not finite.
+        Diverged, ModelError: the loss is not finite, after or before training.
     """
     bucket, documents = choose_heldout(corpus)
     pieces = [
@@ -77,8 +77,10 @@ def measure_heldout(
     if not num_tokens:
         return None
     if not math.isfinite(total):
-        why = "training diverged; lower 'optim.lr'" if step else "the model's weights are damaged"
-        raise ModelError(f"the loss on documents of '{bucket}' is {total} after step {step}: {why}")
+        what = f"the loss on documents of '{bucket}' is {total}"
+        if step:
+            raise Diverged(step, f"{what}. Lower 'optim.lr'")
+        raise ModelError(f"{what} before training: the model's weights are damaged")
     return HeldoutMetrics(
         step=step,
         bucket=bucket,

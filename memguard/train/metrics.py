@@ -1,6 +1,8 @@
 """metrics.jsonl and the progress line."""
 
 import hashlib
+import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TextIO
@@ -8,9 +10,10 @@ from typing import Literal, TextIO
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records import Record, WatchedLine, write_atomically
+from memguard.records import Record, StartLine, WatchedLine, write_atomically
 from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
+from memguard.runtime.ended import read_start_s
 
 _WIDE = 110
 """Columns of a terminal that has room for more than what everyone needs."""
@@ -142,8 +145,9 @@ def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int |
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-MetricsLine = StepMetrics | HeldoutMetrics | WatchedLine | EndMetrics
+MetricsLine = StartLine | StepMetrics | HeldoutMetrics | WatchedLine | EndMetrics
 _KINDS: dict[str, type[MetricsLine]] = {
+    "start": StartLine,
     "step": StepMetrics,
     "heldout": HeldoutMetrics,
     "audit": WatchedLine,
@@ -154,20 +158,41 @@ _KINDS: dict[str, type[MetricsLine]] = {
 class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
-    def __init__(self, path: Path, *, kept: bytes, is_writer: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        kept: bytes,
+        why: str = "first start",
+        step: int = 0,
+        is_writer: bool = True,
+    ) -> None:
         """Open the log; only the writer, one rank, writes.
 
-        ``kept`` are the lines of the checkpoint that the run resumes from. Those that an
-        interrupted run wrote after it are dropped.
+        ``kept`` are the lines of the checkpoint that the run resumes from, at a step. Of those that
+        an interrupted run wrote after it only its starts are kept. ``why``: see `StartLine`.
         """
         self._file: TextIO | None = None
         if not is_writer:
             return
-        write_atomically(path, kept)
+        written = path.read_bytes() if path.is_file() else b""
+        dropped = written.removeprefix(kept).splitlines(keepends=True)
+        if not written.startswith(kept):
+            dropped = []
+        starts = [line for line in dropped if b'"event":"start"' in line and line.endswith(b"\n")]
+        num_lost = sum(b'"event":"step"' in line for line in dropped)
+        self._start: StartLine | None = StartLine(
+            why=why, step=step, num_lost_steps=num_lost, first_step_s=0.0
+        )
+        write_atomically(path, kept + b"".join(starts))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
         """Append one line."""
+        if self._file is not None and self._start is not None and isinstance(line, StepMetrics):
+            first_step_s = round(time.time() - read_start_s(os.getpid()), 3)
+            start, self._start = self._start, None
+            self.write(start.model_copy(update={"first_step_s": first_step_s}))
         if self._file is not None:
             self._file.write(f"{line.model_dump_json()}\n")
             self._file.flush()

@@ -1,12 +1,15 @@
 """Saves and restores the progress of a run.
 
-every rank   saves its part of weights, optimizer and tallies; all ranks finish before the next step
+every rank   saves its part of weights, optimizer and tallies, see `background_save`
 every rank   hashes its share of the files of the newest complete checkpoint, see `shared_sums`
 rank 0       compares them, and checks that the checkpoint belongs to this run
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +17,7 @@ import torch
 from memguard.data.loader import Loader
 from memguard.records.run_files import CheckpointManifest
 from memguard.train.audit_callback import MemorizationMonitor
+from memguard.train.background_save import BackgroundSave
 from memguard.train.checkpoint import (
     LOG,
     TrainState,
@@ -48,18 +52,24 @@ class Checkpoints:
         loader: Loader,
         monitor: MemorizationMonitor | None,
         keep: int,
+        timeout: timedelta,
     ) -> None:
-        """Set the objects whose state is saved and restored."""
+        """Set the objects whose state is saved and restored; every rank calls this."""
         self.folder = run.folder / "checkpoints"
         self.log = b""
         """Log of the checkpoint that was loaded, on rank 0."""
         self.newest_step: int | None = None
-        """Step after which the state was last saved or loaded."""
+        """Step whose state was last saved or loaded; a save may be in flight."""
+        self.newest_s = time.monotonic()
+        """When that was, or this object was made."""
+        self.saves = BackgroundSave(run.runtime, run.console, timeout=timeout)
         self._run, self._step, self._loader, self._watch = run, step, loader, monitor
         self._runtime, self._keep = run.runtime, keep
 
     def load(self, until_step: int | None = None) -> Totals | None:
         """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
+
+        No save is in flight: its unfinished files would be deleted.
 
         Raises:
             RecordError: the checkpoint is from another run, or of another base model.
@@ -87,19 +97,19 @@ class Checkpoints:
         )
         self.log = (path / LOG).read_bytes()
 
-    def save(self, totals: Totals) -> None:
-        """Save the current state.
+    def save(self, totals: Totals, *, is_vital: bool = False) -> None:
+        """Begin to save the current state; no save is in flight. See `BackgroundSave.wait`.
 
         Raises:
-            OSError: the checkpoint could not be written.
             RecordError: the run's folder was deleted, renamed or replaced during training.
         """
         monitor = self._watch
         # Without this check, a deleted folder would be created again with only this checkpoint.
         self._run.check_folder()
-        save_checkpoint(
+        log = self._run.folder / LOG
+        save = partial(
+            save_checkpoint,
             self.folder,
-            self._state(),
             progress=CheckpointManifest(
                 **asdict(totals),
                 run_key=self._run.key,
@@ -108,12 +118,13 @@ class Checkpoints:
                 base=dict(self._run.base),
                 files={},
             ),
-            log=self._run.folder / LOG,
+            log=log,
+            log_bytes=self._runtime.only_on_main(lambda: log.stat().st_size) or 0,
             keep=self._keep,
             keep_step=monitor.last_good_step if monitor and monitor.stops else None,
-            runtime=self._runtime,
         )
-        self.newest_step = totals.step
+        self.saves.start(self._state(), save, is_vital=is_vital)
+        self.newest_step, self.newest_s = totals.step, time.monotonic()
 
     @property
     def _sample_sha256(self) -> str | None:

@@ -40,3 +40,5 @@ class RunState:
     """Files of the model that the adapters belong to; empty without adapters."""
     must_resume: str | None = None
     """Why the run must resume from a checkpoint; None if it may start at step 0."""
+    why: str = "first start"
+    """Why it was started, for its log."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from memguard.config import OptimConfig, TrainConfig
 from memguard.data.loader import Batch, Loader
-from memguard.errors import ModelError
+from memguard.errors import Diverged
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.parallel.attention_pieces import Packing
@@ -81,10 +81,15 @@ def build_own_batch(
     loader: Loader, step: int, lm: CausalLM, reference_nll: NDArray[np.float32] | None = None
 ) -> Batch:
     """Build this rank's rows of a step, from 0."""
+    mine, num_rows = list_own_samples(loader, step, lm)
+    return loader.batch(mine, num_rows=num_rows, reference_nll=reference_nll)
+
+
+def list_own_samples(loader: Loader, step: int, lm: CausalLM) -> tuple[range, int]:
+    """Return the samples of this rank's rows of a step, and how many rows each rank has."""
     samples = loader.samples(step)
     num_rows = -(-len(samples) // lm.num_batch_ways)
-    mine = samples[lm.batch_rank * num_rows :][:num_rows]
-    return loader.batch(mine, num_rows=num_rows, reference_nll=reference_nll)
+    return samples[lm.batch_rank * num_rows :][:num_rows], num_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,13 +166,13 @@ class TrainStep:
     ) -> StepResult:
         """Take one step with this rank's rows; every rank has the same number.
 
-        ``step`` counts from 1, for messages. ``first_sample``, the global index of the first row of
+        ``step`` counts from 1. ``first_sample``, the global index of the first row of
         all ranks, seeds dropout and noise. ``labels`` are those of all ranks before and after
         mitigations; None sums them first. ``share`` is called after backward and returns numbers of
         this rank, as many on every rank, which are summed over ranks together with the loss.
 
         Raises:
-            ModelError: the loss or the gradients are not finite.
+            Diverged: the loss or the gradient norm is not finite.
         """
         if labels is None:
             own_labels = torch.tensor([batch.num_supervised, batch.num_kept], dtype=torch.float64)
@@ -222,10 +227,9 @@ class TrainStep:
         measured, shared = others[: len(totals) - 1], others[len(totals) - 1 :]
         router_loss = measured.pop() / len(pieces) if self.lm.router_loss else None
         if not (math.isfinite(loss_sum) and math.isfinite(grad_norm)):
-            raise ModelError(
-                f"training diverged at step {step}: loss {loss_sum}, gradient norm {grad_norm}. "
-                f"Lower 'optim.lr' (now {self.optim.lr:g}) and start again."
-            )
+            is_loss = not math.isfinite(loss_sum)
+            what = f"loss {loss_sum}" if is_loss else f"gradient norm {grad_norm}"
+            raise Diverged(step, what, is_own=not math.isfinite(totals[0]))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()

@@ -8,8 +8,10 @@ See `step` for a single step.
 """
 
 import contextlib
+import math
 import time
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
+from memguard.train.divergence import explained
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally
@@ -33,6 +36,8 @@ from memguard.train.step import TrainStep, build_own_batch
 from memguard.train.stop_request import StopRequest
 
 _HELDOUT_BATCH_TOKENS = 4096
+FIRST_SAVE = 2
+"""Step after which a run that saves does so first, while nothing is lost if that fails."""
 
 
 class Trainer:
@@ -80,6 +85,7 @@ class Trainer:
             loader=self.loader,
             monitor=monitor,
             keep=config.train.keep_checkpoints,
+            timeout=timedelta(minutes=config.parallel.timeout_minutes),
         )
         self._reference_nll: NDArray[np.float32] | None = None
         self.stop_request = StopRequest(run.console)
@@ -88,6 +94,8 @@ class Trainer:
         )
         self._signal_number = 0
         """Signal that any rank had received in the last step; 0 for none."""
+        self._is_save_due = self._has_save_failed = False
+        """On any rank, in the last step: by the clock; the save in flight."""
         self._labels: tuple[float, float] | None = None
         """Labels of all ranks in the next step, before and after mitigations; None: not known."""
         self._stopped_by_budget = False
@@ -102,8 +110,8 @@ class Trainer:
             ConfigError: the budget was already exceeded at the first audit; or a resumed run would
                 audit other tokens than before.
             Interrupted: SIGINT or SIGTERM was received; the state was saved.
-            ModelError: the loss is not finite.
-            OSError: a checkpoint could not be written.
+            Diverged: the loss or the gradient norm of a step is not finite.
+            OSError: the first, the last or two checkpoints in a row could not be written.
             RecordError: a checkpoint is from another run, or the last weights within the budget
                 are missing.
         """
@@ -116,7 +124,13 @@ class Trainer:
                 self.step, self.loader, self._run, num_steps=self.num_steps
             )
         self._resume(path)
-        log = MetricsLog(path, kept=self.checkpoints.log, is_writer=self.runtime.is_main)
+        log = MetricsLog(
+            path,
+            kept=self.checkpoints.log,
+            why=self._run.why,
+            step=self.totals.step,
+            is_writer=self.runtime.is_main,
+        )
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -136,6 +150,9 @@ class Trainer:
                         self._save_if_due()
                 self._finish(log)
                 self._stop_if(self.stop_request.agree(self.runtime))
+        except Exception:
+            self.checkpoints.saves.end()
+            raise
         finally:
             self.runtime.progress.step = 0
             log.close()
@@ -160,12 +177,22 @@ class Trainer:
         def share() -> list[float]:
             following = self._batches.peek()
             labels = (0, 0) if following is None else (following.num_supervised, following.num_kept)
-            return [*labels, *self.stop_request.count()]
+            minutes = self.config.train.checkpoint_every_minutes or math.inf
+            is_due = time.monotonic() - self.checkpoints.newest_s >= minutes * 60
+            has_failed = self.checkpoints.saves.has_failed
+            return [*labels, is_due, has_failed, *self.stop_request.count()]
 
-        result = self.step.run(
-            batch, lr=lr, step=number + 1, first_sample=samples[0], labels=self._labels, share=share
-        )
-        *labels, interrupts, terminations = result.shared
+        with explained(self._run, self.loader, self.step):
+            result = self.step.run(
+                batch,
+                lr=lr,
+                step=number + 1,
+                first_sample=samples[0],
+                labels=self._labels,
+                share=share,
+            )
+        *labels, is_due, has_failed, interrupts, terminations = result.shared
+        self._is_save_due, self._has_save_failed = is_due > 0, has_failed > 0
         self._labels = None if is_last or changes else (labels[0], labels[1])
         self._signal_number = self.stop_request.find((interrupts, terminations))
         self.loader.record(samples)
@@ -231,7 +258,8 @@ class Trainer:
         if not monitor.stops:
             return
         if not audit.over_limit:
-            self.checkpoints.save(self.totals)
+            # The weights that the run would return to.
+            self._save(is_vital=True)
             return
         last_good_step = monitor.last_good_step
         if not last_good_step:
@@ -240,6 +268,7 @@ class Trainer:
                 f"{audit.over_limit[0]} was over the limit of 'budget', and no earlier weights "
                 "within the limit had been saved"
             )
+        self.wait_for_save()
         kept = self.checkpoints.load(last_good_step)
         if kept is None or kept.step != last_good_step:
             folder = self.checkpoints.folder
@@ -315,15 +344,31 @@ class Trainer:
                 f"{self.totals.step} are restored from the checkpoint"
             )
 
+    def wait_for_save(self) -> None:
+        """Wait for the save in flight, if there is one; a failure is a warning or an error."""
+        self.checkpoints.saves.wait()
+
+    def _save(self, *, is_vital: bool) -> None:
+        self.wait_for_save()
+        self.checkpoints.save(self.totals, is_vital=is_vital)
+        if not self.checkpoints.saves.has_room:
+            self.wait_for_save()
+
     def _save_if_due(self) -> None:
-        every = self.config.train.checkpoint_every_steps
-        step = self.totals.step
+        train, step = self.config.train, self.totals.step
+        every = train.checkpoint_every_steps
         # One process need not agree with others, and sees a signal of this moment.
         is_alone = self.runtime.world_size == 1
         signal_number = self.stop_request.agree(self.runtime) if is_alone else self._signal_number
-        due = step == self.num_steps or (every is not None and step % every == 0)
-        if (signal_number or due) and step != self.checkpoints.newest_step:
-            self.checkpoints.save(self.totals)
+        is_first = step == FIRST_SAVE and bool(every or train.checkpoint_every_minutes)
+        is_vital = is_first or step == self.num_steps or bool(signal_number)
+        due = is_vital or self._is_save_due or (every is not None and step % every == 0)
+        if self._has_save_failed:
+            self.wait_for_save()
+        if due and step != self.checkpoints.newest_step:
+            self._save(is_vital=is_vital)
+        if is_vital:
+            self.wait_for_save()
         self._stop_if(signal_number)
 
     def _stop_if(self, signal_number: int) -> None:

@@ -2,6 +2,7 @@
 
 engine       training speed and memory, vs transformers' Trainer, FSDP2 and tensor parallelism
 adapters     training a LoRA adapter, vs peft and transformers' Trainer
+checkpoint   time of a save in the background, vs a copy, a save that is waited for, async_save
 load         memory of loading a checkpoint onto four ranks, vs transformers and Accelerate
 mitigation   overhead of a goldfish mask in a step
 audit        speed of the audit's scores and default suite, vs `generate`

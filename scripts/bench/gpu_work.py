@@ -3,8 +3,7 @@
     python scripts/bench/gpu_work.py WORKS.json ANSWERS.json
 
 The processes have the environment that `memguard train --nproc N` gives its ranks, and no other
-settings, so that what is measured is what a user runs. With one rank memguard and the Trainer are
-plain programs: the variables that name a rank are removed.
+settings, so that what is measured is what a user runs. One GPU needs no process: see `run_here`.
 """
 
 import json
@@ -28,6 +27,7 @@ from gpu_sizes import Sizes
 from harness import describe_error
 from torch import distributed as dist
 
+from memguard.errors import is_out_of_memory
 from memguard.runtime import Runtime, set_allocator_defaults, start_runtime
 from memguard.runtime.children import ExitReport, is_started_by_nproc, report_exit
 from memguard.workflows.common.launch import launch
@@ -35,7 +35,6 @@ from memguard.workflows.common.launch import launch
 OUT_OF_MEMORY = "out of memory"
 # Variables that change speed or memory; they are reported with each answer.
 _SETTINGS = ("CUBLAS_", "CUDA_", "GLOO_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_")
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +67,7 @@ def read_work(fields: dict[str, Any]) -> Work:
 def run_apart(works: Sequence[Work], *, num_ranks: int, timeout_s: float) -> list[dict[str, Any]]:
     """Run some works one after another on the same new processes; return rank 0's answers.
 
-    A work that fails has the answer ``{"failed": reason}``; those after it are not run where there
-    are several ranks.
+    A work that fails has the answer ``{"failed": reason}``; those after it are not run.
     """
     answers: list[dict[str, Any]] = []
     reason = f"did not finish within {timeout_s:.0f} s"
@@ -99,10 +97,11 @@ def run_here(work: Work, device: torch.device) -> dict[str, Any]:
             return work.run(Runtime(device=device))
     except Exception as error:
         traceback.print_exc()
-        words = describe_error(error)
-        # Not only torch.OutOfMemoryError: libraries and the driver have errors of their own.
-        is_memory = any(text in words for text in (OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED"))
-        return {"failed": OUT_OF_MEMORY if is_memory else words}
+        return {"failed": _name_failure(error)}
+
+
+def _name_failure(error: Exception) -> str:
+    return OUT_OF_MEMORY if is_out_of_memory(error) else describe_error(error)
 
 
 @contextmanager
@@ -124,16 +123,10 @@ def _single_group(device: torch.device, *, needed: bool) -> Any:
 def _be_rank(works: Sequence[Work], answers_file: Path) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if os.environ["WORLD_SIZE"] == "1":
-        # accelerate takes them for a distributed run, and wraps the Trainer's model.
-        for name in _RANK_VARIABLES:
-            os.environ.pop(name)
     environment = {name: os.environ[name] for name in os.environ if name.startswith(_SETTINGS)}
     with start_runtime() as runtime, answers_file.open("a") as file:
         for work in works:
-            answer = (
-                run_here(work, runtime.device) if runtime.world_size == 1 else work.run(runtime)
-            )
+            answer = work.run(runtime)
             if runtime.is_main:
                 file.write(json.dumps({**answer, "environment": environment}) + "\n")
                 file.flush()
@@ -153,9 +146,8 @@ def main() -> int:
     try:
         _be_rank(works, Path(answers_file))
     except Exception as error:
-        is_memory = isinstance(error, torch.OutOfMemoryError)
-        text = OUT_OF_MEMORY if is_memory else describe_error(error)
-        trace = "" if is_memory else traceback.format_exc()
+        text = _name_failure(error)
+        trace = "" if text == OUT_OF_MEMORY else traceback.format_exc()
         report_exit(ExitReport(code=1, kind=type(error).__name__, text=text, traceback=trace))
         # Other ranks may wait in a collective, and the interpreter would wait for NCCL's threads.
         sys.stderr.flush()

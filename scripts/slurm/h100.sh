@@ -21,30 +21,4 @@ GPUS_PER_NODE=8
 source .venv/bin/activate
 # With several networks: export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
 
-# -- no changes needed below -----------------------------------------------------------------------
-# Settings can be changed from the command line: sbatch scripts/slurm/h100.sh optim.lr=1e-5
-# Before the time limit the run is signalled to save and the job is requeued, which resumes the run.
-
-set -u
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / GPUS_PER_NODE))}
-export PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-# Time that torchrun allows for writing a checkpoint (seconds): just under the notice of --signal.
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=270
-
-stopped=
-trap 'stopped=yes; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
-
-first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
-  --nnodes="$SLURM_NNODES" --nproc-per-node="$GPUS_PER_NODE" --max-restarts=0 \
-  --rdzv-backend=c10d --rdzv-endpoint="$first_node:29500" --rdzv-id="$SLURM_JOB_ID" \
-  -m memguard "$COMMAND" "$CONFIG" "$@" &
-job=$!
-# A signal interrupts `wait` before the job has ended.
-until wait "$job"; code=$?; ! kill -0 "$job" 2>/dev/null; do :; done
-
-if [ -n "$stopped" ] && [ "$code" -ne 0 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
+source scripts/slurm/job.sh "$@"

@@ -227,7 +227,7 @@ def test_memory_running_out_halves_the_batch(
     assert [r.argmax.tolist() for r in results] == [r.argmax.tolist() for r in expected]
 
     monkeypatch.setattr(lm, "hidden_states", _raise_out_of_memory)
-    with pytest.raises(ModelError, match="does not fit into GPU memory"):
+    with pytest.raises(ModelError, match="does not fit into memory"):
         ModelScorer(lm, 4096).score(passages)
 
 

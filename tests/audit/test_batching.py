@@ -8,6 +8,7 @@ import torch
 from audit_examples import build_tiny_layer
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_errors import OUT_OF_MEMORY
 
 from memguard.audit.batching import Batching, BatchResult, Job
 from memguard.errors import ModelError
@@ -32,8 +33,14 @@ def count(jobs: Sequence[Job]) -> int:
 class Recorder:
     """Returns each job's index as its result; runs out of memory above a limit."""
 
-    def __init__(self, jobs: Sequence[Job], limit: int = 10**9, num_bad: int = 0) -> None:
-        self.jobs, self.limit, self.num_bad = jobs, limit, num_bad
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        limit: int = 10**9,
+        num_bad: int = 0,
+        error: Exception = OUT_OF_MEMORY["torch"],
+    ) -> None:
+        self.jobs, self.limit, self.num_bad, self.error = jobs, limit, num_bad, error
         self.batches: list[list[int]] = []
         self.steps: list[int] = []
 
@@ -41,7 +48,7 @@ class Recorder:
         self.batches.append(list(batch))
         self.steps.append(num_steps)
         if count([self.jobs[index] for index in batch]) > self.limit:
-            raise torch.OutOfMemoryError("no")
+            raise self.error
         return BatchResult(results=list(batch), num_bad=self.num_bad, num_tokens=len(batch))
 
 
@@ -72,7 +79,7 @@ def test_a_batch_that_did_not_fit_limits_all_that_follow() -> None:
     batching.run(jobs, later)
     assert [len(batch) for batch in later.batches] == [2, 2, 2, 2]
 
-    with pytest.raises(ModelError, match=r"3 row\(s\) of 6 tokens, does not fit into GPU memory"):
+    with pytest.raises(ModelError, match=r"3 row\(s\) of 6 tokens, does not fit into memory"):
         Batching(LAYER, 32).run(wide := make_jobs([(4, 2, 3)]), Recorder(wide, limit=1))
 
 
@@ -92,6 +99,20 @@ def test_what_the_first_job_keeps_counts_as_its_memory(monkeypatch: pytest.Monke
     Batching(LAYER, 1 << 20, measures_memory=True).run(jobs, recorder)
     # Four fifths of 8,700 bytes are 69 tokens.
     assert [len(batch) for batch in recorder.batches] == [1, 17, 17, 5]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_memory_that_runs_out_in_any_way_halves_the_batch(error: Exception) -> None:
+    jobs = make_jobs([(4, 0, 1)] * 4)
+    recorder = Recorder(jobs, limit=8, error=error)
+    assert Batching(LAYER, 16).run(jobs, recorder) == [0, 1, 2, 3]
+    assert [len(batch) for batch in recorder.batches] == [4, 2, 2]
+
+
+def test_another_error_is_raised() -> None:
+    jobs = make_jobs([(4, 0, 1)] * 4)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        Batching(LAYER, 16).run(jobs, Recorder(jobs, 8, error=RuntimeError("shapes differ")))
 
 
 def test_numbers_that_are_not_finite_are_counted() -> None:

@@ -42,7 +42,7 @@ from tiny_llama import TINY_LLAMA
 RUN = Path("runs") / "run"
 Variant = Literal["scratch", "tuned", "private"]
 # The time, how long things took and on how many processes: what may differ between two runs.
-_PASSING = {"created", "command", "wall_s", "train_s", "environment", "audit_s"}
+_PASSING = {"created", "command", "wall_s", "train_s", "environment", "audit_s", "starts"}
 # What is being done, said before a wait; and what goes on all the same.
 _PROGRESS = re.compile(
     r"(plan|prepare|train|audit|compare|documents|tokenizer|model|verify|canaries|time): "

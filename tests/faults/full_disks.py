@@ -51,7 +51,9 @@ def _call(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def work_on_full_disk(folder: Path, stage: str, num_bytes_left: int) -> None:
+def work_on_full_disk(
+    folder: Path, stage: str, num_bytes_left: int, deleted: str | None = None
+) -> None:
     """Train in a copy of `folder` on a disk that is full from a stage on, then with room again.
 
     Leaves beside the disk: `first` and `second`, what each of the two commands said, with its exit
@@ -61,6 +63,7 @@ def work_on_full_disk(folder: Path, stage: str, num_bytes_left: int) -> None:
         folder: with the settings; becomes the place of the disk.
         stage: full once a file whose path holds this is opened.
         num_bytes_left: still free at that moment.
+        deleted: the first command has room again as it deletes a folder whose path holds this.
     """
     _enter_namespace()
     disk = folder.parent / "disk"
@@ -69,40 +72,43 @@ def work_on_full_disk(folder: Path, stage: str, num_bytes_left: int) -> None:
     shutil.copytree(folder, disk, dirs_exist_ok=True)
     os.chdir(disk)
     os.environ.update(environment(disk))
-    _run(folder.parent / "first", stage, num_bytes_left)
+    _run(folder.parent / "first", stage, num_bytes_left, deleted)
     (disk / "ballast").unlink(missing_ok=True)
-    _run(folder.parent / "second", None, 0)
+    _run(folder.parent / "second", None)
     shutil.copytree(disk, folder.parent / "copy")
 
 
-def _run(log: Path, stage: str | None, num_bytes_left: int) -> None:
+def _run(log: Path, stage: str | None, num_bytes_left: int = 0, deleted: str | None = None) -> None:
     pid = os.fork()
     if pid == 0:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         if stage is not None:
-            _fill_at(stage, num_bytes_left)
+            _fill_at(stage, num_bytes_left, deleted)
         exit_as_main(["train", "run.yaml"])
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with log.open("a") as file:
         file.write(f"\n{code}")
 
 
-def _fill_at(stage: str, num_bytes_left: int) -> None:
-    is_full = False
+def _fill_at(stage: str, num_bytes_left: int, deleted: str | None) -> None:
+    is_full, ballast = False, Path("ballast")
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal is_full
-        if is_full or event not in ("open", "os.mkdir", "os.rename"):
+        if event not in ("open", "os.mkdir", "os.rename", "shutil.rmtree"):
             return
         if not isinstance(arguments[0], str | bytes | os.PathLike):
             return
-        if stage not in os.fsdecode(arguments[0]):
+        path = os.fsdecode(arguments[0])
+        if is_full and event == "shutil.rmtree" and deleted is not None and deleted in path:
+            os.truncate(ballast, 0)
+        if is_full or stage not in path:
             return
         is_full = True
         num_bytes = max(0, shutil.disk_usage(".").free - num_bytes_left)
-        with Path("ballast").open("wb") as ballast:
-            os.posix_fallocate(ballast.fileno(), 0, max(1, num_bytes))
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, num_bytes))
 
     sys.addaudithook(look)

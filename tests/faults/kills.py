@@ -2,8 +2,10 @@
 
 Moment    a share of the time that the whole command takes
 Change    a few milliseconds after the n-th change that rank 0 makes to a file or folder
+Stage     as a stage of the second save begins, which training does not wait for
 """
 
+import importlib
 import os
 import random
 import signal
@@ -18,6 +20,21 @@ from typing import Any, Literal
 from fault_runs import find_group, start_command
 from ranks import RankPool
 
+_SAVE, _THREAD = "memguard.train.checkpoint", "memguard.train.background_save"
+SAVE_STAGES: dict[str, tuple[str, str, bool]] = {
+    "the copy": (_THREAD, "BackgroundSave._copy", True),
+    "the thread": (_THREAD, "to_stored", True),
+    "a folder": (_SAVE, "make_temporary_folder", False),
+    "tensors": (_SAVE, "save", True),
+    "their places": ("memguard.train.checkpoint_storage", "JsonWriter.finish", False),
+    "the log": (_SAVE, "_copy_start", False),
+    "hashes": (_SAVE, "_sum_part", True),
+    "the manifest": (_SAVE, "_commit", False),
+    "the name": (_SAVE, "commit", False),
+    "the wait": (_THREAD, "BackgroundSave._join", True),
+    "old ones": (_SAVE, "hide", False),
+}
+"""Where each stage of a save in the background begins, and whether on every rank."""
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 Victim = Literal["all", "rank", "launcher"]
 
@@ -103,12 +120,39 @@ def kill_once(
         process.join(kill.share * usual.wall_s)
         _kill(process, kill)
     process.join()
-    group = process.pid
-    assert group is not None
-    # Where the launcher alone was killed, its ranks save and end.
-    while find_group(group):
-        time.sleep(0.01)
+    wait_until_gone(process)
     return process.exitcode != 0
+
+
+def wait_until_gone(process: BaseProcess) -> None:
+    """Wait for all processes of a command; where the launcher alone was killed, its ranks save."""
+    assert process.pid is not None
+    while find_group(process.pid):
+        time.sleep(0.01)
+
+
+def kill_at_stage(stage: str, victim: Literal["all", "self"]) -> None:
+    """Kill as a stage of the second save begins: all processes, or one rank."""
+    module, place, is_on_all = SAVE_STAGES[stage]
+    owner: Any = importlib.import_module(module)
+    *outer, name = place.split(".")
+    for each in outer:
+        owner = getattr(owner, each)
+    # The first save that deletes an old one is the third.
+    real, num_left = getattr(owner, name), 1 if stage == "old ones" else 2
+
+    def strike(*arguments: Any, **named: Any) -> Any:
+        nonlocal num_left
+        last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+        if os.environ.get("RANK", "0") == str(last if is_on_all else 0):
+            num_left -= 1
+            if num_left == 0:
+                if victim == "all":
+                    os.killpg(0, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **named)
+
+    setattr(owner, name, strike)
 
 
 def _kill(process: BaseProcess, kill: Kill) -> None:

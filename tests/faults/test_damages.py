@@ -141,8 +141,8 @@ def _is_covered(harm: Hurt, case: Case) -> bool:
     if harm.file.startswith("reference_nll"):
         # Without its record it was not measured yet, and after training nothing needs it.
         return not case.has_ended and (harm.file.endswith(".npy") or harm.kind != "lose")
-    # Versions and hardware, for the reader.
-    return harm.file != "environment.json"
+    # Versions and hardware, and how the last attempt ended, for the reader.
+    return harm.file not in ("environment.json", "ended.json")
 
 
 def _check_audit(folder: Path, case: Case, harm: Hurt, expected: Result) -> None:

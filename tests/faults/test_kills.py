@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 from fault_runs import RUN, Result, Variant, check_ended, read_result, start_command, write_settings
-from kills import Undisturbed, draw_killed_run, kill_once, measure
+from kills import (
+    SAVE_STAGES,
+    Undisturbed,
+    draw_killed_run,
+    kill_at_stage,
+    kill_once,
+    measure,
+    wait_until_gone,
+)
 from ranks import RankPool
 
 _SAMPLE = (3,)
@@ -78,4 +86,39 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     last = start_command(ranks, tmp_path, log, command)
     last.join()
     assert last.exitcode == 0, f"{plan}\n{log.read_text()}"
+    check_ended(tmp_path, expected.result)
+
+
+@pytest.mark.parametrize(
+    ("stage", "num_processes", "victim"),
+    [
+        pytest.param(
+            stage,
+            count,
+            victim,
+            marks=pytest.mark.faults,
+        )
+        for stage in SAVE_STAGES
+        for count, victim in ((1, "all"), (2, "all"), (2, "self"), (4, "self"))
+    ],
+)
+def test_a_run_killed_at_a_stage_of_a_background_save_ends_alike(
+    stage: str,
+    num_processes: int,
+    victim: str,
+    ranks: RankPool,
+    reference: Callable[[int, Variant], Reference],
+    tmp_path: Path,
+) -> None:
+    expected = reference(num_processes, "scratch")
+    write_settings(tmp_path)
+    command, log = _train(num_processes), tmp_path / "log"
+    killed = start_command(ranks, tmp_path, log, command, kill_at_stage, stage, victim)
+    killed.join()
+    wait_until_gone(killed)
+    assert killed.exitcode != 0
+    last = start_command(ranks, tmp_path, log, command)
+    last.join()
+    assert last.exitcode == 0, log.read_text()
+    assert "resuming after step" in log.read_text()
     check_ended(tmp_path, expected.result)

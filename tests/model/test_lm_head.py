@@ -1,6 +1,9 @@
 """A weight is widened once where it may be kept, and for each call where it may not."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from vocab_pieces import cut_whole, draw_whole
 from memguard.model import lm_head
 from memguard.model.lm_head import Head, WideWeight, widen
 from memguard.model.next_token import find_best
+from memguard.model.token_scores import score_tokens
 
 
 def test_a_wide_weight_is_kept() -> None:
@@ -53,3 +57,48 @@ def test_the_best_tokens_are_the_same() -> None:
         found = find_best(kept, hidden_ND, 4)
         assert found.ids_NK.equal(expected.ids_NK)
         assert found.logprob_NK.equal(expected.logprob_NK)
+
+
+@pytest.mark.parametrize(
+    ("weight", "hidden", "is_exact"),
+    [
+        (torch.bfloat16, torch.bfloat16, True),
+        (torch.float32, torch.bfloat16, False),
+        (torch.bfloat16, torch.float32, False),
+        (torch.float32, torch.float32, False),
+        (torch.float64, torch.float64, False),
+    ],
+)
+def test_only_numbers_of_bf16_are_multiplied_in_tf32(
+    weight: torch.dtype, hidden: torch.dtype, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[torch.dtype] = []
+    state = {"is_fast": False}
+
+    @contextmanager
+    def fast(_: Any) -> Iterator[None]:
+        state["is_fast"] = True
+        yield
+        state["is_fast"] = False
+
+    def note(product: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            assert state["is_fast"] == is_exact
+            assert not torch.is_autocast_enabled("cpu")
+            result = product(*args, **kwargs)
+            inside.append(result.dtype)
+            return result
+
+        return run
+
+    monkeypatch.setattr(lm_head, "fast_matmuls", fast)
+    monkeypatch.setattr(torch, "mm", note(torch.mm))
+    monkeypatch.setattr(lm_head.functional, "linear", note(lm_head.functional.linear))
+    head = Head(weight_VD=torch.randn(6, 4, dtype=weight), vocab_size=6)
+    hidden_ND = torch.randn(3, 4, dtype=hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        find_best(head, hidden_ND, 2)
+        score_tokens(head, hidden_ND, torch.zeros(3, dtype=torch.int64))
+    wide = torch.promote_types(torch.promote_types(weight, hidden), torch.float32)
+    assert inside == [wide] * 2
+    assert not state["is_fast"]

@@ -25,6 +25,8 @@ class _Operators(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             if name == "__getitem__":
                 return _index(*args)
+            if name == "__setitem__" and any(isinstance(part, slice) for part in args[1]):
+                return torch.ops.aten.copy_(_index(args[0], args[1]), args[2])
             if name == "__setitem__":
                 return torch.ops.aten.index_put_(args[0], list(args[1]), args[2])
             if name == "__invert__":

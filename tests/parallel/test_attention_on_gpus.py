@@ -1,5 +1,6 @@
 """Which kernels a GPU gets, traced without one: no mask of all pairs, no wait for a number."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,10 +11,12 @@ import transformers
 from fake_gpu import fake_gpu, move
 from tiny_families import FAMILIES, LARGE_HEADS, build
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 from transformers import masking_utils
 
 from memguard.model.causal_lm import CausalLM
+from memguard.model.kv_cache import build_row_cache
 from memguard.parallel import attention_flex
 from memguard.parallel.attention import _WINDOW_IN_MASK, choose_attention
 from memguard.parallel.attention_pieces import Packing
@@ -97,6 +100,44 @@ def test_fp32_keeps_the_masks_and_autocast_counts_as_half_precision(autocast: bo
         assert arguments["cu_seq_lens_q"] is packing.cu_seqlens
     else:
         assert arguments == {"attention_mask": None, "position_ids": ids}
+
+
+@pytest.mark.parametrize(
+    ("family", "is_cached"),
+    [
+        pytest.param("llama", True, marks=pytest.mark.quick),
+        *itertools.product(["llama", "phi3"], [False]),
+        *itertools.product(["qwen3", "stablelm"], [True]),
+    ],
+)
+def test_fp32_reaches_sdpa_with_equal_heads(
+    family: str, is_cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an audit calls it: CUDA's fused kernels refuse others, and scores are T x T a head."""
+    calls: list[tuple[int, int, int]] = []
+
+    def record(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Tensor:
+        assert kwargs["is_causal"] == (query.shape[2] > 1)
+        assert kwargs["attn_mask"] is None
+        calls.append((query.shape[1], key.shape[1], value.shape[1]))
+        return torch.empty_like(query)
+
+    mapping = dict(transformers.AttentionInterface._global_mapping)
+    monkeypatch.setattr(transformers.AttentionInterface, "_global_mapping", mapping)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", record)
+    # What it says of rows that hold one document each; without numbers it cannot know.
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda _: None)
+    with fake_gpu() as operations:
+        lm = build_on_gpu(family, torch.float32)
+        ids = torch.ones(NUM_ROWS, NUM_TOKENS - 1, dtype=torch.int64, device="cuda")
+        if is_cached:
+            cache = build_row_cache(1)
+            lm.hidden_states(ids, cache=cache)
+            lm.hidden_states(ids[:, :1], ids[:, :1], cache=cache)
+        else:
+            lm.hidden_states(ids)
+    assert calls == [(4, 4, 4)] * (4 if is_cached else 2)
+    assert operations.largest < NUM_TOKENS**2
 
 
 class Flex:

@@ -21,6 +21,7 @@ from memguard.hf.assembly import Assembly, allocate, build_meta_layer
 from memguard.mitigation import build_mitigations
 from memguard.parallel.local_parameters import (
     LocalParameter,
+    StoredPieces,
     average_copies,
     clear_gradients,
     clip_gradients,
@@ -159,8 +160,13 @@ def check_sharded_layer() -> list[str]:
             wrong.append(f"{each.name} has storage of its own")
         num_elements += each.local.numel() / each.num_copies
         again = each.to_global(each.local.detach() * 2)
-        if not torch.equal(again.full_tensor(), 2 * full[each.name]):  # type: ignore[attr-defined]
-            wrong.append(f"{each.name} is not found again")
+        assert isinstance(again, StoredPieces)
+        for start, piece in again.pieces.items():
+            place = tuple(slice(a, a + n) for a, n in zip(start, piece.shape, strict=True))
+            if not torch.equal(piece, 2 * full[each.name][place]):
+                wrong.append(f"{each.name} is not found again")
+        if sum(piece.numel() for piece in again.pieces.values()) != each.local.numel():
+            wrong.append(f"{each.name} is not whole")
         step = torch.tensor(3.0)
         if each.to_global(step) is not step:
             wrong.append("a step has no place on the mesh")

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def pool(device: torch.device, ranks: RankPool) -> RankPool:
+def pool(device: torch.device, request: pytest.FixtureRequest) -> RankPool:
     """Two ranks on the device's kind: processes with gloo, or GPUs with NCCL."""
     if device.type == "cpu":
+        ranks: RankPool = request.getfixturevalue("ranks")
         return ranks
     if torch.cuda.device_count() < 2:
         pytest.skip(f"two GPUs are needed; torch sees {torch.cuda.device_count()}")

@@ -34,7 +34,8 @@ def test_disk_by_hand() -> None:
 def test_a_disk_too_small_is_told() -> None:
     said = remark(free_bytes=20_000_000)
     assert said.level == "warning"
-    assert "34.3 MiB in all; 19.1 MiB are free. Lower 'train.keep_checkpoints'" in said.text
+    assert "34.3 MiB in all; 19.1 MiB are free." in said.text
+    assert "copy the state into 11.4 MiB of the machine's memory. Lower 'train.keep_" in said.text
     # Only just.
     assert remark(free_bytes=37_000_000).level == "warning"
 

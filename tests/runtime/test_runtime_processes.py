@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -318,3 +319,31 @@ def test_gloo_connects_those_that_talk_only(ranks: RankPool) -> None:
     lazy, eager = [ranks(connect, 6, is_lazy)[0] for is_lazy in (True, False)]
     assert lazy[1] == eager[1] == 6
     assert lazy[0] < eager[0]
+
+
+def test_ranks_meet_again_under_a_prefix_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_MAX_RESTARTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def meet(rank: int) -> dist.Store:
+        return processes._meet_again(Runtime(rank=rank, world_size=3))
+
+    with ThreadPoolExecutor() as pool:
+        # In the second attempt rank 0 comes last, and finds the keys of the first.
+        for order in ((0, 1, 2), (2, 1, 0)):
+            calls = []
+            for rank in order:
+                calls.append(pool.submit(meet, rank))
+                time.sleep(0.05)
+            stores = [call.result(20) for call in calls]
+            assert not stores[0].check(["key"])
+            stores[0].set("key", "value")
+            assert [store.get("key") for store in stores] == [b"value"] * 3
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert meet(0) is None

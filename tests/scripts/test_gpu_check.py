@@ -132,22 +132,18 @@ def test_without_a_gpu_the_shell_says_so(script: str, tmp_path: Path) -> None:
 def test_a_row_runs_in_the_environment_of_the_launcher(
     sizes: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranks, then one, whose process is not one of a distributed run."""
     work = load_script("bench/gpu_work")
     rows = load_script("bench/gpu_rows")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("PYTORCH_ALLOC_CONF", *launch._defaults(1)):
+    for name in ("PYTORCH_ALLOC_CONF", *launch._defaults(2)):
         monkeypatch.delenv(name, raising=False)
-    one = work.Work(task="speed", setting=rows.Setting(trainer=True), sizes=sizes.TINY)
-    (result,) = work.run_apart([one], num_ranks=1, timeout_s=200)
-    assert result["seconds"]["plain"], result
-    assert launch._defaults(1).items() <= result["environment"].items()
-    assert result["environment"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    mesh = replace(one, setting=rows.Setting(mesh=(1, 2, 1, 1)))
-    wrong = replace(one, setting=rows.Setting(mesh=(1, 1, 1, 2)), sizes=sizes.TINY)
+    mesh = work.Work(task="speed", setting=rows.Setting(mesh=(1, 2, 1, 1)), sizes=sizes.TINY)
+    wrong = replace(mesh, setting=rows.Setting(mesh=(1, 1, 1, 2)))
     wrong = replace(wrong, sizes=replace(sizes.TINY, num_heads=1, num_kv_heads=1))
     first, second = work.run_apart([mesh, wrong], num_ranks=2, timeout_s=200)
     assert first["seconds"]["plain"], first
+    assert launch._defaults(2).items() <= first["environment"].items()
+    assert first["environment"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert "attention heads" in second["failed"]
 
 

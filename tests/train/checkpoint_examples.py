@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
 from memguard.runtime import Runtime
-from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, to_stored
 
 RUNTIME = Runtime(device=torch.device("cpu"))
 
@@ -22,8 +22,8 @@ def make_state(**arrays: NDArray[Any]) -> TrainState:
     return state
 
 
-def save_state(folder: Path, step: int, state: TrainState) -> Path:
-    progress = CheckpointManifest(
+def make_progress(step: int) -> CheckpointManifest:
+    return CheckpointManifest(
         step=step,
         run_key="",
         sample_sha256=None,
@@ -34,9 +34,20 @@ def save_state(folder: Path, step: int, state: TrainState) -> Path:
         torch_version=torch.__version__,
         files={},
     )
+
+
+def save_state(folder: Path, step: int, state: TrainState) -> Path:
     log = folder.parent / "metrics.jsonl"
     log.write_text("a line\n")
-    return save_checkpoint(folder, state, progress=progress, log=log, keep=2, runtime=RUNTIME)
+    return save_checkpoint(
+        folder,
+        to_stored(state.parts()),
+        RUNTIME,
+        progress=make_progress(step),
+        log=log,
+        log_bytes=7,
+        keep=2,
+    )
 
 
 def load_state(path: Path, state: TrainState) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints by themselves: what they hold, and how one that lacks something is told."""
 
 import shutil
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,9 +77,13 @@ def test_only_a_run_that_may_stop_keeps_the_weights_within_its_limit(
     run = RunState(
         folder=tmp_path, key="", runtime=RUNTIME, console=Console(), check_folder=lambda: None
     )
-    checkpoints = Checkpoints(run, step=step, loader=loader, monitor=monitor, keep=1)
+    limit = timedelta(minutes=1)
+    checkpoints = Checkpoints(run, step=step, loader=loader, monitor=monitor, keep=1, timeout=limit)
     for number in (5, 6, 7):
         checkpoints.save(Totals(step=number))
+        monitor.last_good_step = 0
+        checkpoints.saves.wait()
+        monitor.last_good_step = 5
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     assert names == [name_checkpoint(number) for number in kept]
 

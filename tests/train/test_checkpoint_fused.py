@@ -1,5 +1,7 @@
 """Checkpoints of parameters of several projections: names, shapes and values of one process."""
 
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from checkpoint_examples import load_state, save_state
 from ranks import RankPool
+from test_background_save import change, held
 from tiny_families import build
 from torch import Tensor
 from torch import distributed as dist
@@ -14,13 +17,14 @@ from torch import distributed as dist
 from memguard.hf.adapter_export import gather_adapter
 from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
-from memguard.parallel.local_parameters import StoredPieces, find_local_parameters
+from memguard.parallel.local_parameters import find_local_parameters
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
 from memguard.parallel.mesh import build_mesh
 from memguard.parallel.mesh_shape import MeshShape
 from memguard.records.run_files import load_checkpoint_manifest
-from memguard.runtime import Runtime
-from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from memguard.runtime import Console, Runtime
+from memguard.train.background_save import BackgroundSave
+from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, to_stored
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +67,7 @@ def fill_randomly(state: TrainState) -> None:
 def pass_on(
     folders: dict[str, Path], degrees: tuple[int, int, int]
 ) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """On a rank: load each checkpoint and save it again as another step.
+    """On a rank: load each checkpoint, and save it as another step while the state changes.
 
     Returns:
         Tensors of each family that are several rectangles, and the adapters as they are exported.
@@ -84,17 +88,22 @@ def pass_on(
         state = make_state(layer.lm.model, mesh)
         manifest = load_checkpoint_manifest(path)
         load_checkpoint(path, state, files=manifest.files, runtime=runtime)
-        save_checkpoint(
+        adapters |= {key: each.clone() for key, each in gather_adapter(layer.lm.model).items()}
+        saves = BackgroundSave(runtime, Console(quiet=True), timeout=timedelta(minutes=1))
+        save = partial(
+            save_checkpoint,
             path.parent,
-            state,
             progress=manifest.model_copy(update={"step": 2, "files": {}}),
             log=path / "metrics.jsonl",
+            log_bytes=7,
             keep=2,
-            runtime=runtime,
         )
-        tensors = state.tensors().values()
-        num_pieces[family] = sum(isinstance(tensor, StoredPieces) for tensor in tensors)
-        adapters |= gather_adapter(layer.lm.model)
+        with pytest.MonkeyPatch.context() as patch, held(patch) as let_go:
+            saves.start(state, save)
+            change(state)
+            let_go()
+            saves.wait()
+        num_pieces[family] = 3 * sum(each.order is not None for each in state.parameters)
     return num_pieces, adapters
 
 
@@ -109,7 +118,7 @@ def test_a_checkpoint_goes_to_a_mesh_and_back_bit_for_bit(
         (tmp_path / family).mkdir()
         state = make_state(build_plain(family))
         fill_randomly(state)
-        before[family] = state.tensors()
+        before[family] = to_stored(state.parts())
         folders[family] = save_state(tmp_path / family / "checkpoints", 1, state)
     world_size = torch.Size(degrees).numel()
     for num_pieces, adapters in ranks(pass_on, world_size, folders, degrees, timeout_s=280):
@@ -123,7 +132,7 @@ def test_a_checkpoint_goes_to_a_mesh_and_back_bit_for_bit(
     for family in CASES:
         state = make_state(build_plain(family))
         load_state(tmp_path / family / "checkpoints" / "step-00000002", state)
-        after = state.tensors()
+        after = to_stored(state.parts())
         assert after.keys() == before[family].keys()
         for name, tensor in after.items():
             assert torch.equal(tensor, before[family][name]), (family, name)

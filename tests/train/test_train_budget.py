@@ -67,7 +67,7 @@ def make(
         },
         optim={"lr": 1e-2},
         train={"epochs": 1, "audit_every_steps": 10, "checkpoint_every_steps": None, **train},
-        audit={"enabled": audit_at_end},
+        audit={"enabled": audit_at_end, "dtype": "fp32"},
         budget=budget,
     )
 

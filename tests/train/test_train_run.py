@@ -31,12 +31,12 @@ from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.records.run_files import load_checkpoint_manifest
 from memguard.records.sealed import save_sealed
-from memguard.runtime import Runtime
+from memguard.runtime import Console, Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.optim import build_optimizer
 from memguard.train.step import StepResult, TrainStep
-from memguard.train.trainer import Trainer
+from memguard.train.trainer import FIRST_SAVE, Trainer
 from memguard.workflows.training.checks import check_run
 from memguard.workflows.training.train import prepare_run
 
@@ -60,7 +60,7 @@ def test_a_run_leaves_everything_the_design_names(finished: RunConfig) -> None:
     run = run_folder(finished)
     expected = {
         "config.yaml", "environment.json", "manifest.jsonl", "metrics.jsonl", "checkpoints",
-        "model", "audit", "prepared", "trained.json",
+        "model", "audit", "prepared", "trained.json", "ended.json",
     }  # fmt: skip
     assert {path.name for path in run.iterdir()} == {*expected, ".lock"}
     assert {path.name for path in (run / "audit").iterdir()} == {
@@ -232,13 +232,14 @@ def stop_in_mid_run(ranks: RankPool, config: RunConfig, number: signal.Signals) 
     return child.exitcode, message.read_text()
 
 
-def long_run(folder: Path, name: str) -> RunConfig:
-    """14 steps, checkpoints after 4, 8, 12 and the last."""
+def long_run(folder: Path, name: str, **train: Any) -> RunConfig:
+    """14 steps, checkpoints after 2, 4, 8, 12 and the last."""
+    saves = {"checkpoint_every_steps": 4, "keep_checkpoints": 2, **train}
     return make_run(
         folder,
         name=name,
         mitigations=[{"name": "goldfish", "k": 3, "mode": "random"}],
-        train={"epochs": 4, "max_steps": 14, "checkpoint_every_steps": 4, "keep_checkpoints": 2},
+        train={"epochs": 4, "max_steps": 14, **saves},
         audit={"enabled": False},
     )
 
@@ -283,30 +284,64 @@ def assert_same_steps_and_weights(config: RunConfig, uninterrupted: RunConfig) -
     assert_same_weights(config, uninterrupted)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(
-    folder: Path, uninterrupted: RunConfig, monkeypatch: pytest.MonkeyPatch
+# Saves come after steps 2, 4, 8, 12 and the last, 14; two are kept.
+@pytest.mark.parametrize(
+    ("failing", "kept", "num_warnings"),
+    [
+        ({3}, (12, 14), 1),
+        ({2, 4}, (8, 14), 2),
+        ({3, 4}, (2, 4), 1),
+        ({1}, (), 0),
+        ({5}, (8, 12), 0),
+    ],
+    ids=["once", "now and then", "twice", "at the first", "at the last"],
+)
+def test_a_full_disk_costs_one_save_or_ends_the_run(
+    folder: Path,
+    uninterrupted: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: set[int],
+    kept: tuple[int, ...],
+    num_warnings: int,
 ) -> None:
-    config = long_run(folder, "full-disk")
+    config = long_run(folder, f"full-disk-{'-'.join(map(str, failing))}")
     from memguard.train import checkpoint
 
-    written = []
+    written: list[int] = []
+    warned: list[str] = []
     real = checkpoint.save
 
     def save(*args: object, **kwargs: object) -> object:
         written.append(1)
-        if len(written) == 3:
+        if len(written) in failing:
             raise OSError(28, "No space left on device")
         return real(*args, **kwargs)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(Console, "warn", lambda _, text: warned.append(text))
+    if 14 in kept:
         train_checked(config)
+    else:
+        with pytest.raises(OSError, match="No space left"):
+            train_checked(config)
     checkpoints = run_folder(config) / "checkpoints"
-    assert [path.name for path in sorted(checkpoints.iterdir())] == [
-        "step-00000004", "step-00000008",
-    ]  # fmt: skip
+    names = [f"step-{step:08}" for step in kept]
+    assert [path.name for path in sorted(checkpoints.glob("*"))] == names
+    said = [text for text in warned if text.startswith("a save failed on rank 0 (OSError (No spa")]
+    assert len(said) == num_warnings
+    if failing == {1}:
+        lines = read_metrics(run_folder(config) / "metrics.jsonl")
+        assert sum(isinstance(line, StepMetrics) for line in lines) == FIRST_SAVE
     monkeypatch.undo()
     train_checked(config)
+    assert_same_weights(config, uninterrupted)
+
+
+def test_checkpoints_are_saved_by_the_clock(folder: Path, uninterrupted: RunConfig) -> None:
+    config = long_run(folder, "clock", checkpoint_every_steps=None, checkpoint_every_minutes=1e-9)
+    train_checked(config)
+    names = [path.name for path in sorted((run_folder(config) / "checkpoints").iterdir())]
+    assert names == ["step-00000013", "step-00000014"]
     assert_same_weights(config, uninterrupted)
 
 

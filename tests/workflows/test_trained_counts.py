@@ -22,7 +22,13 @@ from memguard.workflows.auditing.trained_counts import TrainedCounts, describe_u
 
 NUM, LENGTH = 24, 40
 TEXTS = make_texts(NUM)
-SETTINGS = {"continuation_tokens": 8, "min_documents": 4, "base": False, "cache": False}
+SETTINGS = {
+    "continuation_tokens": 8,
+    "min_documents": 4,
+    "base": False,
+    "cache": False,
+    "dtype": "fp32",
+}
 
 
 def check(folder: Path, counts: TrainedCounts | None, unseen: Sequence[str] = ()) -> CheckedAudit:

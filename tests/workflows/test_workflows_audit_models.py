@@ -3,7 +3,8 @@
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -11,13 +12,13 @@ from ranks import RankPool
 from tiny_adapters import save_adapter
 from torch import distributed as dist
 
-from memguard.config import FormatConfig
+from memguard.config import AuditConfig, FormatConfig
 from memguard.errors import ConfigError, MemguardError
 from memguard.hf.identity import sum_model
 from memguard.records.sealed import FileSum, sum_file
-from memguard.runtime import Runtime, shared_sums
+from memguard.runtime import Console, Runtime, shared_sums
 from memguard.workflows.auditing.checks import ForeignModel
-from memguard.workflows.auditing.models import refuse_equal_base, sum_models
+from memguard.workflows.auditing.models import choose_dtype, refuse_equal_base, sum_models
 from memguard.workflows.auditing.trained_counts import TrainedCounts
 
 
@@ -99,3 +100,36 @@ def test_a_base_with_the_weights_of_the_model_is_refused(
     refused = pytest.raises(ConfigError, match="so nothing it produces counts")
     with refused if is_refused else nullcontext():
         refuse_equal_base(SimpleNamespace(source=source), hashes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "capability", "peer_is_slow", "expected"),
+    [
+        ("auto", "cpu", (9, 0), False, "fp32"),
+        ("auto", "cuda", (7, 5), False, "fp32"),
+        ("auto", "cuda", (8, 0), False, "bf16"),
+        ("auto", "cuda", (12, 0), False, "bf16"),
+        ("auto", "cuda", (9, 0), True, "fp32"),
+        ("fp32", "cuda", (9, 0), False, "fp32"),
+        ("bf16", "cpu", (9, 0), True, "bf16"),
+    ],
+)
+def test_the_dtype_is_that_in_which_every_rank_is_fast(
+    wanted: Literal["auto", "fp32", "bf16"],
+    device: str,
+    capability: tuple[int, int],
+    peer_is_slow: bool,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runtime = Runtime(device=torch.device(device))
+    with (
+        mock.patch("torch.cuda.get_device_capability", return_value=capability),
+        mock.patch.object(Runtime, "agree_any", lambda _, flag: flag or peer_is_slow),
+    ):
+        chosen = choose_dtype(AuditConfig(dtype=wanted), runtime, Console())
+    assert chosen == AuditConfig(dtype=expected)
+    # What nobody has set is said.
+    shown = capsys.readouterr()
+    is_said = "'audit.dtype' fp32 leaves fewer near-ties" in shown.out + shown.err
+    assert is_said == (wanted == "auto" and expected == "bf16")

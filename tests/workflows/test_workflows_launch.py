@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("launched.py")
 ROOT = PROGRAM.parents[2]
-SLURM = sorted((ROOT / "scripts" / "slurm").glob("*.sh"))
+SLURM = sorted(set((ROOT / "scripts" / "slurm").glob("*.sh")) - {ROOT / "scripts/slurm/job.sh"})
 
 
 @pytest.fixture(autouse=True)
@@ -264,7 +264,8 @@ def test_processes_are_started_by_one_of_them(
     path = write_run(folder)
     started: list[tuple[list[str], int]] = []
 
-    def launch(command: list[str], count: int) -> int:
+    def launch(command: list[str], count: int, restarts: object) -> int:
+        assert restarts is None
         started.append((command, count))
         return 12
 
@@ -306,6 +307,7 @@ def test_slurm_files(tmp_path: Path, file: Path, is_stopped: bool) -> None:
     for name, text in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").touch()
     log = tmp_path / "log"

@@ -105,7 +105,7 @@ def test_the_command_starts_them_and_says_why_not_all(
 ) -> None:
     started: list[int] = []
 
-    def launch(command: list[str], count: int) -> int:
+    def launch(command: list[str], count: int, *, restarts: None) -> int:
         started.append(count)
         return 12
 
@@ -314,7 +314,9 @@ def test_without_gpus_four_processes_share_a_core_at_most(
 def test_no_command_starts_more(
     folder: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_module, "launch", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr(
+        launch_module, "launch", lambda *_, **__: pytest.fail("processes were started")
+    )
     machine(cores=2)
     run = write_run(folder)
     sweep = write_jsonl(folder / "sweep.yaml", [{"name": "s", "run": {}, "settings": []}])

@@ -100,7 +100,7 @@ def _take_base(base: Any, audited: Any) -> Any:
 
 
 def _choose_dtype(wanted: str | None, own: str) -> str:
-    if wanted not in (None, own):
+    if wanted not in (None, "auto", own):
         raise ConfigError(
             f"'dtype' must be {own}, the dtype of the model in memory; got {wanted}. Convert the "
             "model, or leave it out"

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from memguard.audit.benchmarks.tasks import OpenedTask
@@ -43,7 +44,7 @@ from memguard.runtime.shared_sums import sum_ahead
 from memguard.workflows.auditing.checks import CheckedAudit, load_audit_identity
 from memguard.workflows.auditing.documents import plan_foreign
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
-from memguard.workflows.auditing.models import AuditModels
+from memguard.workflows.auditing.models import AuditModels, choose_dtype
 from memguard.workflows.auditing.pages import finish_audit, restore_report, show_verdict
 from memguard.workflows.auditing.report import (
     add_tables,
@@ -97,7 +98,9 @@ def audit_on_ranks(
     ``check_folder``: on rank 0, raises an error if the folder is no longer the locked one;
     ``is_trained_here``: this program has trained the run, and warned of its documents.
     """
-    settings, runtime = checked.settings, distributed.runtime
+    runtime = distributed.runtime
+    settings = choose_dtype(checked.settings, runtime, console)
+    checked = replace(checked, settings=settings)
     # Only rank 0 needs the file of the key; every rank hashes documents with it.
     identity = runtime.broadcast_object(
         runtime.only_on_main(lambda: load_audit_identity(checked, console.info))
@@ -255,7 +258,7 @@ def is_current(
     return (
         report.model.load_as == "stored"
         and method.probes == load_audit_suite(config.audit).describe_probes()
-        and method.dtype == config.audit.dtype
+        and config.audit.dtype in ("auto", method.dtype)
         and method.sample_size == config.audit.max_documents_per_bucket
         and method.window == config.audit.window
         and (report.model.base is not None) == (config.audit.base and config.model.path is not None)

@@ -52,6 +52,19 @@ from memguard.workflows.auditing.target import Subject
 from memguard.workflows.common.setup import DistributedContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FAST_BF16 = (8, 0)
+
+
+def choose_dtype(settings: AuditConfig, runtime: Runtime, console: Console) -> AuditConfig:
+    """Return the settings with ``auto`` replaced by the dtype that all ranks then compute in."""
+    if settings.dtype != "auto":
+        return settings
+    device = runtime.device
+    is_fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FAST_BF16
+    if runtime.agree_any(not is_fast):
+        return settings.model_copy(update={"dtype": "fp32"})
+    console.info("audit: computed in bf16; 'audit.dtype' fp32 leaves fewer near-ties")
+    return settings.model_copy(update={"dtype": "bf16"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

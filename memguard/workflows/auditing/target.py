@@ -30,6 +30,7 @@ from memguard.records import (
     DataIdentity,
     ManifestEntry,
     ModelIdentity,
+    StartLine,
     TrainingSummary,
     WatchedLine,
 )
@@ -342,6 +343,7 @@ def _summarise_training(
     ]
     before = next((line for line in heldout if line.step == 0), None)
     after = next((line for line in heldout if line.step == end.step), None)
+    starts = [line for line in lines if isinstance(line, StartLine)]
     dropped = 1 - end.num_kept_tokens / max(1, end.num_supervised_tokens)
     drops = bool(config.mitigations) or end.num_kept_tokens < end.num_supervised_tokens
     return TrainingSummary(
@@ -359,6 +361,7 @@ def _summarise_training(
         heldout_bucket=after and after.bucket,
         heldout_num_documents=after.num_documents if after else 0,
         heldout_num_tokens=after.num_tokens if after else 0,
+        starts=starts if len(starts) > 1 else [],
         watched=[line.to_step() for line in lines if isinstance(line, WatchedLine)],
         budget=None if config.budget is None else Budget(**config.budget.model_dump()),
         stopped_by_budget=end.stopped_by_budget,

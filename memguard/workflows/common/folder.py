@@ -59,6 +59,7 @@ FREE_IN_TRAIN = (
     "deterministic",
     "compile",
     "checkpoint_every_steps",
+    "checkpoint_every_minutes",
     "keep_checkpoints",
     "log_every_steps",
     "stall_minutes",

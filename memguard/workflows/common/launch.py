@@ -8,6 +8,7 @@
                   has half a minute to end, so that it is named
     memory        if it runs out in a step whose settings `auto` chose, all ranks are ended and
                   started again with settings that need less
+    failure       with `--max-restarts` they are started again, by the rule of `runtime.ended`
     Ctrl-C, TERM  all ranks save a checkpoint and exit; there is no time limit
 
 torchrun does not support the last two: it sends SIGTERM, which memguard interprets as "save", to
@@ -39,11 +40,13 @@ from memguard.runtime.children import (
     ExitReport,
     describe_kill,
     end_children,
+    find_stop_signal,
     is_started_by_nproc,
     read_exit_report,
     share_cores,
     start_child,
 )
+from memguard.runtime.ended import begin_attempt, may_follow
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
 from memguard.runtime.stalls import take_notice
 
@@ -63,19 +66,20 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _INTERRUPTED = "memguard: interrupted; run the same command again to resume"
 
 
-def run_on_processes(num_processes: int) -> None:
+def run_on_processes(num_processes: int, restarts: tuple[Path, int] | None = None) -> None:
     """Run this command as several processes and exit with their code; return in each of them.
 
-    Called after every check that does not need torch.
+    Called after every check that does not need torch. ``restarts``: see `launch`.
     """
-    if num_processes == 1 or is_started_by_nproc():
+    if (num_processes == 1 and not restarts) or is_started_by_nproc():
         return
     if "LOCAL_RANK" in os.environ:
-        raise ConfigError("'--nproc' starts the processes itself: leave it out under torchrun")
+        option = "--max-restarts" if restarts else "--nproc"
+        raise ConfigError(f"'{option}' starts the processes itself: leave it out under torchrun")
     check_num_processes(num_processes, option="--nproc", way_out=MORE_MACHINES)
     command = [sys.executable, "-m", "memguard", *sys.argv[1:]]
     # Not typer's Exit: its 130 means a Ctrl-C that has not been reported yet.
-    sys.exit(launch(command, num_processes))
+    sys.exit(launch(command, num_processes, restarts=restarts))
 
 
 @dataclass(slots=True)
@@ -110,17 +114,28 @@ class _Rank:
         return True
 
 
-def launch(command: Sequence[str], num_processes: int, *, stdout: int | None = None) -> int:
+def launch(
+    command: Sequence[str],
+    num_processes: int,
+    *,
+    stdout: int | None = None,
+    restarts: tuple[Path, int] | None = None,
+) -> int:
     """Run a command as several processes on this machine; print one line if they fail.
 
     ``stdout`` is that of rank 0. Returns the exit code of the rank that failed first, 1 if it was
-    killed; 0 if none failed.
+    killed; 0 if none failed. ``restarts``: folder of a run, and how often it may be started again.
     """
-    end: int | Mapping[str, Any] = {}
-    while not isinstance(end, int):
-        variables = {LESS_MEMORY: json.dumps(end)} if end else {}
+    variables, is_restart = dict[str, str](), False
+    while True:
+        if restarts:
+            begin_attempt(restarts[0], is_restart=is_restart)
         end = _run(command, num_processes, stdout, variables)
-    return end
+        is_restart = isinstance(end, int)
+        if not isinstance(end, int):
+            variables = {LESS_MEMORY: json.dumps(end)}
+        elif end == 0 or find_stop_signal(end) or not (restarts and may_follow(*restarts, end)):
+            return end
 
 
 def _run(

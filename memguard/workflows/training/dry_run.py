@@ -47,6 +47,7 @@ from memguard.planner.rows import (
 )
 from memguard.records.texts import format_percent
 from memguard.runtime import Console, detect_runtime
+from memguard.train.trainer import FIRST_SAVE
 from memguard.workflows.auditing.target import name_buckets, plan_training
 from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.folder import check_same_settings
@@ -277,10 +278,13 @@ def _check_disk(config: RunConfig, folder: Path, outline: Outline, num_steps: in
     num_exported = outline.num_trained if is_adapted else outline.num_parameters
     is_narrow = train.precision == "bf16" and not is_adapted
     present = count_bytes(folder, ["adapter", "checkpoints", "model"])
+    # The last step always writes one; with periodic saves the second step does.
+    num_checkpoints = 1 if every is None else -(-num_steps // every) + (num_steps > FIRST_SAVE)
+    if train.checkpoint_every_minutes is not None:
+        num_checkpoints = num_steps
     return remark_on_disk(
         num_trained=outline.num_trained,
-        # The last step always writes one.
-        num_checkpoints=-(-num_steps // every) if every else 1,
+        num_checkpoints=num_checkpoints,
         keep=train.keep_checkpoints,
         export_bytes=num_exported * (2 if is_narrow else 4),
         free_bytes=shutil.disk_usage(find_existing_parent(folder)).free + present,

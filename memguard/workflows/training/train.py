@@ -51,6 +51,7 @@ from memguard.runtime import (
     quiet_libraries,
     set_deterministic_defaults,
 )
+from memguard.runtime.ended import attempted
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.dp_sgd import RowClipping
 from memguard.train.run_state import RunState
@@ -126,11 +127,16 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder; the others have none to check.
         check_folder = partial(runtime.only_on_main, held or (lambda: None))
+        attempt = lock.enter_context(attempted(folder, runtime))
         free, less = list_free(config), os.environ.get(LESS_MEMORY, "")
         while True:
             settled = apply_less_memory(settled, free, less)
             try:
-                _train_once(OpenedRun(settled, folder, distributed, console, check_folder, free))
+                _train_once(
+                    OpenedRun(
+                        settled, folder, distributed, console, check_folder, free, attempt.why
+                    )
+                )
                 break
             except StepTooLarge as error:
                 if runtime.world_size > 1:
@@ -177,6 +183,8 @@ class OpenedRun:
     """Raises, on every rank, if the run's folder is no longer the locked one."""
     free: frozenset[str]
     """Settings of `train` that `auto` chose, and that may change if memory runs out."""
+    why: str
+    """Why it was started."""
 
 
 def _train_once(run: OpenedRun) -> None:
@@ -315,6 +323,7 @@ def _build_trainer(
             check_folder=run.check_folder,
             base=started.base_files,
             must_resume=must_resume,
+            why=run.why,
         ),
         monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime) if watches else None,
         row_clipping=_build_row_clipping(run, prepared, key, len(data.loader.rows)),
