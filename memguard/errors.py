@@ -41,7 +41,10 @@ OPTIONAL = {
     "matplotlib": "matplotlib>=3.9",
     "opacus": "opacus>=1.6",
     "rensa": "rensa>=0.5",
+    "tensorboard": "tensorboard>=2.20",
     "torchao": "torchao>=0.18",
+    "trackio": "trackio>=0.43",
+    "wandb": "wandb>=0.31",
 }
 """What pip installs of each optional library, by its name in Python; as in pyproject.toml."""
 

@@ -383,7 +383,7 @@ def _load_model_alone(settings: list[str]) -> Any:
 
 for command in (
     *(finished.export, finished.report, finished.verify, finished.diff, finished.gate),
-    *(finished.accept, finished.bundle, doctor),
+    *(finished.accept, finished.bundle, finished.track, doctor),
 ):
     app.command()(command)
 for registered in app.registered_commands:

@@ -136,6 +136,34 @@ def _send_to_hub(request: "HubRequest", *, as_json: bool) -> None:
     say(f"README.md:\n\n{export.card.rstrip()}", err=False)
 
 
+def track(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    to: Annotated[str, typer.Option(metavar="NAME,...", help="tensorboard, wandb or trackio.")],
+) -> None:
+    """Send the numbers of a run's metrics.jsonl, and its verdict, to trackers.
+
+    They replace what a tracker has of the run. No text, id or path is sent.
+    """
+    from memguard.config import load_run_config
+    from memguard.records.audit_files import REPORT, load_audit_report
+    from memguard.records.run_files import has_trained
+    from memguard.train.tracking import Tracking
+    from memguard.workflows.common.folder import RunFolder, locked
+
+    RunFolder(folder).read_config()
+    names = load_run_config(folder / "config.yaml", [f"track=[{to}]"]).track
+    if not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"'{folder}' has no metrics.jsonl to send yet: train it first")
+    with locked(folder):
+        tracking = Tracking(names, folder, say)
+        tracking.start()
+        if has_trained(folder) and (folder / "audit" / REPORT).is_file():
+            tracking.send(load_audit_report(folder / "audit"))
+        tracking.close()
+    if tracking.failed:
+        raise typer.Exit(1)
+
+
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, an audit or a sweep.")],
 ) -> None:

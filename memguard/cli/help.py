@@ -27,6 +27,7 @@ _EXAMPLES = {
     "compare": "compare quickstart --jobs 2",
     "prepare": "prepare run.yaml",
     "export": "export runs/my-run --to hub:me/my-model --dry-run",
+    "track": "track runs/my-run --to tensorboard",
     "diff": "diff runs/old runs/new",
     "gate": "gate runs/my-run --policy policy.yaml",
     "accept": "accept runs/my-run DOCUMENT --by 'A. Writer' --reason 'public text'",

@@ -41,25 +41,21 @@ _TABLE: Mapping[str, str] = {
     "per_device_eval_batch_size eval_batch_size": (
         "there is none like it: a forward pass of the audit has <audit.batch_tokens> tokens"
     ),
-    "eval_steps eval_strategy": (
-        "there is none like it: the held-out loss is measured before and after training, and "
-        "audits during it are set by <train.audit_every_steps>"
+    "eval_steps eval_strategy evaluation_strategy": (
+        "use <train.heldout_every_steps> for the held-out loss; audits during training are set by "
+        "<train.audit_every_steps>"
     ),
-    "load_best_model_at_end": (
-        "there is none like it: the weights of the last step are exported, or with "
-        "<budget.action: stop> those of the last audit within the limit"
-    ),
+    "load_best_model_at_end": "use <train.export: best>, with <train.keep: best>",
     "early_stopping_patience": (
-        "there is none like it: <train.max_steps> ends training at a step, <budget.action: stop> "
-        "where too much is extracted"
+        "use <train.stop_after_worse>; <budget.action: stop> ends training where too much is "
+        "extracted"
     ),
     # Checkpoints, logs and folders.
     "save_steps save_strategy": "use <train.checkpoint_every_steps>",
     "save_total_limit": "use <train.keep_checkpoints>",
     "logging_steps": "use <train.log_every_steps>; metrics.jsonl has every step",
-    "report_to use_wandb": (
-        "there is none like it: metrics.jsonl in the folder of the run has a line for each step"
-    ),
+    "report_to": "use <track: [tensorboard, wandb, trackio]>",
+    "use_wandb": "use <track: [wandb]>",
     "output_dir": "use <output_dir>, the folder of all runs; that of a run is <output_dir>/<name>",
     "resume_from_checkpoint": "there is none like it: the same command resumes an interrupted run",
     # Arithmetic, memory and processes.

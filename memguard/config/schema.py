@@ -223,6 +223,9 @@ class RunConfig(Settings):
     )
     parallel: ParallelConfig = ParallelConfig()
     audit: AuditConfig = AuditConfig()
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), description="Trackers that get the numbers of metrics.jsonl and of the verdict."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -259,6 +262,13 @@ class RunConfig(Settings):
         )
         if self.budget is not None and self.train.audit_every_steps is None:
             raise ValueError("'budget' needs audits during training: set 'train.audit_every_steps'")
+        chooses = self.train.keep == "best" or self.train.stop_after_worse is not None
+        if chooses and not (self.data.heldout or self.data.heldout_documents):
+            raise ValueError(
+                "'train.keep' best and 'train.stop_after_worse' need documents of their own, since "
+                "the control must not choose the step it is compared with: set "
+                "'data.heldout_documents'"
+            )
         forget, repetitions = self.data.forget, self.data.forget_repetitions
         check_forgetting(self.mitigations, forget=forget, repetitions=repetitions)
         if forget and self.model.scratch is not None:

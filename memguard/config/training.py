@@ -103,6 +103,26 @@ class TrainConfig(Settings):
         description="Longest wait in a step or a save for a rank that does nothing, then the run "
         "ends with exit code 1 (minutes); below 'parallel.timeout_minutes'.",
     )
+    heldout_every_steps: PositiveInt | None = Field(
+        None,
+        description="Steps between measurements of the held-out loss, on the same documents; null "
+        "measures before and after training only.",
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="best: a step with the lowest held-out loss so far is saved when it is "
+        "measured, and kept besides the newest checkpoints.",
+    )
+    export: Literal["last", "best"] = Field(
+        "last",
+        description="Weights of the run's model: of its last step, or of the step with the lowest "
+        "held-out loss, which needs 'keep: best'.",
+    )
+    stop_after_worse: PositiveInt | None = Field(
+        None,
+        description="End training after this many measurements without a lower held-out loss; null "
+        "takes all steps.",
+    )
     log_every_steps: PositiveInt = Field(10, description="Steps between log lines.")
     audit_every_steps: PositiveInt | None = Field(
         None, description="Steps between audits of a few documents; null audits at the end only."
@@ -122,6 +142,15 @@ class TrainConfig(Settings):
                 "'audit_documents' does nothing without 'audit_every_steps': set it, or leave "
                 f"'audit_documents' out; got {self.audit_documents}"
             )
+        chooses = {"keep": self.keep == "best", "stop_after_worse": self.stop_after_worse}
+        for name in (name for name, is_set in chooses.items() if is_set):
+            if self.heldout_every_steps is None:
+                raise ValueError(
+                    f"'{name}' needs measurements of the held-out loss: set 'heldout_every_steps', "
+                    f"or leave '{name}' out; got {getattr(self, name)}"
+                )
+        if self.export == "best" and self.keep != "best":
+            raise ValueError("'export' best needs 'keep' best; got last. Set both, or neither")
         return self
 
     @property

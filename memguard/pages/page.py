@@ -148,6 +148,27 @@ class LineChart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """Axes of a chart of curves, with their own vertical scale."""
+
+    y_label: str
+    lines: tuple[Line, ...]
+    is_percent: bool = False
+    """Whether the scale is that of shares, 0 to 100."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurveChart:
+    """Series over numbers, in panels above each other, with one position marked in all of them."""
+
+    description: str
+    panels: tuple[Panel, ...]
+    x_label: str
+    mark_at: float | None
+    mark_label: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
     """A setting in the chart: a point with an interval along each axis, in units of the axis."""
 
@@ -198,7 +219,7 @@ class Figure:
     key: str
     """Unique on its page; prefix of the ids in the drawing."""
     title: str
-    chart: LineChart | FrontChart | RocChart
+    chart: LineChart | FrontChart | RocChart | CurveChart
     caption: str
     table: Table
 
@@ -234,6 +255,14 @@ class Page:
     tool_version: str
     confidentiality: str
     glossary: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPage(Page):
+    """The page of a run that was not audited."""
+
+    state: str
+    section: Section
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

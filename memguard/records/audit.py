@@ -36,6 +36,8 @@ class WatchedStep(Record):
     num_tightened: dict[str, int] = Field(default_factory=dict)
     """Documents of each whole bucket that are now trained with a lower k than at the start."""
     audit_s: float
+    trained: list[str]
+    """Buckets of trained documents."""
 
 
 class StartLine(Record):
@@ -60,8 +62,6 @@ class WatchedLine(WatchedStep):
     """Rates of each bucket: verbatim, near_verbatim, learned, token_accuracy. `learned` counts the
     documents that are extracted now but were not before training: near-verbatim (verbatim if no
     text was generated), or by the budget's metric."""
-    trained: list[str]
-    """Buckets of trained documents."""
 
     def to_step(self) -> WatchedStep:
         """Return what the header of a report has of it."""
@@ -254,10 +254,39 @@ class DataIdentity(Record):
         return 0 if self.num_texts is None else self.num_documents - self.num_texts
 
 
+class LossPoint(Record):
+    """A loss after a step."""
+
+    step: int
+    nll: float
+    """Nats a token."""
+
+
+class LossCurve(Record):
+    """The losses of a run over its steps."""
+
+    training: list[LossPoint] = Field(default_factory=list)
+    """Mean loss of a group of steps, after its last one; at most 200 groups of equal size."""
+    heldout: list[LossPoint] = Field(default_factory=list)
+    """Plain loss on documents that were never trained; none for fewer than two documents."""
+
+
+KeptBy = Literal["last", "heldout", "budget"]
+"""Why the weights of a step were exported: it was the last one, had the lowest held-out loss, or
+was the last audited one within the budget."""
+
+
 class TrainingSummary(Record):
     """Summary of the training, from the run folder; null for models memguard did not train."""
 
     num_steps: int
+    """Steps of the exported weights."""
+    last_step: int
+    """Steps that were taken."""
+    kept_by: KeptBy = "last"
+    stopped_by: Literal["budget", "heldout"] | None = None
+    """What ended training before its last step."""
+    curve: LossCurve = Field(default_factory=LossCurve)
     num_supervised_tokens: int
     dropped_fraction: float | None
     """Share of the labels that mitigations dropped."""
@@ -282,7 +311,6 @@ class TrainingSummary(Record):
     watched: list[WatchedStep] = Field(default_factory=list)
     """Audits during training; empty if there were none."""
     budget: Budget | None = None
-    stopped_by_budget: bool = False
 
 
 class AuditResults(Record):

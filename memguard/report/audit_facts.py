@@ -42,7 +42,7 @@ from memguard.report.audit_summary import (
     describe_learned,
     find_learned,
 )
-from memguard.report.audit_training import build_training, build_utility, build_watched
+from memguard.report.audit_training import build_training, build_utility
 from memguard.report.next_steps import write_next_steps
 from memguard.report.texts import (
     CONFIDENTIALITY,
@@ -54,6 +54,7 @@ from memguard.report.texts import (
     write_limits,
     write_origin,
 )
+from memguard.report.training_curve import build_during
 
 _EVIDENCE = ("sampling", "grid", "generation", "membership", "canaries", "mask_consistency")
 """Probes of memguard with sections of their own, in the order of the page; that of sampling stands
@@ -81,7 +82,7 @@ def collect_facts(
         *(PROBES[name].section(report) for name in _EVIDENCE if name in PROBES),
         build_utility(report),
         *_build_others(report),
-        build_watched(report),
+        build_during(report.training, report.tables),
         build_training(report),
         _build_identity(report),
         _build_method(report),

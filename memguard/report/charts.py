@@ -1,4 +1,4 @@
-"""Draw charts: lines over ordinal positions, risk against utility, and a ROC on logarithmic axes.
+"""Draw charts: lines over ordinal positions, curves over steps, risk against utility, and a ROC.
 
 In risk against utility, a line joins the settings that are not dominated. The points of a sweep are
 close together (many at 0 %), so names next to them would overlap. The names are therefore listed in
@@ -9,7 +9,7 @@ cross: by risk, and at equal risk the rightmost point lowest.
 from collections.abc import Sequence
 from typing import Any
 
-from memguard.pages.page import FrontChart, Line, LineChart, Mark, RocChart
+from memguard.pages.page import CurveChart, FrontChart, Line, LineChart, Mark, RocChart
 from memguard.report.svg import (
     BASE,
     CARD,
@@ -144,10 +144,12 @@ _LEGEND_ROW = 19
 _BODY = 250
 
 
-def draw_chart(chart: LineChart | FrontChart | RocChart, key: str) -> str:
+def draw_chart(chart: LineChart | FrontChart | RocChart | CurveChart, key: str) -> str:
     """Return a chart as an ``<svg>`` element whose ids begin with ``key``."""
     if isinstance(chart, LineChart):
         return _draw_lines(chart, key)
+    if isinstance(chart, CurveChart):
+        return _draw_curves(chart, key)
     if isinstance(chart, RocChart):
         height = ROC_BODY + _LEGEND_ROW * _count_legend_rows(chart.lines) + 20
 
@@ -240,6 +242,37 @@ def _draw_line(axes: Any, line: Line) -> Any:
         axes.vlines(x, low, high, color=style["color"], linewidth=1.0, alpha=0.7)
     y = [point.y for point in line.points]
     return axes.plot(x, y, markeredgecolor=CARD, markeredgewidth=0.8, **style)[0]
+
+
+_PANEL = 170
+"""Height of the axes of a panel (units)."""
+
+
+def _draw_curves(chart: CurveChart, key: str) -> str:
+    lines = [line for panel in chart.panels for line in panel.lines]
+
+    def paint(figure: Any) -> None:
+        rows = figure.subplots(len(chart.panels), 1, sharex=True, squeeze=False)[:, 0]
+        handles = []
+        for axes, panel in zip(rows, chart.panels, strict=True):
+            axes.set_ylabel(panel.y_label)
+            if panel.is_percent:
+                set_percent_axis(axes, panel.y_label)
+            if chart.mark_at is not None:
+                axes.axvline(chart.mark_at, color=BASE, linestyle=(0, (5, 3)), zorder=1)
+            for line in panel.lines:
+                style = _style(line.style) | ({"marker": ""} if len(line.points) > 40 else {})
+                points = [(point.x, point.y) for point in line.points]
+                handles += axes.plot(*zip(*points, strict=True), markeredgecolor=CARD, **style)
+        if chart.mark_at is not None:
+            place = {"xy": (chart.mark_at, 1.02), "xycoords": ("data", "axes fraction")}
+            rows[0].annotate(chart.mark_label, **place, ha="center", fontsize=11)
+        rows[-1].set_xlabel(chart.x_label)
+        rows[-1].xaxis.get_major_locator().set_params(integer=True)
+        _draw_legend(figure, lines, handles)
+
+    height = _PANEL * len(chart.panels) + _LEGEND_ROW * _count_legend_rows(lines) + 50
+    return draw_svg(key, height, chart.description, paint)
 
 
 ROC_BODY = 300

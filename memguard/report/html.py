@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from memguard.errors import MemguardError
 from memguard.pages import formatting as fmt
-from memguard.pages.page import Figure, GateHead, Link
+from memguard.pages.page import Figure, GateHead, Link, TrainingPage
 from memguard.records import AuditReport, Comparison
 from memguard.records.audit_files import PAGE
 from memguard.records.comparison import COMPARISON, load_comparison
@@ -53,6 +53,11 @@ def render_comparison(comparison: Comparison, folder: Path | None = None) -> str
     """
     page = digest_comparison(comparison)
     return render_template("comparison.html.j2", page, _draw, _link_comparison(comparison, folder))
+
+
+def render_training(page: TrainingPage) -> str:
+    """Render the page of a run that was not audited."""
+    return render_template("training.html.j2", page, _draw)
 
 
 def _draw(figure: Figure) -> Markup:

@@ -16,7 +16,7 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,13 +116,13 @@ def save_checkpoint(
     log: Path,
     log_bytes: int,
     keep: int,
-    keep_step: int | None = None,
+    keep_steps: Collection[int | None] = (),
 ) -> Path:
     """Write one checkpoint and delete the oldest beyond ``keep``; every rank calls this.
 
     All ranks share the file system of ``folder``. ``tensors`` are those of `to_stored`. The
     manifest ``progress`` has no `files` yet; the first ``log_bytes`` of ``log``, metrics.jsonl, are
-    copied into the checkpoint; the checkpoint of ``keep_step`` is kept too.
+    copied into the checkpoint; the checkpoints of ``keep_steps`` are kept too.
 
     Raises:
         OSError: the disk of this or another rank is full or not writable; existing checkpoints
@@ -156,8 +156,9 @@ def save_checkpoint(
             ) from error
         raise
     if runtime.is_main:
+        kept = {name_checkpoint(step) for step in keep_steps if step is not None}
         for old in list_checkpoints(folder)[:-keep]:
-            if keep_step is not None and old.name == name_checkpoint(keep_step):
+            if old.name in kept:
                 continue
             with contextlib.suppress(OSError):
                 shutil.rmtree(hide(old), ignore_errors=True)

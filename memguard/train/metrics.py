@@ -3,14 +3,14 @@
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
 from pydantic import ValidationError
 
 from memguard.errors import RecordError
-from memguard.records import Record, StartLine, WatchedLine, write_atomically
+from memguard.records import KeptBy, Record, StartLine, WatchedLine, write_atomically
 from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
 from memguard.runtime.ended import read_start_s
@@ -107,7 +107,7 @@ def _shorten_rate(value: float) -> str:
 
 
 class HeldoutMetrics(Record):
-    """Mean loss on held-out documents, before and after training."""
+    """Mean loss on held-out documents, before, during and after training."""
 
     event: Literal["heldout"] = "heldout"
     step: int
@@ -134,7 +134,11 @@ class EndMetrics(Record):
     delta: float | None = None
     tally_sha256: str
     """Hash of how much of each document was trained; the manifest's counts must match it."""
-    stopped_by_budget: bool = False
+    last_step: int
+    """Steps that were taken; `step`, and the totals, are those of the exported weights."""
+    kept_by: KeptBy = "last"
+    stopped_by: Literal["budget", "heldout"] | None = None
+    """What ended training before its last step."""
     """Whether the memorization budget ended the run before its last step."""
 
 
@@ -173,6 +177,8 @@ class MetricsLog:
         an interrupted run wrote after it only its starts are kept. ``why``: see `StartLine`.
         """
         self._file: TextIO | None = None
+        self.on_line: Callable[[MetricsLine], None] | None = None
+        """Called with each line once it is written."""
         if not is_writer:
             return
         written = path.read_bytes() if path.is_file() else b""
@@ -196,6 +202,8 @@ class MetricsLog:
         if self._file is not None:
             self._file.write(f"{line.model_dump_json()}\n")
             self._file.flush()
+        if self.on_line is not None:
+            self.on_line(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -212,9 +220,15 @@ def read_metrics(path: Path) -> Iterator[MetricsLine]:
     if not path.exists():
         return
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        text = path.read_bytes()
     except OSError as error:
         raise describe_unread(path, error) from error
+    yield from parse_metrics(text, path)
+
+
+def parse_metrics(text: bytes, path: Path) -> Iterator[MetricsLine]:
+    """Yield the lines of a log; ``path`` is for messages. See `read_metrics`."""
+    lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         kind = next((k for n, k in _KINDS.items() if f'"event":"{n}"'.encode() in line), None)
         try:

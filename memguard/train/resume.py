@@ -97,8 +97,10 @@ class Checkpoints:
         )
         self.log = (path / LOG).read_bytes()
 
-    def save(self, totals: Totals, *, is_vital: bool = False) -> None:
+    def save(self, totals: Totals, *, best_step: int | None = None, is_vital: bool = False) -> None:
         """Begin to save the current state; no save is in flight. See `BackgroundSave.wait`.
+
+        The checkpoint of ``best_step`` is kept besides the newest ones.
 
         Raises:
             RecordError: the run's folder was deleted, renamed or replaced during training.
@@ -121,7 +123,7 @@ class Checkpoints:
             log=log,
             log_bytes=self._runtime.only_on_main(lambda: log.stat().st_size) or 0,
             keep=self._keep,
-            keep_step=monitor.last_good_step if monitor and monitor.stops else None,
+            keep_steps={best_step, monitor.last_good_step if monitor and monitor.stops else None},
         )
         self.saves.start(self._state(), save, is_vital=is_vital)
         self.newest_step, self.newest_s = totals.step, time.monotonic()

@@ -9,6 +9,7 @@ from memguard.data.loader import Loader
 from memguard.mitigation.k_schedule import KSchedule
 from memguard.records.sealed import FileSum
 from memguard.runtime import Console, Runtime
+from memguard.train.metrics import MetricsLog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,8 @@ class RunState:
     """Raises, on every rank, if the run's folder is no longer the one that was locked."""
     base: Mapping[str, FileSum] = field(default_factory=dict)
     """Files of the model that the adapters belong to; empty without adapters."""
+    track: Callable[[MetricsLog], None] | None = None
+    """Sends the lines of the log to the trackers of the run."""
     must_resume: str | None = None
     """Why the run must resume from a checkpoint; None if it may start at step 0."""
     why: str = "first start"

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ from memguard.train.base_nll import find_reference
 from memguard.train.divergence import explained
 from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
-from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally
+from memguard.train.kept_step import HeldoutLosses, choose_step
+from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally, parse_metrics
 from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher
 from memguard.train.resume import Checkpoints, Totals
@@ -56,12 +58,18 @@ class Trainer:
         """Set up the components of a run, whose settings have no `auto`.
 
         Raises:
-            ConfigError: the budget's first audit would come after the last step.
+            ConfigError: the budget's first audit would come after the last step, or no document is
+                held out for the losses that the settings need.
         """
         self.lm, self.data, self.config, self.folder = lm, data, config, run.folder
         self.loader, self.monitor, self._run = data.loader, monitor, run
         self.runtime, self.console = run.runtime, run.console
         self.num_steps = min(self.loader.num_steps, config.train.max_steps or self.loader.num_steps)
+        if config.train.heldout_every_steps is not None and not choose_heldout(data.corpus)[1]:
+            raise ConfigError(
+                "'train.heldout_every_steps' needs documents that are never trained: set "
+                "'data.control', or leave it out"
+            )
         acts = monitor is not None and monitor.budget is not None
         if monitor is not None and acts and monitor.every_steps >= self.num_steps:
             raise ConfigError(
@@ -98,7 +106,8 @@ class Trainer:
         """On any rank, in the last step: by the clock; the save in flight."""
         self._labels: tuple[float, float] | None = None
         """Labels of all ranks in the next step, before and after mitigations; None: not known."""
-        self._stopped_by_budget = False
+        self._heldout = HeldoutLosses()
+        self._stopped_by: Literal["budget", "heldout"] | None = None
         self.is_in_step = False
         """Whether a step was begun and not completed, after an error as well."""
         self._has_warned_of_memory = False
@@ -131,6 +140,8 @@ class Trainer:
             step=self.totals.step,
             is_writer=self.runtime.is_main,
         )
+        if self._run.track is not None:
+            self._run.track(log)
         self.lm.model.train()
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         try:
@@ -141,13 +152,16 @@ class Trainer:
                         log.write(self.monitor.audit(0))
                 with self.console.progress("train", self.num_steps, "steps") as advance:
                     advance(self.totals.step, "")
-                    while self.totals.step < self.num_steps and not self._stopped_by_budget:
+                    self._stop_if_worse()
+                    while self.totals.step < self.num_steps and self._stopped_by is None:
                         with fast_matmuls(self.runtime.device):
                             line = self._timed_step()
                         log.write(line)
                         self._show(line, advance)
+                        self._measure_heldout_if_due(log)
                         self._audit_if_due(log)
-                        self._save_if_due()
+                        if self._stopped_by != "budget":
+                            self._save_if_due()
                 self._finish(log)
                 self._stop_if(self.stop_request.agree(self.runtime))
         except Exception:
@@ -224,10 +238,33 @@ class Trainer:
             router_loss=result.router_loss,
         )
 
+    def _measure_heldout_if_due(self, log: MetricsLog) -> None:
+        """Measure the held-out loss if due, which may end the run."""
+        every, step = self.config.train.heldout_every_steps, self.totals.step
+        if every is None or step % every:
+            return
+        self._measure_heldout(log)
+        # Measurements take long, and the step's own agreement came before.
+        self._signal_number = self.stop_request.agree(self.runtime)
+        self._stop_if_worse()
+
+    def _stop_if_worse(self) -> None:
+        most, losses = self.config.train.stop_after_worse, self._heldout
+        if most is None or losses.num_worse < most:
+            return
+        self._stopped_by = "heldout"
+        self.console.info(
+            f"the run ends after step {self.totals.step}: held-out loss was lowest after step "
+            f"{losses.best_step} ('train.stop_after_worse' is {most})"
+        )
+
     def _measure_heldout(self, log: MetricsLog) -> None:
+        """Measure the loss on documents that are never trained, unless the log has it."""
+        if self.totals.step in self._heldout.nll_by_step:
+            return
         corpus, seq_len = self.data.corpus, self.config.data.seq_len
         bucket, documents = choose_heldout(corpus)
-        if documents:
+        if documents and not self._heldout.nll_by_step:
             self.console.info(
                 f"held-out loss: measuring on {len(documents):,} documents ({bucket})"
             )
@@ -242,12 +279,13 @@ class Trainer:
         )
         if line is not None:
             log.write(line)
+            self._heldout.nll_by_step[line.step] = line.nll
             self.console.info(f"held-out loss {line.nll:.4f} nats a token ({line.bucket})")
 
     def _audit_if_due(self, log: MetricsLog) -> None:
         """Audit the sample if due; exceeding the limit may end the run with earlier weights."""
         monitor, step = self.monitor, self.totals.step
-        is_last = step == self.num_steps
+        is_last = step == self.num_steps or self._stopped_by is not None
         if monitor is None or not monitor.is_due(step, is_last=is_last):
             return
         audit = monitor.audit(step, is_last=is_last)
@@ -268,20 +306,10 @@ class Trainer:
                 f"{audit.over_limit[0]} was over the limit of 'budget', and no earlier weights "
                 "within the limit had been saved"
             )
-        self.wait_for_save()
-        kept = self.checkpoints.load(last_good_step)
-        if kept is None or kept.step != last_good_step:
-            folder = self.checkpoints.folder
-            raise RecordError(
-                f"{', '.join(audit.over_limit)} exceeded the limit of 'budget' after step {step}, "
-                f"and the weights of step {last_good_step}, the last ones within the limit, are "
-                f"missing or damaged in '{folder}': restore them, or delete that folder to start "
-                "over"
-            )
-        self.totals, self._stopped_by_budget = kept, True
+        self._stopped_by = "budget"
         self.console.warn(
             f"{', '.join(audit.over_limit)} exceeded the limit of 'budget' after step {step}: the "
-            f"run ends with the weights of step {self.totals.step}"
+            f"last weights within it are those of step {last_good_step}"
         )
 
     def _show(self, line: StepMetrics, advance: Advance) -> None:
@@ -299,9 +327,20 @@ class Trainer:
             )
 
     def _finish(self, log: MetricsLog) -> None:
-        totals = self.totals
+        last_step, train = self.totals.step, self.config.train
+        # Of all steps: which one is exported was chosen with the weights of later ones.
+        clipping, trained = self.step.row_clipping, self.loader.schedule[: self.totals.num_rows]
+        exceeded = self._stopped_by == "budget"
+        if train.export == "best" and not exceeded:
+            self._measure_heldout(log)
+        good = self.monitor.last_good_step if self.monitor is not None and exceeded else None
+        step, kept_by = choose_step(
+            last_step, self._heldout, export=train.export, last_good_step=good
+        )
+        if step != last_step:
+            self._return_to(step)
         self._measure_heldout(log)
-        clipping, trained = self.step.row_clipping, self.loader.schedule[: totals.num_rows]
+        totals = self.totals
         privacy = None
         if clipping is not None:
             privacy = compute_privacy(clipping.config, trained, batch_size=self.loader.batch_size)
@@ -312,11 +351,25 @@ class Trainer:
                 tally_sha256=hash_tally(
                     self.loader.realised_repetitions(), self.loader.count_fed_tokens()
                 ),
-                stopped_by_budget=self._stopped_by_budget,
+                last_step=last_step,
+                kept_by=kept_by,
+                stopped_by=self._stopped_by,
             )
         )
         if privacy is not None:
             self.console.info(f"dp_sgd: {privacy.describe()}")
+
+    def _return_to(self, step: int) -> None:
+        """Load the weights of an earlier step, with which the run ends."""
+        self.wait_for_save()
+        kept = self.checkpoints.load(step)
+        if kept is None or kept.step != step:
+            raise RecordError(
+                f"the weights of step {step}, with which the run must end, are missing or damaged "
+                f"in '{self.checkpoints.folder}': restore them, or delete that folder to start over"
+            )
+        self.totals = kept
+        self.console.info(f"the run ends with the weights of step {step}")
 
     # -- resume and interruption ---------------------------------------------------------------
 
@@ -325,6 +378,8 @@ class Trainer:
         if totals is not None:
             self.totals = totals
             self.runtime.only_on_main(lambda: self._check_log(log_path))
+            lines = parse_metrics(self.runtime.broadcast_object(self.checkpoints.log), log_path)
+            self._heldout = HeldoutLosses.of_log(lines)
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
         elif (damage := self._run.must_resume) is not None:
             raise RecordError(
@@ -350,7 +405,8 @@ class Trainer:
 
     def _save(self, *, is_vital: bool) -> None:
         self.wait_for_save()
-        self.checkpoints.save(self.totals, is_vital=is_vital)
+        best = self._heldout.best_step if self.config.train.keep == "best" else None
+        self.checkpoints.save(self.totals, best_step=best, is_vital=is_vital)
         if not self.checkpoints.saves.has_room:
             self.wait_for_save()
 
@@ -361,12 +417,15 @@ class Trainer:
         is_alone = self.runtime.world_size == 1
         signal_number = self.stop_request.agree(self.runtime) if is_alone else self._signal_number
         is_first = step == FIRST_SAVE and bool(every or train.checkpoint_every_minutes)
+        is_best = train.keep == "best" and step == self._heldout.best_step
         is_vital = is_first or step == self.num_steps or bool(signal_number)
-        due = is_vital or self._is_save_due or (every is not None and step % every == 0)
+        due = is_vital or is_best or self._is_save_due
+        due = due or (every is not None and step % every == 0)
         if self._has_save_failed:
             self.wait_for_save()
         if due and step != self.checkpoints.newest_step:
-            self._save(is_vital=is_vital)
+            # The run may return to the best step.
+            self._save(is_vital=is_vital or is_best)
         if is_vital:
             self.wait_for_save()
         self._stop_if(signal_number)

@@ -7,16 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import memguard
 from memguard.assets import find_asset
 from memguard.compare import load_sweep
 from memguard.errors import ConfigError, RecordError
-from memguard.records import Comparison, write_atomically
+from memguard.records import Comparison, Tables, WatchedLine, write_atomically
 from memguard.records.audit_files import REPORT
 from memguard.records.comparison import COMPARISON, load_comparison
 from memguard.report import render_comparison
+from memguard.report.html import render_training
+from memguard.report.training_curve import build_page
 from memguard.runtime.environment import MORE_MACHINES, check_num_processes
+from memguard.train.log_summary import summarise_training
+from memguard.train.metrics import EndMetrics, read_metrics
 from memguard.workflows.auditing.pages import render_audit
-from memguard.workflows.common.folder import check_outside_runs, locked
+from memguard.workflows.common.folder import RunFolder, check_outside_runs, locked
 from memguard.workflows.training.checks import check_run
 
 _SMALLER_SWEEPS = "split the settings into sweeps on several machines"
@@ -104,9 +109,38 @@ def render_folder(folder: Path) -> Path:
                 return render_audit(audit)
     record = folder / COMPARISON
     if not record.is_file():
+        if (page := _render_training(folder)) is not None:
+            return page
         raise RecordError(
-            f"'{folder}' has neither a report.json (of a run or an audit) nor a comparison.json"
+            f"'{folder}' has neither a report.json (of a run or an audit), nor a comparison.json, "
+            "nor a metrics.jsonl with a step"
         )
     page = record.with_suffix(".html")
     write_atomically(page, render_comparison(load_comparison(record), folder).encode())
     return page
+
+
+def _render_training(folder: Path) -> Path | None:
+    """Render the page of a run that was not audited; None if the folder has no steps of a run.
+
+    The run may be trained by another process meanwhile: nothing is locked.
+    """
+    lines = list(read_metrics(folder / "metrics.jsonl"))
+    settings = folder / "config.yaml"
+    if not lines or not settings.is_file():
+        return None
+    config = RunFolder(folder).read_config()
+    training = summarise_training(lines, config, so_far=True)
+    if training is None:
+        return None
+    rows = tuple(row for line in lines if isinstance(line, WatchedLine) for row in line.results)
+    page = build_page(
+        training,
+        Tables(results=rows),
+        name=config.name,
+        version=memguard.__version__,
+        has_ended=any(isinstance(line, EndMetrics) for line in lines),
+    )
+    path = folder / "training.html"
+    write_atomically(path, render_training(page).encode())
+    return path

@@ -22,7 +22,7 @@ from memguard.runtime import Console
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import FREE_IN_TRAIN, RunFolder
 
-_NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit")
+_NO_SETTING = ("name", "output_dir", "seed", "mitigations", "parallel", "audit", "track")
 """Parts of a run's configuration that do not distinguish settings: name, computation, audit."""
 
 

@@ -11,6 +11,7 @@ from memguard.records import ONE_TEXT, TrainingSummary, WatchedLine
 def test_losses_and_audits_during_training(nll: float | None, num: int, reason: str | None) -> None:
     training = TrainingSummary(
         num_steps=10,
+        last_step=10,
         num_supervised_tokens=100,
         dropped_fraction=None,
         mitigations=[],

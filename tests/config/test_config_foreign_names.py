@@ -16,10 +16,16 @@ from memguard.errors import ConfigError
 
 TEXT = "name: x\nmodel: {path: m}\ndata: {train: a.jsonl}\n"
 RUN: dict[str, Any] = yaml.safe_load(TEXT)
-# What budgets and adapters need beside the setting that the advice names.
+# What budgets, adapters and the best step need beside the setting that the advice names.
 BESIDE: dict[str, Any] = {
     "adapter": {"adapter.name": "lora"},
     "budget": {"train.audit_every_steps": 5},
+    "train.keep": {"train.heldout_every_steps": 5, "data.heldout_documents": 5},
+    "train.export": {
+        "train.heldout_every_steps": 5,
+        "data.heldout_documents": 5,
+        "train.keep": "best",
+    },
 }
 NONE = None
 """There is no such setting."""
@@ -30,11 +36,12 @@ _NAMES_OF: dict[str | None, str] = {
     "optim.warmup_fraction": "warmup_ratio",
     NONE: (
         "warmup_steps optimizer gradient_accumulation_steps per_device_eval_batch_size "
-        "eval_batch_size eval_steps eval_strategy load_best_model_at_end "
-        "early_stopping_patience report_to use_wandb resume_from_checkpoint fp16 deepspeed "
+        "eval_batch_size resume_from_checkpoint fp16 deepspeed "
         "fsdp fsdp_config load_in_8bit packing sample_packing chat_template push_to_hub "
         "dataloader_num_workers group_by_length"
     ),
+    "track: [tensorboard, wandb, trackio]": "report_to",
+    "track: [wandb]": "use_wandb",
     "optim.betas: [0.9, 0.999]": "adam_beta1 adam_beta2",
     "optim.eps": "adam_epsilon",
     "optim.max_grad_norm": "gradient_clipping",
@@ -44,6 +51,9 @@ _NAMES_OF: dict[str | None, str] = {
     "train.checkpoint_every_steps": "save_steps save_strategy",
     "train.keep_checkpoints": "save_total_limit",
     "train.log_every_steps": "logging_steps",
+    "train.heldout_every_steps": "eval_steps eval_strategy evaluation_strategy",
+    "train.export: best": "load_best_model_at_end",
+    "train.stop_after_worse": "early_stopping_patience",
     "train.precision: bf16": "bf16",
     "train.activation_checkpointing: full": "gradient_checkpointing",
     "train.compile: true": "torch_compile",
@@ -87,7 +97,7 @@ def read_problem(path: Path, *overrides: str) -> str:
 
 
 def test_all_names_have_a_row_here() -> None:
-    assert len(NAMES) == 60
+    assert len(NAMES) == 61
     assert _ADVICE.keys() == NAMES.keys() | SHARED.keys() | {"optim"}
 
 
@@ -148,7 +158,7 @@ def test_settings_of_a_sweep_are_below_its_run(tmp_path: Path) -> None:
     for expected in (
         expect("run.optim.lr", "run.learning_rate"),
         expect("run.optim.warmup_fraction", "warmup_ratio"),
-        expect(None, "report_to"),
+        expect("run.track: [tensorboard, wandb, trackio]", "report_to"),
         "'settings[0].output_dir' is not a setting; did you mean 'output_dir' (at the top level)?",
     ):
         assert expected in text
@@ -174,7 +184,7 @@ def test_each_setting_that_is_named_exists(setting: str, value: str) -> None:
     key_path: KeyPath = tuple(setting.split("."))
     assert key_path[-1] in _fields_at(RunConfig, key_path[:-1])
     if value:
-        beside = BESIDE.get(setting.partition(".")[0], {})
+        beside = BESIDE.get(setting, BESIDE.get(setting.partition(".")[0], {}))
         settings = {**beside, setting: yaml.safe_load(value)}
         config: Any = RunConfig.model_validate(apply_settings(RUN, settings))
         plain: Any = RunConfig.model_validate(apply_settings(RUN, beside))

@@ -46,7 +46,17 @@ MISSPELLED = {
 }
 
 UNRELATED = [
-    *("banana", "colour", "hidden_units", "surname", "password", "gpu", "nodes", "port", "verbose"),
+    *(
+        "banana",
+        "colour",
+        "hidden_units",
+        "surname",
+        "password",
+        "gpu",
+        "nodes",
+        "address",
+        "verbose",
+    ),
     *("beam_width", "wandb_project", "hub_model_id", "accelerate", "callbacks", "metric_for_best"),
     *("loss_fn", "remove_unused_columns", "use_cache", "jinja", "rlhf", "zzz"),
 ]

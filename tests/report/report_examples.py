@@ -295,6 +295,7 @@ def make_report(goldfish: bool = False, doses: Sequence[Dose] | None = None) -> 
         ),
         training=r.TrainingSummary(
             num_steps=420,
+            last_step=420,
             num_supervised_tokens=641_772 if goldfish else 853_440,
             dropped_fraction=0.248 if goldfish else 0.0,
             mitigations=[{"name": "goldfish", "k": 4, "context_width": 13, "mode": "hash"}]

@@ -8,9 +8,10 @@ from page_checks import check_page, words_of
 from result_examples import change_rows, rate_row, value_row
 
 from memguard import records as r
-from memguard.pages.page import LineChart
+from memguard.pages.page import CurveChart
 from memguard.report import render_model_card, render_report
-from memguard.report.audit_training import build_training, build_watched
+from memguard.report.audit_training import build_training
+from memguard.report.training_curve import build_during
 
 STEPS = (0, 10, 20)
 
@@ -29,7 +30,13 @@ def monitor(
         accuracy = 0.2 + learned / 25
         rows.append(value_row("extraction", "token_accuracy", bucket, accuracy, 20, step=step))
     tightened = {"r64": num_tightened}
-    watched = r.WatchedStep(step=step, over_limit=list(over), num_tightened=tightened, audit_s=0.1)
+    watched = r.WatchedStep(
+        step=step,
+        over_limit=list(over),
+        num_tightened=tightened,
+        audit_s=0.1,
+        trained=["r4", "r64"],
+    )
     return watched, rows
 
 
@@ -44,24 +51,29 @@ def budget(action: str) -> r.Budget:
     return r.Budget.model_validate({"metric": "near_verbatim", "limit": 0.1, "action": action})
 
 
+def during(report: r.AuditReport) -> Any:
+    return build_during(report.training, report.tables)
+
+
 def test_nothing_is_shown_where_nobody_looked() -> None:
-    assert build_watched(examples.make_report()) is None
+    assert during(examples.make_report()) is None
     assert "During training" not in render_report(examples.make_report())
 
 
 def test_the_first_step_of_each_bucket_is_told() -> None:
-    section = build_watched(make(monitor(0, 0), monitor(10, 2), monitor(20, 8)))
+    section = during(make(monitor(0, 0), monitor(10, 2), monitor(20, 8)))
     assert section.lead == (
         "First extraction of a document that was not extracted before training: r4 none, "
         "r64 at step 10.",
     )
     chart = section.figure.chart
-    assert isinstance(chart, LineChart)
-    assert chart.ticks == ("0", "10", "20")
-    assert [line.label for line in chart.lines] == ["r4", "r64", "control"]
-    assert [point.y for point in chart.lines[1].points] == pytest.approx([20, 28, 52])
+    assert isinstance(chart, CurveChart)
+    (panel,) = chart.panels
+    assert [line.label for line in panel.lines] == ["r4", "r64", "control"]
+    points = [(point.x, point.y) for point in panel.lines[1].points]
+    assert points == [(0, 0), (10, pytest.approx(10)), (20, pytest.approx(40))]
     last = section.figure.table.rows[-1]
-    assert [cell.text.replace("\u00a0", " ") for cell in last.cells] == ["0 of 20", "8 of 20"]
+    assert [cell.text.replace("\u00a0", " ") for cell in last.cells] == ["", "0 of 20", "8 of 20"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +92,10 @@ def test_the_first_step_of_each_bucket_is_told() -> None:
                 monitor(0, 0),
                 monitor(430, 5, over=("r64",)),
                 budget=budget("stop"),
-                stopped_by_budget=True,
+                num_steps=420,
+                last_step=430,
+                kept_by="budget",
+                stopped_by="budget",
             ),
             "r64 exceeded it at step 430, so the model is that of step 420.",
         ),
@@ -96,8 +111,10 @@ def test_what_a_budget_did_is_told_on_the_page_and_the_card(
 
 
 def test_where_nothing_was_learnt_it_is_said_once() -> None:
-    section = build_watched(make(monitor(0, 0), monitor(10, 0)))
-    assert section.lead[0] == ("Training made no audited document extractable.")
+    section = during(make(monitor(0, 0), monitor(10, 0)))
+    assert section.lead[0] == (
+        "Of the sample that was audited during training, no document became extractable."
+    )
 
 
 def test_audits_that_generated_nothing_are_shown() -> None:
@@ -118,7 +135,7 @@ def test_being_above_the_control_is_not_called_learned() -> None:
 
 def test_many_audits_are_folded() -> None:
     steps = [monitor(10 * number, min(number, 20)) for number in range(40)]
-    section = build_watched(make(*steps))
+    section = during(make(*steps))
     table = section.figure.table
     assert (len(table.rows), len(table.more_rows)) == (12, 28)
     assert table.rows[-1].head.text == "390"
@@ -149,3 +166,20 @@ def test_the_share_asked_for_is_told_where_there_is_one(changes: dict[str, Any],
     section = build_training(report.model_copy(update={"training": training}))
     (fact,) = [each for each in section.facts if each.term == "Labels dropped"]
     assert fact.detail.replace("\u00a0", " ") == said
+
+
+def test_the_exported_step_is_named_and_drawn() -> None:
+    losses = [r.LossPoint(step=step, nll=nll) for step, nll in ((0, 4.0), (10, 3.0), (20, 3.5))]
+    curve = r.LossCurve(training=losses[1:], heldout=losses)
+    report = make(curve=curve, num_steps=10, last_step=20, kept_by="heldout", stopped_by="heldout")
+    section = during(report)
+    said = (
+        "The model is that of step 10 of 20 taken, which had the lowest held-out loss. Training "
+        "ended early after 1 measurement without a lower held-out loss."
+    )
+    assert section.lead == (said,)
+    assert (section.figure.chart.mark_at, len(section.figure.chart.panels)) == (10, 1)
+    page = check_page(render_report(report))
+    assert said in words_of(page)
+    card = render_model_card(report, run_name="run", base_model=None, config_yaml="name: run")
+    assert "step 10 of 20" in card

@@ -1,6 +1,7 @@
 """`memguard` of which one rank stops itself: `python stopped.py launch WHERE RANK ARGUMENTS...`.
 
-In a step that is the third one; WHERE `slow` makes each rank sleep there instead.
+In a step that is the third one, and once, not after a restart. WHERE `slow` makes each rank sleep
+there instead, `late` the main rank in the preparation; `never` stops none.
 """
 
 import importlib
@@ -8,17 +9,22 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from memguard.runtime.children import own_rank
 
 NUM_RANKS = "STOPPED_RANKS"
+RESTARTS = "STOPPED_RESTARTS"
 SLOW_S = 20.0
+LATE_S = 40.0
+DONE = Path("stopped")
 PLACES = {
     "forward": ("memguard.train.step", "TrainStep._sum_loss"),
     "backward": ("memguard.train.step", "TrainStep._backward"),
     "slow": ("memguard.train.step", "TrainStep._backward"),
     "save": ("memguard.train.checkpoint", "_sum_part"),
+    "late": ("memguard.workflows.training.train", "_prepare"),
     "prepare": ("memguard.workflows.training.train", "_prepare"),
 }
 
@@ -27,12 +33,13 @@ def stop(*_: Any, **__: Any) -> None:
     # Also rank 1's is shown: it shares the launcher's file descriptor, not its log.
     with open(f"/proc/{os.getppid()}/fd/2", "a") as launcher:
         launcher.write(f"rank {own_rank()} stops\n")
+    DONE.touch()
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def run(where: str, rank: str, *arguments: str) -> None:
     sys.argv[1:] = arguments
-    if own_rank() == int(rank) or where == "slow":
+    if where != "never" and (own_rank() == int(rank) or where == "slow"):
         module, names = PLACES[where]
         *owners, name = names.split(".")
         owner = importlib.import_module(module)
@@ -43,8 +50,11 @@ def run(where: str, rank: str, *arguments: str) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal num_calls
             num_calls += 1
-            if num_calls == 3 or not owners:
-                time.sleep(SLOW_S) if where == "slow" else stop()
+            if where in ("slow", "late"):
+                if num_calls == 3 or not owners:
+                    time.sleep(SLOW_S if where == "slow" else LATE_S)
+            elif not DONE.exists() and (num_calls == 3 or not owners):
+                stop()
             return before(*args, **kwargs)
 
         setattr(owner, name, call)
@@ -56,8 +66,10 @@ def run(where: str, rank: str, *arguments: str) -> None:
 def launch(*arguments: str) -> None:
     from memguard.workflows.common import launch
 
-    num_ranks = int(os.environ.get(NUM_RANKS, "2"))
-    sys.exit(launch.launch([sys.executable, __file__, *arguments], num_ranks))
+    num_ranks, restarts = int(os.environ[NUM_RANKS]), int(os.environ[RESTARTS])
+    command = [sys.executable, __file__, *arguments]
+    allowed = (Path("runs", "run"), restarts) if restarts else None
+    sys.exit(launch.launch(command, num_ranks, restarts=allowed))
 
 
 if __name__ == "__main__":

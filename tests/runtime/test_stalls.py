@@ -1,5 +1,6 @@
 """Which rank is waited for: who says it, when, and when nothing is said."""
 
+import hashlib
 import os
 import re
 import signal
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -373,8 +374,14 @@ def test_a_rank_of_torchrun_speaks_for_itself(
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str, int], "subprocess.Popen[str]"]]:
-    """Starts two ranks of which one stops itself; kills all of them at the end."""
+def start(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts ranks of which one stops itself; kills all of them at the end."""
+    with started(tmp_path) as start:
+        yield start
+
+
+@contextmanager
+def started(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     launchers: list[subprocess.Popen[str]] = []
     write_texts(tmp_path / "documents.jsonl", 27, words=30)
     scratch = {"scratch": {"config": TINY_LLAMA, "vocab_size": 300}, "path": None}
@@ -382,7 +389,9 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], "subprocess.Popen[str
     write_run(tmp_path, model=scratch, train=train)
     root = str(STOPPED.parents[2])
 
-    def run(where: str, rank: int, num_ranks: int = 2) -> "subprocess.Popen[str]":
+    def run(
+        where: str, rank: int, num_ranks: int = 2, restarts: int = 0
+    ) -> "subprocess.Popen[str]":
         command = [sys.executable, str(STOPPED), "launch", where, str(rank), "train", "run.yaml"]
         launchers.append(
             subprocess.Popen(
@@ -393,6 +402,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], "subprocess.Popen[str
                     "PYTHONPATH": root,
                     "OMP_NUM_THREADS": "1",
                     "STOPPED_RANKS": str(num_ranks),
+                    "STOPPED_RESTARTS": str(restarts),
                 },
                 stderr=subprocess.PIPE,
                 text=True,
@@ -420,27 +430,66 @@ def test_a_rank_that_is_stopped_is_named(
     assert re.fullmatch("waiting for rank 0 in the preparation for 1 minute\n", said)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Hash of the weights of the run of four ranks that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with started(folder) as start:
+        _, errors = (launcher := start("never", 0, 4)).communicate(timeout=200)
+    assert launcher.returncode == 0, errors
+    return hash_weights(folder)
+
+
+def hash_weights(folder: Path) -> str:
+    weights = folder / "runs" / "run" / "model" / "model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
 @pytest.mark.faults
+@pytest.mark.parametrize("restarts", [0, 1])
 @pytest.mark.parametrize(
     ("where", "rank", "place"),
-    [("forward", 2, "(forward|backward|update)"), ("backward", 0, "(backward|update)"),
-     ("save", 1, "save")],
-)  # fmt: skip
+    [
+        ("forward", 2, "(forward|backward|update)"),
+        ("backward", 0, "(backward|update)"),
+        # Training goes on while the stopped rank should save.
+        ("save", 1, "(forward|backward|update|save)"),
+    ],
+)
 def test_a_rank_that_stops_in_training_ends_the_run(
-    start: Callable[..., "subprocess.Popen[str]"], where: str, rank: int, place: str
+    start: Callable[..., "subprocess.Popen[str]"],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    where: str,
+    rank: int,
+    place: str,
+    restarts: int,
 ) -> None:
-    launcher = start(where, rank, 4)
+    launcher = start(where, rank, 4, restarts)
     assert launcher.stderr is not None
     next(line for line in launcher.stderr if line == f"rank {rank} stops\n")
-    stopped_s = time.monotonic()
-    assert launcher.wait(60) == 1
-    assert time.monotonic() - stopped_s < 30
-    wanted = f"rank {rank} stalled in the {place} of step [23]: no sign within 0.2 minutes"
-    assert re.search(wanted, launcher.stderr.read())
+    stopped_s, said = time.monotonic(), ""
+    for line in launcher.stderr:
+        said += line
+        if "stalled" in line:
+            break
+    assert time.monotonic() - stopped_s < 30, said
+    wanted = f"rank {rank} stalled in the {place} of step [234]: no sign within 0.2 minutes"
+    assert re.search(wanted, said), said
+    said += launcher.stderr.read()
+    if not restarts:
+        assert launcher.wait() == 1, said
+        return
+    assert "memguard: starting again\n" in said
+    assert launcher.wait() == 0, said
+    assert hash_weights(tmp_path) == request.getfixturevalue("undisturbed")
 
 
 @pytest.mark.faults
-def test_slow_ranks_are_not_ended(start: Callable[..., "subprocess.Popen[str]"]) -> None:
-    launcher = start("slow", 0, 4)
+@pytest.mark.parametrize("where", ["slow", "late"])
+def test_slow_ranks_are_not_ended(
+    start: Callable[..., "subprocess.Popen[str]"], where: str
+) -> None:
+    launcher = start(where, 0, 4)
     _, errors = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, errors

@@ -143,7 +143,7 @@ def test_a_tightened_run_ends_within_its_limit(tightened: RunConfig, watched: Ru
     end = read_end(tightened)
     assert end.step == read_end(watched).step
     assert end.num_kept_tokens < end.num_supervised_tokens
-    assert not end.stopped_by_budget
+    assert end.stopped_by is None
 
 
 def test_a_near_verbatim_budget_that_would_gather_for_each_token_is_refused_before_training(
@@ -181,12 +181,12 @@ def test_a_stopped_run_keeps_the_last_weights_within_the_limit(
     stopped: RunConfig, watched: RunConfig
 ) -> None:
     audits, end = read_audits(stopped), read_end(stopped)
-    assert end.stopped_by_budget
+    assert (end.stopped_by, end.kept_by) == ("budget", "budget")
     assert audits[-1].over_limit == ["x100"]
     assert end.step == audits[-2].step
     report = read_report(stopped)
     assert report.training is not None
-    assert (report.training.num_steps, report.training.stopped_by_budget) == (end.step, True)
+    assert (report.training.num_steps, report.training.stopped_by) == (end.step, "budget")
     # The audit at the end asks the same documents of the weights that were kept.
     near = report.tables.find("extraction", "near_verbatim", *audits[-2].trained)
     assert near is not None

@@ -26,17 +26,16 @@ from memguard.hf.adapter_config import find_moved_base
 from memguard.hf.checkpoint import load_config, load_tokenizer
 from memguard.mitigation.k_schedule import compute_doses
 from memguard.records import (
-    Budget,
     DataIdentity,
     ManifestEntry,
     ModelIdentity,
-    StartLine,
     TrainingSummary,
     WatchedLine,
 )
 from memguard.records.run_files import has_weights
 from memguard.runtime import Console
-from memguard.train.metrics import EndMetrics, HeldoutMetrics, MetricsLine, hash_tally, read_metrics
+from memguard.train.log_summary import summarise_training
+from memguard.train.metrics import EndMetrics, MetricsLine, hash_tally, read_metrics
 from memguard.workflows.auditing.checks import CheckedAudit
 from memguard.workflows.auditing.model_in_memory import ModelInMemory
 from memguard.workflows.auditing.pages import load_former_report
@@ -276,7 +275,7 @@ def plan_run(
         base_revision=config.model.revision if base == config.model.path else None,
         attn=config.model.attn_implementation,
         mitigations=config.mitigations,
-        training=_summarise_training(metrics, config, summary.num_removed),
+        training=summarise_training(metrics, config, summary.num_removed),
         watched=[line for line in metrics if isinstance(line, WatchedLine)],
         before=None if report is None else report.model,
         card_of=config if checked.writes_run_audit else None,
@@ -328,43 +327,6 @@ def _note_not_reached(manifest: Sequence[ManifestEntry]) -> tuple[str, ...]:
     return (
         f"{num:,} of {len(trained):,} documents {'was' if num == 1 else 'were'} not trained in "
         "full when the run ended, and not audited.",
-    )
-
-
-def _summarise_training(
-    lines: Sequence[MetricsLine], config: RunConfig, num_removed: int | None
-) -> TrainingSummary | None:
-    end = next((line for line in lines if isinstance(line, EndMetrics)), None)
-    if end is None:
-        return None
-    # The loss of a single document would confirm a guess of its text.
-    heldout = [
-        line for line in lines if isinstance(line, HeldoutMetrics) and line.num_documents > 1
-    ]
-    before = next((line for line in heldout if line.step == 0), None)
-    after = next((line for line in heldout if line.step == end.step), None)
-    starts = [line for line in lines if isinstance(line, StartLine)]
-    dropped = 1 - end.num_kept_tokens / max(1, end.num_supervised_tokens)
-    drops = bool(config.mitigations) or end.num_kept_tokens < end.num_supervised_tokens
-    return TrainingSummary(
-        num_steps=end.step,
-        num_supervised_tokens=end.num_kept_tokens,
-        dropped_fraction=dropped if drops else None,
-        mitigations=[mitigation.model_dump(mode="json") for mitigation in config.mitigations],
-        num_removed=num_removed,
-        epsilon=end.epsilon,
-        epsilon_if_sampled=end.epsilon_if_sampled,
-        delta=end.delta,
-        train_s=end.train_s,
-        heldout_nll=after and after.nll,
-        base_heldout_nll=before and before.nll,
-        heldout_bucket=after and after.bucket,
-        heldout_num_documents=after.num_documents if after else 0,
-        heldout_num_tokens=after.num_tokens if after else 0,
-        starts=starts if len(starts) > 1 else [],
-        watched=[line.to_step() for line in lines if isinstance(line, WatchedLine)],
-        budget=None if config.budget is None else Budget(**config.budget.model_dump()),
-        stopped_by_budget=end.stopped_by_budget,
     )
 
 

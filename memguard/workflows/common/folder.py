@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 REPAIR_CONFIG = "'memguard train' with the file that the run was started from writes it again"
 REPAIR_UNLISTED = "it would be loaded with the model: move away files that this run has not written"
 # Settings that may differ when a run is resumed: they do not change the trained weights.
-_FREE = ("name", "output_dir", "audit", "parallel")
+_FREE = ("name", "output_dir", "audit", "parallel", "track")
 FREE_IN_TRAIN = (
     "activation_checkpointing",
     "micro_batch_size",
@@ -63,6 +63,8 @@ FREE_IN_TRAIN = (
     "keep_checkpoints",
     "log_every_steps",
     "stall_minutes",
+    "heldout_every_steps",
+    "keep",
 )
 _FIRST_SCHEDULE = "cosine"
 """The learning rate's schedule in a config.yaml that does not name one."""

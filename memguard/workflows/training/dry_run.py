@@ -285,7 +285,7 @@ def _check_disk(config: RunConfig, folder: Path, outline: Outline, num_steps: in
     return remark_on_disk(
         num_trained=outline.num_trained,
         num_checkpoints=num_checkpoints,
-        keep=train.keep_checkpoints,
+        keep=train.keep_checkpoints + (train.keep == "best"),
         export_bytes=num_exported * (2 if is_narrow else 4),
         free_bytes=shutil.disk_usage(find_existing_parent(folder)).free + present,
     )

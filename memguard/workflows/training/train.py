@@ -55,6 +55,7 @@ from memguard.runtime.ended import attempted
 from memguard.runtime.shared_sums import sum_ahead
 from memguard.train.dp_sgd import RowClipping
 from memguard.train.run_state import RunState
+from memguard.train.tracking import Tracking
 from memguard.train.trainer import Trainer
 from memguard.workflows.auditing.audit import audit_on_ranks, find_current_report
 from memguard.workflows.auditing.checks import AuditArguments, check_audit
@@ -128,13 +129,22 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         # Rank 0 has locked the folder; the others have none to check.
         check_folder = partial(runtime.only_on_main, held or (lambda: None))
         attempt = lock.enter_context(attempted(folder, runtime))
+        tracking = Tracking(config.track if runtime.is_main else (), folder, console.info)
+        lock.callback(tracking.close)
         free, less = list_free(config), os.environ.get(LESS_MEMORY, "")
         while True:
             settled = apply_less_memory(settled, free, less)
             try:
                 _train_once(
                     OpenedRun(
-                        settled, folder, distributed, console, check_folder, free, attempt.why
+                        settled,
+                        folder,
+                        distributed,
+                        console,
+                        check_folder,
+                        free,
+                        attempt.why,
+                        tracking,
                     )
                 )
                 break
@@ -165,6 +175,8 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
                 tasks=open_alone(config.audit) if tasks is None else tasks,
                 is_trained_here=True,
             )
+        if current is None or tracking.open:
+            tracking.send(report)
     show_verdict(report, folder / "audit", console)
     page = str(folder / "audit" / "report.html")
     return result | {"report": page, "verdict": report.verdict.model_dump(mode="json")}
@@ -185,6 +197,7 @@ class OpenedRun:
     """Settings of `train` that `auto` chose, and that may change if memory runs out."""
     why: str
     """Why it was started."""
+    tracking: Tracking
 
 
 def _train_once(run: OpenedRun) -> None:
@@ -322,6 +335,7 @@ def _build_trainer(
             console=console,
             check_folder=run.check_folder,
             base=started.base_files,
+            track=run.tracking.start,
             must_resume=must_resume,
             why=run.why,
         ),
