@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from cli_examples import write_run, write_texts
+from cli_examples import read_json, write_run, write_texts
 from tiny_llama import TINY_LLAMA
 
 from memguard.runtime import stalls
+from memguard.runtime.children import EXIT_REPORT_FILE, RUN_FOLDER, read_exit_report
+from memguard.runtime.ended import begin_attempt
 from memguard.runtime.stalls import (
     Look,
     Progress,
@@ -371,6 +374,23 @@ def test_a_rank_of_torchrun_speaks_for_itself(
     monkeypatch.delenv("MEMGUARD_EXIT_REPORT", raising=False)
     say(3, "waiting for rank 0")
     assert capsys.readouterr().err == "[rank 3] waiting for rank 0\n"
+
+
+def test_an_end_for_a_stall_may_be_followed_by_a_restart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin_attempt(tmp_path, is_restart=False)
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    monkeypatch.setenv(EXIT_REPORT_FILE, str(tmp_path / "1.json"))
+    monkeypatch.setattr(threading, "Timer", mock.Mock())
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"):
+        stalls._end("rank 2 stalled")
+    report = read_exit_report(tmp_path / "1.json")
+    assert report is not None
+    assert report.text == "memguard: rank 2 stalled"
+    ended = read_json(tmp_path / "ended.json")
+    assert (ended["exit_code"], ended["error"]) == (1, "Stalled")
 
 
 @pytest.fixture
