@@ -61,6 +61,7 @@ _PLACES: tuple[tuple[str, str, str | None], ...] = (
     # The first step has the time limit of its process group ('parallel.timeout_minutes').
     ("memguard.train.step", "", None),
     ("memguard.train.checkpoint", "save_checkpoint", "the save"),
+    ("memguard.train.background_save", "", "the save"),
     ("memguard.train.checkpoint", "", "the loading of a checkpoint"),
     ("memguard.train.base_nll", "", "the losses before training"),
     ("memguard.train.heldout", "", "the held-out loss"),

@@ -277,6 +277,8 @@ def test_a_new_wait_is_counted_from_its_start() -> None:
     [
         ([C10D, ("memguard.runtime.processes", "_tell"),
           ("memguard.train.checkpoint", "save_checkpoint")], "the save"),
+        ([C10D, ("memguard.train.background_save", "wait"),
+          ("memguard.workflows.training.train", "_train")], "the save"),
         ([C10D, ("memguard.train.checkpoint", "find_checkpoint")], "the loading of a checkpoint"),
         ([C10D, ("memguard.runtime.processes", "only_on_main"),
           ("memguard.workflows.training.train", "_prepare_once")], "the preparation"),
