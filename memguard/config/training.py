@@ -99,9 +99,7 @@ class TrainConfig(Settings):
     )
     keep_checkpoints: PositiveInt = Field(2, description="Newest checkpoints that are kept.")
     stall_minutes: Positive = Field(
-        10,
-        description="Longest wait in a step or a save for a rank that does nothing, then the run "
-        "ends with exit code 1 (minutes); below 'parallel.timeout_minutes'.",
+        10, description="Longest wait in a step or save for a silent rank, then exit 1 (minutes)."
     )
     heldout_every_steps: PositiveInt | None = Field(
         None,

@@ -322,8 +322,7 @@ def stalls_watched(rank: int, world_size: int, store: Any, progress: Progress) -
 def _end(line: str) -> None:
     from memguard.runtime.ended import close_attempt  # Needs pydantic.
 
-    report = ExitReport(code=1, kind="Stalled", text=f"memguard: {line}")
-    report_exit(report)
+    report_exit(report := ExitReport(code=1, kind="Stalled", text=f"memguard: {line}"))
     # The run's folder may be what hangs.
     threading.Timer(_ANSWER_WITHIN_S, os._exit, (1,)).start()
     if folder := os.environ.get(RUN_FOLDER):

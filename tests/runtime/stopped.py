@@ -1,7 +1,8 @@
 """`memguard` of which one rank stops itself: `python stopped.py launch WHERE RANK ARGUMENTS...`.
 
 In a step that is the third one, and once, not after a restart. WHERE `slow` makes each rank sleep
-there instead, `late` the main rank in the preparation; `never` stops none.
+there instead, `data` one rank that waits for its rows, `late` one in the preparation; `never` stops
+none.
 """
 
 import importlib
@@ -16,13 +17,13 @@ from memguard.runtime.children import own_rank
 
 NUM_RANKS = "STOPPED_RANKS"
 RESTARTS = "STOPPED_RESTARTS"
-SLOW_S = 20.0
-LATE_S = 40.0
+SLEEPS_S = {"slow": 20.0, "late": 40.0, "data": 60.0}
 DONE = Path("stopped")
 PLACES = {
     "forward": ("memguard.train.step", "TrainStep._sum_loss"),
     "backward": ("memguard.train.step", "TrainStep._backward"),
     "slow": ("memguard.train.step", "TrainStep._backward"),
+    "data": ("memguard.train.prefetch", "Prefetcher.take"),
     "save": ("memguard.train.checkpoint", "_sum_part"),
     "late": ("memguard.workflows.training.train", "_prepare"),
     "prepare": ("memguard.workflows.training.train", "_prepare"),
@@ -50,10 +51,12 @@ def run(where: str, rank: str, *arguments: str) -> None:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal num_calls
             num_calls += 1
-            if where in ("slow", "late"):
-                if num_calls == 3 or not owners:
-                    time.sleep(SLOW_S if where == "slow" else LATE_S)
-            elif not DONE.exists() and (num_calls == 3 or not owners):
+            is_now = num_calls == 3 or not owners
+            if where == "data" and num_calls == 2:
+                time.sleep(8)  # The watch looks at a process after five seconds for the first time.
+            if is_now and where in SLEEPS_S:
+                time.sleep(SLEEPS_S[where])
+            elif is_now and not DONE.exists():
                 stop()
             return before(*args, **kwargs)
 

@@ -508,6 +508,15 @@ def test_a_rank_that_stops_in_training_ends_the_run(
 
 
 @pytest.mark.faults
+def test_a_rank_that_hangs_shows_where(start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    launcher = start("data", 1)
+    _, said = launcher.communicate(timeout=200)
+    assert launcher.returncode == 1, said
+    assert re.search("rank 1 stalled in the (forward|backward|update) of step 3", said), said
+    assert re.search(r"rank 1: Timeout \(0:00:12\)!\nThread (.*\n)*.*stopped.py", said), said
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("where", ["slow", "late"])
 def test_slow_ranks_are_not_ended(
     start: Callable[..., "subprocess.Popen[str]"], where: str
