@@ -244,6 +244,10 @@ class RunConfig(Settings):
                 f"'train.micro_batch_size' must divide 'train.batch_size'; got {micro} and "
                 f"{self.train.batch_size}"
             )
+        stall, timeout = self.train.stall_minutes, self.parallel.timeout_minutes
+        if stall >= timeout:
+            allowed = f"below 'parallel.timeout_minutes', {timeout:g}"
+            raise ValueError(f"'train.stall_minutes' must be {allowed}; got {stall:g}")
         if self.adapter is not None:
             self._check_adapter()
         tightens = self.budget is not None and self.budget.action == "tighten"

@@ -98,6 +98,9 @@ class TrainConfig(Settings):
         None, description="Minutes after which a checkpoint is due whatever the step; null: none."
     )
     keep_checkpoints: PositiveInt = Field(2, description="Newest checkpoints that are kept.")
+    stall_minutes: Positive = Field(
+        10, description="Longest wait in a step or save for a silent rank, then exit 1 (minutes)."
+    )
     heldout_every_steps: PositiveInt | None = Field(
         None,
         description="Steps between measurements of the held-out loss, on the same documents; null "

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -30,7 +30,7 @@ from torch import distributed as dist
 
 from memguard.errors import ConfigError, MemguardError, OtherRankFailed, shorten
 from memguard.runtime.environment import count_gpus, read_driver_version
-from memguard.runtime.stalls import stalls_watched
+from memguard.runtime.stalls import Progress, stalls_watched
 
 ValueT = TypeVar("ValueT")
 
@@ -62,6 +62,8 @@ class Runtime:
     """Process group for these methods; the default group if None."""
     is_contained: bool = False
     """Whether an error on one rank is raised on all; see `contain`."""
+    progress: Progress = field(default_factory=Progress, compare=False)
+    """Of training, for the watch of stalls."""
 
     @property
     def is_main(self) -> bool:
@@ -287,7 +289,7 @@ def start_runtime(timeout: timedelta = timedelta(minutes=30)) -> Iterator[Runtim
         return
     _join(runtime, timeout)
     store = dist.distributed_c10d._get_default_store()
-    with stalls_watched(runtime.rank, runtime.world_size, store):
+    with stalls_watched(runtime.rank, runtime.world_size, store, runtime.progress):
         runtime = _add_control(runtime)
         yield runtime
         runtime.barrier()

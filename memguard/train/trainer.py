@@ -125,6 +125,8 @@ class Trainer:
                 are missing.
         """
         path = self.folder / "metrics.jsonl"
+        self.runtime.progress.limit_s = self.config.train.stall_minutes * 60
+        self.runtime.progress.spins = self.runtime.device.type == "cuda"
         if "reference_nll" in self.step.mitigations.needs:
             # Before a checkpoint is loaded: it must be measured with the initial weights.
             self._reference_nll = find_reference(
@@ -166,11 +168,13 @@ class Trainer:
             self.checkpoints.saves.end()
             raise
         finally:
+            self.runtime.progress.step = 0
             log.close()
             self.lm.model.eval()
 
     def _timed_step(self) -> StepMetrics:
         started = time.perf_counter()
+        self.runtime.progress.step += self.runtime.progress.step > 0
         number, monitor = self.totals.step, self.monitor
         self.is_in_step = True
         samples = self.loader.samples(number)
@@ -209,6 +213,7 @@ class Trainer:
         took = time.perf_counter() - started
         totals = self.totals
         totals.step += 1
+        self.runtime.progress.step = totals.step
         totals.num_rows += len(samples)
         totals.num_supervised_tokens += result.num_supervised
         totals.num_kept_tokens += result.num_kept

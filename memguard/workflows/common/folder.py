@@ -62,6 +62,7 @@ FREE_IN_TRAIN = (
     "checkpoint_every_minutes",
     "keep_checkpoints",
     "log_every_steps",
+    "stall_minutes",
     "heldout_every_steps",
     "keep",
 )

@@ -105,6 +105,9 @@ class _Rank:
         """Whether it ended only because another rank had ended."""
         return self.report is not None and self.report.follows
 
+    def read_log(self) -> str:
+        return "" if self.log is None else self.log.read_text(encoding="utf-8", errors="replace")
+
     def notice_end(self) -> bool:
         """Return whether the process has ended since the last call."""
         if self.ended_s < math.inf or self.process.poll() is None:
@@ -286,6 +289,9 @@ def _report_end(ranks: Sequence[_Rank], stop: int | None) -> int | Mapping[str, 
         # It may have been drawing a progress bar: end its line and show the cursor again.
         print("\x1b[?25h", file=sys.stderr)
     failed = [rank for rank in ranks if rank.code != 0 and not rank.is_killed_by_us]
+    for rank in ranks:
+        if rank.is_killed_by_us and "Timeout (" in (said := rank.read_log()):  # Of faulthandler.
+            print(f"rank {rank.number}: {said[said.index('Timeout (') :]}", file=sys.stderr)
     first = min(failed, key=_by_cause, default=None)
     if stop is not None and (first is None or -first.code in STOP_SIGNALS):
         print(_INTERRUPTED, file=sys.stderr)
@@ -321,8 +327,6 @@ def _describe_death(rank: _Rank) -> str:
     """Return how a rank ended that wrote no message."""
     if rank.code == -signal.SIGKILL:
         return f"{describe_kill(rank.code)}; see the system log for the reason"
-    text = "" if rank.log is None else rank.log.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = rank.read_log().strip().split("\n")[-1].strip()
     how = describe_kill(rank.code) if rank.code < 0 else f"ended with code {rank.code}"
     return f"{how}{f': {last}' if last else ''}"
