@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from memguard.config import DataConfig
+from memguard.config import DataConfig, FormatConfig
 from memguard.data.chat import writes_today
 from memguard.data.documents import (
     Document,
@@ -87,12 +87,12 @@ def read_given(
     )
 
 
-def hash_settings(tokenizer: Any, data: DataConfig, others: Sequence[str | int | None]) -> str:
+def hash_settings(tokenizer: Any, data: DataConfig, others: Sequence[object]) -> str:
     """Hash all inputs of manifest and tokens but the texts: tokenizer, template, settings."""
-    # Settings without effect are not hashed. The key counts by its fingerprint in ``others``.
-    without = {"identity_key"}
-    if data.chat_date is None or not writes_today(tokenizer):
-        without.add("chat_date")
+    # Settings without effect are not hashed; those of the format show in the texts.
+    without = {"identity_key", *FormatConfig.model_fields}
+    if data.chat_date is not None and writes_today(tokenizer):
+        without.remove("chat_date")
     if not data.canaries.count:
         without.add("canaries")
     if not data.forget:
@@ -107,9 +107,9 @@ def hash_settings(tokenizer: Any, data: DataConfig, others: Sequence[str | int |
     return digest.hexdigest()
 
 
-def hash_content(given: GivenDocuments, settings_key: str) -> str:
+def hash_content(given: GivenDocuments, settings_sha256: str) -> str:
     """Hash the texts, beside what `hash_settings` returns."""
-    digest = hashlib.sha256(settings_key.encode())
+    digest = hashlib.sha256(settings_sha256.encode())
     for (origin, document), text in zip(given.pairs, given.digests, strict=True):
         digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
         digest.update(text.encode())

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.config import DataConfig
+from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
 from memguard.data.canaries import prepare_canaries
@@ -90,12 +90,12 @@ def prepare(
     run_identity = RunIdentity.of_run(data.identity_key, run_folder)
     identity = run_identity.find(console, makes_key=keeps_documents, needs_key=needs_key)
     fingerprint = run_identity.expected if identity is None else identity.fingerprint
-    copies = None if deduplicate is None else deduplicate.model_dump_json()
-    others = [seed, epochs, vocab_size, copies, fingerprint]
+    others = [seed, epochs, vocab_size, fingerprint, deduplicate and deduplicate.model_dump_json()]
+    form = data.model_dump_json(include={*FormatConfig.model_fields})
     # Taken before: a change in between is seen at the next start.
     files = list_stamps([one for named in data.list_sources().values() for one in named], cache_dir)
     if (known := load_tokenizer(None)) is not None:
-        settings_key = hash_settings(known, data, others)
+        settings_key = hash_settings(known, data, [*others, form])
         unread = _find_unread(run_folder, files, settings_key, audit.key, console)
         if unread is not None:
             if identity is None and keeps_documents:
@@ -106,8 +106,8 @@ def prepare(
     # Checked before a tokenizer is trained on the documents.
     check_lengths(documents, max_tokens=data.max_document_tokens, setting="data")
     tokenizer = load_tokenizer([document for name, document in given.pairs if name == "train"])
-    settings_key = hash_settings(tokenizer, data, others)
-    key = hash_content(given, settings_key)
+    settings_key = hash_settings(tokenizer, data, [*others, form])
+    key = hash_content(given, hash_settings(tokenizer, data, others))
     before = _find_prepared(run_folder, key, audit.key, console)
     if before is not None:
         summary = before.summary.model_copy(update={"files": files, "settings_key": settings_key})

@@ -12,7 +12,7 @@
     manifest.jsonl     one line per document: its planned and its actual training
     environment.json   versions and hardware, and whether the blocks are compiled; without a hash
 
-Only the owner of a run can read the token arrays, and the losses with their record.
+Only the owner of a run can read token arrays, tokenizer, and the losses with their record.
 
 A stage without its commit point is incomplete; `folders.py` finds what is damaged.
 """
@@ -122,7 +122,7 @@ class PreparedSummary(SealedRecord):
     key: str
     """Hash of texts, tokenizer and settings that determine tokens and buckets."""
     settings_key: str | None = None
-    """Hash of all that `key` depends on but the texts."""
+    """Hash of all that `key` depends on but the texts, and of how these are read."""
     files: dict[str, str] = Field(default_factory=dict)
     """Size and modification time of the sources' files (`data.sources.list_stamps`)."""
     audit_key: str

@@ -402,7 +402,7 @@ def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> No
     }
     private = {name: mode for name, mode in modes.items() if mode in (0o700, 0o600)}
     arrays = ("content_tokens", "format", "input_ids", "offsets", "supervised")
-    owned = [f"prepared/{name}.npy" for name in arrays]
+    owned = ["prepared/tokenizer.json", *(f"prepared/{name}.npy" for name in arrays)]
     if (run / "audit/audit.json").exists():
         owned += ["audit/records.parquet", "audit/findings.csv", "audit/canaries.parquet"]
     assert private == dict.fromkeys(owned, 0o600)
