@@ -117,10 +117,11 @@ def save_corpus(
     summary: PreparedSummary,
     entries: Sequence[ManifestEntry],
     documents: Sequence[TokenizedDocument],
+    tokenizer: Any = None,
 ) -> None:
     """Write tokens, summary and manifest; `prepared/` appears only when it is complete.
 
-    Only their owner can read the tokens. The summary stores the hashes of the other files.
+    Only their owner can read tokens and tokenizer. The summary stores the hashes of all files.
     """
     arrays: dict[str, NDArray[Any]] = {
         "input_ids": np.concatenate([d.input_ids for d in documents]).astype(np.int32),
@@ -130,7 +131,10 @@ def save_corpus(
         "format": np.array([FORMATS.index(d.format) for d in documents], dtype=np.uint8),
     }
     folder = run_folder / "prepared"
-    with atomic_folder(folder, private=[f"{name}.npy" for name in arrays]) as temporary:
+    private = ["tokenizer.json", *(f"{name}.npy" for name in arrays)]
+    with atomic_folder(folder, private=private) as temporary:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
         for name, array in arrays.items():
             with open_private(temporary / f"{name}.npy") as file:
                 np.save(file, array)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from memguard.config import DataConfig, FormatConfig
-from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.chat import writes_today
 from memguard.data.documents import (
     Document,
@@ -88,21 +87,8 @@ def read_given(
     )
 
 
-def hash_content(
-    given: GivenDocuments,
-    tokenizer: Any,
-    data: DataConfig,
-    *,
-    seed: int,
-    epochs: int,
-    deduplicate: DeduplicateConfig | None,
-    identity_key: str | None = None,
-) -> str:
-    """Hash all inputs of manifest and tokens: texts, tokenizer, template, settings.
-
-    The key counts by its fingerprint, wherever its file is; ``deduplicate`` is None without copies
-    to remove.
-    """
+def hash_settings(tokenizer: Any, data: DataConfig, others: Sequence[object]) -> str:
+    """Hash all inputs of manifest and tokens but the texts: tokenizer, template, settings."""
     # Settings without effect are not hashed; those of the format show in the texts.
     without = {"identity_key", *FormatConfig.model_fields}
     if data.chat_date is not None and writes_today(tokenizer):
@@ -111,20 +97,19 @@ def hash_content(
         without.add("canaries")
     if not data.forget:
         without |= {"forget", "forget_repetitions"}
-    settings = {
-        "data": data.model_dump(mode="json", exclude=without),
-        "identity_key": identity_key,
-        "epochs": epochs,
-        "seed": seed,
-        "template": getattr(tokenizer, "chat_template", None),
-    }
-    if deduplicate is not None:
-        settings["deduplicate"] = deduplicate.model_dump(mode="json")
+    named = data.model_dump(mode="json", exclude=without)
+    settings = [named, getattr(tokenizer, "chat_template", None), *others]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update(
         (backend.to_str() if backend else repr(sorted(tokenizer.get_vocab().items()))).encode()
     )
+    return digest.hexdigest()
+
+
+def hash_content(given: GivenDocuments, settings_sha256: str) -> str:
+    """Hash the texts, beside what `hash_settings` returns."""
+    digest = hashlib.sha256(settings_sha256.encode())
     for (origin, document), text in zip(given.pairs, given.digests, strict=True):
         digest.update(f"{origin}\0{document.id}\0".encode(errors="surrogatepass"))
         digest.update(text.encode())

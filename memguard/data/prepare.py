@@ -9,7 +9,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memguard.config import DataConfig
+from memguard.config import DataConfig, FormatConfig
 from memguard.config.mitigations import DeduplicateConfig
 from memguard.data.buckets import Placement, place_for_study, place_for_training
 from memguard.data.canaries import prepare_canaries
@@ -28,13 +28,15 @@ from memguard.data.corpus import Corpus, CorpusDocument, load_corpus, save_corpu
 from memguard.data.documents import Document, document_text, name_ids
 from memguard.data.duplicates import WordGrams, find_copies
 from memguard.data.encoding import build_decoder, check_lengths, find_unknown
-from memguard.data.given import GivenDocuments, hash_content, read_given
+from memguard.data.given import GivenDocuments, hash_content, hash_settings, read_given
 from memguard.data.identity_key import RunIdentity
+from memguard.data.sources import list_stamps
 from memguard.data.tokenization import TokenizedDocument, hash_tokens, hmac_text, tokenize_documents
-from memguard.errors import DataError, RecordError
+from memguard.errors import MAX_PATH, DataError, RecordError, shorten
 from memguard.records import ManifestEntry, describe_unread
 from memguard.records.folders import RunFiles
 from memguard.records.run_files import PreparedSummary, has_begun, load_summary
+from memguard.records.sealed import save_sealed
 from memguard.runtime import Console
 
 
@@ -58,7 +60,7 @@ def prepare(
     epochs: int,
     deduplicate: DeduplicateConfig | None,
     audit: AuditNeeds,
-    load_tokenizer: Callable[[Sequence[Document]], Any],
+    load_tokenizer: Callable[[Sequence[Document] | None], Any],
     has_chat_template: Callable[[], bool] = lambda: False,
     cache_dir: Path,
     console: Console,
@@ -69,13 +71,14 @@ def prepare(
 ) -> Corpus:
     """Load, tokenise, cluster and place the documents; write manifest and tokens.
 
-    Existing prepared documents are reused if nothing they depend on has changed. Each trained
-    document is trained ``epochs`` times, unless ``data`` says otherwise. ``load_tokenizer`` is
-    given the documents of `data.train`; ``has_chat_template`` is for rows of alpaca. Token ids in
-    the documents must be below ``vocab_size`` (rows of the model's embedding); None: not checked,
-    e.g. if the tokenizer is trained on them. ``is_begun_with`` returns whether training has begun
-    on the documents of a summary; None if it has not begun. ``needs_key``: training derives secrets
-    from the identity key. Without ``keeps_documents`` they are deleted, and no key is made.
+    Existing prepared documents are reused if nothing they depend on has changed; sources whose
+    files look the same are not opened. Each trained document is trained ``epochs`` times, unless
+    ``data`` says otherwise. ``load_tokenizer`` is given None, and returns None if it needs the
+    documents of `data.train`: what it then makes of them is stored. ``has_chat_template`` is for
+    rows of alpaca. Token ids in the documents must be below ``vocab_size`` (rows of the model's
+    embedding); None: not checked. ``is_begun_with`` returns whether training has begun on the
+    documents of a summary; None if it has not begun. ``needs_key``: training derives secrets from
+    the identity key. Without ``keeps_documents`` they are deleted, and no key is made.
 
     Raises:
         ConfigError: a library is not installed; the identity key is another, or in a wrong place.
@@ -86,22 +89,29 @@ def prepare(
         deduplicate.check_library()
     run_identity = RunIdentity.of_run(data.identity_key, run_folder)
     identity = run_identity.find(console, makes_key=keeps_documents, needs_key=needs_key)
+    fingerprint = run_identity.expected if identity is None else identity.fingerprint
+    others = [seed, epochs, vocab_size, fingerprint, deduplicate and deduplicate.model_dump_json()]
+    form = data.model_dump_json(include={*FormatConfig.model_fields})
+    # Taken before: a change in between is seen at the next start.
+    files = list_stamps([one for named in data.list_sources().values() for one in named], cache_dir)
+    if (known := load_tokenizer(None)) is not None:
+        settings_key = hash_settings(known, data, [*others, form])
+        unread = _find_unread(run_folder, files, settings_key, audit.key, console)
+        if unread is not None:
+            if identity is None and keeps_documents:
+                run_identity.warn_of_missing(console)
+            return unread
     given = read_given(data, cache_dir, console, has_chat_template=has_chat_template)
     documents = [document for _, document in given.pairs]
     # Checked before a tokenizer is trained on the documents.
     check_lengths(documents, max_tokens=data.max_document_tokens, setting="data")
     tokenizer = load_tokenizer([document for name, document in given.pairs if name == "train"])
-    key = hash_content(
-        given,
-        tokenizer,
-        data,
-        seed=seed,
-        epochs=epochs,
-        deduplicate=deduplicate,
-        identity_key=run_identity.expected if identity is None else identity.fingerprint,
-    )
+    settings_key = hash_settings(tokenizer, data, [*others, form])
+    key = hash_content(given, hash_settings(tokenizer, data, others))
     before = _find_prepared(run_folder, key, audit.key, console)
     if before is not None:
+        summary = before.summary.model_copy(update={"files": files, "settings_key": settings_key})
+        save_sealed(summary, run_folder / "prepared" / "summary.json")
         if identity is None and keeps_documents:
             run_identity.warn_of_missing(console)
         return before
@@ -149,6 +159,8 @@ def prepare(
     is_control = role == "control"
     summary = PreparedSummary(
         key=key,
+        settings_key=settings_key,
+        files=files,
         audit_key=audit.key,
         documents_sha256=_hash_documents(entered),
         sources=sorted({row.document.source for row in placed}),
@@ -176,7 +188,33 @@ def prepare(
     if is_begun_with is not None and not is_begun_with(summary):
         raise _have_changed(run_folder)
     _report_buckets(summary, entries, console)
-    save_corpus(run_folder, summary, entries, [tokens for _, tokens in entered])
+    own = None if tokenizer is known else tokenizer
+    save_corpus(run_folder, summary, entries, [tokens for _, tokens in entered], own)
+    return load_corpus(run_folder)
+
+
+def _find_unread(
+    run_folder: Path, files: Mapping[str, str], settings_key: str, audit_key: str, console: Console
+) -> Corpus | None:
+    """Return the documents prepared earlier if their sources need not be read, else None.
+
+    No file is another or new; after training has begun, files may be missing.
+    """
+    summary, begun = load_summary(run_folder), has_begun(run_folder)
+    if summary is None or "" in summary.files.values():
+        return None
+    there = {name: stamp for name, stamp in files.items() if stamp}
+    missing = sorted(summary.files.keys() - there.keys())
+    is_same = summary.settings_key == settings_key and there.items() <= summary.files.items()
+    is_same &= begun or (summary.audit_key == audit_key and not missing)
+    if not is_same or RunFiles(run_folder).find_damage("prepared"):
+        return None
+    if missing:
+        console.warn(
+            f"{len(missing):,} of {len(summary.files):,} source files are missing "
+            f"('{shorten(missing[0], MAX_PATH)}'): the documents prepared before are used"
+        )
+    console.info(f"documents: {summary.num_documents:,} prepared before, unchanged")
     return load_corpus(run_folder)
 
 

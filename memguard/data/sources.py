@@ -34,7 +34,13 @@ from pathlib import Path
 from typing import Literal
 
 from memguard.data.parsers import explain_failures
-from memguard.data.source_files import expand_pattern, find_files, name_files, refuse_endless
+from memguard.data.source_files import (
+    expand_pattern,
+    find_files,
+    list_files,
+    name_files,
+    refuse_endless,
+)
 from memguard.data.table_files import (
     NamedFile,
     Table,
@@ -121,6 +127,28 @@ def _read(file: NamedFile, cache_dir: Path) -> Table:
             return read_hub(file, match)
         case _:
             return read_file(file)
+
+
+def list_stamps(sources: Sequence[str], cache_dir: Path) -> dict[str, str]:
+    """Return size and modification time (ns) of each file of sources, by path; none is opened.
+
+    A source whose files are not known has an empty one. Files of docstrings are built.
+    """
+    stamps: dict[str, str] = {}
+    for source in sources:
+        place, match, own = source, _HUB_ID.fullmatch(source), {source: ""}
+        with suppress(DataError, OSError):  # It is reported when this source is read.
+            if source.startswith(_DOCSTRINGS):
+                names = source.removeprefix(_DOCSTRINGS).split(",")
+                place = str(build_docstring_file(names, cache_dir))
+            elif match is not None and not os.path.exists(source):
+                from huggingface_hub.constants import HF_HUB_CACHE
+
+                place = f"{HF_HUB_CACHE}/datasets--{match['id'].replace('/', '--')}"
+            found = [(str(file), file.stat()) for file in list_files(place)]
+            own = {name: f"{now.st_size} {now.st_mtime_ns}" for name, now in found} or own
+        stamps |= own
+    return stamps
 
 
 def describe_missing(source: str) -> str:

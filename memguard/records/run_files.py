@@ -12,7 +12,7 @@
     manifest.jsonl     one line per document: its planned and its actual training
     environment.json   versions and hardware, and whether the blocks are compiled; without a hash
 
-Only the owner of a run can read the token arrays, and the losses with their record.
+Only the owner of a run can read token arrays, tokenizer, and the losses with their record.
 
 A stage without its commit point is incomplete; `folders.py` finds what is damaged.
 """
@@ -121,6 +121,10 @@ class PreparedSummary(SealedRecord):
 
     key: str
     """Hash of texts, tokenizer and settings that determine tokens and buckets."""
+    settings_key: str | None = None
+    """Hash of all that `key` depends on but the texts, and of how these are read."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Size and modification time of the sources' files (`data.sources.list_stamps`)."""
     audit_key: str
     """The audit's lengths and minimum, which determine the documents of buckets and control."""
     documents_sha256: str
@@ -152,7 +156,7 @@ class PreparedSummary(SealedRecord):
     chat_date: date | None = None
     """What the chat template wrote as today's date; null if it writes none."""
     arrays: dict[str, FileSum] = Field(default_factory=dict)
-    """The token files in the same folder."""
+    """The token files in the same folder, and those of a tokenizer trained on the documents."""
     manifest_sha256: str | None = None
     """Hash of the planned fields of manifest.jsonl, without those filled in after training."""
     identity_key: str | None = None

@@ -186,6 +186,40 @@ def test_documents_that_changed_are_not_prepared_again(tmp_path: Path, is_damage
         train_checked(config)
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_run_goes_on_without_reading_its_sources(
+    killed: RunConfig,
+    whole: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_away: bool,
+) -> None:
+    """Its tokenizer, which was trained on them, is the same too."""
+    config = copy_run(killed, tmp_path)
+    source = Path(config.data.train[0])
+    away = source.rename(source.with_suffix(".away")) if is_away else source
+    opened: list[Path] = []
+    original = Path.open
+
+    def counted(path: Path, *given: Any, **named: Any) -> Any:
+        opened.append(path)
+        return original(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", counted)
+    try:
+        train_checked(config)
+    finally:
+        away.rename(source)
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("1 of 1 source files are missing" in said) == is_away, said
+    assert opened
+    assert source not in opened
+    assert_ends_like(config, whole)
+    for path in (run_folder(whole) / "model").iterdir():
+        assert (run_folder(config) / "model" / path.name).read_bytes() == path.read_bytes(), path
+
+
 def test_documents_are_known_again_where_their_summary_is_lost(tmp_path: Path) -> None:
     config = make(tmp_path)
     kill_after(5, config)
@@ -368,7 +402,7 @@ def test_a_run_folder_is_as_open_as_the_umask_lets_it_be(whole: RunConfig) -> No
     }
     private = {name: mode for name, mode in modes.items() if mode in (0o700, 0o600)}
     arrays = ("content_tokens", "format", "input_ids", "offsets", "supervised")
-    owned = [f"prepared/{name}.npy" for name in arrays]
+    owned = ["prepared/tokenizer.json", *(f"prepared/{name}.npy" for name in arrays)]
     if (run / "audit/audit.json").exists():
         owned += ["audit/records.parquet", "audit/findings.csv", "audit/canaries.parquet"]
     assert private == dict.fromkeys(owned, 0o600)

@@ -21,6 +21,7 @@ from memguard.hf import adapter_files
 from memguard.hf.config_fields import check_fields, check_positions
 from memguard.parallel.mesh_shape import AXES, resolve_mesh
 from memguard.parallel.model_sizes import ESTIMATED_FAMILIES, ModelSizes
+from memguard.records.run_files import has_begun
 from memguard.runtime.children import own_rank
 from memguard.workflows.common.checks import (
     check_device_map,
@@ -82,8 +83,10 @@ def check_run(
     if (deduplicate := find_mitigation(config.mitigations, DeduplicateConfig)) is not None:
         deduplicate.check_library()
     scratch, audit = config.model.scratch, config.audit
+    # Once training has begun, the prepared documents may be used without them.
+    sources = {} if has_begun(folder) else config.data.list_sources()
     check_paths(
-        {f"data.{name}": given for name, given in config.data.list_sources().items()},
+        {f"data.{name}": given for name, given in sources.items()},
         {
             "model.path": config.model.path if has_model else None,
             "audit.reference": audit.reference if audit.enabled else None,

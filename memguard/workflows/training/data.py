@@ -6,6 +6,7 @@ before training what the run's control can show.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from memguard.data.packing import plan_rows
 from memguard.data.prepare import AuditNeeds
 from memguard.data.prepare import prepare as prepare_corpus
 from memguard.data.tokenization import TokenizedDocument, list_token_texts
+from memguard.errors import ModelError
+from memguard.hf.checkpoint import has_tokenizer, load_tokenizer
 from memguard.mitigation.k_schedule import build_k_schedule
 from memguard.planner.dry_run import Remark, note, warn
 from memguard.records import ManifestEntry, write_atomically
@@ -64,8 +67,15 @@ def prepare(
     trained = find_run_keys(folder)
     tokenizers: list[Any] = []
 
-    def tokenizer_for(documents: Sequence[Document]) -> Any:
-        tokenizer = train_tokenizer(config, documents, console) if known is None else known
+    def tokenizer_for(documents: Sequence[Document] | None) -> Any:
+        tokenizer = known
+        if known is None and documents is not None:
+            tokenizer = train_tokenizer(config, documents, console)
+        elif known is None and has_tokenizer(folder / "prepared"):
+            with suppress(ModelError):  # It is damaged.
+                tokenizer = load_tokenizer(str(folder / "prepared"))
+                for name in ("is_local", "local_files_only"):  # They would be exported.
+                    tokenizer.init_kwargs.pop(name, None)
         tokenizers.append(tokenizer)
         return tokenizer
 
@@ -79,7 +89,7 @@ def prepare(
         load_tokenizer=tokenizer_for,
         # A tokenizer that is trained on the documents has none.
         has_chat_template=lambda: getattr(known, "chat_template", None) is not None,
-        vocab_size=_count_vocabulary(config, known),
+        vocab_size=int(read_model_config(config, known).get_text_config().vocab_size),
         cache_dir=default_cache_dir(),
         console=console,
         is_begun_with=(lambda given: compute_run_key(config, given) in trained)
@@ -90,7 +100,7 @@ def prepare(
         and not has_trained(folder),
         keeps_documents=keeps_documents,
     )
-    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[0])
+    return PreparedRun(folder=folder, corpus=corpus, tokenizer=tokenizers[-1])
 
 
 def list_audit_needs(config: RunConfig) -> AuditNeeds:
@@ -116,13 +126,6 @@ def list_audit_needs(config: RunConfig) -> AuditNeeds:
         is_auditable=is_auditable,
         min_documents=min_documents,
     )
-
-
-def _count_vocabulary(config: RunConfig, tokenizer: Any) -> int | None:
-    """Return the rows of the model's embedding; None if the tokenizer is not trained yet."""
-    if config.model.scratch is not None and tokenizer is None:
-        return None
-    return int(read_model_config(config, tokenizer).get_text_config().vocab_size)
 
 
 def build_training_data(
