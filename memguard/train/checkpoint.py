@@ -42,7 +42,12 @@ from memguard.records.run_files import (
 from memguard.records.sealed import FileSum, SumFile, save_sealed, sum_file
 from memguard.runtime import Console, Runtime
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.train.checkpoint_storage import JsonReader, JsonWriter, load_metadata
+from memguard.train.checkpoint_storage import (
+    CheckpointMetadata,
+    JsonReader,
+    JsonWriter,
+    load_metadata,
+)
 
 LOG = "metrics.jsonl"
 
@@ -198,11 +203,11 @@ def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None
 
 def find_checkpoint(
     folder: Path, *, console: Console, until_step: int | None = None, runtime: Runtime | None = None
-) -> tuple[Path, CheckpointManifest] | None:
+) -> tuple[Path, CheckpointManifest, CheckpointMetadata] | None:
     """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
 
-    Every rank calls this, hashes its share of the files, and gets the result. A damaged checkpoint
-    is warned of, those of steps after ``until_step`` are ignored.
+    Every rank calls this, hashes its share of the files, and gets what rank 0 has read. A damaged
+    checkpoint is warned of, those of steps after ``until_step`` are ignored.
     """
     runtime = runtime or Runtime()
     paths = runtime.broadcast_object(
@@ -210,11 +215,11 @@ def find_checkpoint(
     )
     for path in paths:
         read = sum_ahead(partial(_list_listed, path), runtime)
-        manifest = runtime.broadcast_object(
+        records = runtime.broadcast_object(
             runtime.only_on_main(partial(_check_or_warn, path, read, console))
         )
-        if manifest is not None:
-            return path, manifest
+        if records is not None:
+            return path, *records
     return None
 
 
@@ -242,14 +247,15 @@ def _list_listed(path: Path) -> list[Path]:
     ]
 
 
-def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointManifest | None:
-    """Return the manifest of a checkpoint; None, with a warning, if it is damaged."""
+def _check_or_warn(
+    path: Path, read: SumFile, console: Console
+) -> tuple[CheckpointManifest, CheckpointMetadata] | None:
+    """Return the records of a checkpoint; None, with a warning, if it is damaged."""
     try:
         why = "; ".join(str(damage) for damage in CheckpointFolder(path).find_damage(read=read)[:3])
         if not why:
             manifest = load_checkpoint_manifest(path)
-            load_metadata(path, manifest.files)
-            return manifest
+            return manifest, load_metadata(path, manifest.files)
     except RecordError as error:
         why = str(error)
     console.warn(f"checkpoint {path.name} is skipped: {why}")
@@ -292,16 +298,15 @@ def check_belongs(
 
 
 def load_checkpoint(
-    path: Path, state: TrainState, *, files: Mapping[str, FileSum], runtime: Runtime
+    path: Path, state: TrainState, *, stored: CheckpointMetadata, runtime: Runtime
 ) -> None:
     """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` returned.
 
-    The checkpoint may have been written on any mesh. ``files`` are those listed in its manifest.
+    The checkpoint may have been written on any mesh.
 
     Raises:
-        RecordError: a tensor is missing or has another shape, or the checkpoint cannot be read.
+        RecordError: a tensor is missing or has another shape, or a file cannot be read.
     """
-    stored = load_metadata(path, files)
     state.make_room(stored.tensors)
     tensors = to_stored(state.parts())
     try:

@@ -139,7 +139,6 @@ class EndMetrics(Record):
     kept_by: KeptBy = "last"
     stopped_by: Literal["budget", "heldout"] | None = None
     """What ended training before its last step."""
-    """Whether the memorization budget ended the run before its last step."""
 
 
 def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int | None]) -> str:

@@ -80,9 +80,9 @@ class Checkpoints:
         )
         if checkpoint is None:
             return None
-        path, manifest = checkpoint
+        path, manifest, stored = checkpoint
         self._runtime.only_on_main(lambda: self._accept(path, manifest))
-        load_checkpoint(path, self._state(), files=manifest.files, runtime=self._runtime)
+        load_checkpoint(path, self._state(), stored=stored, runtime=self._runtime)
         self.newest_step = manifest.step
         return Totals(**{field.name: getattr(manifest, field.name) for field in fields(Totals)})
 

@@ -23,6 +23,7 @@ from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.model.causal_lm import CausalLM
 from memguard.runtime import Advance, fast_matmuls, measure_memory
+from memguard.runtime.ended import read_why
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
 from memguard.train.divergence import explained
@@ -134,7 +135,7 @@ class Trainer:
         log = MetricsLog(
             path,
             kept=self.checkpoints.log,
-            why=self._run.why,
+            why=read_why(self.folder),
             step=self.totals.step,
             is_writer=self.runtime.is_main,
         )

@@ -56,7 +56,7 @@ def test_a_step_saved_again_is_whole_at_any_time(
         with pytest.raises(KeyboardInterrupt):
             save_state(tmp_path / "checkpoints", 1, make_state(tally=np.arange(3) + 5))
     found = find_checkpoint(tmp_path / "checkpoints", console=Console())
-    path, manifest = found
+    path, manifest, _ = found
     assert (path.name, manifest.step) == ("step-00000001", 1)
     tally = np.zeros(3, dtype=np.int64)
     load_state(path, make_state(tally=tally))

@@ -128,7 +128,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder; the others have none to check.
         check_folder = partial(runtime.only_on_main, held or (lambda: None))
-        attempt = lock.enter_context(attempted(folder, runtime))
+        lock.enter_context(attempted(folder, runtime))
         tracking = Tracking(config.track if runtime.is_main else (), folder, console.info)
         lock.callback(tracking.close)
         free, less = list_free(config), os.environ.get(LESS_MEMORY, "")
@@ -136,16 +136,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
             settled = apply_less_memory(settled, free, less)
             try:
                 _train_once(
-                    OpenedRun(
-                        settled,
-                        folder,
-                        distributed,
-                        console,
-                        check_folder,
-                        free,
-                        attempt.why,
-                        tracking,
-                    )
+                    OpenedRun(settled, folder, distributed, console, check_folder, free, tracking)
                 )
                 break
             except StepTooLarge as error:
@@ -195,8 +186,6 @@ class OpenedRun:
     """Raises, on every rank, if the run's folder is no longer the locked one."""
     free: frozenset[str]
     """Settings of `train` that `auto` chose, and that may change if memory runs out."""
-    why: str
-    """Why it was started."""
     tracking: Tracking
 
 
@@ -337,7 +326,6 @@ def _build_trainer(
             base=started.base_files,
             track=run.tracking.start,
             must_resume=must_resume,
-            why=run.why,
         ),
         monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime) if watches else None,
         row_clipping=_build_row_clipping(run, prepared, key, len(data.loader.rows)),
