@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from memguard.errors import ConfigError, RecordError
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records.folders import CheckpointFolder
-from memguard.records.record import TEMPORARY, commit, flush, hide, make_temporary_folder
+from memguard.records.record import commit, flush, hide, make_temporary_folder
 from memguard.records.run_files import (
     CheckpointManifest,
     list_checkpoints,
@@ -134,9 +134,7 @@ def save_checkpoint(
             are unchanged.
     """
     target = folder / name_checkpoint(progress.step)
-    temporary: Path = runtime.broadcast_object(
-        runtime.only_on_main(lambda: make_temporary_folder(target))
-    )
+    temporary = runtime.from_main(lambda: make_temporary_folder(target))
     try:
         # If any rank fails, all do, so that none waits for it.
         with runtime.contain():
@@ -204,32 +202,22 @@ def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None
 def find_checkpoint(
     folder: Path, *, console: Console, until_step: int | None = None, runtime: Runtime | None = None
 ) -> tuple[Path, CheckpointManifest, CheckpointMetadata] | None:
-    """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
+    """Find the newest checkpoint whose files match its manifest.
 
     Every rank calls this, hashes its share of the files, and gets what rank 0 has read. A damaged
     checkpoint is warned of, those of steps after ``until_step`` are ignored.
     """
     runtime = runtime or Runtime()
-    paths = runtime.broadcast_object(
-        runtime.only_on_main(lambda: _list_complete(folder, until_step))
-    )
-    for path in paths:
+    newest = None if until_step is None else name_checkpoint(until_step)
+    paths = runtime.from_main(lambda: list_checkpoints(folder))
+    for path in reversed(paths):
+        if newest is not None and path.name > newest:
+            continue
         read = sum_ahead(partial(_list_listed, path), runtime)
-        records = runtime.broadcast_object(
-            runtime.only_on_main(partial(_check_or_warn, path, read, console))
-        )
+        records = runtime.from_main(partial(_check_or_warn, path, read, console))
         if records is not None:
             return path, *records
     return None
-
-
-def _list_complete(folder: Path, until_step: int | None) -> list[Path]:
-    """Return the checkpoints up to a step, newest first; delete those not written to their end."""
-    for incomplete in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(incomplete, ignore_errors=True)
-    newest = None if until_step is None else name_checkpoint(until_step)
-    paths = reversed(list_checkpoints(folder))
-    return [path for path in paths if newest is None or path.name <= newest]
 
 
 def _list_listed(path: Path) -> list[Path]:

@@ -69,8 +69,6 @@ class Checkpoints:
     def load(self, until_step: int | None = None) -> Totals | None:
         """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
 
-        No save is in flight: its unfinished files would be deleted.
-
         Raises:
             RecordError: the checkpoint is from another run, or of another base model.
             ConfigError: the checkpoint's run audited another sample during training.

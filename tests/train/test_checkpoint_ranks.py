@@ -55,7 +55,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoints"
     for step in (1, 2):
         save_state(folder, step, make_state(tally=np.arange(3)))
-    (folder / ".memguard-tmp-step-00000003-x").mkdir()
     return folder
 
 
@@ -72,7 +71,6 @@ def test_each_file_is_read_by_one_rank(ranks: RankPool, folder: Path) -> None:
     assert results[1]["tensors"] == results[0]["tensors"] != []
     read = [name for result in results for name in result["read"]]
     assert sorted(read) == sorted(f"{newest.name}/{name}" for name in manifest.files)
-    assert not list(folder.glob(".*"))
     # Earlier ones only, and none.
     for result in ranks(find_and_note, 2, folder, 1):
         assert result["found"][0].name == "step-00000001"

@@ -65,7 +65,6 @@ from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
     RunFolder,
-    TrainedState,
     check_same_settings,
     compute_run_key,
     locked,
@@ -153,8 +152,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         result: dict[str, Any] = {"run": str(folder), "model": str(find_weights_folder(folder))}
         if not config.audit.enabled:
             return result
-        current = runtime.only_on_main(lambda: find_current_report(folder, settled, console, tasks))
-        report = runtime.broadcast_object(current)
+        report = runtime.from_main(lambda: find_current_report(folder, settled, console, tasks))
         if report is None:
             # Every rank makes its own: the settings are those that the run has written.
             report = audit_on_ranks(
@@ -200,8 +198,7 @@ def _train_once(run: OpenedRun) -> None:
         prepared = _prepare_once(run)
     key = compute_run_key(config, prepared.corpus.summary)
     read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
-    state = runtime.only_on_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
-    before: TrainedState = runtime.broadcast_object(state)
+    before = runtime.from_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
     if before.is_whole:
         console.info(f"model: {find_weights_folder(run.folder)} was trained before")
         return
@@ -359,8 +356,7 @@ def _build_row_clipping(
         return identity.derive_secret("noise of dp_sgd", key)
 
     # Only rank 0 needs the file of the key.
-    seed: int = runtime.broadcast_object(runtime.only_on_main(derive_seed))
-    return RowClipping(dp_sgd, noise_seed=seed)
+    return RowClipping(dp_sgd, noise_seed=runtime.from_main(derive_seed))
 
 
 def _report_router_loss(lm: CausalLM, console: Console) -> None:
