@@ -233,9 +233,7 @@ def export_sharded(
         OtherRankFailed: another rank failed.
     """
     runtime = Runtime(rank=dist.get_rank(), world_size=dist.get_world_size())
-    temporary: Path = runtime.broadcast_object(
-        runtime.only_on_main(lambda: make_temporary_folder(folder))
-    )
+    temporary = runtime.from_main(lambda: make_temporary_folder(folder))
     with cleared_on_error(temporary if runtime.is_main else None):
         model = layer.lm.model
         form = find_stored_form(model, dtype=dtype)

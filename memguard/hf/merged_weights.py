@@ -175,7 +175,7 @@ def _check_base_once(folder: Path, base_folder: Path) -> None:
             return str(error)
         return None
 
-    problem = runtime.broadcast_object(runtime.only_on_main(find_problem))
+    problem = runtime.from_main(find_problem)
     if problem is not None:
         raise ModelError(problem)
 

@@ -292,7 +292,7 @@ def load_record(
     except OSError as error:
         raise describe_unread(path, error) from error
     if convert is not None:
-        # What json cannot parse, pydantic reports.
+        # What is wrong with the file is reported below.
         with contextlib.suppress(ValueError, RecursionError):
             return validate_record(kind, json.loads(content, object_hook=convert), path)
     return validate_record(kind, content, path)

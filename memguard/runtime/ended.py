@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from memguard.errors import MemguardError, OtherRankFailed
 from memguard.records import Record, save_record
@@ -85,9 +85,14 @@ def close_attempt(folder: Path, report: ExitReport) -> None:
     if ended is not None and not ended.exit_code:
         error = "lost a rank" if report.follows else report.kind
         steps = (*ended.diverged, *([] if report.step is None else [report.step]))
-        told = {"exit_code": report.code, "error": error, "diverged": steps, "at_s": time.time()}
+        values = {"exit_code": report.code, "error": error, "diverged": steps, "at_s": time.time()}
         with suppress(OSError):
-            save_record(_close(ended, folder, **told), folder / "ended.json")
+            save_record(_close(ended, folder, **values), folder / "ended.json")
+
+
+def read_why(folder: Path) -> str:
+    """Return why the attempt that goes on was started."""
+    return (_read(folder) or Ended(at_s=0.0)).why
 
 
 def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
@@ -96,7 +101,7 @@ def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
     ``code`` is how it ended if no rank could write that.
     """
     ended, why_not = _read(folder), "it had not begun"
-    if ended is not None and _is_own(ended):
+    if _is_own(ended):
         close_attempt(folder, ExitReport(code=code, kind="no message", text=""))
         why_not = (_read(folder) or ended).explain_end(max_restarts) or ""
     again = f"not started again: {why_not}" if why_not else "starting again"
@@ -105,23 +110,22 @@ def may_follow(folder: Path, max_restarts: int, code: int = 1) -> bool:
 
 
 @contextmanager
-def attempted(folder: Path, runtime: "Runtime") -> Iterator[Ended]:
+def attempted(folder: Path, runtime: "Runtime") -> Iterator[None]:
     """Record an attempt at a locked run, on all ranks; the command line writes how one failed.
 
     One that the launcher has begun goes on.
     """
 
-    def begin() -> Ended:
+    def begin() -> None:
         ended = _read(folder)
-        is_own = ended is not None and _is_own(ended)
-        if ended is not None and is_own and ended.exit_code is None and is_started_by_nproc():
-            return ended
+        if _is_own(ended) and ended.exit_code is None and is_started_by_nproc():
+            return
         is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-        return begin_attempt(folder, is_restart=is_own or is_requeued)
+        begin_attempt(folder, is_restart=_is_own(ended) or is_requeued)
 
-    ended = runtime.broadcast_object(runtime.only_on_main(begin))
+    runtime.only_on_main(begin)
     os.environ[RUN_FOLDER] = str(folder)
-    yield ended
+    yield
     os.environ.pop(RUN_FOLDER, None)
     runtime.only_on_main(partial(close_attempt, folder, ExitReport(code=0, kind="", text="")))
 
@@ -129,7 +133,7 @@ def attempted(folder: Path, runtime: "Runtime") -> Iterator[Ended]:
 def refuse_restart(folder: Path) -> None:
     """End a worker that torchrun has started again after an end that is final, with its code."""
     ended = _read_closed(folder) if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if ended is not None and _is_own(ended) and (why_not := ended.explain_end()):
+    if _is_own(ended) and (why_not := ended.explain_end()):
         code = 1 if ended.exit_code is None else ended.exit_code
         if own_rank() > 0:
             raise OtherRankFailed(0, code)
@@ -145,9 +149,9 @@ def read_start_s(process: int) -> float:
     return boot_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _is_own(ended: Ended) -> bool:
+def _is_own(ended: Ended | None) -> TypeGuard[Ended]:
     """Return whether an attempt was begun by the program that started this process."""
-    return ended.at_s > read_start_s(os.getppid() or os.getpid())
+    return ended is not None and ended.at_s > read_start_s(os.getppid() or os.getpid())
 
 
 def _read(folder: Path) -> Ended | None:
@@ -161,11 +165,12 @@ def _read_closed(folder: Path) -> Ended | None:
     return ended and (_close(ended, folder) if ended.exit_code is None else ended)
 
 
-def _close(ended: Ended, folder: Path, **told: Any) -> Ended:
+def _close(ended: Ended, folder: Path, **values: Any) -> Ended:
     newest = _find_newest(folder)
-    is_fruitless = told.get("exit_code") != 0 and newest <= ended.newest_checkpoint
-    told["num_fruitless"] = ended.num_fruitless + 1 if is_fruitless else 0
-    return ended.model_copy(update={**told, "newest_checkpoint": newest})
+    is_fruitless = values.get("exit_code") != 0 and newest <= ended.newest_checkpoint
+    num_fruitless = ended.num_fruitless + 1 if is_fruitless else 0
+    values |= {"newest_checkpoint": newest, "num_fruitless": num_fruitless}
+    return ended.model_copy(update=values)
 
 
 def _find_newest(folder: Path) -> int:

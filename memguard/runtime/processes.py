@@ -170,6 +170,10 @@ class Runtime:
         self.broadcast_object(0)
         return result
 
+    def from_main(self, function: Callable[[], ValueT]) -> ValueT:
+        """Return on every rank what a function returns on rank 0; see `only_on_main`."""
+        return self.broadcast_object(self.only_on_main(function))
+
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, MemguardError):

@@ -32,9 +32,7 @@ def sum_ahead(list_files: Callable[[], Iterable[Path]], runtime: "Runtime") -> S
     """
     if runtime.world_size == 1:
         return sum_file
-    shares = runtime.broadcast_object(
-        runtime.only_on_main(lambda: share_out(_measure(list_files()), runtime.world_size))
-    )
+    shares = runtime.from_main(lambda: share_out(_measure(list_files()), runtime.world_size))
     own: dict[Path, FileSum] = {}
     for path in shares[runtime.rank]:
         try:

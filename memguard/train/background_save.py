@@ -70,12 +70,14 @@ class BackgroundSave:
         if self._thread is None:
             return
         error = self._join()
-        causes = self._runtime.gather_objects(_describe(error))
-        failed = [(rank, cause) for rank, cause in enumerate(causes) if cause is not None]
+        follows, rank = isinstance(error, OtherRankFailed), self._runtime.rank
+        own = None if error is None else (follows, rank, describe_foreign(error))
+        failed = [one for one in self._runtime.gather_objects(own) if one is not None]
         self._num_failed = self._num_failed + 1 if failed else 0
         if not failed:
             return
-        rank, cause = next((pair for pair in failed if pair[1]), failed[0])
+        # The first rank that failed by itself.
+        _, rank, cause = min(failed)
         if self._is_vital or self._num_failed > 1:
             raise error or OtherRankFailed(rank, 1)
         self._console.warn(f"a save failed on rank {rank} ({cause}); the next one tries again")
@@ -130,10 +132,3 @@ class BackgroundSave:
                 raise
             return False
         return True
-
-
-def _describe(error: BaseException | None) -> str | None:
-    """Return the cause of a failed save; empty if another rank has it, None without an error."""
-    if error is None:
-        return None
-    return "" if isinstance(error, OtherRankFailed) else describe_foreign(error)

@@ -44,8 +44,7 @@ def find_reference(
         ModelError: a loss is not finite.
     """
     runtime = run.runtime
-    is_whole = runtime.only_on_main(lambda: _is_whole(run.key, run.folder, run.console))
-    if not runtime.broadcast_object(is_whole):
+    if not runtime.from_main(lambda: _is_whole(run.key, run.folder, run.console)):
         measured = _measure(step, loader, num_steps=num_steps, console=run.console)
         runtime.only_on_main(lambda: _save(measured, run.key, run.folder))
     reference: NDArray[np.float32] = np.load(run.folder / REFERENCE, mmap_mode="r")

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from memguard.errors import ConfigError, RecordError
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records.folders import CheckpointFolder
-from memguard.records.record import TEMPORARY, commit, flush, hide, make_temporary_folder
+from memguard.records.record import commit, flush, hide, make_temporary_folder
 from memguard.records.run_files import (
     CheckpointManifest,
     list_checkpoints,
@@ -42,7 +42,12 @@ from memguard.records.run_files import (
 from memguard.records.sealed import FileSum, SumFile, save_sealed, sum_file
 from memguard.runtime import Console, Runtime
 from memguard.runtime.shared_sums import sum_ahead
-from memguard.train.checkpoint_storage import JsonReader, JsonWriter, load_metadata
+from memguard.train.checkpoint_storage import (
+    CheckpointMetadata,
+    JsonReader,
+    JsonWriter,
+    load_metadata,
+)
 
 LOG = "metrics.jsonl"
 
@@ -129,9 +134,7 @@ def save_checkpoint(
             are unchanged.
     """
     target = folder / name_checkpoint(progress.step)
-    temporary: Path = runtime.broadcast_object(
-        runtime.only_on_main(lambda: make_temporary_folder(target))
-    )
+    temporary = runtime.from_main(lambda: make_temporary_folder(target))
     try:
         # If any rank fails, all do, so that none waits for it.
         with runtime.contain():
@@ -198,33 +201,23 @@ def _commit(temporary: Path, target: Path, manifest: CheckpointManifest) -> None
 
 def find_checkpoint(
     folder: Path, *, console: Console, until_step: int | None = None, runtime: Runtime | None = None
-) -> tuple[Path, CheckpointManifest] | None:
-    """Find the newest checkpoint whose files match its manifest; delete incomplete ones.
+) -> tuple[Path, CheckpointManifest, CheckpointMetadata] | None:
+    """Find the newest checkpoint whose files match its manifest.
 
-    Every rank calls this, hashes its share of the files, and gets the result. A damaged checkpoint
-    is warned of, those of steps after ``until_step`` are ignored.
+    Every rank calls this, hashes its share of the files, and gets what rank 0 has read. A damaged
+    checkpoint is warned of, those of steps after ``until_step`` are ignored.
     """
     runtime = runtime or Runtime()
-    paths = runtime.broadcast_object(
-        runtime.only_on_main(lambda: _list_complete(folder, until_step))
-    )
-    for path in paths:
-        read = sum_ahead(partial(_list_listed, path), runtime)
-        manifest = runtime.broadcast_object(
-            runtime.only_on_main(partial(_check_or_warn, path, read, console))
-        )
-        if manifest is not None:
-            return path, manifest
-    return None
-
-
-def _list_complete(folder: Path, until_step: int | None) -> list[Path]:
-    """Return the checkpoints up to a step, newest first; delete those not written to their end."""
-    for incomplete in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(incomplete, ignore_errors=True)
     newest = None if until_step is None else name_checkpoint(until_step)
-    paths = reversed(list_checkpoints(folder))
-    return [path for path in paths if newest is None or path.name <= newest]
+    paths = runtime.from_main(lambda: list_checkpoints(folder))
+    for path in reversed(paths):
+        if newest is not None and path.name > newest:
+            continue
+        read = sum_ahead(partial(_list_listed, path), runtime)
+        records = runtime.from_main(partial(_check_or_warn, path, read, console))
+        if records is not None:
+            return path, *records
+    return None
 
 
 def _list_listed(path: Path) -> list[Path]:
@@ -242,14 +235,15 @@ def _list_listed(path: Path) -> list[Path]:
     ]
 
 
-def _check_or_warn(path: Path, read: SumFile, console: Console) -> CheckpointManifest | None:
-    """Return the manifest of a checkpoint; None, with a warning, if it is damaged."""
+def _check_or_warn(
+    path: Path, read: SumFile, console: Console
+) -> tuple[CheckpointManifest, CheckpointMetadata] | None:
+    """Return the records of a checkpoint; None, with a warning, if it is damaged."""
     try:
         why = "; ".join(str(damage) for damage in CheckpointFolder(path).find_damage(read=read)[:3])
         if not why:
             manifest = load_checkpoint_manifest(path)
-            load_metadata(path, manifest.files)
-            return manifest
+            return manifest, load_metadata(path, manifest.files)
     except RecordError as error:
         why = str(error)
     console.warn(f"checkpoint {path.name} is skipped: {why}")
@@ -292,16 +286,15 @@ def check_belongs(
 
 
 def load_checkpoint(
-    path: Path, state: TrainState, *, files: Mapping[str, FileSum], runtime: Runtime
+    path: Path, state: TrainState, *, stored: CheckpointMetadata, runtime: Runtime
 ) -> None:
     """Fill model, optimizer and tally in place from a checkpoint that `find_checkpoint` returned.
 
-    The checkpoint may have been written on any mesh. ``files`` are those listed in its manifest.
+    The checkpoint may have been written on any mesh.
 
     Raises:
-        RecordError: a tensor is missing or has another shape, or the checkpoint cannot be read.
+        RecordError: a tensor is missing or has another shape, or a file cannot be read.
     """
-    stored = load_metadata(path, files)
     state.make_room(stored.tensors)
     tensors = to_stored(state.parts())
     try:

@@ -10,7 +10,6 @@ with `weights_only`. A model of 405B parameters on 512 ranks has millions of rec
 arrays, and torch gets only those that overlap the rectangles of the rank that reads.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,19 +171,9 @@ class JsonReader(FileSystemReader):
         return np.flatnonzero(np.any(overlaps, axis=0)).tolist() if overlaps else ()
 
 
-def _convert_columns(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the columns of a tensor, so that not all numbers of a file exist as objects at once.
-
-    What is no column is left for the record to refuse.
-    """
-    with contextlib.suppress(ValueError, TypeError):
-        for name in ("file", "begin", "length"):
-            if isinstance(values.get(name), list):
-                values[name] = np.asarray(values[name])
-        for name in ("offsets", "sizes"):
-            if isinstance(values.get(name), list):
-                values[name] = [np.asarray(column) for column in values[name]]
-    return values
+def _read_tensor(values: dict[str, Any]) -> TensorPlaces | dict[str, Any]:
+    """Read a tensor as soon as it is parsed: not all numbers of a file exist as objects at once."""
+    return TensorPlaces.model_validate(values) if "dtype" in values else values
 
 
 def load_metadata(folder: Path, files: Mapping[str, FileSum]) -> CheckpointMetadata:
@@ -194,7 +183,7 @@ def load_metadata(folder: Path, files: Mapping[str, FileSum]) -> CheckpointMetad
         RecordError: metadata.json cannot be read, or refers to data outside the checkpoint.
     """
     path = folder / METADATA
-    metadata = load_record(CheckpointMetadata, path, convert=_convert_columns)
+    metadata = load_record(CheckpointMetadata, path, convert=_read_tensor)
     listed = [files.get(file) if Path(file).name == file else None for file in metadata.files]
     num_bytes = np.array([-1 if file is None else file.num_bytes for file in listed], np.int64)
     for name, tensor in metadata.tensors.items():

@@ -1,9 +1,11 @@
 """metrics.jsonl and the progress line."""
 
+import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -13,7 +15,7 @@ from memguard.errors import RecordError
 from memguard.records import KeptBy, Record, StartLine, WatchedLine, write_atomically
 from memguard.records.record import describe_unread
 from memguard.runtime import format_duration
-from memguard.runtime.ended import read_start_s
+from memguard.runtime.ended import read_start_s, read_why
 
 _WIDE = 110
 """Columns of a terminal that has room for more than what everyone needs."""
@@ -139,7 +141,6 @@ class EndMetrics(Record):
     kept_by: KeptBy = "last"
     stopped_by: Literal["budget", "heldout"] | None = None
     """What ended training before its last step."""
-    """Whether the memorization budget ended the run before its last step."""
 
 
 def hash_tally(repetitions: Iterable[int | None], num_tokens_fed: Iterable[int | None]) -> str:
@@ -162,46 +163,42 @@ _KINDS: dict[str, type[MetricsLine]] = {
 class MetricsLog:
     """Appends to metrics.jsonl; every line is on disk before the next step starts."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        kept: bytes,
-        why: str = "first start",
-        step: int = 0,
-        is_writer: bool = True,
-    ) -> None:
+    def __init__(self, path: Path, *, kept: bytes, step: int = 0, is_writer: bool = True) -> None:
         """Open the log; only the writer, one rank, writes.
 
         ``kept`` are the lines of the checkpoint that the run resumes from, at a step. Of those that
-        an interrupted run wrote after it only its starts are kept. ``why``: see `StartLine`.
+        an interrupted run wrote after it only its starts are kept.
         """
         self._file: TextIO | None = None
         self.on_line: Callable[[MetricsLine], None] | None = None
         """Called with each line once it is written."""
+        self.is_whole = True
+        """Whether the file has the kept lines."""
         if not is_writer:
             return
-        written = path.read_bytes() if path.is_file() else b""
-        dropped = written.removeprefix(kept).splitlines(keepends=True)
-        if not written.startswith(kept):
-            dropped = []
+        written = b""
+        with contextlib.suppress(OSError):
+            written = path.read_bytes()
+        self.is_whole = written.startswith(kept)
+        dropped = written[len(kept) :].splitlines(keepends=True) if self.is_whole else []
         starts = [line for line in dropped if b'"event":"start"' in line and line.endswith(b"\n")]
         num_lost = sum(b'"event":"step"' in line for line in dropped)
-        self._start: StartLine | None = StartLine(
-            why=why, step=step, num_lost_steps=num_lost, first_step_s=0.0
+        self._start: partial[StartLine] | None = partial(
+            StartLine, why=read_why(path.parent), step=step, num_lost_steps=num_lost
         )
         write_atomically(path, kept + b"".join(starts))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
         """Append one line."""
-        if self._file is not None and self._start is not None and isinstance(line, StepMetrics):
+        if self._file is None:
+            return
+        if self._start is not None and isinstance(line, StepMetrics):
             first_step_s = round(time.time() - read_start_s(os.getpid()), 3)
-            start, self._start = self._start, None
-            self.write(start.model_copy(update={"first_step_s": first_step_s}))
-        if self._file is not None:
-            self._file.write(f"{line.model_dump_json()}\n")
-            self._file.flush()
+            start, self._start = self._start(first_step_s=first_step_s), None
+            self.write(start)
+        self._file.write(f"{line.model_dump_json()}\n")
+        self._file.flush()
         if self.on_line is not None:
             self.on_line(line)
 

@@ -69,8 +69,6 @@ class Checkpoints:
     def load(self, until_step: int | None = None) -> Totals | None:
         """Restore the newest checkpoint, up to ``until_step``; return None if there is none.
 
-        No save is in flight: its unfinished files would be deleted.
-
         Raises:
             RecordError: the checkpoint is from another run, or of another base model.
             ConfigError: the checkpoint's run audited another sample during training.
@@ -80,9 +78,9 @@ class Checkpoints:
         )
         if checkpoint is None:
             return None
-        path, manifest = checkpoint
+        path, manifest, stored = checkpoint
         self._runtime.only_on_main(lambda: self._accept(path, manifest))
-        load_checkpoint(path, self._state(), files=manifest.files, runtime=self._runtime)
+        load_checkpoint(path, self._state(), stored=stored, runtime=self._runtime)
         self.newest_step = manifest.step
         return Totals(**{field.name: getattr(manifest, field.name) for field in fields(Totals)})
 

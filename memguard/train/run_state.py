@@ -43,5 +43,3 @@ class RunState:
     """Sends the lines of the log to the trackers of the run."""
     must_resume: str | None = None
     """Why the run must resume from a checkpoint; None if it may start at step 0."""
-    why: str = "first start"
-    """Why it was started, for its log."""

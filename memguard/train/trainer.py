@@ -7,7 +7,6 @@
 See `step` for a single step.
 """
 
-import contextlib
 import math
 import time
 from dataclasses import asdict, replace
@@ -136,10 +135,14 @@ class Trainer:
         log = MetricsLog(
             path,
             kept=self.checkpoints.log,
-            why=self._run.why,
             step=self.totals.step,
             is_writer=self.runtime.is_main,
         )
+        if not log.is_whole:
+            self.console.warn(
+                f"'{path}' is damaged, truncated or cannot be read: its lines up to step "
+                f"{self.totals.step} are restored from the checkpoint"
+            )
         if self._run.track is not None:
             self._run.track(log)
         self.lm.model.train()
@@ -377,7 +380,6 @@ class Trainer:
         totals = self.checkpoints.load()
         if totals is not None:
             self.totals = totals
-            self.runtime.only_on_main(lambda: self._check_log(log_path))
             lines = parse_metrics(self.runtime.broadcast_object(self.checkpoints.log), log_path)
             self._heldout = HeldoutLosses.of_log(lines)
             self.console.info(f"resuming after step {self.totals.step} of {self.num_steps}")
@@ -386,17 +388,6 @@ class Trainer:
                 f"{damage}, and '{self.checkpoints.folder}' has no intact checkpoint to "
                 f"resume from: restore one, delete '{self.folder}' to start over, or choose "
                 "another 'name'"
-            )
-
-    def _check_log(self, path: Path) -> None:
-        kept = self.checkpoints.log
-        is_whole = not kept
-        with contextlib.suppress(OSError), path.open("rb") as log:
-            is_whole = log.read(len(kept)) == kept
-        if not is_whole:
-            self.console.warn(
-                f"'{path}' is damaged, truncated or cannot be read: its lines up to step "
-                f"{self.totals.step} are restored from the checkpoint"
             )
 
     def wait_for_save(self) -> None:

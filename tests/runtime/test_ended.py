@@ -11,7 +11,14 @@ from memguard.errors import MemguardError, OtherRankFailed
 from memguard.records.run_files import name_checkpoint
 from memguard.runtime import Runtime, ended
 from memguard.runtime.children import EXIT_REPORT_FILE, ExitReport
-from memguard.runtime.ended import Ended, attempted, begin_attempt, close_attempt, may_follow
+from memguard.runtime.ended import (
+    Ended,
+    attempted,
+    begin_attempt,
+    close_attempt,
+    may_follow,
+    read_why,
+)
 
 ALONE = Runtime()
 
@@ -96,8 +103,8 @@ def test_the_first_rank_tells_how_it_ended(tmp_path: Path) -> None:
 def test_an_attempt_that_ends_well_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with attempted(tmp_path, ALONE) as begun:
-        assert read(tmp_path) == begun
+    with attempted(tmp_path, ALONE):
+        assert (read(tmp_path).exit_code, read_why(tmp_path)) == (None, "first start")
         assert os.environ[ended.RUN_FOLDER] == str(tmp_path)
     assert ended.RUN_FOLDER not in os.environ
     assert (read(tmp_path).exit_code, read(tmp_path).explain_end()) == (0, "it has ended")
@@ -107,8 +114,8 @@ def test_an_attempt_that_ends_well_says_so(
     # The launcher has begun the next one.
     monkeypatch.setenv(EXIT_REPORT_FILE, "file")
     begin_attempt(tmp_path, is_restart=True)
-    with attempted(tmp_path, ALONE) as begun:
-        assert begun.attempt == 2
+    with attempted(tmp_path, ALONE):
+        assert (read(tmp_path).attempt, read_why(tmp_path)) == (2, "exit code 1, no message")
     assert capsys.readouterr().err == "memguard: starting again\n"
 
 
@@ -162,8 +169,8 @@ def test_a_requeued_job_goes_on_with_its_row(
         raise ZeroDivisionError
     assert (read(tmp_path).attempt, read(tmp_path).num_fruitless) == (2, 1)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-    with attempted(tmp_path, ALONE) as begun:
-        assert begun.attempt == 1
+    with attempted(tmp_path, ALONE):
+        assert read(tmp_path).attempt == 1
 
 
 def test_a_process_knows_when_it_was_started() -> None:

@@ -10,6 +10,7 @@ from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
 from memguard.runtime import Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, to_stored
+from memguard.train.checkpoint_storage import load_metadata
 
 RUNTIME = Runtime(device=torch.device("cpu"))
 
@@ -51,5 +52,5 @@ def save_state(folder: Path, step: int, state: TrainState) -> Path:
 
 
 def load_state(path: Path, state: TrainState) -> None:
-    files = load_checkpoint_manifest(path).files
-    load_checkpoint(path, state, files=files, runtime=RUNTIME)
+    stored = load_metadata(path, load_checkpoint_manifest(path).files)
+    load_checkpoint(path, state, stored=stored, runtime=RUNTIME)

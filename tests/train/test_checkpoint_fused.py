@@ -25,6 +25,7 @@ from memguard.records.run_files import load_checkpoint_manifest
 from memguard.runtime import Console, Runtime
 from memguard.train.background_save import BackgroundSave
 from memguard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, to_stored
+from memguard.train.checkpoint_storage import load_metadata
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,8 @@ def pass_on(
         fill_layer(layer, ModuleWeights(plain), name="test")
         state = make_state(layer.lm.model, mesh)
         manifest = load_checkpoint_manifest(path)
-        load_checkpoint(path, state, files=manifest.files, runtime=runtime)
+        stored = load_metadata(path, manifest.files)
+        load_checkpoint(path, state, stored=stored, runtime=runtime)
         adapters |= {key: each.clone() for key, each in gather_adapter(layer.lm.model).items()}
         saves = BackgroundSave(runtime, Console(quiet=True), timeout=timedelta(minutes=1))
         save = partial(

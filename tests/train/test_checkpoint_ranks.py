@@ -1,5 +1,6 @@
 """The newest intact checkpoint is found by all ranks, each of which hashes a share of its files."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import distributed as dist
 from memguard.records.run_files import load_checkpoint_manifest
 from memguard.records.sealed import FileSum, sum_file
 from memguard.runtime import Console, Runtime, shared_sums
+from memguard.train import checkpoint
 from memguard.train.checkpoint import find_checkpoint
+from memguard.train.checkpoint_storage import CheckpointMetadata, load_metadata
 
 
 def find_and_note(folder: Path, until_step: int | None) -> dict[str, Any]:
@@ -23,6 +26,11 @@ def find_and_note(folder: Path, until_step: int | None) -> dict[str, Any]:
     )
     read: list[str] = []
     warnings: list[str] = []
+    parsed: list[str] = []
+
+    def note_metadata(path: Path, files: Mapping[str, FileSum]) -> CheckpointMetadata:
+        parsed.append(path.name)
+        return load_metadata(path, files)
 
     def note(path: Path) -> FileSum:
         read.append(f"{path.parent.name}/{path.name}")
@@ -30,9 +38,16 @@ def find_and_note(folder: Path, until_step: int | None) -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_sums, "sum_file", note)
+        patch.setattr(checkpoint, "load_metadata", note_metadata)
         patch.setattr(Console, "warn", lambda _, text: warnings.append(text))
         found = find_checkpoint(folder, console=Console(), until_step=until_step, runtime=runtime)
-    return {"found": found, "read": read, "warnings": warnings}
+    return {
+        "found": found and found[:2],
+        "tensors": found and list(found[2].tensors),
+        "read": read,
+        "parsed": parsed,
+        "warnings": warnings,
+    }
 
 
 @pytest.fixture
@@ -40,7 +55,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoints"
     for step in (1, 2):
         save_state(folder, step, make_state(tally=np.arange(3)))
-    (folder / ".memguard-tmp-step-00000003-x").mkdir()
     return folder
 
 
@@ -52,9 +66,11 @@ def test_each_file_is_read_by_one_rank(ranks: RankPool, folder: Path) -> None:
         assert result["found"] == (newest, manifest)
         assert result["warnings"] == []
         assert result["read"], "both have a share"
+    # The places of tensors are parsed on rank 0 alone; the others get them from it.
+    assert [result["parsed"] for result in results] == [[newest.name], []]
+    assert results[1]["tensors"] == results[0]["tensors"] != []
     read = [name for result in results for name in result["read"]]
     assert sorted(read) == sorted(f"{newest.name}/{name}" for name in manifest.files)
-    assert not list(folder.glob(".*"))
     # Earlier ones only, and none.
     for result in ranks(find_and_note, 2, folder, 1):
         assert result["found"][0].name == "step-00000001"
@@ -84,7 +100,7 @@ def test_a_damaged_one_is_skipped_by_all(ranks: RankPool, folder: Path, damage: 
     assert expected is not None
     assert expected[0].name == "step-00000001"
     results = ranks(find_and_note, 2, folder, None)
-    assert [result["found"] for result in results] == [expected] * 2
+    assert [result["found"] for result in results] == [expected[:2]] * 2
     # Rank 0 says what one process says.
     assert [result["warnings"] for result in results] == [alone, []]
     assert len(alone) == 1

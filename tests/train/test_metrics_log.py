@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from memguard.records import StartLine
+from memguard.records import StartLine, save_record
+from memguard.runtime.ended import Ended
 from memguard.train.metrics import MetricsLog, StepMetrics, read_metrics
 
 
@@ -26,6 +27,10 @@ def take(log: MetricsLog, *steps: int) -> None:
     log.close()
 
 
+def begin(folder: Path, why: str) -> None:
+    save_record(Ended(why=why, at_s=0.0), folder / "ended.json")
+
+
 def read(path: Path) -> list[tuple[str, int, int] | int]:
     return [
         (line.why, line.step, line.num_lost_steps) if isinstance(line, StartLine) else line.step
@@ -41,13 +46,17 @@ def test_each_start_is_told_and_kept(tmp_path: Path) -> None:
     (start, *_) = read_metrics(path)
     assert isinstance(start, StartLine)
     assert 0 < start.first_step_s < 24 * 3600
-    take(MetricsLog(path, kept=kept, why="one", step=2), 3, 4, 5)
+    begin(tmp_path, "one")
+    take(MetricsLog(path, kept=kept, step=2), 3, 4, 5)
     # No checkpoint since: its steps are lost, its start is not.
-    take(MetricsLog(path, kept=kept, why="two", step=2), 3)
+    begin(tmp_path, "two")
+    take(MetricsLog(path, kept=kept, step=2), 3)
     assert read(path) == [("first start", 0, 0), 1, 2, ("one", 2, 0), ("two", 2, 3), 3]
     assert path.read_bytes().startswith(kept)
     # An attempt without a step, and a damaged log.
-    take(MetricsLog(path, kept=kept, why="three", step=2))
+    begin(tmp_path, "three")
+    take(MetricsLog(path, kept=kept, step=2))
     path.write_bytes(b"?" + path.read_bytes())
-    take(MetricsLog(path, kept=kept, why="four", step=2), 3)
+    begin(tmp_path, "four")
+    take(MetricsLog(path, kept=kept, step=2), 3)
     assert read(path) == [("first start", 0, 0), 1, 2, ("four", 2, 0), 3]

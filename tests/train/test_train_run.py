@@ -33,6 +33,7 @@ from memguard.records.run_files import load_checkpoint_manifest
 from memguard.records.sealed import save_sealed
 from memguard.runtime import Console, Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint
+from memguard.train.checkpoint_storage import load_metadata
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
 from memguard.train.optim import build_optimizer
 from memguard.train.step import StepResult, TrainStep
@@ -107,8 +108,8 @@ def test_the_exported_model_gives_the_same_logits_in_plain_transformers(
         buffers={},
         arrays={"piece_tally": np.zeros(len(rows.document), dtype=np.int64)},
     )
-    files = load_checkpoint_manifest(step).files
-    load_checkpoint(step, state, files=files, runtime=Runtime(device=torch.device("cpu")))
+    stored = load_metadata(step, load_checkpoint_manifest(step).files)
+    load_checkpoint(step, state, stored=stored, runtime=Runtime(device=torch.device("cpu")))
     with torch.no_grad():
         assert torch.equal(model(ids).logits, trained(ids).logits)
 

@@ -102,9 +102,7 @@ def audit_on_ranks(
     settings = choose_dtype(checked.settings, runtime, console)
     checked = replace(checked, settings=settings)
     # Only rank 0 needs the file of the key; every rank hashes documents with it.
-    identity = runtime.broadcast_object(
-        runtime.only_on_main(lambda: load_audit_identity(checked, console.info))
-    )
+    identity = runtime.from_main(lambda: load_audit_identity(checked, console.info))
     if checked.run is not None:
         plan, subject = plan_run(checked, tasks, console=None if is_trained_here else console)
     else:
@@ -154,7 +152,7 @@ def audit_on_ranks(
         finish_audit(subject.out, report, card_of=subject.card_of)
         return report
 
-    report = runtime.broadcast_object(runtime.only_on_main(write))
+    report = runtime.from_main(write)
     utility.report(report.tables)
     console.info(f"audit: probes that ran: {write_ran(report)}")
     if not_run := write_not_run(report):

@@ -346,12 +346,11 @@ def sum_models(subject: Subject, runtime: Runtime) -> Sums:
         return [path for of_model in files for path in of_model.values()]
 
     read = sum_ahead(list_files, runtime)
-    sums = runtime.only_on_main(
+    return runtime.from_main(
         lambda: {
             model: sum_model(Path(model), base=base, read=read) for model, base in bases.items()
         }
     )
-    return runtime.broadcast_object(sums)
 
 
 def _hash_models(

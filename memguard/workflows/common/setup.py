@@ -229,9 +229,7 @@ def _sum_base(config: RunConfig, runtime: Runtime) -> Mapping[str, FileSum]:
     """Hash the files of the model that adapters are about to be trained for, on all ranks."""
     find_folder = partial(get_folder, _path(config), config.model.revision)
     read = sum_ahead(lambda: list_model_files(find_folder()).values(), runtime)
-    sums = runtime.only_on_main(lambda: sum_model(find_folder(), read=read))
-    files: Mapping[str, FileSum] = runtime.broadcast_object(sums)
-    return files
+    return runtime.from_main(lambda: sum_model(find_folder(), read=read))
 
 
 def make_lora(config: RunConfig) -> LoraSpec | None:

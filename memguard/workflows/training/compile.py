@@ -74,17 +74,13 @@ def choose_compile(
     device_type = _find_device_type(distributed)
     # Families whose time can be estimated mask attention between the documents of a row.
     load = functools.cache(lambda: build_training_data(config, prepared, share_rows=True).loader)
-    kept = runtime.broadcast_object(
-        runtime.only_on_main(lambda: load_compile_choice(prepared.folder))
-    )
-    choice: CompileChoice = runtime.broadcast_object(
-        runtime.only_on_main(
-            lambda: decide_compile(
-                config,
-                device_type=device_type,
-                kept=kept,
-                estimate=lambda: estimate_run_s(config, load(), distributed),
-            )
+    kept = runtime.from_main(lambda: load_compile_choice(prepared.folder))
+    choice = runtime.from_main(
+        lambda: decide_compile(
+            config,
+            device_type=device_type,
+            kept=kept,
+            estimate=lambda: estimate_run_s(config, load(), distributed),
         )
     )
     is_auto = config.train.compile == "auto"

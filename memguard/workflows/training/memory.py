@@ -137,7 +137,7 @@ def resolve_auto_settings(
             console=console,
         )
 
-    return runtime.broadcast_object(runtime.only_on_main(decide))
+    return runtime.from_main(decide)
 
 
 def keep_measured_memory(

@@ -65,7 +65,6 @@ from memguard.workflows.auditing.utility import open_alone
 from memguard.workflows.common.checks import make_command
 from memguard.workflows.common.folder import (
     RunFolder,
-    TrainedState,
     check_same_settings,
     compute_run_key,
     locked,
@@ -128,7 +127,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         held = runtime.only_on_main(lambda: lock.enter_context(locked(folder)))
         # Rank 0 has locked the folder; the others have none to check.
         check_folder = partial(runtime.only_on_main, held or (lambda: None))
-        attempt = lock.enter_context(attempted(folder, runtime))
+        lock.enter_context(attempted(folder, runtime))
         tracking = Tracking(config.track if runtime.is_main else (), folder, console.info)
         lock.callback(tracking.close)
         free, less = list_free(config), os.environ.get(LESS_MEMORY, "")
@@ -136,16 +135,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
             settled = apply_less_memory(settled, free, less)
             try:
                 _train_once(
-                    OpenedRun(
-                        settled,
-                        folder,
-                        distributed,
-                        console,
-                        check_folder,
-                        free,
-                        attempt.why,
-                        tracking,
-                    )
+                    OpenedRun(settled, folder, distributed, console, check_folder, free, tracking)
                 )
                 break
             except StepTooLarge as error:
@@ -162,8 +152,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         result: dict[str, Any] = {"run": str(folder), "model": str(find_weights_folder(folder))}
         if not config.audit.enabled:
             return result
-        current = runtime.only_on_main(lambda: find_current_report(folder, settled, console, tasks))
-        report = runtime.broadcast_object(current)
+        report = runtime.from_main(lambda: find_current_report(folder, settled, console, tasks))
         if report is None:
             # Every rank makes its own: the settings are those that the run has written.
             report = audit_on_ranks(
@@ -195,8 +184,6 @@ class OpenedRun:
     """Raises, on every rank, if the run's folder is no longer the locked one."""
     free: frozenset[str]
     """Settings of `train` that `auto` chose, and that may change if memory runs out."""
-    why: str
-    """Why it was started."""
     tracking: Tracking
 
 
@@ -211,8 +198,7 @@ def _train_once(run: OpenedRun) -> None:
         prepared = _prepare_once(run)
     key = compute_run_key(config, prepared.corpus.summary)
     read = sum_ahead(lambda: list_trained_files(run.folder), runtime)
-    state = runtime.only_on_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
-    before: TrainedState = runtime.broadcast_object(state)
+    before = runtime.from_main(lambda: RunFolder(run.folder).find_trained(key, console, read))
     if before.is_whole:
         console.info(f"model: {find_weights_folder(run.folder)} was trained before")
         return
@@ -337,7 +323,6 @@ def _build_trainer(
             base=started.base_files,
             track=run.tracking.start,
             must_resume=must_resume,
-            why=run.why,
         ),
         monitor=build_monitor(config, corpus, lm, data.k_schedule, runtime) if watches else None,
         row_clipping=_build_row_clipping(run, prepared, key, len(data.loader.rows)),
@@ -371,8 +356,7 @@ def _build_row_clipping(
         return identity.derive_secret("noise of dp_sgd", key)
 
     # Only rank 0 needs the file of the key.
-    seed: int = runtime.broadcast_object(runtime.only_on_main(derive_seed))
-    return RowClipping(dp_sgd, noise_seed=seed)
+    return RowClipping(dp_sgd, noise_seed=runtime.from_main(derive_seed))
 
 
 def _report_router_loss(lm: CausalLM, console: Console) -> None:
