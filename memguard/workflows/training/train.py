@@ -153,7 +153,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
         if not config.audit.enabled:
             return result
         report = runtime.from_main(lambda: find_current_report(folder, settled, console, tasks))
-        if report is None:
+        if is_new := report is None:
             # Every rank makes its own: the settings are those that the run has written.
             report = audit_on_ranks(
                 check_audit(AuditArguments(run=folder), writes=False),
@@ -164,7 +164,7 @@ def train_run(run: CheckedRun) -> dict[str, Any]:
                 tasks=open_alone(config.audit) if tasks is None else tasks,
                 is_trained_here=True,
             )
-        if current is None or tracking.open:
+        if is_new or tracking.open:
             tracking.send(report)
     show_verdict(report, folder / "audit", console)
     page = str(folder / "audit" / "report.html")
