@@ -43,6 +43,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "bench": (("lm_eval",), "benchmark tasks as utility (audit.utility)"),
     "plots": (("matplotlib",), "charts on pages"),
     "metrics": (("evaluate",), "evaluate.load of eval/metrics"),
+    "track": (("tensorboard", "wandb", "trackio"), "curves of a run in trackers (track)"),
 }
 """Libraries of each extra, by their names in Python, and what they enable."""
 

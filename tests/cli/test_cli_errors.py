@@ -119,7 +119,7 @@ def test_the_template_and_its_schema_need_no_torch(bare: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("trian", "run.yaml"), "Did you mean 'train'?"),
+        (("trian", "run.yaml"), "Did you mean 'train'"),
         (("audit", "--nope"), "'--nope' is no option of audit"),
         (("audit", "audit.continuation_tokens=x"), "RUN or --model is required; got neither"),
         (("train",), "CONFIG"),
@@ -192,7 +192,7 @@ def test_damaged_weights(folder: Path, tiny_folder: Path) -> None:
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     path = write_run(folder, model={"path": str(broken)})
-    assert "is nan after step 0: the model's weights are damaged" in fails(3, "train", path)
+    assert "is nan before training: the model's weights are damaged" in fails(3, "train", path)
     arguments = ("--members", folder / "documents.jsonl", "--out", folder / "out")
     message = fails(3, "audit", "--model", broken, *arguments, "audit.continuation_tokens=8")
     assert "the model's logits are not finite" in message

@@ -79,7 +79,7 @@ def test_an_audit_of_another_kind_is_told_before_anything_is_trained(run: Path) 
     before = path.read_text()
     say(run, level="memorized", reason="control")
     report = read_json(path)
-    report["method"]["dtype"] = "bf16"
+    report["method"]["sample_size"] = 3
     path.write_text(json.dumps(report))
     save_audit_files(path.parent, has_card=True)
     refused = run_cli("compare", run, "--fix")

@@ -261,7 +261,7 @@ data:
   {sources: [a.jsonl], documents_sha256: cc, num_documents: 100, num_clusters: 90,
    overlap_with_control: null, near_duplicate_words: 13}
 training:
-  {num_steps: 10, num_supervised_tokens: 1000, dropped_fraction: 0.25, train_s: 2.5,
+  {num_steps: 10, last_step: 10, num_supervised_tokens: 1000, dropped_fraction: 0.25, train_s: 2.5,
    mitigations: [{name: goldfish, k: 4}], heldout_nll: 2.0, base_heldout_nll: 3.0,
    heldout_bucket: control, heldout_num_documents: 5, heldout_num_tokens: 500}
 method:

@@ -518,7 +518,7 @@ MODELS = (
 )
 
 ARGUMENTS = (
-    _wrong("unknown command", _say("trian"), "Did you mean 'train'?"),
+    _wrong("unknown command", _say("trian"), "Did you mean 'train'"),
     _wrong("no config", _say("train"), "CONFIG"),
     _wrong("unknown option", _audit("--nope"), "'--nope' is no option"),
     _wrong("no processes", _override("--nproc", "0"), "--nproc"),

@@ -67,6 +67,8 @@ def make_hostile(record: Any, text: str, *, key: str = "") -> Any:
         "statistic",
         "interval",
         "against",
+        "kept_by",
+        "stopped_by",
     }
     # Without them no row would be found; another package has a section of its own.
     fixed |= {"parameters", "package", "load_as", "texts"}

@@ -12,7 +12,7 @@ from memguard.records.run_files import add_hash_line
 from memguard.runtime import Console
 from memguard.workflows.common.folder import check_same_settings, hash_run
 
-KEY_OF_DEFAULTS = "d2c9cd1e3d92e991848987e625198c84c4ad792b5f01b845ec34a3ea61881468"
+KEY_OF_DEFAULTS = "f53fac2295b289d06ae9e2cd77110e2fe883ad123b21f1a94a1e5b762834a176"
 """Key of `make()`, as this version computes it: another one refuses to resume every run."""
 
 
