@@ -40,7 +40,6 @@ from memguard.records.audit import (
     StartLine,
     TrainingSummary,
     WatchedLine,
-    WatchedStep,
 )
 from memguard.records.comparison import (
     ComparedRun,

@@ -196,7 +196,7 @@ def test_batches_are_limited_and_longest_first(
     shapes: list[tuple[int, ...]] = []
     original = lm.hidden_states
     monkeypatch.setattr(
-        lm, "hidden_states", lambda ids: (shapes.append(tuple(ids.shape)), original(ids))[1]
+        lm, "hidden_states", lambda ids, **_: (shapes.append(tuple(ids.shape)), original(ids))[1]
     )
     steps: list[tuple[int, int]] = []
     ModelScorer(lm, 130).score(passages, on_progress=lambda *step: steps.append(step))
@@ -215,7 +215,7 @@ def test_memory_running_out_halves_the_batch(
     sizes: list[int] = []
     original = lm.hidden_states
 
-    def limited(ids: torch.Tensor) -> torch.Tensor:
+    def limited(ids: torch.Tensor, **_: object) -> torch.Tensor:
         sizes.append(len(ids))
         if ids.numel() > 4 * 64:
             raise torch.OutOfMemoryError("no")
@@ -231,7 +231,7 @@ def test_memory_running_out_halves_the_batch(
         ModelScorer(lm, 4096).score(passages)
 
 
-def _raise_out_of_memory(ids: torch.Tensor) -> torch.Tensor:
+def _raise_out_of_memory(ids: torch.Tensor, **_: object) -> torch.Tensor:
     raise torch.OutOfMemoryError("no")
 
 
@@ -239,7 +239,7 @@ def test_ties_and_margins_are_the_heads(
     lm: CausalLM, passages: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All logits equal: the first choice is token 0, whatever the device, by no margin.
-    monkeypatch.setattr(lm, "hidden_states", lambda ids: torch.zeros(*ids.shape, 32))
+    monkeypatch.setattr(lm, "hidden_states", lambda ids, **_: torch.zeros(*ids.shape, 32))
     for passage, result in zip(passages, ModelScorer(lm, 512).score(passages), strict=True):
         assert not result.argmax.any()
         labels = passage.input_ids[passage.first_choice :]
@@ -252,7 +252,9 @@ def test_without_a_budget_all_goes_at_once_on_a_cpu(
 ) -> None:
     rows: list[int] = []
     original = lm.hidden_states
-    monkeypatch.setattr(lm, "hidden_states", lambda ids: (rows.append(len(ids)), original(ids))[1])
+    monkeypatch.setattr(
+        lm, "hidden_states", lambda ids, **_: (rows.append(len(ids)), original(ids))[1]
+    )
     ModelScorer(lm).score(passages)
     assert rows == [len(passages)]
 

@@ -81,7 +81,7 @@ def test_the_summary_counts_what_was_given(prepared: Prepare) -> None:
     # Runs on other sources must not seem to share one.
     assert "canaries" not in summary.sources
     counted = {"num_canaries": 0, "arrays": {}, "manifest_sha256": None}
-    changed = {"key": "", "documents_sha256": "", **counted}
+    changed = {"key": "", "settings_key": "", "documents_sha256": "", **counted}
     assert summary.model_copy(update=changed) == bare.model_copy(update=changed)
     # What is trained differs, so a checkpoint of the one is refused by the other.
     assert summary.documents_sha256 != bare.documents_sha256

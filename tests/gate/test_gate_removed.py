@@ -21,6 +21,7 @@ from memguard.gate.gaps import Audited, find_audit_folder, list_gaps, load_audit
 from memguard.gate.judge import judge_audit
 from memguard.gate.policy import read_policy
 from memguard.records import ResultRow, save_record
+from memguard.records.audit import WatchedStep
 from memguard.records.audit_files import REPORT, RESULTS, SCORES, save_audit_files
 from memguard.records.results import save_results
 
@@ -269,7 +270,7 @@ def test_a_difference_needs_the_row_that_it_is_from(
 def test_a_step_that_becomes_a_plain_row_is_no_pass() -> None:
     training = FULL.training
     assert training is not None
-    step = r.WatchedStep(step=7, audit_s=1.0, trained=[])
+    step = WatchedStep(step=7, audit_s=1.0, trained=[])
     row = next(row for row in FULL.tables.results if row.metric == "verbatim")
     learned = [
         replace(row, metric="learned", bucket=bucket, step=7, num_matched=0, value=0.0, low=0.0,

@@ -9,6 +9,7 @@ from result_examples import change_rows, rate_row, value_row
 
 from memguard import records as r
 from memguard.pages.page import CurveChart
+from memguard.records.audit import WatchedStep
 from memguard.report import render_model_card, render_report
 from memguard.report.audit_training import build_training
 from memguard.report.training_curve import build_during
@@ -18,7 +19,7 @@ STEPS = (0, 10, 20)
 
 def monitor(
     step: int, num_learned: int, *, num_tightened: int = 0, over: tuple[str, ...] = ()
-) -> tuple[r.WatchedStep, list[r.ResultRow]]:
+) -> tuple[WatchedStep, list[r.ResultRow]]:
     """Return an audit of three buckets, of which r64 alone is learned, and its rows."""
     rows = []
     for bucket, learned in (("control", 0), ("r4", 0), ("r64", num_learned)):
@@ -30,7 +31,7 @@ def monitor(
         accuracy = 0.2 + learned / 25
         rows.append(value_row("extraction", "token_accuracy", bucket, accuracy, 20, step=step))
     tightened = {"r64": num_tightened}
-    watched = r.WatchedStep(
+    watched = WatchedStep(
         step=step,
         over_limit=list(over),
         num_tightened=tightened,
@@ -40,7 +41,7 @@ def monitor(
     return watched, rows
 
 
-def make(*steps: tuple[r.WatchedStep, list[r.ResultRow]], **fields: object) -> r.AuditReport:
+def make(*steps: tuple[WatchedStep, list[r.ResultRow]], **fields: object) -> r.AuditReport:
     report = change_rows(examples.make_report(), add=[row for _, rows in steps for row in rows])
     watched = [step for step, _ in steps]
     training = report.training.model_copy(update={"watched": watched, **fields})
