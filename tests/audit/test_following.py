@@ -123,7 +123,7 @@ def check_kept(num_kept: int, near: NearVerbatim, copies: int = 1) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("batch_tokens", [60, 300])
+@pytest.mark.parametrize("batch_tokens", [60, pytest.param(300, marks=pytest.mark.long)])
 def test_numbers_are_those_of_a_second_pass(family: str, batch_tokens: int, never: Any) -> None:
     lm = build_layer(family)
     windows = make_windows(lm)
@@ -161,7 +161,7 @@ LONGROPE = {
 }
 
 
-@pytest.mark.parametrize("family", ["mamba", "phi3"])
+@pytest.mark.parametrize("family", ["mamba", pytest.param("phi3", marks=pytest.mark.long)])
 def test_families_whose_keys_cannot_be_kept_run_as_before(family: str, never: Any) -> None:
     longrope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}
     lm = build_layer(family, **(longrope if family == "phi3" else {}))
@@ -216,7 +216,7 @@ def test_the_check_runs_once_and_nothing_is_checked_in_the_next_look(
     assert num_forwards[0] - num_forwards[1] == 5
 
 
-@pytest.mark.parametrize("shard_items", [2048, 7])
+@pytest.mark.parametrize("shard_items", [pytest.param(2048, marks=pytest.mark.long), 7])
 def test_what_is_cached_is_not_continued(
     shard_items: int, tmp_path: Path, never: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,7 +293,6 @@ def test_a_model_without_an_adapter_is_quantised(run: Path, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

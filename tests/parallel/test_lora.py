@@ -59,7 +59,6 @@ def test_a_mesh_equals_peft(ranks: RankPool) -> None:
     check(ranks, (1, 1, 2, 2), two_steps)
 
 
-@pytest.mark.quick
 def test_adapters_of_several_projections_equal_peft(ranks: RankPool) -> None:
     cases = [
         Case(family="phi3", adapter=_DORA, num_steps=2),

@@ -137,7 +137,6 @@ def test_a_resumed_run_reads_it(stopped: RunConfig, finished: RunConfig, tmp_pat
     ]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("damage", ["gone", "other-bytes", "other-record", "other-run"])
 def test_where_it_is_damaged_it_is_measured_again(
     stopped: RunConfig, finished: RunConfig, tmp_path: Path, damage: str
