@@ -130,7 +130,6 @@ def check_audit(
     return counted
 
 
-@pytest.mark.quick
 def test_one_answer_of_each_format(tmp_path: Path) -> None:
     rows = [(format, size, True) for format, size in zip(FORMATS, (10, 51, 120, 400), strict=True)]
     rows += [(format, 60, False) for format in FORMATS]

@@ -123,7 +123,6 @@ def test_a_decision_is_that_of_the_letters_before_in_any_wrapping(
         assert len(decisions) > len(read_letters(text)) * (0.3 if script == "English" else 0.6)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["byte BPE"])
 def test_a_few_texts_of_another_script_are_masked_among_many(tokenizer: Any) -> None:
     texts = draw_texts("English", 300) + draw_texts("Thai", 8)

@@ -141,6 +141,7 @@ def test_a_mesh_measures_and_keeps_the_same(documents: Path, ranks: RankPool) ->
     assert measure_exported(on_mesh, end.step) == pytest.approx(losses[end.step], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_not_audited_has_a_page(documents: Path) -> None:
     config = make(documents, "page", heldout_every_steps=1, max_steps=3)
     kill_after(2, config)

@@ -254,7 +254,7 @@ def uninterrupted(folder: Path) -> RunConfig:
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
         (signal.SIGTERM, 143),
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
     ],
