@@ -66,6 +66,7 @@ def test_the_default_tier_imports_no_file_without_a_test_of_it(project: Path) ->
     assert len(set(re.findall(r"worker (\d+)", out))) == 1, "one server of ranks"
 
 
+@pytest.mark.slow
 def test_what_is_named_or_chosen_by_marks_is_imported(project: Path) -> None:
     assert "nobody needs this" in run(project, "test_whole.py")
     assert "nobody needs this" in run(project, "-m", "slow")

@@ -100,6 +100,7 @@ def check_topics_and_standard_library(tmp_path):
     return rows
 
 
+@pytest.mark.slow
 def test_runs_that_start_together_read_a_package_once(package, tmp_path, monkeypatch):
     calls = []
     walk = sources._walk_package

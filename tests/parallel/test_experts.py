@@ -53,7 +53,6 @@ def case_of(family: str, *changes: tuple[str, Any], **settings: Any) -> Case:
 def test_a_sample_equals_one_process(ranks: RankPool) -> None:
     cases = [
         case_of("mixtral", *_ODD, num_steps=2, micro_batch_size=2, checkpointing="selective"),
-        case_of("gpt_oss", num_steps=2, checkpointing="full"),
     ]
     check(ranks, (1, 1, 2, 2), cases)
 

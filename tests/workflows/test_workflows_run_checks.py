@@ -153,6 +153,7 @@ def test_commands_refuse_and_compare_without_torch(folder: Path, tmp_path: Path)
         assert words in told.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_was_checked_is_made_by_its_check_alone() -> None:
     found = {
         (name, function.name)
