@@ -12,7 +12,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 pack="${MEMGUARD_PACK:-.gpu}"
 if compgen -G "$pack/*.whl" >/dev/null; then
   site="$(cd "$pack" && pwd)/site"
-  # Anew: two versions of one package stop each other.
+  # The folder is made again: two versions of one package in it do not work.
   rm -rf "$site"
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
     --no-cache-dir --target "$site" "$pack"/*.whl ||

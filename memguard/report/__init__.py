@@ -9,7 +9,8 @@ rendering
 an audit; the sections of probes are in `audit.probes`
     audit_facts.py         an audit report -> what pages say of it
     audit_summary.py       tables by bucket, the list of findings
-    audit_training.py      cost of training, audits during it, benchmark tasks
+    audit_training.py      cost of training, benchmark tasks
+    training_curve.py      losses and extraction by step; the page of a run without an audit
 the page of a comparison
     comparison_page.py     a comparison -> the contents of its page
     comparison_front.py    figures: risk against utility; rates by number of repetitions

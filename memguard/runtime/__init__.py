@@ -1,6 +1,7 @@
 """Processes, signals, console output and environment of a run.
 
 processes.py     device and rank of this process, and collective operations over all ranks
+ended.py         how an attempt at a run ended, and whether another follows
 children.py      signals of this process, its child processes, and calls that a signal may end
 console.py       output of rank 0
 environment.py   peak memory, folders, versions, silenced libraries, limits of processes; allocator,

@@ -13,9 +13,13 @@
     checkpoint_storage.py  locations of a checkpoint's tensors, as JSON instead of torch's pickle
     resume.py              saves and restores the progress of a run
     heldout.py             mean loss on documents that are never trained
+    kept_step.py           which step is exported, and when held-out loss ends a run
+    divergence.py          whose rows a step had that is not finite
     base_nll.py            NLL of every trained token under the initial model
     audit_callback.py      audits during training, and the decisions of a memorization budget
     metrics.py             metrics.jsonl and the progress line
+    log_summary.py         what a report says of a log: totals, losses by step, audits
+    tracking.py            lines of the log as events of tensorboard, wandb, trackio
 
 The state after a step consists of the weights, AdamW's moments, the step number, the tally of rows
 trained and, with a budget, its decisions. Rows, masks, dropout, noise and learning rate are

@@ -114,8 +114,8 @@ def resolve_auto_settings(
 ) -> RunConfig:
     """Replace `auto` in a run's settings, the same on all ranks, and refuse a run that cannot fit.
 
-    Every rank must call this. A run that was begun before keeps its precision. ``console`` is told
-    of faster settings that `auto` does not take.
+    Every rank must call this. A run that was begun before keeps its precision. Faster
+    settings that `auto` does not take are written to ``console``.
     """
     machine = _describe_machine(runtime)
 
@@ -254,7 +254,7 @@ def find_less_memory(
         value = str(changed)
     if changed is None or name not in free:
         return None
-    settings = {each: getattr(train, each) for each in free} | {name: changed}
+    settings = {setting: getattr(train, setting) for setting in free} | {name: changed}
     return StepTooLarge(
         f"out of memory {_describe_step(config, shape)}, which 'auto' chose: 'train.{name}' must "
         f"be {value}",
