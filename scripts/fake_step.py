@@ -148,7 +148,7 @@ def _take_step(
             gradient_bytes = _count_bytes(tensor.grad for tensor in stored)
             stages.end("forward and backward")
 
-        step.optimizer.register_step_pre_hook(see_gradients)
+        step.optimizer.inner.register_step_pre_hook(see_gradients)
         sent.calls.clear()
         memory.reset_peak()
         # As in every step but the first, labels are known and those of the next step are sent.
@@ -159,7 +159,7 @@ def _take_step(
         stages.end("update")
     moments = [
         value
-        for state in step.optimizer.state.values()
+        for state in step.optimizer.inner.state.values()
         for value in state.values()
         if isinstance(value, Tensor)
     ]

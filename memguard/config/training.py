@@ -8,8 +8,13 @@ from memguard.config.settings import Fraction, NonNegative, Positive, PositiveIn
 
 
 class OptimConfig(Settings):
-    """AdamW, with a linear warm-up of the learning rate and a schedule after it."""
+    """Optimizer, with a linear warm-up of the learning rate and a schedule after it."""
 
+    name: Literal["adamw", "adamw_8bit", "adalomo", "lomo", "mezo"] = Field(
+        "adamw",
+        description="adamw: 8 bytes of state a parameter; adamw_8bit: 2.1; adalomo, lomo: none, "
+        "updates inside backward; mezo: none, two forwards and no backward.",
+    )
     lr: Annotated[float, Field(gt=0, le=1000)] = Field(2e-5, description="Peak learning rate.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's decay rates.")
     eps: Positive = Field(1e-8, description="AdamW's denominator offset.")
@@ -58,6 +63,11 @@ class TrainConfig(Settings):
         "auto",
         description="Arithmetic of forward and backward; weights stay fp32. auto: bf16 on a GPU, "
         "fp32 on a CPU.",
+    )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="How trained weights are stored. bf16: rounded stochastically after an update "
+        "in fp32, on every mesh to the same bits.",
     )
     trainable_modules: tuple[str, ...] | None = Field(
         None,

@@ -54,6 +54,24 @@ from memguard.parallel.mesh import Axis, Mesh4D, world_axis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocalPiece:
+    """A rectangle of a local tensor and its place in the whole tensor, as files order it."""
+
+    slices: tuple[slice, ...]
+    """Its place in the local tensor."""
+    start: tuple[int, ...]
+    """Index of its first element in the whole tensor."""
+
+    def divided(self, block: int) -> "LocalPiece":
+        """Return its place among tensors with one number for a block of the last dimension."""
+        *before, last = self.slices
+        return LocalPiece(
+            slices=(*before, slice(last.start // block, last.stop // block)),
+            start=(*self.start[:-1], self.start[-1] // block),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LocalParameter:
     """One parameter of the model and this rank's piece of it."""
 
@@ -74,23 +92,40 @@ class LocalParameter:
     order: FeatureOrder | None = None
     """Order of its features if it is not that of files."""
 
-    def to_global(self, value: Tensor) -> Tensor:
-        """Return a tensor of the piece's shape as one of the full shape, for checkpoints.
-
-        It shares storage. It is no DTensor, which would move a copy on the CPU back to a GPU.
-        """
-        if value.shape != self.local.shape or not isinstance(self.source, DTensor):
-            return value
+    def split(self) -> list[LocalPiece]:
+        """Return the rectangles of the local tensor: more than one of fused projections."""
+        if not isinstance(self.source, DTensor):
+            whole = ShardSlice(start=(0,) * self.source.ndim, shape=tuple(self.source.shape))
+            return [LocalPiece(slices=whole.slices, start=whole.start)]
         shape, start = compute_local_shape_and_global_offset(
             self.source.shape, self.source.device_mesh, self.source.placements
         )
-        pieces = {tuple(start): value} if value.numel() else {}
-        if self.order is not None:
-            rectangle = ShardSlice(start=tuple(start), shape=tuple(shape))
-            pieces = {
-                piece.file.start: value[piece.mesh.slices] for piece in self.order.split(rectangle)
-            }
-        return StoredPieces(self.source.shape, pieces, value.dtype)
+        rectangle = ShardSlice(start=tuple(start), shape=tuple(shape))
+        if self.order is None:
+            slices = tuple(slice(0, size) for size in shape)
+            return [LocalPiece(slices=slices, start=tuple(start))] if math.prod(shape) else []
+        return [
+            LocalPiece(slices=piece.mesh.slices, start=piece.file.start)
+            for piece in self.order.split(rectangle)
+        ]
+
+    def to_global(self, value: Tensor, *, block: int = 1) -> Tensor:
+        """Return a tensor of the piece's shape as one of the full shape, for checkpoints.
+
+        It shares storage. It is no DTensor, which would move a copy on the CPU back to a GPU.
+        ``value`` may have one number for ``block`` elements of the last dimension, which no
+        rectangle cuts.
+        """
+        shape = (*self.local.shape[:-1], self.local.shape[-1] // block) if block > 1 else None
+        if value.shape != (shape or self.local.shape) or not isinstance(self.source, DTensor):
+            return value
+        whole = self.source.shape
+        if block > 1:
+            whole = torch.Size((*whole[:-1], whole[-1] // block))
+        pieces = {
+            piece.divided(block).start: value[piece.divided(block).slices] for piece in self.split()
+        }
+        return StoredPieces(whole, pieces, value.dtype)
 
 
 def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[LocalParameter]:

@@ -7,7 +7,6 @@
     step.py                one optimizer step, the same on one process and on every mesh
     embedding_noise.py     noise on the embeddings of one forward pass, if a mitigation adds it
     dp_sgd.py              per-row gradient clipping, noise on the sum, and the privacy spent
-    optim.py               AdamW, its parameter groups and the learning rate of a step
     checkpoint.py          save and resume, bit for bit; committed by rename
     background_save.py     runs a save of a copy of the state while training goes on
     checkpoint_storage.py  locations of a checkpoint's tensors, as JSON instead of torch's pickle

@@ -16,7 +16,7 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from memguard.errors import ConfigError, RecordError
+from memguard.optim import Optimizer
 from memguard.parallel.local_parameters import LocalParameter
 from memguard.records.folders import CheckpointFolder
 from memguard.records.record import commit, flush, hide, make_temporary_folder
@@ -60,12 +61,16 @@ class StatePart:
     value: Tensor
     parameter: LocalParameter | None = None
     """The parameter that it belongs to, if any."""
+    block: int = 1
+    """Elements of the parameter's last dimension to which one number belongs."""
 
 
 def to_stored(parts: Iterable[StatePart]) -> dict[str, Tensor]:
     """Return tensors as checkpoints store them, by name; they share storage with the parts."""
     return {
-        part.name: part.value if part.parameter is None else part.parameter.to_global(part.value)
+        part.name: part.value
+        if part.parameter is None
+        else part.parameter.to_global(part.value, block=part.block)
         for part in parts
     }
 
@@ -75,8 +80,7 @@ class TrainState:
     """The objects of a running training that a checkpoint saves and restores."""
 
     parameters: Sequence[LocalParameter]
-    optimizer: torch.optim.Optimizer
-    """Optimizer of the parameters' local tensors."""
+    optimizer: Optimizer
     buffers: Mapping[str, Tensor]
     """Buffers of the model that its checkpoints store."""
     arrays: Mapping[str, NDArray[Any]]
@@ -88,28 +92,22 @@ class TrainState:
             yield StatePart(name=f"model.{name}", value=buffer)
         for each in self.parameters:
             yield StatePart(name=f"model.{each.name}", value=each.local.detach(), parameter=each)
-            for field, value in self.optimizer.state.get(each.local, {}).items():
-                name = f"optimizer.{each.name}.{field}"
-                yield StatePart(name=name, value=value, parameter=each)
+            for state in self.optimizer.state_of(each):
+                name = f"optimizer.{each.name}.{state.field}"
+                yield StatePart(name=name, value=state.value, parameter=each, block=state.block)
         for name, array in self.arrays.items():
             yield StatePart(name=name, value=torch.from_numpy(array))
 
-    def make_room(self, stored: Container[str] | None = None) -> None:
-        """Allocate the optimizer's moments, to be filled from a checkpoint.
+    def make_room(self, stored: Collection[str] | None = None) -> None:
+        """Allocate the optimizer's state, to be filled from a checkpoint.
 
-        ``stored`` are the names of its tensors; it has no moments of a parameter that never had a
+        ``stored`` are the names of its tensors; it has no state of a parameter that never had a
         gradient. None allocates those of all parameters.
         """
         for parameter in self.parameters:
-            if stored is not None and f"optimizer.{parameter.name}.step" not in stored:
-                continue
-            local = parameter.local
-            self.optimizer.state[local] = {
-                # The fused AdamW requires the step count on the parameter's device.
-                "step": torch.zeros((), dtype=torch.float32, device=local.device),
-                "exp_avg": torch.zeros_like(local),
-                "exp_avg_sq": torch.zeros_like(local),
-            }
+            prefix = f"optimizer.{parameter.name}."
+            if stored is None or any(name.startswith(prefix) for name in stored):
+                self.optimizer.make_room(parameter)
 
 
 def save_checkpoint(

@@ -34,6 +34,7 @@ from memguard.data.loader import Batch, Loader
 from memguard.errors import Diverged
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
+from memguard.optim import build_optimizer
 from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.local_parameters import (
@@ -52,7 +53,6 @@ from memguard.runtime import Runtime
 from memguard.seeds import derive_seed
 from memguard.train.dp_sgd import RowClipping
 from memguard.train.embedding_noise import added_to_embeddings, draw_noise
-from memguard.train.optim import build_optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +189,7 @@ class TrainStep:
                 num_kept=0,
                 shared=tuple(sums.tolist()),
             )
+        self.optimizer.begin(step=step, lr=lr)
         num_ways = self.lm.num_batch_ways
         # Loss; with an n-gram penalty, the windows beyond its margin and all its windows; with a
         # load-balancing loss, its shares.
@@ -230,9 +231,7 @@ class TrainStep:
             is_loss = not math.isfinite(loss_sum)
             what = f"loss {loss_sum}" if is_loss else f"gradient norm {grad_norm}"
             raise Diverged(step, what, is_own=not math.isfinite(totals[0]))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        self.optimizer.update()
         clear_gradients(self.parameters)
         return StepResult(
             loss=loss_sum if num_kept else None,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from memguard.config import RunConfig
 from memguard.errors import ConfigError, Interrupted, RecordError
 from memguard.model.causal_lm import CausalLM
+from memguard.optim.schedule import learning_rate
 from memguard.runtime import Advance, fast_matmuls, measure_memory
 from memguard.train.audit_callback import MemorizationMonitor
 from memguard.train.base_nll import find_reference
@@ -29,7 +30,6 @@ from memguard.train.dp_sgd import RowClipping, compute_privacy
 from memguard.train.heldout import choose_heldout, measure_heldout
 from memguard.train.kept_step import HeldoutLosses, choose_step
 from memguard.train.metrics import EndMetrics, MetricsLog, StepMetrics, hash_tally, parse_metrics
-from memguard.train.optim import learning_rate
 from memguard.train.prefetch import Prefetcher
 from memguard.train.resume import Checkpoints, Totals
 from memguard.train.run_state import RunState, TrainingData

@@ -189,13 +189,13 @@ def count_state(case: Case, is_full: bool, rank: Rank) -> int:
     """Return the bytes of weights, gradients and optimizer when a step updates the weights."""
     take_step, model = prepare_memguard(case, is_full=is_full)
     step, gradients = take_step(0), []
-    step.optimizer.register_step_pre_hook(
+    step.optimizer.inner.register_step_pre_hook(
         lambda *_: gradients.extend(part.local.grad.nbytes for part in step.parameters)
     )
     take_step(1)
     moments = [
         value.nbytes
-        for state in step.optimizer.state.values()
+        for state in step.optimizer.inner.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor)
     ]

@@ -70,7 +70,7 @@ def take_step(step: TrainStep) -> tuple[Any, dict[str, Tensor]]:
         for part in step.parameters:
             gradients[part.name] = part.local.grad.clone()
 
-    step.optimizer.register_step_pre_hook(keep)
+    step.optimizer.inner.register_step_pre_hook(keep)
     step.lm.model.train()
     return step.run(build_batch(), lr=1e-3, step=1, first_sample=0), gradients
 

@@ -192,7 +192,7 @@ def _compare(degrees: Degrees, case: Case, *, is_first: bool) -> Worst:
             if each.local.grad is not None:
                 gradients[each.name] = each.local.grad.clone()
 
-    step.optimizer.register_step_pre_hook(keep_gradients)
+    step.optimizer.inner.register_step_pre_hook(keep_gradients)
     vocab_size = model.get_output_embeddings().weight.shape[0]
     batches = [
         make_batch(number, vocab_size, packed=case.packed, padded=case.padded)

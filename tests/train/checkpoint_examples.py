@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from memguard.config import OptimConfig
+from memguard.optim import build_optimizer
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records.run_files import CheckpointManifest, load_checkpoint_manifest
 from memguard.runtime import Runtime
@@ -17,7 +19,7 @@ RUNTIME = Runtime(device=torch.device("cpu"))
 
 def make_state(**arrays: NDArray[Any]) -> TrainState:
     parameters = find_local_parameters(torch.nn.Linear(3, 2))
-    optimizer = torch.optim.AdamW([each.local for each in parameters])
+    optimizer = build_optimizer(parameters, OptimConfig())
     state = TrainState(parameters=parameters, optimizer=optimizer, buffers={}, arrays=arrays)
     state.make_room()
     return state

@@ -30,15 +30,15 @@ def test_a_parameter_without_a_gradient_has_no_moments(tmp_path: Path) -> None:
     """Weights that a family reads in another way than by its layer's call."""
     state = make_state()
     weight, bias = (each.local for each in state.parameters)
-    del state.optimizer.state[bias]
-    state.optimizer.state[weight]["exp_avg"] += 3
+    del state.optimizer.inner.state[bias]
+    state.optimizer.inner.state[weight]["exp_avg"] += 3
     path = save_state(tmp_path / "checkpoints", 1, state)
     again = make_state()
-    again.optimizer.state.clear()
+    again.optimizer.inner.state.clear()
     load_state(path, again)
     weight, bias = (each.local for each in again.parameters)
-    assert bias not in again.optimizer.state
-    assert again.optimizer.state[weight]["exp_avg"].unique().tolist() == [3]
+    assert bias not in again.optimizer.inner.state
+    assert again.optimizer.inner.state[weight]["exp_avg"].unique().tolist() == [3]
 
 
 def test_a_step_saved_again_is_whole_at_any_time(

@@ -14,9 +14,11 @@ from tiny_families import build
 from torch import Tensor
 from torch import distributed as dist
 
+from memguard.config import OptimConfig
 from memguard.hf.adapter_export import gather_adapter
 from memguard.hf.assembly import Assembly, build_meta_layer, fill_layer
 from memguard.hf.safetensors import ModuleWeights
+from memguard.optim import build_optimizer
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.parallel.lora import LoraSpec, attach_lora, fill_lora
 from memguard.parallel.mesh import build_mesh
@@ -41,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], LoraSpec | None]] = {
 
 def make_state(model: Any, mesh: Any = None) -> TrainState:
     parameters = find_local_parameters(model, mesh)
-    optimizer = torch.optim.AdamW([each.local for each in parameters])
+    optimizer = build_optimizer(parameters, OptimConfig())
     state = TrainState(parameters=parameters, optimizer=optimizer, buffers={}, arrays={})
     state.make_room()
     return state
@@ -60,7 +62,7 @@ def build_plain(family: str) -> Any:
 def fill_randomly(state: TrainState) -> None:
     generator = torch.Generator().manual_seed(5)
     for each in state.parameters:
-        moments = state.optimizer.state[each.local]
+        moments = state.optimizer.inner.state[each.local]
         for tensor in (each.local, moments["exp_avg"], moments["exp_avg_sq"]):
             tensor.copy_(torch.rand(tensor.shape, generator=generator))
 

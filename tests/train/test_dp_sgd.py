@@ -54,7 +54,7 @@ def test_rows_are_clipped_one_by_one() -> None:
     layer = build_causal_lm(build("llama").double())
     step = make_step(layer, batch_size=3, row_clipping=clipping)
     found: dict[str, torch.Tensor] = {}
-    step.optimizer.register_step_pre_hook(
+    step.optimizer.inner.register_step_pre_hook(
         lambda *_: found.update({p.name: p.local.grad.clone() for p in step.parameters})
     )
     batch = draw_batch()

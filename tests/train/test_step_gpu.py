@@ -103,7 +103,7 @@ def take_step(
             assert parameter.local.grad.dtype == torch.float32, "weights and gradients are fp32"
             gradients[parameter.name] = parameter.local.grad.clone()
 
-    step.optimizer.register_step_pre_hook(keep)
+    step.optimizer.inner.register_step_pre_hook(keep)
     result = step.run(draw_batch(), lr=1e-3, step=1, first_sample=0)
     assert result.loss is not None
     for parameter in step.parameters:
@@ -194,6 +194,6 @@ def test_a_second_step_goes_downhill_on_the_device(device: torch.device) -> None
         step.run(batch, lr=3e-3, step=number, first_sample=0).loss or 0.0 for number in (1, 2, 3)
     ]
     assert losses == sorted(losses, reverse=True)
-    assert step.optimizer.param_groups[0]["fused"]
-    state = step.optimizer.state[step.parameters[0].local]
+    assert step.optimizer.inner.param_groups[0]["fused"]
+    state = step.optimizer.inner.state[step.parameters[0].local]
     assert state["exp_avg"].device.type == device.type

@@ -27,6 +27,7 @@ from memguard.config import RunConfig, dump_yaml
 from memguard.data.corpus import load_corpus
 from memguard.data.packing import plan_rows
 from memguard.errors import ConfigError, RecordError
+from memguard.optim import build_optimizer
 from memguard.parallel.local_parameters import find_local_parameters
 from memguard.records import AuditReport, load_manifest, load_record
 from memguard.records.run_files import load_checkpoint_manifest
@@ -35,7 +36,6 @@ from memguard.runtime import Console, Runtime
 from memguard.train.checkpoint import TrainState, load_checkpoint
 from memguard.train.checkpoint_storage import load_metadata
 from memguard.train.metrics import EndMetrics, HeldoutMetrics, StepMetrics, read_metrics
-from memguard.train.optim import build_optimizer
 from memguard.train.step import StepResult, TrainStep
 from memguard.train.trainer import FIRST_SAVE, Trainer
 from memguard.workflows.training.checks import check_run

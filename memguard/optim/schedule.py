@@ -1,30 +1,8 @@
-"""AdamW, its parameter groups and the learning rate of a step."""
+"""The learning rate of a step."""
 
 import math
-from collections.abc import Sequence
-
-import torch
 
 from memguard.config import OptimConfig
-from memguard.parallel.local_parameters import LocalParameter
-
-
-def build_optimizer(parameters: Sequence[LocalParameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Build AdamW on local tensors, with weight decay on matrices only."""
-    matrices = [parameter.local for parameter in parameters if parameter.source.ndim >= 2]
-    vectors = [parameter.local for parameter in parameters if parameter.source.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        # One pass over weights, gradients and moments instead of ten by default.
-        fused=True,
-    )
 
 
 def learning_rate(step: int, num_steps: int, config: OptimConfig) -> float:

@@ -9,7 +9,7 @@ import torch
 from transformers import optimization
 
 from memguard.config import OptimConfig
-from memguard.train.optim import learning_rate
+from memguard.optim.schedule import learning_rate
 
 HALF_ROOT = math.sqrt(0.5)
 """cos(pi / 4): what tells a cosine from a straight line, which agrees with it at the middle."""

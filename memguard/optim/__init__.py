@@ -1,0 +1,22 @@
+"""Optimizers: each updates the local tensors of any mesh as one process would update the whole.
+
+    base.py       what every optimizer offers to the training step and to checkpoints
+    adamw.py      AdamW of torch on fp32 tensors, with its parameter groups
+    schedule.py   the learning rate of a step
+
+An optimizer sees plain local tensors (`parallel.local_parameters`) and the step's learning rate.
+Its state is stored by checkpoints with its position in the whole tensor, so that a run can resume
+on any mesh. Whatever depends on a tensor's shape depends on that of the whole tensor.
+"""
+
+from collections.abc import Sequence
+
+from memguard.config import OptimConfig
+from memguard.optim.adamw import AdamW
+from memguard.optim.base import Optimizer as Optimizer
+from memguard.parallel.local_parameters import LocalParameter
+
+
+def build_optimizer(parameters: Sequence[LocalParameter], config: OptimConfig) -> Optimizer:
+    """Build the optimizer of the settings, with an empty state."""
+    return AdamW(parameters, config)
