@@ -2,7 +2,9 @@
 
     base.py       what every optimizer offers to the training step and to checkpoints
     adamw.py      AdamW of torch on fp32 tensors, with its parameter groups
+    noise.py      random bits of every element of a parameter, the same on every mesh
     schedule.py   the learning rate of a step
+    weights.py    weights read and written in fp32, stored in fp32 or bf16
 
 An optimizer sees plain local tensors (`parallel.local_parameters`) and the step's learning rate.
 Its state is stored by checkpoints with its position in the whole tensor, so that a run can resume
