@@ -32,8 +32,8 @@ class OptimConfig(Settings):
     )
     max_grad_norm: Positive | None = Field(
         1.0,
-        description="Gradients are clipped to this norm; null leaves them, as it must with adalomo, "
-        "lomo and mezo.",
+        description="Gradients are clipped to this norm; null leaves them, and is required "
+        "of adalomo, lomo and mezo.",
     )
 
     @model_validator(mode="after")
