@@ -6,6 +6,7 @@
     formats.py       the settings of their format: columns, template, tags
     adapters.py      the settings of its adapters
     training.py      the settings of the optimizer, of its steps and of the risk budget
+    optimizers.py    what each optimizer keeps of a parameter, needs and excludes
     mitigations.py   the settings of each mitigation, and which of them conflict
     utility.py       the settings of benchmark tasks, also by name: hellaswag:200
     yaml_text.py     YAML within bounds -> plain values, each with its line and column

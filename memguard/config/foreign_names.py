@@ -25,7 +25,7 @@ _TABLE: Mapping[str, str] = {
     "max_grad_norm": "use <optim.max_grad_norm>",
     "gradient_clipping": "use <optim.max_grad_norm>",
     "optim optimizer": (
-        "there is no choice of optimizer: it is AdamW, and the block <optim> has its settings"
+        "use <optim.name>: adamw, adamw_8bit (also paged), adalomo (galore), lomo or mezo"
     ),
     # Steps and rows.
     "num_train_epochs": "use <train.epochs>",

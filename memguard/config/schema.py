@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from memguard.config.adapters import LoraConfig
 from memguard.config.data import DataConfig
 from memguard.config.mitigations import MitigationConfig, check_forgetting, check_mitigations
+from memguard.config.optimizers import check_optimizer
 from memguard.config.settings import Name, Positive, PositiveInt, Seed, Settings
 from memguard.config.training import BudgetConfig, OptimConfig, TrainConfig
 from memguard.config.utility import UtilityTask, check_tasks_differ, read_tasks
@@ -250,6 +251,8 @@ class RunConfig(Settings):
             raise ValueError(f"'train.stall_minutes' must be {allowed}; got {stall:g}")
         if self.adapter is not None:
             self._check_adapter()
+        has_dp = any(mitigation.name == "dp_sgd" for mitigation in self.mitigations)
+        check_optimizer(self.optim, self.train, has_adapter=self.adapter is not None, has_dp=has_dp)
         tightens = self.budget is not None and self.budget.action == "tighten"
         used = {
             "data.study": self.data.study,

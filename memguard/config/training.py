@@ -12,8 +12,8 @@ class OptimConfig(Settings):
 
     name: Literal["adamw", "adamw_8bit", "adalomo", "lomo", "mezo"] = Field(
         "adamw",
-        description="adamw: 8 bytes of state a parameter; adamw_8bit: 2.1; adalomo, lomo: none, "
-        "updates inside backward; mezo: none, two forwards and no backward.",
+        description="State is 8 bytes a parameter in adamw, 2.1 in adamw_8bit and none in the "
+        "others: adalomo and lomo update inside backward, mezo has two forwards and no backward.",
     )
     lr: Annotated[float, Field(gt=0, le=1000)] = Field(2e-5, description="Peak learning rate.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's decay rates.")
@@ -31,7 +31,9 @@ class OptimConfig(Settings):
         0.1, description="Final learning rate as a share of 'lr'; not for 'schedule: constant'."
     )
     max_grad_norm: Positive | None = Field(
-        1.0, description="Gradients are clipped to this norm; null leaves them."
+        1.0,
+        description="Gradients are clipped to this norm; null leaves them, and is required "
+        "of adalomo, lomo and mezo.",
     )
 
     @model_validator(mode="after")
@@ -61,7 +63,7 @@ class TrainConfig(Settings):
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="Arithmetic of forward and backward; weights stay fp32. auto: bf16 on a GPU, "
+        description="Arithmetic of forward and backward; see 'weights' too. auto: bf16 on a GPU, "
         "fp32 on a CPU.",
     )
     weights: Literal["fp32", "bf16"] = Field(

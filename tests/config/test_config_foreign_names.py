@@ -32,10 +32,11 @@ NONE = None
 
 _NAMES_OF: dict[str | None, str] = {
     "optim.lr": "learning_rate",
+    "optim.name": "optimizer",
     "optim.schedule": "lr_scheduler_type lr_scheduler",
     "optim.warmup_fraction": "warmup_ratio",
     NONE: (
-        "warmup_steps optimizer gradient_accumulation_steps per_device_eval_batch_size "
+        "warmup_steps gradient_accumulation_steps per_device_eval_batch_size "
         "eval_batch_size resume_from_checkpoint fp16 deepspeed "
         "fsdp fsdp_config load_in_8bit packing sample_packing chat_template push_to_hub "
         "dataloader_num_workers group_by_length"
@@ -125,14 +126,14 @@ def test_a_name_of_ours_is_answered_in_another_block(run: Path, name: str) -> No
 def test_the_command_line_takes_options_and_the_optimizer_by_name(run: Path) -> None:
     assert expect("optim.lr", "learning-rate") in read_problem(run, "--learning-rate=1")
     expected = (
-        "'optim' should be a block of settings ('key: value' lines); got 'adamw_torch'; there is "
-        "no choice of optimizer: it is AdamW, and the block 'optim' has its settings"
+        "'optim' should be a block of settings ('key: value' lines); got 'adamw_torch'; use "
+        "'optim.name': adamw, adamw_8bit (also paged), adalomo (galore), lomo or mezo"
     )
     assert expected in read_problem(run, "optim=adamw_torch")
     problem = read_problem(run, "train=adamw_torch")
     assert problem.endswith("('key: value' lines); got 'adamw_torch'")
     problem = read_problem(run, "train.optim=1")
-    assert "'train.optim' is not a setting; there is no choice of optimizer" in problem
+    assert "'train.optim' is not a setting; use 'optim.name': adamw, adamw_8bit" in problem
 
 
 def test_one_kind_of_block_among_several(run: Path) -> None:

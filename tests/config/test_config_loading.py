@@ -80,7 +80,7 @@ def test_numbers_that_yaml_reads_as_text(write) -> None:
             "train: {batch_sise: 1}",
             "5:9 'train.batch_sise' is not a setting; did you mean 'batch_size'?",
         ),
-        ("optim: {zzz: 1}", "5:9 'optim.zzz' is not a setting; known here: lr, betas, eps"),
+        ("optim: {zzz: 1}", "5:9 'optim.zzz' is not a setting; known here: name, lr, betas"),
         ("optim: {k: 1}", "5:9 'optim.k' is not a setting; did you mean 'mitigations[0].k'?"),
         (
             "mitigations:\n- name: goldfihs",
