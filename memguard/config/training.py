@@ -63,13 +63,13 @@ class TrainConfig(Settings):
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="Arithmetic of forward and backward; see 'weights' too. auto: bf16 on a GPU, "
-        "fp32 on a CPU.",
+        description="Arithmetic of forward and backward. auto: bf16 on a GPU, or with 'weights' "
+        "bf16; else fp32.",
     )
     weights: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="How trained weights are stored. bf16: rounded stochastically after an update "
-        "in fp32, on every mesh to the same bits.",
+        description="How trained weights are stored. bf16: half the bytes, rounded stochastically "
+        "after an update in fp32, on every mesh to the same bits; needs 'precision' bf16.",
     )
     trainable_modules: tuple[str, ...] | None = Field(
         None,
@@ -146,6 +146,11 @@ class TrainConfig(Settings):
         # A run's own config.yaml has every default written out.
         if self.trainable_modules is not None and not self.trainable_modules:
             raise ValueError("'trainable_modules' must name a module, or be null; got []")
+        if self.weights == "bf16" and self.precision == "fp32":
+            raise ValueError(
+                "'precision' must be bf16 or auto with 'weights' bf16, which are used as they are "
+                "stored; got fp32. Or set 'weights' to fp32"
+            )
         is_default = self.audit_documents == type(self).model_fields["audit_documents"].default
         if self.audit_every_steps is None and not is_default:
             raise ValueError(

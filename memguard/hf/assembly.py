@@ -86,13 +86,15 @@ class Assembly:
     ) -> "Assembly":
         """Return how a run's model is assembled.
 
-        Weights that are trained are stored in fp32. On one process bf16 is left to autocast.
+        Weights that are trained are stored in `train.weights`. On one process with those in fp32
+        bf16 is left to autocast.
         """
         is_bf16 = train.precision == "bf16"
+        is_narrow = adapter is not None or train.weights == "bf16"
         return cls(
             mesh=mesh,
             device=device,
-            dtype=torch.bfloat16 if is_bf16 and adapter is not None else torch.float32,
+            dtype=torch.bfloat16 if is_bf16 and is_narrow else torch.float32,
             compute_dtype=torch.bfloat16 if is_bf16 and mesh is not None else None,
             chunk_tokens=train.nll_chunk_tokens,
             reshard_after_forward=reshard_after_forward,

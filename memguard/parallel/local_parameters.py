@@ -22,6 +22,9 @@ Each has a part of their gradients:
 
     g      = all-reduce over y, then over x (g)                                in float64
 
+Weights stored in bf16 have gradients in bf16. Those of several micro-batches are added in fp32 by
+`sum_in_fp32`: FSDP2 and autograd would round each sum to bf16.
+
 Adapters (`lora`) are stored outside FSDP2. Each rank has a part of the gradients of their factors:
 
     g      = all-reduce over the axis of the factor's copies (g)                one tensor an axis
@@ -31,6 +34,7 @@ Adapters (`lora`) are stored outside FSDP2. Each rank has a part of the gradient
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -180,11 +184,33 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
     return parameters
 
 
+def sum_in_fp32(parameters: Sequence[LocalParameter]) -> None:
+    """Let gradients of several backwards add up in fp32, of the weights that are not wider.
+
+    Call this once. On a mesh FSDP2 casts a reduced gradient to the dtype of the weights, unless
+    sums over data follow: each is moved to the local tensor's sum before the next can be added.
+    """
+    for parameter in parameters:
+        if parameter.local.dtype != torch.bfloat16:
+            continue
+        # Of one process: autograd casts gradients to it.
+        parameter.local.grad_dtype = torch.float32
+        if parameter.local is not parameter.source:
+            parameter.source.register_post_accumulate_grad_hook(partial(_move, parameter.local))
+
+
+def _move(local: nn.Parameter, source: Tensor) -> None:
+    """Add the gradient of a model's parameter to the local tensor's, and clear it."""
+    assert isinstance(source.grad, DTensor), "FSDP2 has reduced it"
+    gradient, source.grad = source.grad.to_local(), None
+    local.grad = gradient.float() if local.grad is None else local.grad.add_(gradient)
+
+
 def take_gradients(parameters: Sequence[LocalParameter]) -> None:
     """Assign the gradients of the model's parameters to the local tensors; no copy."""
     for parameter in parameters:
         gradient = parameter.source.grad
-        if parameter.local is not parameter.source:
+        if parameter.local is not parameter.source and gradient is not None:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             parameter.local.grad = local
 

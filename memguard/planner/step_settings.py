@@ -100,7 +100,9 @@ def describe_work(config: RunConfig, *, device_type: str) -> Work:
         rows = 1
     elif rows is None or (rows == "auto" and not is_gpu):
         rows = train.batch_size
-    is_bf16 = is_gpu if train.precision == "auto" else train.precision == "bf16"
+    is_bf16 = train.precision == "bf16"
+    if train.precision == "auto":
+        is_bf16 = is_gpu or train.weights == "bf16"
     return Work(
         seq_len=config.data.seq_len,
         batch_size=train.batch_size,

@@ -42,6 +42,7 @@ from memguard.parallel.local_parameters import (
     clear_gradients,
     clip_gradients,
     find_local_parameters,
+    sum_in_fp32,
     sum_partial_gradients,
     take_gradients,
 )
@@ -152,6 +153,10 @@ class TrainStep:
         self.train, self.optim, self.seed, self.runtime = train, optim, seed, runtime
         self._masks = list_masks(lm.model)
         self.parameters = find_local_parameters(lm.model, lm.mesh)
+        num_rows = -(-train.batch_size // lm.num_batch_ways)
+        if train.count_micro_rows(num_rows) < num_rows:
+            # Also in a last step that has fewer rows: a resumed run must do the same.
+            sum_in_fp32(self.parameters)
         self.optimizer = build_optimizer(self.parameters, optim)
 
     def run(
@@ -364,7 +369,7 @@ class TrainStep:
 
     def precision(self) -> AbstractContextManager[None]:
         """Return a context in which forwards compute in the precision of training."""
-        # A frozen base is stored in bf16.
+        # A frozen base is stored in bf16, as are weights of `train.weights` bf16.
         is_wide = self.lm.compute_dtype != torch.bfloat16
         if self.train.precision == "bf16" and self.lm.mesh is None and is_wide:
             return torch.autocast(self.runtime.device.type, dtype=torch.bfloat16)

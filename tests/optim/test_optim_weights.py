@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from test_optim_weights_mesh import sum_gradients
 from torch import Tensor, nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
@@ -172,3 +173,9 @@ def test_parts_are_bounded() -> None:
     assert parts[-1].stop == 5000
     assert max((part.stop - part.start) * 640 for part in parts) <= 1 << 20
     assert list(Weights(0).parts(whole((0, 4)))) == []
+
+
+def test_gradients_of_one_process_add_up_in_fp32() -> None:
+    error, error_in_bf16 = sum_gradients(MeshShape())
+    assert error < 1e-6
+    assert error_in_bf16 > 1e-3

@@ -213,6 +213,10 @@ def start_model(config: RunConfig, tokenizer: Any, distributed: DistributedConte
                 dtype=assembly.dtype,
                 attn_implementation=attn,
             )
+        if config.train.weights == "bf16":
+            # Random ones too, and those that transformers keeps in fp32, as on a mesh.
+            for parameter in drawn.parameters():
+                parameter.data = parameter.data.to(assembly.dtype)
         lm = assemble_loaded(drawn.to(runtime.device), assembly)
     return StartedModel(
         lm=lm,
