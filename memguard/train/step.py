@@ -152,7 +152,7 @@ class TrainStep:
         self.train, self.optim, self.seed, self.runtime = train, optim, seed, runtime
         self._masks = list_masks(lm.model)
         self.parameters = find_local_parameters(lm.model, lm.mesh)
-        self.optimizer = build_optimizer(self.parameters, optim)
+        self.optimizer = build_optimizer(self.parameters, optim, seed=seed)
 
     def run(
         self,
