@@ -2,6 +2,7 @@
 
     base.py       what every optimizer offers to the training step and to checkpoints
     adamw.py      AdamW of torch on fp32 tensors, with its parameter groups
+    blockwise.py  AdamW in fp32 by parts: moments in 8 bits, weights in bf16
     noise.py      random bits of every element of a parameter, the same on every mesh
     schedule.py   the learning rate of a step
     weights.py    weights read and written in fp32, stored in fp32 or bf16
@@ -13,12 +14,25 @@ on any mesh. Whatever depends on a tensor's shape depends on that of the whole t
 
 from collections.abc import Sequence
 
+import torch
+
 from memguard.config import OptimConfig
 from memguard.optim.adamw import AdamW
 from memguard.optim.base import Optimizer as Optimizer
+from memguard.optim.blockwise import BlockwiseAdamW
+from memguard.optim.weights import Weights
 from memguard.parallel.local_parameters import LocalParameter
 
 
-def build_optimizer(parameters: Sequence[LocalParameter], config: OptimConfig) -> Optimizer:
-    """Build the optimizer of the settings, with an empty state."""
+def build_optimizer(
+    parameters: Sequence[LocalParameter], config: OptimConfig, *, seed: int = 0
+) -> Optimizer:
+    """Build the optimizer of the settings, with an empty state; ``seed``: of the run.
+
+    Raises:
+        ConfigError: the optimizer does not support the mesh.
+    """
+    is_8bit = config.name == "adamw_8bit"
+    if is_8bit or any(each.local.dtype == torch.bfloat16 for each in parameters):
+        return BlockwiseAdamW(parameters, config, Weights(seed), quantises=is_8bit)
     return AdamW(parameters, config)

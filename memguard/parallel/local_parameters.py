@@ -95,6 +95,8 @@ class LocalParameter:
     experts."""
     order: FeatureOrder | None = None
     """Order of its features if it is not that of files."""
+    is_embedding: bool = False
+    """Whether it is an embedding, perhaps also the head."""
 
     def split(self) -> list[LocalPiece]:
         """Return the rectangles of the local tensor: more than one of fused projections."""
@@ -142,12 +144,20 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         if isinstance(block, ExpertsBlock4D)
         for parameter in block.parameters()
     }
+    embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        is_embedding = parameter in embeddings
         if not isinstance(parameter, DTensor):
             parameters.append(
-                LocalParameter(name=name, source=parameter, local=parameter, num_copies=1)
+                LocalParameter(
+                    name=name,
+                    source=parameter,
+                    local=parameter,
+                    num_copies=1,
+                    is_embedding=is_embedding,
+                )
             )
             continue
         names = parameter.device_mesh.mesh_dim_names or ()
@@ -179,6 +189,7 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
                 is_adapter=is_adapter,
                 partial_over=partial_over,
                 order=orders.get(name),
+                is_embedding=is_embedding,
             )
         )
     return parameters

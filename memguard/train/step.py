@@ -157,7 +157,7 @@ class TrainStep:
         if train.count_micro_rows(num_rows) < num_rows:
             # Also in a last step that has fewer rows: a resumed run must do the same.
             sum_in_fp32(self.parameters)
-        self.optimizer = build_optimizer(self.parameters, optim)
+        self.optimizer = build_optimizer(self.parameters, optim, seed=seed)
 
     def run(
         self,

@@ -38,6 +38,10 @@ def make_run(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate_json(write_run(folder, **changes).read_text())
 
 
+def mitigated(mitigation: dict[str, Any]) -> dict[str, Any]:
+    return {"mitigations": [mitigation]}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -71,21 +75,22 @@ def test_a_library_that_cannot_be_imported_is_reported_before_documents_are_read
 
 
 @pytest.mark.parametrize(
-    ("mitigation", "missing", "words"),
+    ("changes", "missing", "words"),
     [
-        ({"name": "dp_sgd"}, "opacus", r"dp_sgd needs opacus: pip install 'opacus>=1.6'"),
-        ({"name": "deduplicate"}, "rensa", r"deduplicate needs rensa: pip install 'rensa>=0.5'"),
-        ({"name": "deduplicate", "similarity": "exact"}, "rensa", None),
+        (mitigated({"name": "dp_sgd"}), "opacus", r"dp_sgd needs opacus: pip install 'opacus>=1.6"),
+        (mitigated({"name": "deduplicate"}), "rensa", r"needs rensa: pip install 'rensa>=0.5'"),
+        (mitigated({"name": "deduplicate", "similarity": "exact"}), "rensa", None),
+        ({"optim": {"name": "adamw_8bit"}}, "bitsandbytes", r"'optim.name': adamw_8bit needs bits"),
     ],
 )
 def test_a_library_that_is_not_installed(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    mitigation: dict[str, Any],
+    changes: dict[str, Any],
     missing: str,
     words: str | None,
 ) -> None:
-    config = make_run(folder, mitigations=[mitigation])
+    config = make_run(folder, **changes)
     check_run(config)
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == missing else "here")
     if words is None:

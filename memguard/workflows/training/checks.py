@@ -149,6 +149,8 @@ def check_processes(config: RunConfig, num_processes: int) -> None:
         raise ConfigError(problem)
     if config.adapter is not None and config.adapter.quantization is not None:
         require_library("bitsandbytes", "'adapter.quantization': nf4")
+    if config.optim.name == "adamw_8bit":
+        require_library("bitsandbytes", "'optim.name': adamw_8bit")
     if (dp_sgd := find_mitigation(config.mitigations, DpSgdConfig)) is not None:
         dp_sgd.check_library()
     if config.audit.enabled:

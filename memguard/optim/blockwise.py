@@ -1,0 +1,166 @@
+"""AdamW in fp32 on parts of tensors of any dtype, with moments in fp32 or in 8 bits.
+
+    moment [N, K]  ->  codes [N, K] uint8          index into 256 values from -1, or 0, to 1
+                       scales [N, K / 64] fp32     largest absolute value of each block
+
+The codes are those of bitsandbytes, whose two operations on blocks are used without its optimizer:
+its blocks of 256 do not divide many hidden sizes. Whether a tensor is quantised follows from its
+whole shape, and no mesh may cut a block, so that every mesh has the codes of one process.
+
+Each element is updated by single operations, which round the same in vectors and in the rest of a
+vector; a multiplication and an addition in one may not.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard
+
+from memguard.config import AxisName, OptimConfig
+from memguard.config.optimizers import BLOCK, is_quantised
+from memguard.errors import ConfigError, shorten
+from memguard.optim.base import Optimizer, StateTensor
+from memguard.optim.noise import as_rows
+from memguard.optim.weights import Weights
+from memguard.parallel.local_parameters import LocalParameter
+from memguard.parallel.mesh_shape import format_axes, format_product
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class BlockwiseAdamW(Optimizer):
+    """AdamW with weight decay on matrices only, whose arithmetic is fp32."""
+
+    def __init__(
+        self,
+        parameters: Sequence[LocalParameter],
+        config: OptimConfig,
+        weights: Weights,
+        *,
+        quantises: bool,
+    ) -> None:
+        """Build the optimizer; ``quantises``: whether large matrices have moments in 8 bits.
+
+        Raises:
+            ConfigError: the mesh cuts a block.
+        """
+        super().__init__(parameters)
+        self._config, self._weights = config, weights
+        self._state: dict[str, dict[str, Tensor]] = {}
+        self._quantised = {
+            each.name
+            for each in parameters
+            if quantises and is_quantised(each.source.shape, is_embedding=each.is_embedding)
+        }
+        for each in parameters:
+            if each.name in self._quantised:
+                _check_uncut(each)
+        self._maps: dict[str, Tensor] = {}
+        if quantises:
+            from bitsandbytes.functional import create_dynamic_map  # Takes seconds to import.
+
+            device = parameters[0].local.device if parameters else None
+            self._maps = {
+                field: create_dynamic_map(signed=signed).to(device)
+                for field, signed in zip(_MOMENTS, (True, False), strict=True)
+            }
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update all parameters that have a gradient."""
+        for parameter in self.parameters:
+            if parameter.local.grad is None:
+                continue
+            if parameter.name not in self._state:
+                self.make_room(parameter)
+            self._state[parameter.name]["step"] += 1
+            for rows in self._weights.parts(parameter):
+                self._update_rows(parameter, rows)
+
+    def _update_rows(self, parameter: LocalParameter, rows: slice) -> None:
+        config, state = self._config, self._state[parameter.name]
+        assert parameter.local.grad is not None, "only parameters with a gradient are updated"
+        gradient = as_rows(parameter.local.grad)[rows].to(torch.float32)
+        (decay, decay_sq), number = config.betas, int(state["step"])
+        mean = self._read(state, "exp_avg", rows).mul_(decay).add_(gradient * (1 - decay))
+        squared = gradient.square().mul_(1 - decay_sq)
+        mean_sq = self._read(state, "exp_avg_sq", rows).mul_(decay_sq).add_(squared)
+        self._write(state, "exp_avg", rows, mean)
+        self._write(state, "exp_avg_sq", rows, mean_sq)
+        size = self._lr / (1 - decay**number)
+        denominator = mean_sq.sqrt().mul_((1 - decay_sq**number) ** -0.5).add_(config.eps)
+        weights = self._weights.read(parameter, rows)
+        if parameter.source.ndim >= 2:
+            weights.mul_(1 - self._lr * config.weight_decay)
+        weights.sub_(torch.div(mean, denominator, out=denominator).mul_(size))
+        self._weights.write(parameter, rows, weights, step=self._step)
+
+    def _read(self, state: dict[str, Tensor], field: str, rows: slice) -> Tensor:
+        """Return some rows of a moment in fp32, which the caller may change."""
+        if field in state:
+            return as_rows(state[field])[rows]
+        codes, scales = (as_rows(state[f"{field}_{part}"])[rows] for part in ("codes", "scales"))
+        moment: Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+            codes, scales.flatten(), self._maps[field], BLOCK, torch.float32
+        )
+        return moment
+
+    def _write(self, state: dict[str, Tensor], field: str, rows: slice, moment: Tensor) -> None:
+        """Store rows that `_read` returned."""
+        if field in state:
+            return  # They are the state itself.
+        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(moment, self._maps[field], BLOCK)
+        as_rows(state[f"{field}_codes"])[rows] = codes
+        stored = as_rows(state[f"{field}_scales"])[rows]
+        stored.copy_(scales.view(stored.shape))
+
+    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
+        """Yield the step count and both moments of a parameter."""
+        for field, value in self._state.get(parameter.name, {}).items():
+            block = BLOCK if field.endswith("_scales") else 1
+            yield StateTensor(field=field, value=value, block=block)
+
+    def make_room(self, parameter: LocalParameter) -> None:
+        """Allocate the step count and both moments of a parameter: zeros."""
+        local = parameter.local
+        state = {"step": torch.zeros((), dtype=torch.int64)}
+        for field in _MOMENTS:
+            if parameter.name not in self._quantised:
+                state[field] = torch.zeros(local.shape, device=local.device)
+                continue
+            scales = (*local.shape[:-1], local.shape[-1] // BLOCK)
+            codes = torch.zeros(local.shape, dtype=torch.uint8, device=local.device)
+            state[f"{field}_codes"] = codes
+            state[f"{field}_scales"] = torch.zeros(scales, device=local.device)
+        self._state[parameter.name] = state
+
+
+def _check_uncut(parameter: LocalParameter) -> None:
+    """Refuse a mesh that cuts blocks of a parameter; every rank decides the same."""
+    source, order = parameter.source, parameter.order
+    if not isinstance(source, DTensor):
+        return
+    mesh, last = source.device_mesh, source.ndim - 1
+    placed = zip(mesh.mesh_dim_names or (), mesh.shape, source.placements, strict=True)
+    axes = {
+        cast(AxisName, axis): degree
+        for axis, degree, placement in placed
+        if isinstance(placement, Shard) and placement.dim == last and degree > 1
+    }
+    ways, size = math.prod(axes.values()), source.shape[-1]
+    if order is not None and order.dim == last:
+        # Every rank has a run of each projection.
+        size = ways * math.gcd(*(length for _, length in order.runs))
+    if ways == 1 or size % (ways * BLOCK) == 0:
+        return
+    uncut = [degree for degree in range(2, size // BLOCK + 1) if size % (degree * BLOCK) == 0]
+    nearest = sorted([1, *uncut], key=lambda degree: abs(degree - ways))[:3]
+    raise ConfigError(
+        f"{format_axes(axes)} must not cut blocks of {BLOCK} of '{shorten(parameter.name, 40)}' "
+        f"(optim.name: adamw_8bit); got {format_product(axes)}, nearest that does not: "
+        f"{', '.join(map(str, nearest))}"
+    )
