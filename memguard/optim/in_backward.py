@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from memguard.config import OptimConfig
+from memguard.config import AxisName, OptimConfig
 from memguard.optim.base import Optimizer, StateTensor
 from memguard.optim.noise import as_rows, find_place
 from memguard.optim.weights import Weights
@@ -38,6 +38,7 @@ from memguard.parallel.local_parameters import (
 )
 from memguard.parallel.mesh import Mesh4D, world_axis
 
+_CUT_OVER: tuple[AxisName, ...] = ("z", "y", "x")
 _LEAST_SQUARE, _LEAST_RMS = 1e-30, 1e-3
 
 
@@ -64,7 +65,8 @@ class Lomo(Optimizer):
         self._units: dict[str, list[LocalParameter]] = {}
         for parameter in parameters:
             self._units.setdefault(parameter.unit, []).append(parameter)
-            parameter.source.register_post_accumulate_grad_hook(partial(self._receive, parameter))
+            hook = partial(self._receive, parameter)
+            parameter.source.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._arrived: list[LocalParameter] = []
         self._updated: set[str] | None = None
         """Names of the parameters updated in this step; None outside of a step."""
@@ -130,14 +132,16 @@ class Lomo(Optimizer):
     def _apply(self, unit: Sequence[LocalParameter]) -> None:
         """Update some parameters with the gradients of their local tensors."""
         for parameter in unit:
-            for rows in self._weights.parts(parameter):
-                self._subtract(parameter, rows, self._gradient(parameter, rows) * self._lr)
+            for rows, gradient_RC in self._gradients(parameter):
+                self._subtract(parameter, rows, gradient_RC * self._lr)
 
-    def _gradient(self, parameter: LocalParameter, rows: slice) -> Tensor:
-        """Return some rows of a gradient, at least in fp32; those of a vector have one column."""
+    def _gradients(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows of the local tensor and their gradients; a vector has one column."""
         assert parameter.local.grad is not None, "it has arrived"
-        gradient = as_rows(parameter.local.grad)[rows]
-        return gradient.view(len(gradient), -1).to(_wide(parameter))
+        gradient = as_rows(parameter.local.grad)
+        for rows in self._weights.parts(parameter):
+            part = gradient[rows]
+            yield rows, part.view(len(part), -1).to(_wide(parameter))
 
     def _subtract(self, parameter: LocalParameter, rows: slice, change_RC: Tensor) -> None:
         old = self._weights.read(parameter, rows)
@@ -158,13 +162,18 @@ class AdaLomo(Lomo):
             if parameter.name not in self._means:
                 self.make_room(parameter)
             means, (num_rows, num_columns) = self._means[parameter.name], _count(parameter)
-            row_R, column_C = sum_T[:-1].split([num_rows, num_columns])
+            row_R, column_C = torch.split(sum_T[:-1], [num_rows, num_columns])
             new = torch.cat([row_R / num_columns, column_C / num_rows]) + _LEAST_SQUARE
             means.mul_(decay).add_(new.to(means), alpha=1 - decay)
-        squares = self._add_over_mesh(unit, [self._measure_change(parameter) for parameter in unit])
-        for parameter, sum_T, square_1 in zip(unit, sums, squares, strict=True):
-            mean_2 = torch.stack([sum_T[-1], square_1[0]]) / math.prod(_count(parameter))
-            rms_w, rms_u = mean_2.sqrt()
+        own = [
+            sum((u_RC.square().sum()[None] for _, u_RC in self._changes(each)), _zeros(each, 1))
+            for each in unit
+        ]
+        for parameter, sum_T, square_1 in zip(
+            unit, sums, self._add_over_mesh(unit, own), strict=True
+        ):
+            squares_2 = torch.cat([sum_T[-1:], square_1])
+            rms_w, rms_u = (squares_2 / math.prod(parameter.source.shape)).sqrt()
             scale = self._lr * rms_w.clamp_min(_LEAST_RMS) / rms_u.clamp_min(1)
             for rows, change_RC in self._changes(parameter):
                 self._subtract(parameter, rows, change_RC * scale.to(change_RC))
@@ -176,8 +185,8 @@ class AdaLomo(Lomo):
         """
         place_R, place_C = _find_place(parameter)
         row_R, column_C, weight_1 = (_zeros(parameter, size) for size in (*_count(parameter), 1))
-        for rows in self._weights.parts(parameter):
-            square_RC = self._gradient(parameter, rows).square()
+        for rows, gradient_RC in self._gradients(parameter):
+            square_RC = gradient_RC.square()
             row_R[place_R[rows]] = square_RC.sum(1)
             column_C[place_C] += square_RC.sum(0)
             weight_1 += self._weights.read(parameter, rows).square().sum()
@@ -186,35 +195,25 @@ class AdaLomo(Lomo):
     def _changes(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
         """Yield u by parts: rows of the local tensor and their values."""
         # Factors one by one: the product of both means could be too small for fp32.
-        row_R, column_C = self._means[parameter.name].double().split(_count(parameter))
+        row_R, column_C = torch.split(self._means[parameter.name].double(), _count(parameter))
         place_R, place_C = _find_place(parameter)
         factor_R = (row_R / row_R.mean()).rsqrt()[place_R, None]
         factor_C = column_C.rsqrt()[place_C]
-        for rows in self._weights.parts(parameter):
-            gradient_RC = self._gradient(parameter, rows)
+        for rows, gradient_RC in self._gradients(parameter):
             yield rows, gradient_RC * factor_R[rows].to(gradient_RC) * factor_C.to(gradient_RC)
 
-    def _measure_change(self, parameter: LocalParameter) -> Tensor:
-        """Return this rank's sum of u^2."""
-        square_1 = _zeros(parameter, 1)
-        for _, change_RC in self._changes(parameter):
-            square_1 += change_RC.square().sum()
-        return square_1
-
-    def _add_over_mesh(self, unit: Sequence[LocalParameter], values: list[Tensor]) -> list[Tensor]:
+    def _add_over_mesh(
+        self, unit: Sequence[LocalParameter], values: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """Return in float64 the sums of some values over the axes that cut their parameters."""
-        values = [value.double() for value in values]
-        for name in ("z", "y", "x"):
-            chosen = [index for index, each in enumerate(unit) if name in each.cut_over]
-            if not chosen:
-                continue
-            assert self._mesh is not None, "a mesh cuts them"
-            flat = torch.cat([values[index] for index in chosen])
-            sums = all_reduce(flat, self._mesh.axis(name), owned=True)
-            parts = sums.split([len(values[index]) for index in chosen])
-            for index, part in zip(chosen, parts, strict=True):
-                values[index] = part
-        return values
+        flat = torch.cat([value.double() for value in values])
+        for axis in [] if self._mesh is None else map(self._mesh.axis, _CUT_OVER):
+            is_cut = [
+                torch.full_like(value, axis.name in each.cut_over, dtype=torch.bool)
+                for each, value in zip(unit, values, strict=True)
+            ]
+            flat = torch.where(torch.cat(is_cut), all_reduce(flat, axis), flat)
+        return torch.split(flat, [len(value) for value in values])
 
 
 def _wide(parameter: LocalParameter) -> torch.dtype:
