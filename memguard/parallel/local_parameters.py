@@ -45,6 +45,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate
@@ -97,6 +98,10 @@ class LocalParameter:
     """Order of its features if it is not that of files."""
     is_embedding: bool = False
     """Whether it is an embedding, perhaps also the head."""
+    cut_over: tuple[str, ...] = ()
+    """Axes of several ranks, each of which has another piece."""
+    unit: str = ""
+    """Name of the FSDP2 unit whose gradients arrive with it; without a mesh its own."""
 
     def split(self) -> list[LocalPiece]:
         """Return the rectangles of the local tensor: more than one of fused projections."""
@@ -145,6 +150,12 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
         for parameter in block.parameters()
     }
     embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
+    units = {
+        parameter: prefix  # Of the innermost: blocks come after the model.
+        for prefix, module in model.named_modules()
+        if isinstance(module, FSDPModule)
+        for parameter in module.parameters()
+    }
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -157,6 +168,7 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
                     local=parameter,
                     num_copies=1,
                     is_embedding=is_embedding,
+                    unit=name,
                 )
             )
             continue
@@ -190,6 +202,12 @@ def find_local_parameters(model: nn.Module, mesh: Mesh4D | None = None) -> list[
                 partial_over=partial_over,
                 order=orders.get(name),
                 is_embedding=is_embedding,
+                cut_over=tuple(
+                    axis
+                    for dim, axis in enumerate(names)
+                    if axis not in copied_over and parameter.device_mesh.size(dim) > 1
+                ),
+                unit=units.get(parameter, ""),
             )
         )
     return parameters
@@ -286,21 +304,27 @@ def clip_gradients(parameters: Sequence[LocalParameter], max_norm: float | None)
 
     Called after `take_gradients`, on a mesh by every rank; ``max_norm`` None only measures.
     """
-    gradients = [(parameter.local.grad, parameter.num_copies) for parameter in parameters]
-    present = [(gradient, copies) for gradient, copies in gradients if gradient is not None]
-    assert present, "a step has gradients"
-    wide = torch.promote_types(present[0][0].dtype, torch.float32)
-    norms = _norms([gradient for gradient, _ in present], wide)
-    copies = torch.tensor([copies for _, copies in present], dtype=wide, device=norms[0].device)
-    squared = (torch.stack(norms).pow(2) / copies).sum()
+    squared = sum_squares(parameters)
     if any(isinstance(parameter.source, DTensor) for parameter in parameters):
         squared = all_reduce(squared, world_axis())
     norm = squared.sqrt()
     if max_norm is not None:
         # The formula of torch's clip_grad_norm_: the same results on one process and on a mesh.
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_([gradient for gradient, _ in present], scale)
+        gradients = [parameter.local.grad for parameter in parameters]
+        torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
     return float(norm)
+
+
+def sum_squares(parameters: Sequence[LocalParameter]) -> Tensor:
+    """Return this rank's share of the squared norm of all gradients: copies are counted once."""
+    gradients = [(parameter.local.grad, parameter.num_copies) for parameter in parameters]
+    present = [(gradient, copies) for gradient, copies in gradients if gradient is not None]
+    assert present, "a step has gradients"
+    wide = torch.promote_types(present[0][0].dtype, torch.float32)
+    norms = _norms([gradient for gradient, _ in present], wide)
+    copies = torch.tensor([copies for _, copies in present], dtype=wide, device=norms[0].device)
+    return (torch.stack(norms).pow(2) / copies).sum()
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -35,6 +35,7 @@ from memguard.errors import Diverged
 from memguard.mitigation import Mitigations
 from memguard.model.causal_lm import CausalLM
 from memguard.optim import build_optimizer
+from memguard.optim.in_backward import Lomo
 from memguard.parallel.attention_pieces import Packing
 from memguard.parallel.collectives import all_reduce
 from memguard.parallel.local_parameters import (
@@ -157,7 +158,10 @@ class TrainStep:
         if train.count_micro_rows(num_rows) < num_rows:
             # Also in a last step that has fewer rows: a resumed run must do the same.
             sum_in_fp32(self.parameters)
-        self.optimizer = build_optimizer(self.parameters, optim, seed=seed)
+        assert row_clipping is None or optim.name not in ("adalomo", "lomo"), (
+            "it needs all gradients"
+        )
+        self.optimizer = build_optimizer(self.parameters, optim, seed=seed, mesh=lm.mesh)
 
     def run(
         self,
@@ -222,13 +226,17 @@ class TrainStep:
         assert isinstance(totals, Tensor), "every rank has a micro-batch"
         mine = torch.tensor(share(), dtype=torch.float64)
         total = self._sum_over_batch(torch.cat([totals, mine.to(totals.device, non_blocking=True)]))
-        take_gradients(self.parameters)
-        if self.lm.mesh is not None:
-            sum_partial_gradients(self.parameters, self.lm.mesh)
-            average_copies(self.parameters, self.lm.mesh.axis("y"))
-        if self.row_clipping is not None:
-            self.row_clipping.put_mean(self.parameters, step=step, num_rows=len(batch.input_ids))
-        grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
+        if isinstance(self.optimizer, Lomo):
+            grad_norm = self.optimizer.finish()
+        else:
+            take_gradients(self.parameters)
+            if self.lm.mesh is not None:
+                sum_partial_gradients(self.parameters, self.lm.mesh)
+                average_copies(self.parameters, self.lm.mesh.axis("y"))
+            if self.row_clipping is not None:
+                num_rows = len(batch.input_ids)
+                self.row_clipping.put_mean(self.parameters, step=step, num_rows=num_rows)
+            grad_norm = clip_gradients(self.parameters, self.optim.max_grad_norm)
         loss_sum, *others = total.tolist()
         measured, shared = others[: len(totals) - 1], others[len(totals) - 1 :]
         router_loss = measured.pop() / len(pieces) if self.lm.router_loss else None

@@ -163,7 +163,7 @@ def _compare(degrees: Degrees, case: Case, *, is_first: bool) -> Worst:
     device = torch.device(case.device)
     mesh = mesh_of(shape, device.type)
     model = build_reference(case)
-    lm = _build_plain(case) if case.plain else _build_sharded(case, model, mesh)
+    lm = _build_plain(case) if case.plain else build_sharded(case, model, mesh)
     if is_first:
         # As loading does: forwards without gradients come before the optimizer, and a head that
         # memguard does not know is replaced by the model's own forward.
@@ -247,7 +247,7 @@ def _step_on_rank_0(
     return expectations
 
 
-def _build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
+def build_sharded(case: Case, model: Any, mesh: Mesh4D) -> CausalLM:
     layer = build_meta_layer(
         # transformers writes into the configuration of a model that it makes.
         copy.deepcopy(model.config),

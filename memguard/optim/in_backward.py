@@ -1,0 +1,239 @@
+"""Optimizers that update weights inside backward, as soon as their gradients are reduced.
+
+    hook     of each parameter: FSDP2 calls it after its all-reduce, on one process autograd does
+    unit     parameters whose gradients arrive together: those of an FSDP2 unit, or one
+    update   after the unit's last gradient; then all of them are freed
+
+LOMO (arXiv:2306.09782) is SGD. AdaLomo (arXiv:2310.10195) divides by the root of mean squares:
+
+    r, c     means of g^2 over columns and over rows, decayed by 1 - step^-0.8
+    u        g / sqrt(r c / mean r)                     of a vector, one column: g / sqrt(r)
+    w       -= lr  max(1e-3, RMS w)  u / max(1, RMS u)
+
+Every rank has r and c of the whole tensor: it fills in what it holds, and all-reduces over the axes
+that cut the tensor add this up, of all parameters of a unit in one tensor. They add in float64,
+where sums of a few fp32 numbers do not depend on the order, so that copies of a weight stay equal.
+
+No gradient is clipped, as the norm of all is known last. If it is not finite, weights are lost.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from memguard.config import AxisName, OptimConfig
+from memguard.optim.base import Optimizer, StateTensor
+from memguard.optim.noise import as_rows, find_place
+from memguard.optim.weights import Weights
+from memguard.parallel.collectives import all_reduce
+from memguard.parallel.local_parameters import (
+    LocalParameter,
+    average_copies,
+    clear_gradients,
+    sum_squares,
+    take_gradients,
+)
+from memguard.parallel.mesh import Mesh4D, world_axis
+
+_CUT_OVER: tuple[AxisName, ...] = ("z", "y", "x")
+_LEAST_SQUARE, _LEAST_RMS = 1e-30, 1e-3
+
+
+class Lomo(Optimizer):
+    """SGD inside backward, without a state."""
+
+    updates_in_backward = True
+
+    def __init__(
+        self,
+        parameters: Sequence[LocalParameter],
+        config: OptimConfig,
+        weights: Weights,
+        mesh: Mesh4D | None,
+    ) -> None:
+        """Register the hooks; ``mesh`` is that of the parameters."""
+        super().__init__(parameters)
+        assert config.max_grad_norm is None, "no norm is known before the first update"
+        assert not any(each.is_adapter or each.partial_over for each in parameters), (
+            "gradients of adapters and routers are not complete in a hook"
+        )
+        self._weights, self._mesh = weights, mesh
+        self._means: dict[str, Tensor] = {}
+        self._units: dict[str, list[LocalParameter]] = {}
+        for parameter in parameters:
+            self._units.setdefault(parameter.unit, []).append(parameter)
+            hook = partial(self._receive, parameter)
+            parameter.source.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._arrived: list[LocalParameter] = []
+        self._updated: set[str] | None = None
+        """Names of the parameters updated in this step; None outside of a step."""
+        self._square: Tensor | float = 0.0
+        """This rank's share of the squared norm of the gradients."""
+
+    def begin(self, *, step: int, lr: float) -> None:
+        """Prepare a step, counted from 1, whose backward updates the parameters."""
+        super().begin(step=step, lr=lr)
+        self._updated, self._square = set(), 0.0
+
+    @torch.no_grad()
+    def finish(self) -> float:
+        """End the step after its backward; return the norm of all gradients."""
+        self._update_unit()  # One with parameters that have no gradient.
+        assert isinstance(self._square, Tensor), "a step has gradients"
+        self._updated = None
+        square = self._square
+        return float((square if self._mesh is None else all_reduce(square, world_axis())).sqrt())
+
+    def update(self) -> None:
+        """Do nothing: backward has updated all parameters."""
+
+    def state_of(self, parameter: LocalParameter) -> Iterator[StateTensor]:
+        """Yield the means of a parameter, if it has any."""
+        if parameter.name in self._means:
+            yield StateTensor(field="means", value=self._means[parameter.name])
+
+    def make_room(self, parameter: LocalParameter) -> None:
+        """Do nothing."""
+
+    @torch.no_grad()
+    def _receive(self, parameter: LocalParameter, _: Tensor) -> None:
+        """Take the gradient of a parameter, which is complete."""
+        if self._updated is None:
+            clear_gradients([parameter])  # Of a rehearsal.
+            return
+        assert parameter.name not in self._updated, "a step has one micro-batch"
+        if self._arrived and self._arrived[0].unit != parameter.unit:
+            self._update_unit()
+        self._arrived.append(parameter)
+        self._updated.add(parameter.name)
+        if len(self._arrived) == len(self._units[parameter.unit]):
+            self._update_unit()
+
+    def _update_unit(self) -> None:
+        """Update the parameters whose gradients have arrived, and free these."""
+        unit, self._arrived = self._arrived, []
+        if not unit:
+            return
+        take_gradients(unit)
+        if self._mesh is not None:
+            average_copies(unit, self._mesh.axis("y"))
+        self._square = self._square + sum_squares(unit).double()
+        self._apply(unit)
+        for parameter in unit:
+            gradient = parameter.local.grad
+            if gradient is not None and gradient.is_cuda:
+                # FSDP2 allocates it on another stream, which must not reuse it too early.
+                gradient.record_stream(torch.cuda.current_stream(gradient.device))
+        clear_gradients(unit)
+
+    def _apply(self, unit: Sequence[LocalParameter]) -> None:
+        """Update some parameters with the gradients of their local tensors."""
+        for parameter in unit:
+            for rows, gradient_RC in self._gradients(parameter):
+                self._subtract(parameter, rows, gradient_RC * self._lr)
+
+    def _gradients(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows of the local tensor and their gradients; a vector has one column."""
+        assert parameter.local.grad is not None, "it has arrived"
+        gradient = as_rows(parameter.local.grad)
+        for rows in self._weights.parts(parameter):
+            part = gradient[rows]
+            yield rows, part.view(len(part), -1).to(_wide(parameter))
+
+    def _subtract(self, parameter: LocalParameter, rows: slice, change_RC: Tensor) -> None:
+        old = self._weights.read(parameter, rows)
+        self._weights.write(parameter, rows, old - change_RC.view_as(old), step=self._step)
+
+
+class AdaLomo(Lomo):
+    """AdaLomo, whose state is the vectors r and c of each parameter, in one tensor."""
+
+    def make_room(self, parameter: LocalParameter) -> None:
+        """Allocate r and c of a parameter."""
+        self._means[parameter.name] = _zeros(parameter, sum(_count(parameter)))
+
+    def _apply(self, unit: Sequence[LocalParameter]) -> None:
+        sums = self._add_over_mesh(unit, [self._measure(parameter) for parameter in unit])
+        for parameter, sum_T in zip(unit, sums, strict=True):
+            decay = 1 - self._step**-0.8 if parameter.name in self._means else 0.0
+            if parameter.name not in self._means:
+                self.make_room(parameter)
+            means, (num_rows, num_columns) = self._means[parameter.name], _count(parameter)
+            row_R, column_C = torch.split(sum_T[:-1], [num_rows, num_columns])
+            new = torch.cat([row_R / num_columns, column_C / num_rows]) + _LEAST_SQUARE
+            means.mul_(decay).add_(new.to(means), alpha=1 - decay)
+        own = [
+            sum((u_RC.square().sum()[None] for _, u_RC in self._changes(each)), _zeros(each, 1))
+            for each in unit
+        ]
+        for parameter, sum_T, square_1 in zip(
+            unit, sums, self._add_over_mesh(unit, own), strict=True
+        ):
+            squares_2 = torch.cat([sum_T[-1:], square_1])
+            rms_w, rms_u = (squares_2 / math.prod(parameter.source.shape)).sqrt()
+            scale = self._lr * rms_w.clamp_min(_LEAST_RMS) / rms_u.clamp_min(1)
+            for rows, change_RC in self._changes(parameter):
+                self._subtract(parameter, rows, change_RC * scale.to(change_RC))
+
+    def _measure(self, parameter: LocalParameter) -> Tensor:
+        """Return the sums of g^2 by row and by column of the whole tensor, and the sum of w^2.
+
+        They are those of what this rank holds.
+        """
+        place_R, place_C = _find_place(parameter)
+        row_R, column_C, weight_1 = (_zeros(parameter, size) for size in (*_count(parameter), 1))
+        for rows, gradient_RC in self._gradients(parameter):
+            square_RC = gradient_RC.square()
+            row_R[place_R[rows]] = square_RC.sum(1)
+            column_C[place_C] += square_RC.sum(0)
+            weight_1 += self._weights.read(parameter, rows).square().sum()
+        return torch.cat([row_R, column_C, weight_1])
+
+    def _changes(self, parameter: LocalParameter) -> Iterator[tuple[slice, Tensor]]:
+        """Yield u by parts: rows of the local tensor and their values."""
+        # Factors one by one: the product of both means could be too small for fp32.
+        row_R, column_C = torch.split(self._means[parameter.name].double(), _count(parameter))
+        place_R, place_C = _find_place(parameter)
+        factor_R = (row_R / row_R.mean()).rsqrt()[place_R, None]
+        factor_C = column_C.rsqrt()[place_C]
+        for rows, gradient_RC in self._gradients(parameter):
+            yield rows, gradient_RC * factor_R[rows].to(gradient_RC) * factor_C.to(gradient_RC)
+
+    def _add_over_mesh(
+        self, unit: Sequence[LocalParameter], values: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return in float64 the sums of some values over the axes that cut their parameters."""
+        flat = torch.cat([value.double() for value in values])
+        for axis in [] if self._mesh is None else map(self._mesh.axis, _CUT_OVER):
+            is_cut = [
+                torch.full_like(value, axis.name in each.cut_over, dtype=torch.bool)
+                for each, value in zip(unit, values, strict=True)
+            ]
+            flat = torch.where(torch.cat(is_cut), all_reduce(flat, axis), flat)
+        return torch.split(flat, [len(value) for value in values])
+
+
+def _wide(parameter: LocalParameter) -> torch.dtype:
+    """Return the dtype in which an update is computed."""
+    return torch.promote_types(parameter.local.dtype, torch.float32)
+
+
+def _zeros(parameter: LocalParameter, size: int) -> Tensor:
+    return torch.zeros(size, dtype=_wide(parameter), device=parameter.local.device)
+
+
+def _count(parameter: LocalParameter) -> list[int]:
+    """Return the numbers of rows and columns of the whole tensor; a vector has one column."""
+    *rows, last = parameter.source.shape
+    return [math.prod(rows), last] if rows else [last, 1]
+
+
+def _find_place(parameter: LocalParameter) -> tuple[Tensor, Tensor]:
+    """Return the rows and the columns of the whole tensor that the local one has."""
+    row_R, column_C = find_place(parameter)
+    if parameter.local.ndim == 1:
+        row_R, column_C = column_C, row_R
+    return row_R.to(parameter.local.device), column_C.to(parameter.local.device)
